@@ -11,6 +11,7 @@ from collections.abc import Generator
 from functools import cache
 from typing import Any
 
+import httpx._transports.default
 import pytest
 from hypothesis import settings
 
@@ -56,6 +57,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Two tests run side by side: threads of numpy's linear algebra would spin on the other one's core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Each client of httpx reads a file of authorities anew, in 24 ms: here all share what they trust.
+httpx._transports.default.create_ssl_context = cache(httpx._transports.default.create_ssl_context)
 
 # Ray reads its authentication from the environment while it is imported, once a process; DeepHyper
 # imports Ray, and the tests of the tuner import DeepHyper.

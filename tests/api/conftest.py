@@ -3,7 +3,7 @@ from __future__ import annotations
 import ssl
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,15 +46,18 @@ def served_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{kind}_url"))
 
 
+@contextmanager
+def serving(settings: Settings, url: str) -> Iterator[TestClient]:
+    """Speaks to a service in this process, with its token."""
+    with closing(TimelyStore(url)) as store:
+        app = create_app(settings, store)
+        with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as client:
+            yield client
+
+
 @pytest.fixture
 def http(settings: Settings, served_url: str) -> Iterator[TestClient]:
-    """Speaks to a service in this process, with its token."""
-    with (
-        closing(TimelyStore(served_url)) as store,
-        TestClient(
-            create_app(settings, store), headers=HEADERS, raise_server_exceptions=False
-        ) as client,
-    ):
+    with serving(settings, served_url) as client:
         yield client
 
 
@@ -93,19 +96,32 @@ def command(api: Api, monkeypatch: pytest.MonkeyPatch) -> Command:
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A service for the tests of a module, which do not depend on each other's changes."""
     url = upgraded(tmp_path_factory.mktemp("lasting")).database_url
-    lasting = Settings(token=TOKEN, lease_poll_s=0.02, requests_per_s=1_000_000)
-    with (
-        closing(TimelyStore(url)) as store,
-        TestClient(
-            create_app(lasting, store), headers=HEADERS, raise_server_exceptions=False
-        ) as client,
-    ):
+    with serving(Settings(token=TOKEN, lease_poll_s=0.02, requests_per_s=1_000_000), url) as client:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+)
+def module_api(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Api]:
+    """Like `api`, for tests that share what a module's fixture has made, or use names of their own.
+
+    Modules name it `api`, so that `client` and `command` speak to it.
+    """
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            url = upgraded(tmp_path_factory.mktemp("module")).database_url
+        else:
+            url = stack.enter_context(request.getfixturevalue("empty_databases").lend())
+        settings = Settings(token=TOKEN, lease_poll_s=0.02, requests_per_s=1_000_000)
+        yield Api(stack.enter_context(serving(settings, url)))
+
+
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """A service in a process of its own, for the tests of a module."""
+    """A service in a process of its own, for all tests that have names of their own in it."""
     service = ServeProcess(tmp_path_factory.mktemp("service") / "data")
     yield service
     service.end()

@@ -11,15 +11,15 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
+from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.store import completed, failed, make_iterations
-from workers.launchers.base import Cancelled, Node, OnEvent
+from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.request import Placement
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 from workers.worker.outcome_posting import Outbox
@@ -70,30 +70,15 @@ class JournalingClient(LeaseClient):
         return accepted
 
 
-class FakeLauncher:
+class MadeUpProbes:
     """Makes up how probes end. Every rate is made once in the world."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._random = random.Random(os.urandom(16))
-        cores = tuple(range(DEVICES))
-        self.nodes: Sequence[Node] = [
-            Node(
-                name="n0",
-                address="127.0.0.1",
-                num_devices=DEVICES,
-                num_cores=DEVICES,
-                core_ids=cores,
-            )
-        ]
 
-    def run(
-        self,
-        request: ProbeRequest,
-        *,
-        shares: Placement | None = None,
-        on_event: OnEvent,
-        cancelled: Cancelled,
+    def __call__(
+        self, request: ProbeRequest, _shares: Placement, on_event: OnEvent, cancelled: Cancelled
     ) -> Outcome:
         on_event({"event": "listening"})
         began = time.monotonic()
@@ -110,21 +95,11 @@ class FakeLauncher:
         outcome = completed(
             request.layout, model=request.model, iterations=iterations, duration_s=held_s
         )
-        assert outcome.measurement is not None
         rate = outcome.measurement.tokens_per_s
         self._journal.write(what="made", rate=rate, layout=request.layout.key)
         for iteration in iterations:
             on_event({"event": "iteration", **asdict(iteration)})
         return outcome
-
-    def lost(self) -> Mapping[int, str]:
-        return {}
-
-    def recover(self, node: int, /) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
 
 
 def main() -> None:
@@ -157,7 +132,7 @@ def main() -> None:
                 versions={},
                 allocation=AllocationBody(launcher="fake", shares_nodes=True),
             ),
-            start_launcher=lambda: FakeLauncher(journal),
+            start_launcher=lambda: FakeLauncher(placed=MadeUpProbes(journal), sizes=(DEVICES,)),
             outbox=Outbox(client, spool),
             drain=drain,
             options=SchedulerOptions(share_nodes=True, drain_s=5.0),

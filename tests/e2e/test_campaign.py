@@ -1,21 +1,82 @@
-"""One real campaign, from HTTP to a training job."""
+"""One real campaign, from HTTP to a training job, with the way of each outcome to its row."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from search_spaces.spec.layout import Layout
+from tests.e2e.conftest import Service, started
 
 pytestmark = pytest.mark.ranks
 
 NUM_TRIALS = 4
 TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
+HOOKS = """
+import json, os
+from search_spaces.protocol.outcome import Outcome
+
+def note(what):
+    with open("/proc/self/cmdline", "rb") as file:
+        words = file.read().decode().replace("\\0", " ")
+    names = {"zygote": "rank", "RayAgent": "agent", "api.cli worker": "worker", "api.cli serve": "api"}
+    name = next((names[part] for part in names if part in words), words)
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(f"{os.getpid()} {name} {what}\\n")
+
+def noting(function, what, text_of):
+    def noted(*arguments, **options):
+        result = function(*arguments, **options)
+        text = text_of(arguments, result)
+        if "warmup_settled" in (text.decode(errors="replace") if isinstance(text, bytes) else text):
+            note(what)
+        return result
+    return noted
+
+def checked(self, check=Outcome.__post_init__):
+    check(self)
+    if self.measurement is not None:
+        note("checks")
+
+json.dumps = noting(json.dumps, "encodes", lambda arguments, result: result)
+json.loads = noting(json.loads, "decodes", lambda arguments, result: arguments[0])
+Outcome.__post_init__ = checked
+"""
+"""Every Python process of the service notes when it encodes, decodes or checks the measurement."""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A service whose processes write notes."""
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "sitecustomize.py").write_text(HOOKS)
+    service = Service(tmp_path / "data")
+    notes = {"PYTHONPATH": str(tmp_path / "hooks"), "NOTES": str(tmp_path / "notes")}
+    service.environment |= notes
+    with started(service):
+        for name in notes:  # commands write none
+            del service.environment[name]
+        yield service
+
+
+def assert_outcomes_are_encoded_thrice_and_checked_twice(notes: Path, number: int) -> None:
+    """Each outcome passes a rank, an agent and a worker on its way to the service."""
+    noted = [line.split() for line in notes.read_text().splitlines()]
+    until_posted = [(pid, name, what) for pid, name, what in noted if name != "api"]
+    assert {name for _, name, _ in until_posted} == {"rank", "agent", "worker"}
+    assert len({pid for pid, name, _ in until_posted if name != "rank"}) == 2
+    encodings = Counter(name for _, name, what in until_posted if what == "encodes")
+    assert encodings == {"rank": number, "agent": number, "worker": number}
+    checks = Counter(name for _, name, what in noted if what == "checks")
+    assert checks == {"worker": number, "api": number}
+
 
 @pytest.mark.timeout(280)
-def test_a_campaign_goes_from_http_to_a_training_job(service, tmp_path: Path) -> None:
-    # All sixteen trials of it run in the tests of the documented commands.
+def test_a_campaign_goes_from_http_to_a_training_job(service: Service, tmp_path: Path) -> None:
+    # All sixteen trials of it run in the tests of the tutorial.
     spec = tmp_path / "tiny.yaml"
     spec.write_text(TINY.read_text().replace("trials: 16", f"trials: {NUM_TRIALS}"))
     submitted = service.run("campaign", "submit", str(spec), "--json")
@@ -27,6 +88,7 @@ def test_a_campaign_goes_from_http_to_a_training_job(service, tmp_path: Path) ->
     assert (campaign["state"], campaign["reason"]) == ("COMPLETED", "budget")
     completed = service.trials("tiny", state="COMPLETED")
     assert len(completed) == NUM_TRIALS, service.logs()
+    assert_outcomes_are_encoded_thrice_and_checked_twice(tmp_path / "notes", NUM_TRIALS)
 
     board = service.get("/campaigns/tiny/leaderboard")["trials"]
     figures = [trial["value"] for trial in board]

@@ -21,6 +21,7 @@ from results_db.migrations import migrate
 from results_db.store import Store
 from tests.e2e.test_kill_storm import services_sharing
 from tests.kit.postgres import TEMPLATE
+from tests.kit.services import run_here
 
 PATIENCE_S = 60.0
 ENOUGH_FAILURES = 40
@@ -82,17 +83,17 @@ def stopped_server(server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "commands",
-    [("serve", "driver", "db upgrade"), pytest.param(("up",), marks=pytest.mark.slow)],
-    ids=["alone", "up"],
-)
-def test_commands_that_start_while_the_database_restarts_wait_for_it(
+@pytest.mark.parametrize("commands", [("serve", "db upgrade", "driver"), ("up",)])
+def test_commands_that_start_while_the_database_restarts_wait_for_it_or_for_a_signal(
     commands: tuple[str, ...], stopped_server: PostgresServer, tmp_path: Path
 ) -> None:
-    processes = start_all(commands, tmp_path, stopped_server.url(TEMPLATE))
-    for process in processes.values():
+    url = stopped_server.url(TEMPLATE)
+    (tmp_path / "ended").mkdir()
+    (ended,) = start_all(commands[-1:], tmp_path / "ended", url).values()
+    processes = start_all(commands, tmp_path, url)
+    for process in (ended, *processes.values()):
         wait_for_words(process, "it is tried again for up to 60 s")
+    assert ended.stop() == 0, ended.said()
     stopped_server.start()
     for name, process in processes.items():
         wait_for_words(process, COMMANDS[name][1])
@@ -102,22 +103,13 @@ def test_commands_that_start_while_the_database_restarts_wait_for_it(
 def test_a_database_that_does_not_exist_is_not_waited_for(
     server: PostgresServer, tmp_path: Path
 ) -> None:
-    commands = ("serve", "driver", "db upgrade")
-    for name, process in start_all(commands, tmp_path, server.url("nowhere")).items():
-        wait_until(f"{name} has ended", process.has_ended, PATIENCE_S)
-        assert process.stop() == 1
-        (line,) = process.said().splitlines()
+    nowhere = server.url("nowhere")
+    for name in ("serve", "driver", "db upgrade"):
+        words = [*COMMANDS[name][0], "--data-dir", str(tmp_path)]
+        ended = run_here(*words, LAYOUT_TUNER_DATABASE_URL=nowhere)
+        assert ended.exit_code == 1
+        (line,) = ended.output.splitlines()
         assert 'database "nowhere" does not exist; create it with createdb' in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["driver", "up"])
-def test_what_waits_for_the_database_ends_when_it_is_asked_to(
-    name: str, stopped_server: PostgresServer, tmp_path: Path
-) -> None:
-    (process,) = start_all([name], tmp_path, stopped_server.url(TEMPLATE)).values()
-    wait_for_words(process, "it is tried again for up to 60 s")
-    assert process.stop() == 0, process.said()
 
 
 def test_the_wait_for_a_database_has_an_end(stopped_server: PostgresServer) -> None:

@@ -14,7 +14,7 @@ from search_spaces.statistics.disturbance import DISTURBED_SHARE
 from tests.e2e.conftest import Service
 from tests.workers.busy_cores import busy
 
-pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.ranks, pytest.mark.timeout(200)]
 
 
 def test_a_probe_beside_busy_processes_is_marked_on_the_leaderboard(service: Service) -> None:

@@ -53,6 +53,9 @@ def test_documented_commands_work_in_order(page: Markdown, tmp_path: Path) -> No
     home.mkdir()
     directory.mkdir()
     shutil.copytree(ROOT / "examples", directory / "examples")
+    if page.name == "README.md":  # all trials of its campaign run with the tutorial
+        campaign = directory / "examples" / "tiny.yaml"
+        campaign.write_text(campaign.read_text().replace("trials: 16", "trials: 4"))
     mark = uuid.uuid4().hex
     printed = tmp_path / "printed"
     try:

@@ -53,7 +53,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_probe_that(fault: RankFault, scene: Scene) -> None:
+def test_a_fault_of_a_rank_ends_its_trial_and_leaves_its_node_fit(
+    fault: RankFault, scene: Scene
+) -> None:
     before = len(scene.probes.ranks_and_zygotes())
     found = scene.service.trial(scene.befall(fault))
     trial = found.trial
@@ -71,7 +73,7 @@ def test_a_probe_that(fault: RankFault, scene: Scene) -> None:
     )
 
 
-def test_a_trial_that_loses_its_node_every_time_is_failed_with_the_node_s_name(
+def test_a_trial_that_loses_its_node_every_time_fails_and_names_the_node(
     scene: Scene,
 ) -> None:
     seed = seed_of(fault_named("loses its zygote"), 1)

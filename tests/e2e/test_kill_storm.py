@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_CAMPAIGNS = {"sqlite": 30, "postgresql": 30, "sqlite-long": 100}
+NUM_CAMPAIGNS = {"sqlite": 20, "postgresql": 20, "sqlite-long": 100}
 NUM_TRIALS = 3
 WORKERS = ("w1", "w2")
 LEAST_KILLS = {"sqlite": 3, "postgresql": 3, "sqlite-long": 5}

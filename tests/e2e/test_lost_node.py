@@ -16,7 +16,7 @@ from search_spaces.spec.layout import Layout
 from tests.e2e.held_probes import PATIENCE_S, RANK_ENTRY, HeldProbes, assert_nothing_left
 from tests.workers.ray_nodes import RayNodeProcess, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 CLUSTER: dict[str, Any] = {
     "name": "two-nodes",

@@ -26,7 +26,7 @@ finally:
 """In a process of its own: a kernel's libraries warn of each other, and nobody is asked."""
 
 
-def test_the_notebook_has_what_it_printed() -> None:
+def test_the_notebook_is_stored_with_what_it_printed() -> None:
     """`jupyter execute --inplace examples/campaign.ipynb` writes it, beside `layout-tuner up`."""
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

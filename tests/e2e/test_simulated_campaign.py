@@ -21,7 +21,7 @@ CAMPAIGN: dict[str, Any] = {
     "objective": "tokens_per_s_per_device",
     "strategy": "guided",
     "simulated": {"seed": 3},
-    "budget": {"trials": 14},
+    "budget": {"trials": 8},
     "probe": {},
     "space": {
         "global_batch_size": 128,
@@ -48,9 +48,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def test_a_campaign_runs_to_its_end_in_simulated_time(simulated: Service) -> None:
     campaign, trials = simulated.get("/campaigns/rehearsal"), simulated.trials("rehearsal")
     assert (campaign["state"], campaign["reason"]) == ("COMPLETED", "budget")
-    assert len(trials) == 14
+    assert len(trials) == 8
     completed = [each for each in trials if each["state"] == "COMPLETED"]
-    assert len(completed) >= 7
+    assert len(completed) >= 4
     shortest_s = 20.0  # a simulated probe is up after as many seconds
     assert min(each["node_seconds"] for each in trials) >= 4 * shortest_s
     assert campaign["node_seconds"] > 10 * campaign["wall_time_s"]
@@ -62,7 +62,7 @@ def test_a_campaign_runs_to_its_end_in_simulated_time(simulated: Service) -> Non
     assert len(workers) == 2
 
 
-def test_everything_says_that_it_is_simulated(simulated: Service) -> None:
+def test_pages_commands_and_exports_say_that_a_campaign_is_simulated(simulated: Service) -> None:
     campaign = simulated.get("/campaigns/rehearsal")
     assert campaign["simulated"] == {"seed": 3, "version": 1}
     assert campaign["trainer"] == simulator_trainer()
@@ -83,7 +83,9 @@ def test_everything_says_that_it_is_simulated(simulated: Service) -> None:
     assert "The best of" not in report or "measured layouts</b>" not in report
 
 
-def test_its_table_says_so_and_calibrates_nothing(simulated: Service) -> None:
+def test_the_table_of_a_simulated_campaign_says_so_and_calibrates_nothing(
+    simulated: Service,
+) -> None:
     table = simulated.run("campaign", "table", "rehearsal").stdout
     rows = table.splitlines()[1:]
     source = f'"simulated by {simulator_trainer()}, seed 3: layout-tuner campaign rehearsal"'
@@ -121,30 +123,13 @@ def test_a_measured_campaign_gets_no_simulated_worker_and_knows_no_simulated_tri
         )
         assert refused.status_code == 422
         assert "campaign 'rehearsal' is simulated" in refused.text
+        timed = {**CAMPAIGN, "name": "timed", "budget": {"wall_time": "10m"}}
+        refused = simulated.http.post("/campaigns", json=timed)
+        assert refused.status_code == 422
+        assert "a budget of wall time cannot bound" in refused.text
     finally:
         simulated.http.post("/campaigns/measured/cancel")
 
 
 def _with_pending(campaign: dict[str, Any]) -> dict[str, Any] | None:
     return campaign if campaign["progress"]["trials"]["PENDING"] else None
-
-
-def test_a_budget_of_wall_time_is_refused_with_a_sentence(simulated: Service) -> None:
-    document = {**CAMPAIGN, "name": "timed", "budget": {"wall_time": "10m"}}
-    refused = simulated.http.post("/campaigns", json=document)
-    assert refused.status_code == 422
-    assert "a budget of wall time cannot bound" in refused.text
-
-
-@pytest.mark.slow
-def test_a_killed_worker_loses_nothing(simulated: Service) -> None:
-    number = 60
-    changes = {"name": "killed", "budget": {"trials": number}, "strategy": "random"}
-    simulated.submit(**{**CAMPAIGN, **changes})
-    simulated.wait_for_completed("killed", 6)
-    simulated.process("worker").kill()
-    assert simulated.wait_for_end("killed")["reason"] in ("budget", "exhausted")
-    trials = simulated.trials("killed")
-    assert {each["state"] for each in trials} <= {"COMPLETED", "INFEASIBLE", "FAILED"}
-    assert max(each["attempt"] for each in trials) <= 2
-    assert all(each["lost_attempts"] < each["attempt"] for each in trials)

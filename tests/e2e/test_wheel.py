@@ -143,7 +143,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_the_licence(wheel: Path)
     assert licence == (ROOT / "LICENSE").read_bytes()
 
 
-def test_the_base_install_is_light(base: Installed) -> None:
+def test_the_base_install_has_the_client_and_no_heavy_packages(base: Installed) -> None:
     installed = base.evaluate(
         "import json; from importlib.metadata import distributions\n"
         "print(json.dumps([each.name.lower() for each in distributions()]))"
@@ -153,9 +153,6 @@ def test_the_base_install_is_light(base: Installed) -> None:
     heavy = {"torch", "ray", "deephyper", "scikit-learn", "scipy", "sqlalchemy", "fastapi"}
     assert not heavy & set(installed), installed
     assert len(installed) < 3 * len(pyproject["dependencies"]), installed
-
-
-def test_the_client_is_imported_from_the_base_install(base: Installed) -> None:
     assert homes(base) == dict.fromkeys(PACKAGES, str(base.site_packages))
     names = base.evaluate(
         "import json, layout_tuner\n"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.megatron_lm import MEGATRON_LM
-
-environments = pytest.importorskip("tests.exports.trainer_environments")
+from tests.exports.exported_files import ranks
+from tests.exports.trainer_environments import read
 
 pytestmark = [pytest.mark.exports, pytest.mark.timeout(300)]
 
@@ -26,8 +26,6 @@ LAYOUTS = (
     Layout(pp=2, num_microbatches=8, recompute="full", precision="bf16"),
     Layout(tp=4, pp=4, vpp=2, num_microbatches=8, recompute="full", sequence_parallel=True),
 )
-
-
 EXPERTS = model_preset("mixtral-8x7b")
 LAYOUTS_OF_EXPERTS = (
     Layout(tp=2, dp=4, ep=4, sequence_parallel=True, zero_stage=1, precision="bf16"),
@@ -35,27 +33,24 @@ LAYOUTS_OF_EXPERTS = (
 )
 
 
-def written(folder: Path, jobs: Sequence[list[str]]) -> list[Path]:
+def read_back(folder: Path, jobs: Sequence[TrainerJob]) -> list[dict[str, Any]]:
+    """What megatron-core makes of the arguments of each job."""
     paths = [folder / f"{number}.json" for number in range(len(jobs))]
-    for path, words in zip(paths, jobs, strict=True):
-        path.write_text(json.dumps(words))
-    return paths
-
-
-def arguments(model: ModelShape, layout: Layout) -> list[str]:
-    return list(MEGATRON_LM.arguments(TrainerJob(model=model, layout=layout)))
+    for path, job in zip(paths, jobs, strict=True):
+        path.write_text(json.dumps(list(MEGATRON_LM.arguments(job))))
+    num_devices = ranks([job.layout for job in jobs])
+    return read("megatron-core", "read_megatron_core.py", paths, NUM_DEVICES=num_devices)
 
 
 def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path) -> None:
-    jobs = [
+    chosen = [
         *((model, layout) for model in (GPT, LLAMA) for layout in LAYOUTS),
         *((EXPERTS, layout) for layout in LAYOUTS_OF_EXPERTS),
     ]
-    paths = written(tmp_path, [arguments(*job) for job in jobs])
-    answers = environments.read("megatron-core", "read_megatron_core.py", paths)
-    for (model, layout), answer in zip(jobs, answers, strict=True):
-        sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads")
-        knobs = ("tp", "pp", "ep", "vpp", "sequence_parallel", "recompute")
+    jobs = [TrainerJob(model=model, layout=layout) for model, layout in chosen]
+    sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads")
+    knobs = ("tp", "pp", "ep", "vpp", "sequence_parallel", "recompute")
+    for (model, layout), answer in zip(chosen, read_back(tmp_path, jobs), strict=True):
         assert answer == {
             **{name: getattr(model, name) for name in (*sizes, "num_experts")},
             **{name: getattr(layout, name) for name in knobs},
@@ -68,9 +63,10 @@ def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path) -> N
 
 
 def test_megatron_core_refuses_what_the_adapter_refuses(tmp_path: Path) -> None:
-    refused = [(GPT, Layout(tp=5)), (LLAMA, Layout(sequence_parallel=True))]
-    paths = written(tmp_path, [arguments(*job) for job in refused])
-    answers = environments.read("megatron-core", "read_megatron_core.py", paths)
-    for (model, layout), answer in zip(refused, answers, strict=True):
-        assert MEGATRON_LM.refusals(TrainerJob(model=model, layout=layout))
+    jobs = [
+        TrainerJob(model=GPT, layout=Layout(tp=5)),
+        TrainerJob(model=LLAMA, layout=Layout(sequence_parallel=True)),
+    ]
+    for job, answer in zip(jobs, read_back(tmp_path, jobs), strict=True):
+        assert MEGATRON_LM.refusals(job)
         assert "refused" in answer, answer

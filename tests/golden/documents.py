@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.golden import prose, structure
+from tests.golden import structure
+from tests.kit.python_process import printed_by
 
 EXPECTED: Final = Path(__file__).parent / "expected"
 REWRITE: Final = "python -m tests.golden.documents"
 
 
-def in_new_process(function: str) -> list[str]:
-    """Makes a document in a process of its own.
+def commands() -> list[str]:
+    """Makes the document of the commands in a process of its own.
 
     click's commands keep the option --help with the names of the first context that asked for it,
     and another test may have been the first.
     """
-    module, _, name = function.rpartition(".")
-    program = f"import json, {module}; print(json.dumps({module}.{name}()))"
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", program]
-    made = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    lines: list[str] = json.loads(made.stdout)
+    program = (
+        "import json; from tests.golden import structure; print(json.dumps(structure.commands()))"
+    )
+    lines: list[str] = json.loads(printed_by(program))
     return lines
 
 
 DOCUMENTS: Final[dict[str, Callable[[], list[str]]]] = {
-    "structure/commands": partial(in_new_process, "tests.golden.structure.commands"),
+    "structure/commands": commands,
     "structure/api": structure.api,
     "structure/sqlite_tables": structure.sqlite_tables,
     "structure/postgresql_tables": structure.postgresql_tables,
@@ -40,10 +37,8 @@ DOCUMENTS: Final[dict[str, Callable[[], list[str]]]] = {
         f"structure/{name}": partial(structure.of_service, name)
         for name in ("exit_codes", "protocol", "events", "exports", "tables", "metrics", "problems")
     },
-    "prose/help": partial(in_new_process, "tests.golden.prose.help_texts"),
-    "prose/api": prose.api,
-    "prose/refusals": prose.refusals,
-    "prose/exports": prose.exports,
+    "prose/refusals": partial(structure.of_service, "refusals"),
+    "prose/exports": structure.prose_of_exports,
 }
 
 

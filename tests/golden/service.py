@@ -187,7 +187,6 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
         for layout in (*LOSSES_AGREE, LOSS_DIFFERS):
             store.trials.add(campaign, layout)
             lease = client.lease(worker, LeaseRequest(wait_s=0))
-            assert lease is not None
             heartbeat(client, worker, lease)
             report = OutcomeReport(
                 trial_id=lease.trial_id,
@@ -205,7 +204,6 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
         send(address, f"/v1/trials/{body.pop('trial_id')}/outcome", body)
         store.trials.add(campaign, Layout(dp=2, num_microbatches=4))
         lost = client.lease(worker, LeaseRequest(wait_s=0))
-        assert lost is not None
         given_back = replace(report, trial_id=lost.trial_id, outcome=failed(), iterations_s=0.5)
         client.post_outcome(EncodedOutcome.of(given_back))
         http.post("/nodes/local-cpu/n1/quarantine", json={"reason": "loud"})

@@ -200,3 +200,8 @@ def _tables(url: str, definitions: str) -> list[str]:
 def of_service(name: str) -> list[str]:
     """Lines that were recorded at the service, without those of prose."""
     return [line for line in recorded()[name] if not line.startswith("prose ")]
+
+
+def prose_of_exports() -> list[str]:
+    """Comments and notes of the exported files; a change of wording rewrites them."""
+    return [line.removeprefix("prose   ") for line in recorded()["exports"] if "prose " in line]

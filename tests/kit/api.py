@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from click.testing import Result
+from httpx import Response
 
 from api.client import Client
 from search_spaces.campaigns.fidelity import Fidelity
@@ -62,6 +65,24 @@ Command = Callable[..., Result]
 """Runs a command of the command line; see the fixtures `command` and `run`."""
 
 
+def ends(result: Result, code: int, *texts: str) -> Result:
+    """Fails unless a command ended with this code, and said all texts: on stderr if it failed."""
+    assert result.exit_code == code, result.output
+    for text in texts:
+        assert text in (result.stderr if code else result.output)
+    return result
+
+
+def answered(answer: Response, status: int, *texts: str) -> Response:
+    """Fails unless an answer has this status, and says all texts."""
+    assert answer.status_code == status, answer.text
+    is_problem = answer.headers.get("Content-Type") == "application/problem+json"
+    said = answer.text + (answer.json()["detail"] if texts and is_problem else "")
+    for text in texts:
+        assert text in said
+    return answer
+
+
 class Api:
     """A service in this process, spoken to over its HTTP interface."""
 
@@ -78,6 +99,12 @@ class Api:
         answer = self.http.get(f"/v1{path}", params=query)
         assert answer.status_code == status, answer.text
         return answer.json()
+
+    def table(self, path: str, **query: Any) -> list[dict[str, str]]:
+        """The rows of a table that is answered as CSV."""
+        answer = self.http.get(f"/v1{path}", params=query)
+        assert answer.headers["content-type"].startswith("text/csv"), answer.text
+        return list(csv.DictReader(io.StringIO(answer.text)))
 
     def submit(self, **changes: Any) -> dict[str, Any]:
         created: dict[str, Any] = self.post("/campaigns", {**CAMPAIGN, **changes}, status=201)

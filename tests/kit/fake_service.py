@@ -136,8 +136,8 @@ Served = TypeVar("Served", bound=FakeService)
 
 
 @contextmanager
-def serve(service: Served, port: int = 0) -> Iterator[Served]:
-    """Serves on loopback while the context lasts; port 0 takes a free one."""
+def serve(service: Served) -> Iterator[Served]:
+    """Serves on loopback while the context lasts."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -173,7 +173,7 @@ def serve(service: Served, port: int = 0) -> Iterator[Served]:
         def handle_error(self, *_: Any) -> None:
             """A worker that was killed in a request is no news."""
 
-    with Server(("127.0.0.1", port), Handler) as server:
+    with Server(("127.0.0.1", 0), Handler) as server:
         service.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -150,11 +150,11 @@ class WorkedService(FakeService):
 
 @contextmanager
 def running_worker(
-    service: WorkedService, *options: str, token: str = TOKEN, **variables: str
+    service: WorkedService, *options: str, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in a process of its own; the fixture `mark` finds whatever it leaves behind."""
     folder = service.spool_dir.parent
-    (folder / "token").write_text(token + "\n")
+    (folder / "token").write_text(TOKEN + "\n")
     words = ["--url", service.url, "--token-file", str(folder / "token")]
     words += ["--spool-dir", str(service.spool_dir), *options]
     program = python_words("from workers.commands.commands import worker; worker()", *words)

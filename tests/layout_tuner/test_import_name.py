@@ -1,9 +1,6 @@
 """`from layout_tuner import ...`: what it offers, what it imports, and when."""
 
 import inspect
-import json
-import subprocess
-import sys
 import typing
 from collections.abc import Iterator
 
@@ -16,31 +13,27 @@ from api.schemas.plans import PlanRead
 from api.version import version
 from search_spaces.belief.plan import Plan
 from tests.api.client.samples import described
+from tests.kit.python_process import printed_by
 
 THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "tenacity", "yaml"}
 OURS = {"api", "results_db", "search_spaces", "tuner", "workers"}
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has loaded after a statement."""
-    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+HEAVY = {"sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn", "scipy", "torch", "ray"}
+PROGRAM = """
+import sys, layout_tuner
+print(*{name.partition(".")[0] for name in sys.modules})
+from layout_tuner import Client, CampaignDetail, TrialFilter
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
-    loaded = loaded_by("import layout_tuner")
-    assert "layout_tuner" in loaded
-    assert not loaded & (THIRD_PARTY | OURS | {"asyncio"})
-
-
-def test_the_client_needs_nothing_beyond_the_base_install() -> None:
-    loaded = loaded_by("from layout_tuner import Client, CampaignDetail, TrialFilter")
-    heavy = {"sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn", "scipy", "torch", "ray"}
-    assert {"httpx", "pydantic"} <= loaded
-    assert not loaded & heavy
+def test_importing_it_imports_nothing_and_its_client_what_the_base_install_has() -> None:
+    alone, with_client = (set(line.split()) for line in printed_by(PROGRAM).splitlines())
+    assert "layout_tuner" in alone
+    assert not alone & (THIRD_PARTY | OURS | {"asyncio"})
+    assert {"httpx", "pydantic"} <= with_client
+    assert not with_client & HEAVY
 
 
 def test_every_name_is_there_and_is_kept() -> None:

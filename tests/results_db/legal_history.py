@@ -6,22 +6,17 @@ agree with itself.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
-from sqlalchemy import text
+from sqlalchemy import Executable, text
 
+from results_db.admin.row_rules import RULES
 from results_db.leaderboard.leaderboard import Leaderboards
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from results_db.store import Store
 
 ILLEGAL: Final[dict[str, str]] = {
-    "a trial that runs has other than one open attempt, its latest, of its worker": """
-        SELECT t.id FROM trials t WHERE t.state = 'RUNNING' AND 1 <> (
-            SELECT count(*) FROM attempts a WHERE a.trial_id = t.id AND a.ending IS NULL
-            AND a.attempt = t.attempt AND a.worker_id = t.worker_id)""",
-    "an attempt is open, and its trial does not run it": """
-        SELECT a.trial_id FROM attempts a JOIN trials t ON t.id = a.trial_id
-        WHERE a.ending IS NULL AND NOT (t.state = 'RUNNING' AND t.attempt = a.attempt)""",
     "attempts are not numbered from 1 to the trial's": """
         SELECT t.id FROM trials t LEFT JOIN attempts a ON a.trial_id = t.id
         GROUP BY t.id, t.attempt HAVING count(a.attempt) <> t.attempt
@@ -29,39 +24,13 @@ ILLEGAL: Final[dict[str, str]] = {
     "a trial that does not run has a worker or a lease": """
         SELECT id FROM trials WHERE state <> 'RUNNING'
         AND (worker_id IS NOT NULL OR lease_expires_at IS NOT NULL)""",
-    "a trial runs at a session that has ended": """
-        SELECT t.id FROM trials t JOIN workers w ON w.id = t.worker_id
-        WHERE t.state = 'RUNNING' AND w.ended_at IS NOT NULL""",
     "a trial runs at a worker of another cluster, or one that it does not fit": """
         SELECT t.id FROM trials t JOIN workers w ON w.id = t.worker_id
         JOIN campaigns c ON c.id = t.campaign_id
         WHERE c.cluster_name <> w.cluster OR t.num_nodes > w.num_nodes
         OR t.num_devices > t.num_nodes * w.devices_per_node""",
-    "a name has two live sessions": """
-        SELECT min(id) FROM workers WHERE ended_at IS NULL GROUP BY name HAVING count(*) > 1""",
-    "a campaign has ended and has a trial that waits": """
-        SELECT t.id FROM trials t JOIN campaigns c ON c.id = t.campaign_id
-        WHERE c.ended_at IS NOT NULL AND t.state = 'PENDING'""",
-    "a campaign has ended and has a trial that runs and is not told to stop": """
-        SELECT t.id FROM trials t JOIN campaigns c ON c.id = t.campaign_id
-        WHERE c.ended_at IS NOT NULL AND t.state = 'RUNNING' AND NOT t.cancel_requested""",
     "a trial that waits is to be cancelled": """
         SELECT id FROM trials WHERE state = 'PENDING' AND cancel_requested""",
-    "a trial completed and has no measurement": """
-        SELECT t.id FROM trials t LEFT JOIN measurements m ON m.trial_id = t.id
-        WHERE t.state = 'COMPLETED' AND m.trial_id IS NULL""",
-    "a measurement belongs to a trial that neither completed nor diverged": """
-        SELECT t.id FROM measurements m JOIN trials t ON t.id = m.trial_id
-        WHERE t.state <> 'COMPLETED' AND NOT (t.state = 'FAILED' AND t.reason = 'diverged')""",
-    "a measurement is no trial's, or another campaign's": """
-        SELECT m.trial_id FROM measurements m LEFT JOIN trials t ON t.id = m.trial_id
-        WHERE t.id IS NULL OR t.campaign_id <> m.campaign_id""",
-    "iterations are no measurement's": """
-        SELECT i.trial_id FROM iterations i LEFT JOIN measurements m ON m.trial_id = i.trial_id
-        WHERE m.trial_id IS NULL""",
-    "memory of stages is not that of the layout's stages": """
-        SELECT t.id FROM measurements m JOIN trials t ON t.id = m.trial_id
-        JOIN stage_memories s ON s.trial_id = t.id GROUP BY t.id, t.pp HAVING count(*) <> t.pp""",
     "a log or an environment belongs to a trial that has not ended": """
         SELECT t.id FROM trials t WHERE t.ended_at IS NULL AND (
             EXISTS (SELECT 1 FROM trial_logs l WHERE l.trial_id = t.id)
@@ -73,9 +42,6 @@ ILLEGAL: Final[dict[str, str]] = {
         SELECT c.id FROM campaigns c LEFT JOIN trials t ON t.campaign_id = c.id
         GROUP BY c.id, c.last_number
         HAVING count(t.id) <> c.last_number OR coalesce(max(t.number), 0) <> c.last_number""",
-    "a repeat is of another campaign's trial, or of another layout": """
-        SELECT t.id FROM trials t JOIN trials o ON o.id = t.repeat_of
-        WHERE o.campaign_id <> t.campaign_id OR o.layout_key <> t.layout_key OR o.number >= t.number""",
     "a trial was lost more often than it may be, or went on after": """
         SELECT id FROM trials WHERE lost_attempts > 3 OR lost_attempts < 0
         OR (lost_attempts = 3 AND ended_at IS NULL)
@@ -83,31 +49,28 @@ ILLEGAL: Final[dict[str, str]] = {
     "fewer attempts are counted as lost than were": """
         SELECT t.id FROM trials t WHERE t.lost_attempts < (
             SELECT count(*) FROM attempts a WHERE a.trial_id = t.id AND a.ending = 'lost')""",
-    "a trial's cost is not that of its attempts": """
-        SELECT t.id FROM trials t LEFT JOIN attempts a ON a.trial_id = t.id
-        GROUP BY t.id, t.node_seconds
-        HAVING abs(coalesce(sum(a.node_seconds), 0) - t.node_seconds) > 1e-6""",
-    "a campaign's cost is not that of its trials": """
-        SELECT c.id FROM campaigns c LEFT JOIN trials t ON t.campaign_id = c.id
-        GROUP BY c.id, c.node_seconds
-        HAVING abs(coalesce(sum(t.node_seconds), 0) - c.node_seconds) > 1e-6""",
     "a cost is not the sum of its parts, or one is under 0": """
         SELECT id FROM trials WHERE abs(node_seconds - iterations_node_seconds - start_node_seconds
             - idle_node_seconds - lost_node_seconds) > 1e-6
         OR iterations_node_seconds < 0 OR start_node_seconds < 0 OR idle_node_seconds < 0
         OR lost_node_seconds < 0""",
-    "a campaign that does not run has a clock": """
-        SELECT id FROM campaigns WHERE state <> 'RUNNING' AND clock_at IS NOT NULL""",
-    "a trial ended before it began": """
+    "a trial runs and never began": """
         SELECT id FROM trials WHERE state = 'RUNNING' AND started_at IS NULL""",
 }
-"""By what is wrong, a query that finds the rows it is wrong of."""
+"""By what is wrong, a query that finds the rows it is wrong of: what neither a constraint refuses
+nor a rule of `db check` finds."""
+
+
+@cache
+def _queries() -> dict[str, Executable]:
+    queries: dict[str, Executable] = {wrong: text(query) for wrong, query in ILLEGAL.items()}
+    return queries | {broken: keys() for broken, keys in RULES.values()}
 
 
 def violations(store: Store) -> list[str]:
     """What is illegal in the database of a store, a line each."""
     with store._db.read() as session:
-        found = {wrong: session.scalars(text(query)).all()[:10] for wrong, query in ILLEGAL.items()}
+        found = {wrong: session.execute(query).all()[:10] for wrong, query in _queries().items()}
     return [f"{wrong}: {rows}" for wrong, rows in found.items() if rows]
 
 

@@ -1,8 +1,5 @@
 """What is old goes when that was said, and nothing else does."""
 
-from contextlib import closing
-from typing import Any
-
 import pytest
 from sqlalchemy import text
 
@@ -17,7 +14,6 @@ from tests.kit.store import TurnableClock, make_campaign, make_spec, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough
 
-KEEP_ALL = Retention(events=None, requests=None)
 DAY_S = 86_400.0
 
 
@@ -39,15 +35,10 @@ def campaigns(store: Store, clock: TurnableClock) -> tuple[int, int]:
     return old, going
 
 
-def test_nothing_is_pruned_without_a_limit(store: Store, campaigns: tuple[int, int]) -> None:
-    assert store.retention.prune(KEEP_ALL) == Pruned()
-    assert count(store, "trial_logs") == 4
-
-
 @pytest.mark.sqlite_is_enough(False)
-def test_logs_of_trials_that_ended_long_ago_go_and_their_trials_stay(
-    store: Store, campaigns: tuple[int, int]
-) -> None:
+def test_old_logs_go_and_their_trials_stay(store: Store, campaigns: tuple[int, int]) -> None:
+    assert store.retention.prune(Retention(events=None, requests=None)) == Pruned()
+    assert count(store, "trial_logs") == 4
     assert store.retention.prune(Retention(logs=5, events=None)) == Pruned(logs=3)
     details = [store.trials.detail(trial) for trial in (1, 2, 3, 4)]
     assert [bool(detail.log_tail) for detail in details] == [False, False, False, True]
@@ -55,7 +46,7 @@ def test_logs_of_trials_that_ended_long_ago_go_and_their_trials_stay(
     assert all(detail.iterations for detail in details)
 
 
-def test_iterations_go_with_campaigns_that_have_ended_and_never_with_one_that_goes_on(
+def test_iterations_go_after_the_end_of_a_campaign(
     store: Store, campaigns: tuple[int, int], database_url: str
 ) -> None:
     before = store.trials.get(1).measurement
@@ -68,21 +59,7 @@ def test_iterations_go_with_campaigns_that_have_ended_and_never_with_one_that_go
     assert store.retention.prune(Retention(iterations=5, events=None)) == Pruned()
 
 
-@pytest.mark.sqlite_is_enough(False)
-def test_events_go_but_for_the_newest_of_each_campaign(
-    store: Store, campaigns: tuple[int, int]
-) -> None:
-    before = store.events.find(after=0, limit=99)
-    pruned = store.retention.prune(Retention(events=5))
-    left = store.events.find(after=0, limit=99)
-    assert pruned.events == len(before) - len(left) > 0
-    assert {event.campaign_id for event in left} == set(campaigns)
-    assert left[-1] == before[-1]
-
-
-def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
-    store: Store, campaigns: tuple[int, int]
-) -> None:
+def test_the_audit_goes_only_on_wish_and_says_so(store: Store, campaigns: tuple[int, int]) -> None:
     someone = store.by(Actor(name="physics", role="admin"))
     number = count(store, "audit")
     assert store.retention.prune(Retention(events=None)).audit == 0
@@ -95,60 +72,37 @@ def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_old_idempotency_keys_are_pruned_and_their_campaigns_stay(
-    store: Store, clock: TurnableClock
-) -> None:
-    def keep(key: str, name: str) -> None:
-        campaign = make_campaign(store, name)
-        with store._db.write() as session:
-            session.execute(
-                text(
-                    "INSERT INTO idempotency_keys (actor, key, request_hash, campaign_id, created_at) "
-                    "VALUES ('physics', :key, 'h', :campaign, :at)"
-                ),
-                {"key": key, "campaign": campaign, "at": clock().strftime("%F %T.%f")},
-            )
-
-    keep("old", "one")
+def test_old_request_keys_go_and_their_campaigns_stay(store: Store, clock: TurnableClock) -> None:
+    physics = store.by(Actor(name="physics", role="submitter"))
+    old, young = (RequestKey(key=key, request_hash="h") for key in ("old", "young"))
+    physics.campaigns.create(make_spec("one"), num_legal_layouts=1, request=old)
     clock.forward(10 * DAY_S)
-    keep("young", "two")
+    physics.campaigns.create(make_spec("two"), num_legal_layouts=1, request=young)
     assert store.retention.prune(Retention(events=None)).requests == 1
     assert len(store.campaigns.find()) == 2
-    physics = store.by(Actor(name="physics", role="submitter"))
-    assert physics.campaigns.of_request(RequestKey(key="old", request_hash="h")) is None
-    assert physics.campaigns.of_request(RequestKey(key="young", request_hash="h")) is not None
+    assert physics.campaigns.of_request(old) is None
+    assert physics.campaigns.of_request(young) is not None
 
 
-def test_more_rows_than_a_transaction_takes_all_go(
+def test_more_rows_than_a_transaction_takes_all_go_and_nothing_else_does(
     store: Store, campaigns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = [store.trials.find(campaign) for campaign in campaigns]
     monkeypatch.setattr("results_db.retention.ROWS_AT_ONCE", 1)
-    assert store.retention.prune(Retention(logs=0, events=None)).logs == 3, (
-        "the youngest ended this very moment"
-    )
+    everything = Retention(logs=0, iterations=0, events=0, audit=0, requests=0)
+    pruned = store.retention.prune(everything)
+    assert pruned.logs == 3, "the youngest ended this very moment"
+    assert [store.trials.find(campaign) for campaign in campaigns] == before
+    left = {event.campaign_id for event in store.events.find(after=0, limit=99)}
+    assert (left, pruned.events > 0) == (set(campaigns), True)
+    assert [each.spec for each in store.campaigns.find()] == [make_spec("going"), make_spec("old")]
 
 
-def test_settings_are_read_as_people_write_them() -> None:
+def test_settings_are_read_as_people_write_them_and_others_refused_with_what_to_write() -> None:
     assert Retention.read([]) == Retention(events=30, requests=7)
     read = Retention.read(["logs=90", "iterations=365.5", "events=forever", "logs=30"])
     assert read == Retention(logs=30, iterations=365.5, events=None, requests=7)
 
-
-@pytest.mark.parametrize(
-    "setting", ["logs", "logs=", "logs=-1", "logs=nan", "logs=x", "trials=3", ""]
-)
-def test_a_setting_that_is_none_is_refused_with_what_to_write(setting: str) -> None:
-    with pytest.raises(RetentionInvalidError, match=r"does not say .*: write "):
-        Retention.read([setting])
-
-
-def test_a_store_that_is_reopened_has_lost_nothing_else(
-    store: Store, campaigns: tuple[int, int], database_url: str, clock: TurnableClock
-) -> None:
-    before: list[Any] = [store.trials.find(campaign) for campaign in campaigns]
-    store.retention.prune(Retention(logs=0, iterations=0, events=0, audit=0, requests=0))
-    with closing(Store(database_url, clock=clock)) as again:
-        assert [again.trials.find(campaign) for campaign in campaigns] == before
-        assert [campaign.spec for campaign in again.campaigns.find()] == [
-            make_spec(name) for name in ("going", "old")
-        ]
+    for setting in ("logs", "logs=", "logs=-1", "logs=nan", "logs=x", "trials=3", ""):
+        with pytest.raises(RetentionInvalidError, match=r"does not say .*: write "):
+            Retention.read([setting])

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from search_spaces.errors import ClusterInvalidError
-from search_spaces.machine import (
-    available_memory_bytes,
-    usable_cores,
-    usable_memory_bytes,
-)
+from search_spaces.machine import available_memory_bytes, usable_cores, usable_memory_bytes
 from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.units import GIB
 
@@ -22,10 +18,10 @@ V1 = "5:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n"
 UNLIMITED_V1 = "9223372036854771712"
 
 
-def make_machine(root: Path, *, cgroup: str = "", memory_kib: int = 16 << 20, **files: str) -> Path:
+def make_machine(root: Path, *, cgroup: str = "", **files: str) -> Path:
     """A machine of 16 GiB; double underscores in the names of files stand for slashes."""
     written = {
-        "proc/meminfo": f"MemTotal:       {memory_kib} kB\nMemFree: 1 kB\n",
+        "proc/meminfo": "MemTotal:       16777216 kB\nMemAvailable: 2097152 kB\n",
         "proc/self/cgroup": cgroup,
         **{f"sys/fs/cgroup/{name.replace('__', '/')}": text for name, text in files.items()},
     }
@@ -83,29 +79,17 @@ def test_a_container_limits_memory_and_cores(
     assert usable_cores(root) == cores
 
 
-def test_without_control_groups_everything_is_usable(tmp_path: Path) -> None:
-    root = make_machine(tmp_path)
-    (root / "proc/self/cgroup").unlink()
-    assert usable_memory_bytes(root) == 16 * GIB
-    assert usable_cores(root) == CORES
-
-
-def test_the_local_cluster_is_what_the_container_may_use(tmp_path: Path) -> None:
-    files = in_group("user.slice__job__", memory_max=f"{4 * GIB}\n", cpu_max="100000 100000\n")
-    cluster = detect_local_cpu(root=make_machine(tmp_path, cgroup=V2, **files))
-    assert (cluster.devices_per_node, cluster.device_memory_bytes) == (1, 3 * GIB)
-
-
-def test_a_machine_that_does_not_say_its_memory_is_an_error(tmp_path: Path) -> None:
-    root = make_machine(tmp_path)
-    (root / "proc/meminfo").write_text("MemFree: 1 kB\n")
-    with pytest.raises(ClusterInvalidError, match="MemTotal"):
-        usable_memory_bytes(root)
-
-
-def test_memory_that_new_processes_can_have_ends_at_the_containers_limit(tmp_path: Path) -> None:
-    root = make_machine(tmp_path, cgroup=V2, **in_group("user.slice__job__", memory_max=f"{GIB}\n"))
-    (root / "proc/meminfo").write_text("MemTotal: 16777216 kB\nMemAvailable: 2097152 kB\n")
+def test_the_local_cluster_and_new_processes_may_use_what_the_container_may(tmp_path: Path) -> None:
+    files = in_group(JOB, memory_max=f"{GIB}\n", cpu_max="100000 100000\n")
+    root = make_machine(tmp_path, cgroup=V2, **files)
+    cluster = detect_local_cpu(root=root)
+    assert (cluster.devices_per_node, cluster.device_memory_bytes) == (1, GIB * 3 // 4)
     assert available_memory_bytes(root) == GIB
     (root / "sys/fs/cgroup/user.slice/job/memory.max").write_text("max\n")
     assert available_memory_bytes(root) == 2 * GIB
+    (root / "proc/self/cgroup").unlink()
+    assert usable_memory_bytes(root) == 16 * GIB
+    assert usable_cores(root) == CORES
+    (root / "proc/meminfo").write_text("MemFree: 1 kB\n")
+    with pytest.raises(ClusterInvalidError, match="MemTotal"):
+        usable_memory_bytes(root)

@@ -15,31 +15,26 @@ from search_spaces.mesh import (
 from search_spaces.spec.layout import Layout
 
 
-def test_ranks_and_coordinates_are_one_to_one_and_tp_varies_fastest() -> None:
-    layout = Layout(tp=2, pp=3, dp=4)
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [
+        (Layout(tp=2, pp=3, dp=4), {"tp": 1, "dp": 2, "pp": 8}),
+        (Layout(tp=2, tp_columns=3, cp=2, dp=2, pp=2), {"column": 1, "tp": 3, "cp": 6, "dp": 12}),
+        # RankGenerator(tp=2, cp=1, dp=3, pp=2, order="tp-cp-ep-pp-dp") of its parallel_state.
+        (Layout(tp=2, dp=3, pp=2, rank_order="tp_cp_pp_dp"), {"tp": 1, "pp": 2, "dp": 4}),
+    ],
+    ids=lambda value: value.key if isinstance(value, Layout) else "",
+)
+def test_ranks_and_coordinates_are_one_to_one_and_vary_in_their_order(
+    layout: Layout, order: dict[str, int]
+) -> None:
+    """Of each axis, how many ranks share a coordinate before the next one."""
     places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
-    assert [global_rank(place, layout) for place in places] == list(range(24))
-    assert [p.tp_rank for p in places[:4]] == [0, 1, 0, 1]
-    assert [p.dp_rank for p in places[:8:2]] == [0, 1, 2, 3]
-    assert [p.pp_rank for p in places[::8]] == [0, 1, 2]
-
-
-def test_tensor_columns_vary_faster_than_tp() -> None:
-    layout = Layout(tp=2, tp_columns=3, cp=2, dp=2, pp=2)
-    places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
-    assert [global_rank(place, layout) for place in places] == list(range(48))
-    assert [p.column_rank for p in places[:6]] == [0, 1, 2, 0, 1, 2]
-    assert [p.tp_rank for p in places[:12:3]] == [0, 1, 0, 1]
-    assert [p.cp_rank for p in places[:24:6]] == [0, 1, 0, 1]
-
-
-def test_pp_varies_faster_than_dp_in_the_other_order() -> None:
-    """RankGenerator(tp=2, cp=1, dp=3, pp=2, order="tp-cp-ep-pp-dp") of its parallel_state."""
-    layout = Layout(tp=2, dp=3, pp=2, rank_order="tp_cp_pp_dp")
-    places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
-    assert [global_rank(place, layout) for place in places] == list(range(12))
-    assert [p.pp_rank for p in places[:8:2]] == [0, 1, 0, 1]
-    assert [p.dp_rank for p in places[::4]] == [0, 1, 2]
+    assert [global_rank(place, layout) for place in places] == list(range(layout.num_devices))
+    for axis, ranks in order.items():
+        size = layout.tp_columns if axis == "column" else getattr(layout, axis)
+        found = [getattr(place, f"{axis}_rank") for place in places]
+        assert found == [rank // ranks % size for rank in range(layout.num_devices)], axis
 
 
 @pytest.mark.parametrize(

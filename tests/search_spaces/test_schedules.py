@@ -27,10 +27,10 @@ from tests.workers.trainer.simulated_ranks import (
     tables,
 )
 
-PLAIN = list(itertools.product((1, 2, 3, 4, 8), (1,), (1, 2, 3, 4, 7, 8, 16)))
+PLAIN = [(pp, 1, num) for pp, num in itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 7, 8, 16))]
 INTERLEAVED = [
     (pp, vpp, pp * groups)
-    for pp, vpp, groups in itertools.product((2, 3, 4, 5, 6, 7, 8), (2, 3, 4), (1, 2, 3, 5))
+    for pp, vpp, groups in itertools.product((2, 3, 5, 8), (2, 3, 4), (1, 2, 5))
 ]
 GRID = pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), PLAIN + INTERLEAVED)
 
@@ -93,48 +93,32 @@ def test_an_interleaved_schedule_in_full() -> None:
 
 
 @GRID
-def test_every_chunk_takes_every_microbatch_forward_then_backward_once(
-    pp: int, vpp: int, num_microbatches: int
-) -> None:
-    every = set(
-        itertools.starmap(VirtualMicrobatch, itertools.product(range(vpp), range(num_microbatches)))
-    )
-    for actions in tables(pp, vpp, num_microbatches):
-        for kind in (Forward, Backward):
-            assert len(passes(actions, kind)) == len(every)
-            assert set(passes(actions, kind)) == every
-        for virtual in every:
-            assert actions.index(Forward(of=virtual)) < actions.index(Backward(of=virtual))
-
-
-@GRID
-def test_backward_passes_of_a_chunk_keep_the_order_of_the_microbatches(
+def test_every_chunk_takes_every_microbatch_in_order_and_each_forward_before_its_backward(
     pp: int, vpp: int, num_microbatches: int
 ) -> None:
     """Sums of gradients keep their order, so that a pipeline is bitwise equal to one process."""
     for actions in tables(pp, vpp, num_microbatches):
-        for kind, chunk in itertools.product((Forward, Backward), range(vpp)):
-            indices = [v.microbatch for v in passes(actions, kind) if v.chunk == chunk]
-            assert indices == list(range(num_microbatches))
+        place = {action: at for at, action in enumerate(actions)}
+        for chunk in range(vpp):
+            for kind in (Forward, Backward):
+                indices = [v.microbatch for v in passes(actions, kind) if v.chunk == chunk]
+                assert indices == list(range(num_microbatches))
+            for virtual in (VirtualMicrobatch(chunk, index) for index in indices):
+                assert place[Forward(of=virtual)] < place[Backward(of=virtual)]
+        assert len(passes(actions, Forward)) == vpp * num_microbatches
 
 
-@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), PLAIN)
-def test_no_more_microbatches_are_in_flight_than_stages_follow(
+@GRID
+def test_the_published_number_of_microbatches_is_in_flight(
     pp: int, vpp: int, num_microbatches: int
 ) -> None:
-    for stage, actions in enumerate(tables(pp, vpp, num_microbatches)):
-        assert most_in_flight(actions) == min(num_microbatches, pp - stage)
-
-
-@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), INTERLEAVED)
-def test_interleaving_holds_more_in_flight_by_its_published_factor(
-    pp: int, vpp: int, num_microbatches: int
-) -> None:
-    """On the first rank 1 + (p - 1) / (p v) times p micro-batches (arXiv:2205.05198, 4.2.3)."""
+    """As many as stages follow; interleaved, on the first rank 1 + (p - 1) / (p v) times p
+    (arXiv:2205.05198, 4.2.3).
+    """
     for rank, actions in enumerate(tables(pp, vpp, num_microbatches)):
-        wanted = 2 * (pp - 1 - rank) + (vpp - 1) * pp + 1
+        wanted = pp - rank if vpp == 1 else 2 * (pp - 1 - rank) + (vpp - 1) * pp + 1
         assert most_in_flight(actions) == min(wanted, vpp * num_microbatches)
-        if rank == 0 and num_microbatches >= 2 * pp:
+        if vpp > 1 and rank == 0 and num_microbatches >= 2 * pp:
             assert most_in_flight(actions) / vpp == pytest.approx(pp * (1 + (pp - 1) / (pp * vpp)))
 
 
@@ -142,34 +126,50 @@ def test_interleaving_holds_more_in_flight_by_its_published_factor(
 def test_ranks_that_block_in_every_transfer_get_through_with_the_published_bubble(
     pp: int, vpp: int, num_microbatches: int
 ) -> None:
-    """A bubble of (p - 1) / v forward and backward passes of a rank's layers (arXiv:2104.04473)."""
+    """A bubble of (p - 1) / v forward and backward passes of a rank's layers (arXiv:2104.04473).
+
+    NCCL matches what a rank sends to another by its order alone, activation or gradient.
+    """
     for blocking in (True, False):
         ranks = SimulatedRanks(pp, vpp, num_microbatches, blocking)
         both = ranks.forward_time + ranks.backward_time
         assert ranks.run() == (num_microbatches * vpp + pp - 1) * both
+    sent: dict[tuple[int, int], list[Message]] = {}
+    received: dict[tuple[int, int], list[Message]] = {}
+    for rank, actions in enumerate(tables(pp, vpp, num_microbatches)):
+        for transfer in (action for action in actions if isinstance(action, Transfer)):
+            for messages, found in ((sent_by, sent), (received_by, received)):
+                for message in messages(transfer, rank, pp):
+                    ends = (message.from_stage % pp, message.to_stage % pp)
+                    found.setdefault(ends, []).append(message)
+    assert sent == received
+    num_edges = (pp * vpp - 1) * 2 * num_microbatches
+    assert sum(len(messages) for messages in sent.values()) == num_edges
 
 
-OTHERS = pytest.mark.parametrize(
-    ("pp", "num_microbatches"), [(pp, num) for pp, vpp, num in PLAIN if vpp == 1]
-)
+OTHERS = pytest.mark.parametrize(("pp", "num_microbatches"), [(pp, num) for pp, _, num in PLAIN])
 
 
 @OTHERS
-@pytest.mark.parametrize("weight_time", [0.5, 1.0])
-def test_late_weight_gradients_fill_the_bubble(
-    pp: int, num_microbatches: int, weight_time: float
+def test_late_weight_gradients_fill_the_bubble_and_hold_no_more_than_the_first_stage(
+    pp: int, num_microbatches: int
 ) -> None:
     """A bubble of (pp - 1) (F + B - W) (arXiv:2401.10241, table 2), or more."""
     sizes: dict[str, Any] = {"pp": pp, "vpp": 1, "num_microbatches": num_microbatches}
-    ranks = SimulatedRanks(**sizes, blocking=False, weight_time=weight_time, schedule="zero_bubble")
-    passes_s = ranks.forward_time + ranks.backward_time
-    bubble = ranks.run() - num_microbatches * passes_s
+    sizes["schedule"] = "zero_bubble"
     late = min(num_microbatches, pp) - 1
-    assert bubble == pytest.approx((pp - 1) * (passes_s - weight_time) - late * weight_time)
+    for weight_time in (0.5, 1.0):
+        ranks = SimulatedRanks(**sizes, blocking=False, weight_time=weight_time)
+        passes_s = ranks.forward_time + ranks.backward_time
+        bubble = ranks.run() - num_microbatches * passes_s
+        assert bubble == pytest.approx((pp - 1) * (passes_s - weight_time) - late * weight_time)
     layout = Layout(pp=pp, num_microbatches=num_microbatches, schedule="zero_bubble")
-    if weight_time == 1.0:
-        assert bubble == pytest.approx(float(idle_slots(LayoutColumns.of(layout))) * passes_s)
-    assert SimulatedRanks(**sizes, schedule="zero_bubble").run() > 0, "ranks that block get through"
+    assert bubble == pytest.approx(float(idle_slots(LayoutColumns.of(layout))) * passes_s)
+    assert SimulatedRanks(**sizes).run() > 0, "ranks that block get through"
+    changes = {Forward: 1, Backward: 0, WeightGradients: -1, Transfer: 0}
+    for actions in tables(pp, 1, num_microbatches, "zero_bubble"):
+        held = itertools.accumulate(changes[type(action)] for action in actions)
+        assert max(held) == min(num_microbatches, pp)
 
 
 @OTHERS
@@ -184,18 +184,7 @@ def test_gpipe_has_the_bubble_of_1f1b_and_all_micro_batches_in_flight(
         assert most_in_flight(actions) == num_microbatches
 
 
-@OTHERS
-def test_no_stage_holds_more_micro_batches_than_the_first_one_for_late_weight_gradients(
-    pp: int, num_microbatches: int
-) -> None:
-    changes = {Forward: 1, Backward: 0, WeightGradients: -1, Transfer: 0}
-    for actions in tables(pp, 1, num_microbatches, "zero_bubble"):
-        held = itertools.accumulate(changes[type(action)] for action in actions)
-        assert max(held) == min(num_microbatches, pp)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("pp", "vpp"), list(itertools.product((2, 4, 8), (2, 4))))
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 4), (4, 2)])
 def test_interleaved_transfers_hide_behind_passes(pp: int, vpp: int) -> None:
     """Those of the fill and the drain alone take time, however many micro-batches there are."""
 
@@ -205,29 +194,6 @@ def test_interleaved_transfers_hide_behind_passes(pp: int, vpp: int) -> None:
         return slow.run() - quick.run()
 
     assert added(4 * pp) == added(8 * pp) == added(16 * pp)
-
-
-@GRID
-def test_messages_between_two_ranks_come_in_the_order_in_which_they_are_sent(
-    pp: int, vpp: int, num_microbatches: int
-) -> None:
-    """NCCL matches what a rank sends to another by its order alone, activation or gradient."""
-    sent: dict[tuple[int, int], list[Message]] = {}
-    received: dict[tuple[int, int], list[Message]] = {}
-    for rank, actions in enumerate(tables(pp, vpp, num_microbatches)):
-        for transfer in (action for action in actions if isinstance(action, Transfer)):
-            for messages, found in ((sent_by, sent), (received_by, received)):
-                for message in messages(transfer, rank, pp):
-                    ends = (message.from_stage % pp, message.to_stage % pp)
-                    found.setdefault(ends, []).append(message)
-    assert sent == received
-    num_edges = (pp * vpp - 1) * 2 * num_microbatches
-    assert sum(len(messages) for messages in sent.values()) == num_edges
-
-
-def test_one_stage_communicates_nothing() -> None:
-    actions = pipeline_schedule(0, pp=1, vpp=1, num_microbatches=8)
-    assert not any(isinstance(action, Transfer) for action in actions)
 
 
 def test_the_simulation_sees_ranks_that_wait_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Measures which seeded faults the fast test suite catches.
 
     python -m tests.seeded_faults.run --report FILE.json [--only NAME] [--jobs 1] [--tests ARGS...]
-    python -m tests.seeded_faults.run --check
 
 Each fault is applied to a temporary copy of the tracked files. The tests run there from the folder
 that mirrors the changed module outwards, and stop at the first failure. A report that exists is
@@ -153,17 +152,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="faults that are tested side by side")
     parser.add_argument("--tests", nargs="*", help="paths of tests to run instead of all")
     parser.add_argument("--report", type=Path, help="JSON file that the results are added to")
-    parser.add_argument("--check", action="store_true", help="only apply and compile each fault")
     given = parser.parse_args()
     known = [fault.name for fault in FAULTS]
     names = given.only or known
     if unknown := sorted({*names} - {BASELINE, *known}):
         parser.error(f"unknown faults: {', '.join(unknown)}")
     changes = _changes(names)
-    if given.check:
-        for name, change in changes.items():
-            _say(f"{name}: applies to {change and change.path}")
-        return
     report: Path | None = given.report
     results = json.loads(report.read_text()) if report is not None and report.exists() else []
     measured_before = {entry["name"] for entry in results}

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -37,15 +38,14 @@ def changed(fault: Fault) -> Change:
     """
     found = [
         (path, start, end)
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for start, end in _spans(path.read_text(), fault)
+        for path, text in _sources().items()
+        for start, end in _spans(text, fault)
     ]
     if len(found) != 1:
         places = ", ".join(str(path.relative_to(ROOT)) for path, _, _ in found) or "no module"
         raise FaultInapplicableError(f"{fault.name}: {fault.function} is defined in {places}")
     ((path, start, end),) = found
-    lines = path.read_text().splitlines(keepends=True)
+    lines = _sources()[path].splitlines(keepends=True)
     pattern = r"\s+".join(re.escape(word) for word in fault.before.split())
     function = "".join(lines[start:end])
     times = len(re.findall(pattern, function))
@@ -61,9 +61,16 @@ def changed(fault: Fault) -> Change:
     return Change(path.relative_to(ROOT), text)
 
 
+@cache
+def _sources() -> dict[Path, str]:
+    """The text of every module."""
+    modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {path: path.read_text() for path in sorted(modules)}
+
+
 def _spans(text: str, fault: Fault) -> Iterator[tuple[int, int]]:
     """First and last line of the functions that have the fault's qualified name and its `also`."""
-    if fault.function.rpartition(".")[2] not in text:
+    if f"def {fault.function.rpartition('.')[2]}(" not in text:
         return
     lines = text.splitlines(keepends=True)
     waiting: list[tuple[str, ast.AST]] = [("", ast.parse(text))]

@@ -9,13 +9,18 @@ import pytest
 from tests.slurm.site import SlurmSite, why_not
 
 
-@pytest.fixture
-def slurm() -> Iterator[SlurmSite]:
-    """A site of its own for the test: four nodes of 8 CPUs and 8 pretended GPUs."""
+@pytest.fixture(scope="module")
+def site() -> Iterator[SlurmSite]:
+    """Four nodes of 8 CPUs and 8 pretended GPUs, for the tests of a file."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
     with SlurmSite(num_nodes=4) as site:
         yield site
-        if site.has_controller:
-            site.cancel_everything()
+
+
+@pytest.fixture
+def slurm(site: SlurmSite) -> Iterator[SlurmSite]:
+    """The file's site, on which the test leaves no job and no process."""
+    yield site
+    site.cancel_everything()

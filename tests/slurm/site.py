@@ -87,10 +87,6 @@ class SlurmSite:
     def node_names(self) -> list[str]:
         return [f"n{index}" for index in range(1, self.num_nodes + 1)]
 
-    @property
-    def has_controller(self) -> bool:
-        return "slurmctld" in self._daemons
-
     def __enter__(self) -> Self:
         return self
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.kit.waiting import wait_until
-from tests.slurm.site import SlurmSite
+from tests.slurm.site import SlurmSite, why_not
 from workers.errors import SlurmUnavailableError
 from workers.slurm.jobs import current_allocation, ends_in_s
 
@@ -23,27 +23,25 @@ print(json.dumps(dataclasses.asdict(current_allocation(os.environ))))
 
 def test_a_batch_script_learns_its_nodes_and_when_it_ends(slurm: SlurmSite) -> None:
     output = slurm.directory / "output"
-    script = f"{sys.executable} -c '{PROGRAM}'"
+    script = f"{sys.executable} -c '{PROGRAM}'; sleep 1000"
     job = slurm.submit("-N3", "-t", "10", "-o", str(output), "--wrap", script)
-    slurm.wait_for_end(job)
+    wait_until("it has printed", lambda: output.exists() and output.read_text(), 60)
     found = json.loads(output.read_text())
     assert found["job_id"] == str(job)
     assert found["node_names"] == ["n1", "n2", "n3"]
     assert 500 < found["ends_in_s"] <= 600
-
-
-def test_a_limit_that_is_changed_meanwhile_is_seen(slurm: SlurmSite) -> None:
-    job = slurm.submit("-t", "10", "--wrap", "sleep 1000")
-    wait_until("it runs", lambda: slurm.processes(job), 60)
     slurm.run("scontrol", "update", f"jobid={job}", "timelimit=30")
     left_s = ends_in_s(str(job), slurm.environment)
-    assert left_s is not None
     assert 1500 < left_s <= 1800
 
 
-def test_without_a_controller_the_end_is_what_the_environment_says(slurm: SlurmSite) -> None:
-    slurm.lose_controller()
-    assert ends_in_s("1", slurm.environment | {"SLURM_JOB_END_TIME": "99999999999"}) is not None
+def test_without_a_controller_the_end_is_what_the_environment_says() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with SlurmSite(num_nodes=1) as site:
+        site.lose_controller()
+        told = {"SLURM_JOB_END_TIME": "99999999999"}
+        assert ends_in_s("1", site.environment | told) is not None
 
 
 def test_outside_of_a_job_there_is_no_allocation(slurm: SlurmSite) -> None:

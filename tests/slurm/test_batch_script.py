@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
+from tests.slurm.tuning import cpu_cluster
 from workers.slurm.commands import allocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -49,21 +50,9 @@ class Bench:
         return int(json.loads(found.stdout)["job_id"])
 
     def submission(self, *options: str, **site: Any) -> list[str]:
-        cluster = {
-            "name": "ours",
-            "device": "CPU core",
-            "num_nodes": 4,
-            "devices_per_node": 2,
-            "device_memory_gb": 1,
-            "site": {
-                "node_address": "127.0.1.1{index}",
-                "node_local_dir": str(self.directory / "local"),
-                "drain_s": 5,
-                **site,
-            },
-        }
+        local = {"node_local_dir": str(self.directory / "local"), "drain_s": 5}
         file = self.directory / "ours.json"
-        file.write_text(json.dumps(cluster))
+        file.write_text(json.dumps(cpu_cluster("ours", **{**local, **site})))
         return [
             "submit",
             f"--cluster={file}",
@@ -105,17 +94,20 @@ def bench(slurm: SlurmSite, tmp_path: Path) -> Bench:
 
 
 def test_a_ray_allocation_has_a_ray_task_a_node_and_a_worker_that_joins_them(bench: Bench) -> None:
-    job = bench.submit("--end-when-idle=5m")
+    # What the job exports is the script's own environment, whatever it was submitted with.
+    variables = {"NOTES": str(bench.directory / "notes"), "SITES": "own"}
+    exported = "--sbatch-option=--export=NONE"
+    job = bench.submit("--end-when-idle=5m", exported, environment=variables)
     bench.wait_for("ray-n2.arguments")
     worker = bench.wait_for("worker.arguments").splitlines()
-    head = f"127.0.1.10:{20000 + job % 10000}"
+    head = f"127.0.5.10:{20000 + job % 10000}"
     assert bench.wait_for("ray-n1.arguments").split()[-4:] == [
         "--head",
         head,
         "--address",
-        "127.0.1.10",
+        "127.0.5.10",
     ]
-    assert bench.note("ray-n2.arguments").split()[-2:] == ["--address", "127.0.1.11"]
+    assert bench.note("ray-n2.arguments").split()[-2:] == ["--address", "127.0.5.11"]
     assert worker[worker.index("--ray-address") + 1] == head
     assert worker[worker.index("--launcher") + 1] == "ray"
     assert worker[worker.index("--name") + 1] == f"ours-{job}"
@@ -131,28 +123,11 @@ def test_a_ray_allocation_has_a_ray_task_a_node_and_a_worker_that_joins_them(ben
     assert len(tokens) == 1
     assert len(tokens.pop()) == len("RAY_AUTH_TOKEN=") + 64
     assert "RAY_AUTH_TOKEN" not in bench.log()
-
-
-def test_steps_have_the_scripts_environment_whatever_the_job_was_exported(bench: Bench) -> None:
-    variables = {"NOTES": str(bench.directory / "notes"), "SITES": "own"}
-    bench.submit("--sbatch-option=--export=NONE", environment=variables)
     wait_until(
         "a step has the site's variable",
         lambda: "SITES=own" in bench.note("ray-n2.environment").splitlines(),
         60,
     )
-
-
-def test_an_srun_allocation_has_a_worker_alone(bench: Bench) -> None:
-    (bench.directory / "notes" / "done").touch()
-    job = bench.submit("--launcher=srun")
-    assert bench.site.wait_for_end(job)["JobState"] == "COMPLETED", bench.log()
-    worker = bench.note("worker.arguments").splitlines()
-    assert "--ray-address" not in worker
-    assert worker[worker.index("--launcher") + 1] == "srun"
-    assert sorted(path.name for path in (bench.directory / "notes").glob("*.arguments")) == [
-        "worker.arguments"
-    ]
 
 
 def test_the_job_ends_as_its_worker_ends_and_takes_everything_along(bench: Bench) -> None:
@@ -190,14 +165,6 @@ def test_the_worker_is_told_before_the_wall_time_is_over(bench: Bench) -> None:
     assert bench.site.wait_for_end(job)["JobState"] == "COMPLETED", bench.log()
 
 
-def test_a_killed_job_leaves_no_process(bench: Bench) -> None:
-    job = bench.submit()
-    bench.wait_for("worker.arguments")
-    bench.wait_for("ray-n2.arguments")
-    assert bench.call("cancel", str(job), "--now").exit_code == 0
-    assert bench.site.wait_for_end(job)["JobState"] == "CANCELLED"
-
-
 def test_a_lost_node_does_not_end_the_allocation(bench: Bench) -> None:
     job = bench.submit()
     bench.wait_for("ray-n2.arguments")
@@ -211,6 +178,7 @@ def test_a_lost_node_does_not_end_the_allocation(bench: Bench) -> None:
     assert bench.site.state(job) == "RUNNING"
     assert not bench.note("worker.told")
     assert not bench.note("ray-n1.told")
+    bench.site.return_node("n2")
 
 
 def test_a_packed_environment_is_unpacked_on_every_node_and_removed(bench: Bench) -> None:
@@ -232,7 +200,7 @@ def test_what_the_site_lacks_is_said_in_the_log(bench: Bench) -> None:
     assert "there is no module rocm/7" in bench.log()
 
 
-def test_lines_of_shell_run_on_the_node_before_the_worker(bench: Bench) -> None:
+def test_an_srun_allocation_runs_lines_of_shell_and_then_a_worker_alone(bench: Bench) -> None:
     (bench.directory / "notes" / "done").touch()
     job = bench.submit(
         "--setup=export USERS=$SITES-too",
@@ -241,7 +209,11 @@ def test_lines_of_shell_run_on_the_node_before_the_worker(bench: Bench) -> None:
         environment={"FROM": "$SITES/$SLURM_JOB_ID"},
         environment_of_several_nodes={"SEVERAL": "yes"},
     )
-    bench.site.wait_for_end(job)
+    assert bench.site.wait_for_end(job)["JobState"] == "COMPLETED", bench.log()
+    worker = bench.note("worker.arguments").splitlines()
+    assert "--ray-address" not in worker
+    assert worker[worker.index("--launcher") + 1] == "srun"
+    assert not list((bench.directory / "notes").glob("ray-*"))
     lines = bench.note("worker.environment").splitlines()
     for line in (f"FROM=from-setup/{job}", "USERS=from-setup-too", "SEVERAL=yes"):
         assert line in lines
@@ -266,6 +238,9 @@ def test_list_shows_our_allocations_alone_and_cancel_ends_no_other_job(bench: Be
         assert says in refused.output
     assert bench.call("cancel", str(waiting)).exit_code == 0
     assert bench.site.state(waiting) == "CANCELLED"
+    bench.wait_for("ray-n2.arguments")
+    assert bench.call("cancel", str(running), "--now").exit_code == 0
+    assert bench.site.wait_for_end(running)["JobState"] == "CANCELLED", "no process is left"
     assert bench.site.state(other) == "RUNNING"
 
 

@@ -32,51 +32,30 @@ def assert_each_trial_was_run_once(tuning: Tuning, campaign: str, number: int) -
         assert len(attempts) <= 2
 
 
-def test_a_campaign_runs_to_its_end_on_two_ray_nodes(tuning: Tuning) -> None:
-    cluster = cpu_cluster("rayed")
-    campaign = tuning.campaign(cluster)
-    job = tuning.allocate(cluster, "--launcher=ray")
-    assert tuning.wait_for_end(campaign, job)["state"] == "COMPLETED", tuning.log(job)
-    assert_each_trial_was_run_once(tuning, campaign, 4)
-    shown = tuning.show(job)
-    # Nodes of Ray are listed in the order in which they joined.
-    assert sorted(node["name"] for node in shown["nodes"]) == ["n1", "n2"]
-    assert shown["job_id"] == str(job)
-    assert shown["seconds_left"] < 600
-    assert shown["cost"]["iterations"] > 0
-    tuning.cancel(job)
-    assert tuning.site.wait_for_end(job, 120)["JobState"] == "COMPLETED", tuning.log(job)
-
-
-def test_a_campaign_runs_to_its_end_by_steps_on_four_nodes_and_the_job_ends_by_itself(
-    tuning: Tuning,
-) -> None:
-    cluster = cpu_cluster("stepped")
-    campaign = tuning.campaign(cluster)
-    job = tuning.allocate(cluster, "--launcher=srun", "--nodes=4", "--end-when-idle=5s")
-    assert tuning.wait_for_end(campaign, job)["state"] == "COMPLETED", tuning.log(job)
-    assert_each_trial_was_run_once(tuning, campaign, 4)
-    assert tuning.site.wait_for_end(job, 120)["JobState"] == "COMPLETED", tuning.log(job)
-
-
 @pytest.mark.parametrize("launcher", ["ray", "srun"])
-def test_a_campaign_goes_on_in_the_next_allocation_after_one_was_cancelled(
-    tuning: Tuning, launcher: str
-) -> None:
-    cluster = cpu_cluster("cancelled")
+def test_a_campaign_outlives_a_cancelled_allocation(tuning: Tuning, launcher: str) -> None:
+    cluster = cpu_cluster(f"of-{launcher}")
     campaign = tuning.campaign(cluster)
     first = tuning.allocate(cluster, f"--launcher={launcher}")
     tuning.wait_for_completed(campaign, 1, first)
     tuning.site.run("scancel", str(first))
     tuning.site.wait_for_end(first, 60)
-    second = tuning.allocate(cluster, f"--launcher={launcher}")
+    larger = ("--nodes=4", "--end-when-idle=5s") if launcher == "srun" else ()
+    second = tuning.allocate(cluster, f"--launcher={launcher}", *larger)
     assert tuning.wait_for_end(campaign, second)["state"] == "COMPLETED", tuning.log(second)
     assert_each_trial_was_run_once(tuning, campaign, 4)
+    if launcher == "ray":
+        shown = tuning.show(second)
+        # Nodes of Ray are listed in the order in which they joined.
+        assert len(shown["nodes"]) == 2
+        assert shown["job_id"] == str(second)
+        assert shown["seconds_left"] < 600
+        assert shown["cost"]["iterations"] > 0
+        tuning.cancel(second)
+    assert tuning.site.wait_for_end(second, 120)["JobState"] == "COMPLETED", tuning.log(second)
 
 
-def test_a_campaign_goes_on_in_the_next_allocation_after_the_wall_time_was_over(
-    tuning: Tuning,
-) -> None:
+def test_a_campaign_outlives_the_wall_time_of_its_allocation(tuning: Tuning) -> None:
     cluster = cpu_cluster("timed")
     # A probe that starts after the first 30 s may not end in time: only one round ever fits.
     campaign = tuning.campaign(cluster, probe={"warmup": 2, "iterations": 60, "deadline": "90s"})
@@ -89,9 +68,7 @@ def test_a_campaign_goes_on_in_the_next_allocation_after_the_wall_time_was_over(
     assert_each_trial_was_run_once(tuning, campaign, 4)
 
 
-def test_allocations_of_two_clusters_serve_one_service_each_with_its_own_trials(
-    tuning: Tuning,
-) -> None:
+def test_allocations_of_two_clusters_run_trials_of_their_own(tuning: Tuning) -> None:
     east = cpu_cluster("east", node_address="127.0.5.2{index}")
     west = cpu_cluster("west", node_address="127.0.5.3{index}")
     campaigns = {cluster["name"]: tuning.campaign(cluster) for cluster in (east, west)}

@@ -20,17 +20,6 @@ def test_a_step_runs_on_every_node_and_sees_its_devices_as_on_frontier(slurm: Sl
     ]
 
 
-def test_a_lost_node_takes_its_processes_along_and_can_come_back(slurm: SlurmSite) -> None:
-    job = slurm.submit("-N1", "-w", "n3", "--no-requeue", "--wrap", "sleep 1000")
-    wait_until("the job runs", lambda: slurm.processes(job), 60)
-    slurm.lose_node("n3")
-    assert slurm.processes(job) == []
-    assert slurm.wait_for_end(job)["JobState"] == "NODE_FAIL"
-    slurm.return_node("n3")
-    wait_until("it is idle", lambda: "idle" in slurm.run("sinfo", "-hn", "n3").stdout, 60)
-    assert slurm.run("srun", "-w", "n3", "echo", "back").stdout == "back\n"
-
-
 def test_nothing_is_left_of_a_site_not_even_what_its_jobs_daemonised() -> None:
     if reason := why_not():
         pytest.skip(reason)

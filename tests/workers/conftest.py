@@ -5,11 +5,19 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kit.fake_service import FakeService, serve
+
+if TYPE_CHECKING:
+    from tests.kit.local_ranks import SeveralLocalNodes
+    from workers.launchers.local import LocalNodes
+
+# Imported where they are used: tests of the trainer on GPUs do without psutil.
 
 
 @pytest.fixture
@@ -32,7 +40,6 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Marks every process that the test starts; none may be left when it ends."""
-    # Not above: tests of the trainer on GPUs do without psutil.
     from tests.kit.waiting import wait_until
     from tests.workers.process_checks import MARK, kill, marked
 
@@ -43,3 +50,50 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         wait_until("no process is left", lambda: not marked(mark), 20)
     finally:
         kill(marked(mark))
+
+
+@pytest.fixture(scope="session")
+def orders_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks of the nodes below do oddly."""
+    path = tmp_path_factory.mktemp("orders") / "orders"
+    path.write_text("{}")
+    return path
+
+
+@pytest.fixture
+def orders(orders_file: Path) -> Iterator[Path]:
+    """The file of `tests.workers.odd_rank`, for one test."""
+    yield orders_file
+    orders_file.write_text("{}")
+
+
+@pytest.fixture(scope="session")
+def nodes(orders_file: Path) -> Iterator[LocalNodes]:
+    """This machine as a node of two devices whose ranks train, for modules that have no own one.
+
+    They share it, since a zygote takes two seconds of a core to import torch. It stands for a
+    worker with secrets, and with a path of modules.
+    """
+    from search_spaces.connection.service_address import PRIVATE_VARIABLES
+    from tests.kit.python_process import ROOT
+    from tests.workers.odd_rank import ODD_ENTRY, ORDERS
+    from tests.workers.programs.programs import leaves_nothing
+
+    secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
+    path = f"{ROOT}:{ROOT}/:/elsewhere"
+    environment = {**secrets, "PYTHONPATH": path, ORDERS: str(orders_file)}
+    with leaves_nothing(ODD_ENTRY, environment) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def two_nodes(orders_file: Path) -> Iterator[SeveralLocalNodes]:
+    """The same as two nodes."""
+    from tests.kit.local_ranks import several_nodes
+    from tests.workers.odd_rank import ODD_ENTRY, ORDERS
+
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(ORDERS, str(orders_file))
+            nodes = stack.enter_context(several_nodes([ODD_ENTRY] * 2))
+        yield nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from workers.packing.request import Placement
 
 RANK_PROGRAMS = "tests.workers.rank_programs:run"
 """The entry of a zygote whose ranks do what `rank_programs` holds."""
+
+NOBODY = 65534
 
 MARK = "LAYOUT_TUNER_TEST_MARK"
 """Environment variable that finds every descendant of a process, whatever became of its parents."""
@@ -40,6 +43,24 @@ def is_alive(pid: int) -> bool:
 def wait_until_gone(pids: Iterable[int], patience_s: float = 60.0) -> None:
     pids = list(pids)
     wait_until(f"none of {pids} is alive", lambda: not any(map(is_alive, pids)), patience_s)
+
+
+def wait_until_released(locks: Iterable[Path]) -> None:
+    """Waits until no process holds the locks of directories.
+
+    A killed process loses its environment, and its first thread ends, before it closes its files.
+    """
+
+    def released(lock: Path) -> bool:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    locks = list(locks)
+    wait_until("no process holds the directories", lambda: all(map(released, locks)), 20)
 
 
 def marked(mark: str, *, variable: str = MARK) -> list[psutil.Process]:

@@ -17,11 +17,12 @@ from workers.ranks.rank_task import RankTask
 def run(task: RankTask, line: JsonLines) -> None:
     """Does what the task's job asks of this rank: {"kind": ..., "by_rank": {rank: program}}.
 
-    The program "iterate-then-hang" is the function `_iterate_then_hang`, and so on.
+    The program "daemonise-then-hang" calls the functions `_daemonise` and `_hang`, and so on.
     """
     by_rank = task.job.get("by_rank", {})
     program = by_rank.get(str(task.rank), task.job["kind"])
-    globals()[f"_{program.replace('-', '_')}"](task, line)
+    for part in program.split("-then-"):
+        globals()[f"_{part.replace('-', '_')}"](task, line)
 
 
 def _report_error(line: JsonLines, message: str, **changes: Any) -> None:
@@ -30,7 +31,9 @@ def _report_error(line: JsonLines, message: str, **changes: Any) -> None:
 
 
 def _succeed(task: RankTask, line: JsonLines) -> None:
-    line.send({"event": "result", "rank": task.rank, "cores": sorted(os.sched_getaffinity(0))})
+    score = int(Path("/proc/self/oom_score_adj").read_text())
+    cores = sorted(os.sched_getaffinity(0))
+    line.send({"event": "result", "rank": task.rank, "cores": cores, "oom_score_adj": score})
 
 
 def _peak(task: RankTask, line: JsonLines) -> None:
@@ -40,19 +43,14 @@ def _peak(task: RankTask, line: JsonLines) -> None:
     _fail(task, line)
 
 
-def _tell_oom_score(task: RankTask, line: JsonLines) -> None:
-    score = Path("/proc/self/oom_score_adj").read_text()
-    line.send({"event": "result", "oom_score_adj": int(score)})
-
-
 def _say_much(task: RankTask, line: JsonLines) -> None:
     """A result of many chunks: what a probe of thousands of iterations returns."""
     line.send({"event": "result", "pad": "x" * 150_000})
 
 
 def _iterate(task: RankTask, line: JsonLines) -> None:
-    """Two hundred iterations of 5 ms."""
-    for index in range(200):
+    """A hundred iterations of 5 ms."""
+    for index in range(100):
         time.sleep(0.005)
         line.send({"event": "iteration", "index": index, "kind": "timed", "loss": 1.0})
     line.send({"event": "result"})
@@ -65,9 +63,17 @@ def _hang(task: RankTask, line: JsonLines) -> None:
         time.sleep(3600)
 
 
-def _iterate_then_hang(task: RankTask, line: JsonLines) -> None:
-    line.send({"event": "iteration", "index": 3, "kind": "timed", "loss": 1.0})
+def _probe(task: RankTask, line: JsonLines) -> None:
+    """What a launcher asks for: it hangs."""
     _hang(task, line)
+
+
+def _iterate_once(task: RankTask, line: JsonLines) -> None:
+    line.send({"event": "iteration", "index": 3, "kind": "timed", "loss": 1.0})
+
+
+def _pause(task: RankTask, line: JsonLines) -> None:
+    time.sleep(0.15)
 
 
 def _fail(task: RankTask, line: JsonLines) -> None:
@@ -86,17 +92,10 @@ def _out_of_memory(task: RankTask, line: JsonLines) -> None:
 
 def _notice_dead_peer(task: RankTask, line: JsonLines) -> None:
     _report_error(line, "RuntimeError: Connection closed by peer", transport=True)
-    time.sleep(3600)
 
 
-def _leave_dead_peer(task: RankTask, line: JsonLines) -> None:
-    _report_error(line, "RuntimeError: Connection closed by peer", transport=True)
+def _exit(task: RankTask, line: JsonLines) -> None:
     os._exit(1)
-
-
-def _out_of_memory_late(task: RankTask, line: JsonLines) -> None:
-    time.sleep(0.15)
-    _out_of_memory(task, line)
 
 
 def _leave(task: RankTask, line: JsonLines) -> None:
@@ -108,11 +107,6 @@ def _hang_past_alarm(task: RankTask, line: JsonLines) -> None:
     assert signal.getitimer(signal.ITIMER_REAL)[0] > task.deadline_s - 1
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     _hang(task, line)
-
-
-def _fail_late(task: RankTask, line: JsonLines) -> None:
-    time.sleep(0.15)
-    _fail(task, line)
 
 
 def _kill_itself(task: RankTask, line: JsonLines) -> None:
@@ -131,11 +125,6 @@ def _daemonise(task: RankTask, line: JsonLines) -> None:
         os._exit(0)
     os.wait()
     line.send({"event": "result", "daemon": int(os.read(told_r, 32))})
-
-
-def _daemonise_then_hang(task: RankTask, line: JsonLines) -> None:
-    _daemonise(task, line)
-    _hang(task, line)
 
 
 def _fork_a_child(task: RankTask, line: JsonLines) -> None:
@@ -182,21 +171,8 @@ def _talk_for_ever(task: RankTask, line: JsonLines) -> None:
 
 def _talk(task: RankTask, line: JsonLines) -> None:
     for number in range(20_000):
-        sys.stdout.write(f"line {number} of a rank that says too much\n")
-    _fail(task, line)
-
-
-def _talk_and_succeed(task: RankTask, line: JsonLines) -> None:
-    for number in range(20_000):
-        sys.stdout.write(f"line {number} of rank {task.rank}, {'which says too much, ' * 30}\n")
-    _succeed(task, line)
-
-
-def _talk_then_hang(task: RankTask, line: JsonLines) -> None:
-    for number in range(20_000):
         sys.stdout.write(f"line {number} of rank {task.rank}, {'which says too much, ' * 30}\n")
     sys.stdout.flush()
-    _hang(task, line)
 
 
 def _garble(task: RankTask, line: JsonLines) -> None:

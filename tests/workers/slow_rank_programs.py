@@ -8,4 +8,4 @@ from tests.workers.rank_programs import run
 
 __all__ = ["run"]
 
-time.sleep(4.0)
+time.sleep(2.0)

@@ -31,17 +31,10 @@ def full_filter() -> TrialFilter:
 def full_campaign_filter() -> CampaignFilter:
     """States something for every field."""
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    return CampaignFilter(
-        states=("RUNNING",),
-        model="m",
-        cluster="c",
-        strategy="random",
-        objective="tokens_per_s",
-        created_by="b",
-        name_contains="n",
-        created_after=moment,
-        created_before=moment,
-    )
+    texts: dict[str, Any] = dict.fromkeys(("model", "cluster", "created_by", "name_contains"), "n")
+    choices: dict[str, Any] = {"strategy": "random", "objective": "tokens_per_s"}
+    times = {"created_after": moment, "created_before": moment}
+    return CampaignFilter(states=("RUNNING",), **texts, **choices, **times)
 
 
 SAMPLES: Mapping[Any, Callable[[], Any]] = {

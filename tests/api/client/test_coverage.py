@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -28,18 +27,17 @@ OF_WORKERS = {
     *("register_worker", "drain_worker", "lease_trials", "post_heartbeat", "post_outcome")
 }
 """Operations of the worker protocol: `LeaseClient` of the workers has their methods."""
-METHODS = ("get", "put", "post", "patch", "delete")
+METHODS = {"get", "put", "post", "patch", "delete"}
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One route as the OpenAPI document describes it."""
 
     id: str
     method: str
     path: str
-    queries: frozenset[str]
-    headers: frozenset[str]
+    queries: set[str]
+    headers: set[str]
     has_body: bool
 
     def serves(self, request: httpx.Request) -> bool:
@@ -49,20 +47,17 @@ class Operation:
 
 def operations_of(document: dict[str, Any]) -> Iterator[Operation]:
     for path, item in document["paths"].items():
-        for method, operation in item.items():
-            if method in METHODS:
-                named = operation.get("parameters", [])
-                yield Operation(
-                    id=operation["operationId"],
-                    method=method.upper(),
-                    path=path,
-                    queries=frozenset(each["name"] for each in named if each["in"] == "query"),
-                    headers=frozenset(
-                        each["name"].lower() for each in named if each["in"] == "header"
-                    )
-                    - UNASKED,
-                    has_body=operation.get("requestBody", {}).get("required", False),
-                )
+        for method in item.keys() & METHODS:
+            operation = item[method]
+            named = [(each["in"], each["name"].lower()) for each in operation.get("parameters", [])]
+            yield Operation(
+                id=operation["operationId"],
+                method=method.upper(),
+                path=path,
+                queries={name for kind, name in named if kind == "query"},
+                headers={name for kind, name in named if kind == "header"} - UNASKED,
+                has_body=operation.get("requestBody", {}).get("required", False),
+            )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +91,7 @@ def served(request: httpx.Request, operations: list[Operation]) -> Operation:
     return min(serving, key=lambda operation: operation.path.count("{"))
 
 
-def test_every_route_that_not_only_workers_call_has_a_method_with_all_of_its_parameters(
+def test_every_route_for_others_than_workers_has_a_client_method_with_all_of_its_parameters(
     operations: list[Operation],
 ) -> None:
     queries: defaultdict[str, set[str]] = defaultdict(set)

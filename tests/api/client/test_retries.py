@@ -51,21 +51,6 @@ def test_a_submission_is_sent_again_under_the_same_key() -> None:
     assert other.asked[0].headers["Idempotency-Key"] not in keys, "another submission"
 
 
-def test_a_refusal_names_the_fields() -> None:
-    problem = {
-        "type": "urn:layout-tuner:problem:request-invalid",
-        "title": "request invalid",
-        "status": 422,
-        "detail": "query.limit: too large",
-        "errors": [{"field": "query.limit", "message": "too large"}],
-    }
-    error = refused(Service(httpx.Response(422, json=problem)), "health")
-    assert str(error) == "query.limit: too large"
-    assert error.problem is not None
-    assert error.problem.errors is not None
-    assert error.problem.errors[0].field == "query.limit"
-
-
 def test_a_service_that_does_not_answer_may_have_to_be_started() -> None:
     with (
         Client("http://127.0.0.1:1", "t", retries=QUICK) as client,

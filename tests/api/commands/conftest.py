@@ -1,4 +1,4 @@
-"""The store and the command line of the module's service, which is a process of its own."""
+"""The store and the command line of the service that is a process of its own."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def run(service: ServeProcess) -> Command:
         return CliRunner().invoke(main, words, env=environment, input=answer)
 
     return run_it
+
+
+@pytest.fixture
+def served_url(sqlite_url: str) -> str:
+    """No SQL dialect changes what commands send and print."""
+    return sqlite_url

@@ -1,4 +1,4 @@
-"""Commands that find, change, clone, delete and report campaigns, against a real service."""
+"""Commands of campaigns, models and clusters, and files of clusters, which every command reads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, Command
+from tests.kit.api import CAMPAIGN, Command, ends
 from tests.kit.page import Page
 from tests.kit.services import ServeProcess
 from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
 from tests.kit.waiting import wait_until
+from tuner.estimate.commands import estimate
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -49,7 +50,9 @@ def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
     assert len(found["campaigns"]) == 1
 
 
-def test_an_update_changes_what_it_names(run: Command, name: str, tmp_path: Path) -> None:
+def test_an_update_changes_what_it_names_and_of_an_ended_campaign_names_the_clone(
+    run: Command, name: str, tmp_path: Path
+) -> None:
     told = done(run("campaign", "update", name, "--trials", "9", "--wall-time", "1h"))
     assert told == f"campaign {name}: at most 9 trials or 1 h 00 min\n"
     notes = tmp_path / "notes.txt"
@@ -59,12 +62,8 @@ def test_an_update_changes_what_it_names(run: Command, name: str, tmp_path: Path
     assert "at most 9 trials\n" in shown
     assert "notes         first line\n              second line\n" in shown
 
-
-def test_an_update_of_an_ended_campaign_names_the_clone(run: Command, name: str) -> None:
     done(run("campaign", "cancel", name))
-    refused = run("campaign", "update", name, "--trials", "9")
-    assert refused.exit_code == 1
-    assert "layout-tuner campaign clone" in refused.output
+    ends(run("campaign", "update", name, "--trials", "9"), 1, "layout-tuner campaign clone")
     told = done(run("campaign", "clone", name, "--trials", "9"))
     assert told.startswith(
         f"campaign {name}-2 submitted: 4 legal layouts, precision fp32, at most 9 trials\n"
@@ -91,9 +90,7 @@ def test_a_clone_has_the_values_that_set_states(run: Command, name: str) -> None
 def test_a_campaign_is_deleted_after_confirmation(run: Command, name: str, store: Store) -> None:
     store.trials.add(store.campaigns.by_name(name).id, LAYOUT)
     assert run("campaign", "delete", name, answer="n\n").exit_code == 1
-    refused = run("campaign", "delete", name, "--yes")
-    assert refused.exit_code == 1
-    assert "cancel it before" in refused.output
+    ends(run("campaign", "delete", name, "--yes"), 1, "cancel it before")
     told = done(run("campaign", "delete", name, "--cancel", answer="y\n"))
     assert f"campaign {name} deleted, with 1 trial" in told
     assert run("campaign", "show", name).exit_code == 1
@@ -124,9 +121,7 @@ def test_a_report_is_written_to_a_file_or_printed(
     written = (tmp_path / f"{name}.html").read_text()
     assert Page(written).texts["h1"] == [name]
     assert "1,000 tokens/s" in Page(written).text
-    refused = run("report", name)
-    assert refused.exit_code == 1
-    assert "--force" in refused.output
+    ends(run("report", name), 1, "--force")
     done(run("report", name, "--force"))
     assert Page(done(run("report", name, "--out", "-"))).texts["h1"] == [name]
     assert run("report", name, "--out", "nowhere/a.html").exit_code == 1
@@ -137,7 +132,7 @@ def write(path: Path, document: Any) -> str:
     return str(path)
 
 
-def test_a_model_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:
+def test_models_and_clusters_are_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:
     file = write(tmp_path / "m.yaml", {"preset": "tiny", "num_layers": 6})
     assert "model six is stored" in done(run("model", "put", "six", file))
     assert "six" in done(run("model", "list"))
@@ -145,11 +140,12 @@ def test_a_model_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -
     assert (shown["name"], shown["num_layers"]) == ("six", 6)
     assert json.loads(done(run("model", "show", "tiny", "--json")))["preset"] is True
     assert done(run("model", "delete", "six")) == "model six deleted\n"
-    refused = run("model", "put", "mine", write(tmp_path / "m.yaml", [1, 2]))
-    assert (refused.exit_code, "the model is not a mapping" in refused.output) == (2, True)
+    ends(
+        run("model", "put", "mine", write(tmp_path / "m.yaml", [1, 2])),
+        2,
+        "the model is not a mapping",
+    )
 
-
-def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Command, tmp_path: Path) -> None:
     file = write(tmp_path / "c.yaml", {"device": "X1", "devices_per_node": 2})
     told = run("cluster", "put", "desk", file)
     assert "cluster desk is stored" in done(told)
@@ -160,3 +156,131 @@ def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Command, tmp_p
     done(run("cluster", "put", "desk", str(shown)))
     done(run("cluster", "delete", "desk"))
     assert run("cluster", "show", "desk").exit_code == 1
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "our-cluster.yaml"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text("lt_worker")
+    file.chmod(0o600)
+    return file
+
+
+def put(run: Command, file: Path) -> Result:
+    return run("cluster", "put", "our-cluster", file)
+
+
+def estimated(run: Command, file: Path) -> Result:
+    flags = ("--model=llama-8b", "--tp=4", "--dp=2", "--global-batch-size=64", "--zero-stage=1")
+    return run("estimate", f"--cluster={file}", *flags, "--json")
+
+
+def allocated(run: Command, file: Path, token_file: Path) -> Result:
+    words = ("submit", "--nodes=2", "--time=1h", "--account=A", "--dry-run")
+    place = ("--url=http://service.example.org:8080", f"--token-file={token_file}")
+    place = (*place, f"--worker-token-file={token_file}")
+    return run("allocation", *words, *place, f"--cluster={file}")
+
+
+def test_the_example_of_a_cluster_file_works_with_every_command(
+    run: Command, token_file: Path, tmp_path: Path
+) -> None:
+    made = ends(put(run, EXAMPLE), 0)
+    assert "the section site" in made.stderr
+    assert "warning" not in made.stderr
+    shown = json.loads(run("cluster", "show", "our-cluster", "--json").stdout)["description"]
+    assert (shown["num_nodes"], shown["devices_per_node"]) == (32, 4)
+    assert "site" not in shown
+
+    found = ends(estimated(run, EXAMPLE), 0)
+    report = json.loads(found.stdout)
+    assert (report["cluster"], report["num_nodes"]) == ("our-cluster", 2)
+    assert report["precision"] == "bf16"
+
+    rendered = ends(allocated(run, EXAMPLE, token_file), 0)
+    assert "module load cuda/12.8" in rendered.stdout
+    assert "#SBATCH --gres=gpu:4" in rendered.stdout
+
+    file = tmp_path / "campaign.yaml"
+    space = {"global_batch_size": 64, "num_nodes": [2, 4], "tp": [2, 4], "zero_stage": 1}
+    document = {**CAMPAIGN, "model": "llama-1b", "cluster": "our-cluster", "space": space}
+    file.write_text(yaml.safe_dump(document))
+    submitted = ends(run("campaign", "submit", file, "--json"), 0)
+    assert json.loads(submitted.stdout)["spec"]["cluster"] == shown
+
+
+def test_every_command_refuses_the_same_mistakes_of_a_cluster_file_and_does_without_a_site(
+    run: Command, token_file: Path, tmp_path: Path
+) -> None:
+    document = yaml.safe_load(EXAMPLE.read_text())
+    file = tmp_path / "wrong.yaml"
+    for changes, says in (
+        ({"gpus": 4}, "unknown cluster field 'gpus'"),
+        ({"site": {"preset": "fronteer"}}, "site: unknown site 'fronteer'"),
+        ({"site": {"drain_s": 0}}, "site.drain_s: 0 is not a number over 0"),
+    ):
+        file.write_text(yaml.safe_dump({**document, **changes}))
+        for refused in (put(run, file), estimated(run, file), allocated(run, file, token_file)):
+            assert (refused.exit_code in (1, 2), refused.stdout) == (True, "")
+            assert says in " ".join(refused.stderr.split()), refused.output
+
+    file = tmp_path / "plain.json"
+    del document["site"]
+    file.write_text(json.dumps(document))
+    assert put(run, file).stderr == ""
+    assert estimated(run, file).exit_code == 0
+    assert "nothing is known of our-cluster's site" in allocated(run, file, token_file).stderr
+
+
+def test_a_cluster_of_the_service_is_known_by_its_name(
+    run: Command, service: ServeProcess, token_file: Path, tmp_path: Path
+) -> None:
+    assert put(run, EXAMPLE).exit_code == 0
+    flags = ("--model=llama-8b", "--tp=4", "--dp=2", "--num-microbatches=4", "--zero-stage=1")
+    by_name = ends(run("estimate", "--cluster=our-cluster", *flags, "--json"), 0)
+    by_file = json.loads(run("estimate", f"--cluster={EXAMPLE}", *flags, "--json").stdout)
+    assert json.loads(by_name.stdout) == by_file
+
+    smaller = tmp_path / "smaller.yaml"
+    smaller.write_text("{preset: our-cluster, num_nodes: 1, device_memory_gb: 40}")
+    shrunk = json.loads(
+        run("estimate", f"--cluster={smaller}", *flags[:2], flags[3], "--json").stdout
+    )
+    assert shrunk["device_memory_bytes"] == 40 << 30
+
+    probed = run("probe", "--cluster=our-cluster", "--model=tiny", "--tp=8", "--num-microbatches=1")
+    assert (probed.exit_code, probed.stdout) == (2, "")
+    assert "tp=8" in probed.stderr
+    assert "unknown cluster" not in probed.stderr
+
+    token_file.write_text((service.data_dir / "token").read_text())
+    place = (f"--url={service.service['url']}", f"--token-file={token_file}")
+    words = ("submit", "--nodes=2", "--time=1h", "--dry-run", "--cluster=our-cluster")
+    rendered = ends(
+        run("allocation", *words, *place, "--worker-token-file", service.data_dir / "worker-token"),
+        0,
+    )
+    assert '"num_nodes": 32' in rendered.stdout, "the job does not have to ask again"
+
+
+def test_an_unknown_cluster_says_where_it_was_looked_for(
+    run: Command, service: ServeProcess, tmp_path: Path
+) -> None:
+    assert put(run, EXAMPLE).exit_code == 0
+    flags = ("--model=tiny", "--num-microbatches=1", "--cluster=our-clutser")
+    ends(
+        run("estimate", *flags),
+        2,
+        "did you mean 'our-cluster'",
+        f"the service at {service.service['url']} has no cluster of that name",
+    )
+    ends(
+        CliRunner().invoke(
+            estimate, [*flags], env={"LAYOUT_TUNER_DATA_DIR": str(tmp_path / "none")}
+        ),
+        2,
+        "no service was asked (no service runs on the data directory",
+    )

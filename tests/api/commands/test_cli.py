@@ -1,15 +1,30 @@
+"""The command line: its help, its imports, and commands whose packages are not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Sequence
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from api import cli
-from api.command_packages import COMMANDS
+from api.cli import main
+from api.command_packages import COMMANDS, NEEDS, missing_packages, missing_packages_of
 from api.lazy_group import short_help
+from tests.kit.api import ends
+from tests.kit.python_process import printed_by
+from tests.kit.services import ServeProcess
 
 
 @pytest.fixture
@@ -25,8 +40,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_help_lists_every_command_with_the_first_sentence_that_click_would_show() -> None:
-    shown = CliRunner().invoke(cli.main, ["--help"])
-    assert shown.exit_code == 0
+    shown = ends(CliRunner().invoke(cli.main, ["--help"]), 0)
     rows = {
         line.split()[0]: line.split()[1:]
         for line in shown.stdout.partition("Commands:")[2].splitlines()
@@ -45,19 +59,6 @@ def test_help_lists_every_command_with_the_first_sentence_that_click_would_show(
         assert short_help(COMMANDS[name]) == first_line
 
 
-def test_help_imports_no_command() -> None:
-    program = (
-        "import sys\nfrom api.cli import main\n"
-        "main(['--help'], standalone_mode=False)\n"
-        "heavy = {'torch', 'ray', 'deephyper', 'sqlalchemy', 'fastapi', 'numpy', 'httpx', 'rich'}\n"
-        "print('heavy:', sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "heavy: []"
-
-
 def test_a_command_that_cannot_be_imported_breaks_only_itself(
     sources: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,13 +66,9 @@ def test_a_command_that_cannot_be_imported_breaks_only_itself(
         'import not_there\n\n\ndef broken() -> None:\n    """Break."""\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    shown = CliRunner().invoke(cli.main, ["--help"])
-    assert shown.exit_code == 0
-    assert "Break." in shown.output
-    assert "Run the HTTP service" in shown.output
+    ends(CliRunner().invoke(cli.main, ["--help"]), 0, "Break.", "Run the HTTP service")
     for name, why in [("broken", "not_there"), ("missing", "nowhere"), ("odd", "not one")]:
-        failed = CliRunner().invoke(cli.main, [name])
-        assert failed.exit_code == 1
+        failed = ends(CliRunner().invoke(cli.main, [name]), 1)
         assert why in failed.output
         assert len(failed.output.splitlines()) == 1
     assert CliRunner().invoke(cli.main, ["serve", "--help"]).exit_code == 0
@@ -92,3 +89,191 @@ def test_a_command_that_ctrl_c_ends_says_so_by_its_name(
     interrupted = CliRunner().invoke(cli.main, ["serve", "--port", "0"])
     assert interrupted.exit_code == cli.INTERRUPTED
     assert interrupted.stderr == "\nserve was interrupted\n"
+
+
+SERVICE = {"sqlalchemy", "fastapi", "numpy", "torch", "ray", "deephyper"}
+TALK = {"httpx", "pydantic", "tenacity", "yaml", "ssl", "importlib.metadata", "rich"}
+PROGRAM = """
+import contextlib, io, json, sys
+from api.cli import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(words.split(), standalone_mode=False)
+    print(*sys.modules)
+"""
+
+
+def imported(commands: Sequence[str], **environment: str) -> list[set[str]]:
+    """The modules that are there after each of some commands in one process, which end well."""
+    printed = printed_by(PROGRAM, json.dumps([*commands]), **environment)
+    return [set(line.split()) for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("commands", "unneeded"),
+    [
+        (["", "campaign", "model", "cluster", "trial", "token"], SERVICE | TALK),
+        (
+            ["campaign show", "trial list", "leaderboard", "report", "login"],
+            SERVICE | {"httpx", "api.client"},
+        ),
+    ],
+    ids=["groups", "commands"],
+)
+def test_help_imports_nothing_that_talks_to_a_service(
+    commands: list[str], unneeded: set[str]
+) -> None:
+    for words, found in zip(
+        commands, imported([f"{each} --help" for each in commands]), strict=True
+    ):
+        assert not found & unneeded, words
+        if unneeded >= TALK:
+            of_commands = ("results_db.records", "api.schemas")
+            assert not [name for name in found if name.startswith(of_commands)], words
+
+
+def test_a_command_that_talks_to_a_service_imports_what_talks_alone(service: ServeProcess) -> None:
+    """`rich` and `tornado` are imported by httpx and by tenacity where they are installed."""
+    others = {"rich", "pygments", "tornado", "asyncio", "search_spaces.trainers.registry"}
+    commands = ["campaign list", "token list", "model list"]
+    first, *rest = imported(commands, LAYOUT_TUNER_DATA_DIR=str(service.data_dir))
+    assert "httpx" in first
+    assert not first & (SERVICE | others | {"yaml"})
+    for words, found in zip(commands[1:], rest, strict=True):
+        assert not found & (SERVICE | others), words
+
+
+PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())[
+    "project"
+]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def names(requirements: list[str]) -> dict[str, str]:
+    """Requirements by the name of what is required."""
+    return {re.split(r"[\[<>=]", each)[0]: each for each in requirements}
+
+
+@pytest.fixture
+def nothing_but_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every package that a command needs look as if it were not installed."""
+    heavy = {package for need in NEEDS.values() for package in need.packages}
+    find = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name in heavy else find(name, package)
+
+    monkeypatch.setattr("api.command_packages.find_spec", find_spec)
+
+
+@pytest.mark.parametrize("command", sorted(NEEDS))
+def test_a_command_says_in_one_line_which_extra_it_needs(
+    nothing_but_the_base: None, command: str
+) -> None:
+    refused = ends(CliRunner().invoke(main, [command]), 1)
+    assert len(refused.stderr.splitlines()) == 1
+    assert f"pip install 'layout-tuner[{NEEDS[command].extra}]'" in refused.stderr
+
+
+def test_help_is_printed_without_the_extra_and_the_message_names_what_is_missing(
+    nothing_but_the_base: None,
+) -> None:
+    ends(CliRunner().invoke(main, ["worker", "--help"]), 0, "Run trials of the service's campaigns")
+
+    said = missing_packages("layout-tuner worker", ["not_there", "sys"], extra="worker")
+    assert said == (
+        "`layout-tuner worker` needs not_there, which is not installed; "
+        "run: pip install 'layout-tuner[worker]'"
+    )
+    said = missing_packages("layout-tuner up", ["a_", "b_", "sys", "c_"], extra="all")
+    assert said is not None
+    assert "needs a_, b_ and c_, which are not installed" in said
+
+
+def test_a_command_that_cannot_be_imported_names_its_extra(
+    nothing_but_the_base: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "api.commands.serve", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)  # importing it raises ModuleNotFoundError
+    refused = ends(CliRunner().invoke(main, ["serve", "--help"]), 1)
+    assert refused.stderr == (
+        "Error: `layout-tuner serve` needs fastapi, sqlalchemy and uvicorn, which are not installed; "
+        "run: pip install 'layout-tuner[service]'\n"
+    )
+
+
+def test_estimates_and_plans_need_numpy_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for package in ("scipy", "sqlalchemy", "fastapi", "torch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    campaign = str(Path(__file__).parents[3] / "examples" / "tiny.yaml")
+    shown = ends(
+        CliRunner().invoke(main, ["plan", campaign, "--json", "--data-dir", str(tmp_path)]), 0
+    )
+    assert json.loads(shown.output)["num_legal"] > 0
+
+    measured = str(Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv")
+    layout = ["--model", "tiny", "--num-microbatches", "2", "--json"]
+    shown = ends(CliRunner().invoke(main, ["estimate", *layout, "--calibrate-from", measured]), 0)
+    assert json.loads(shown.output)
+
+
+def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
+    brought = {extra: set(names(EXTRAS[extra])) for extra in ("service", "driver", "worker")}
+    brought["all"] = set().union(*brought.values())
+    assert EXTRAS["all"] == ["layout-tuner[service,driver,worker]"]
+    for command, need in NEEDS.items():
+        assert command in COMMANDS
+        assert set(need.packages) <= brought[need.extra], command
+
+    found: dict[str, str] = names(PROJECT["dependencies"])
+    for extra in ("service", "driver", "worker"):
+        for name, requirement in names(EXTRAS[extra]).items():
+            assert found.setdefault(name, requirement) == requirement
+
+    assert [missing_packages_of(command) for command in NEEDS] == [None] * len(NEEDS)
+    assert missing_packages_of("estimate") is None
+
+
+BLOCKED = """\
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+import {modules}
+"""
+IMPORT_NAMES = {
+    "fastapi-swagger": "fastapi_swagger",
+    "prometheus-client": "prometheus_client",
+    "scikit-learn": "sklearn",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "modules"),
+    [
+        ("service", "api.commands.serve, results_db.admin.restore, results_db.admin.integrity"),
+        ("driver", "tuner.driver.process, tuner.strategies.deephyper, tuner.replay.run"),
+        (
+            "worker",
+            "workers.worker.run_worker, workers.rank_jobs.rank, workers.launchers.ray.launcher",
+        ),
+    ],
+)
+def test_an_extra_does_without_the_others(extra: str, modules: str) -> None:
+    wanted = set(names(EXTRAS[extra]))
+    others = set().union(*(names(EXTRAS[other]) for other in ("service", "driver", "worker")))
+    blocked = {IMPORT_NAMES.get(name, name) for name in others - wanted} | {"starlette"}
+    if extra == "service":
+        blocked.remove("starlette")
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(blocked=blocked, modules=modules)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

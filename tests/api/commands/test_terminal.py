@@ -188,8 +188,8 @@ def test_nothing_from_outside_acts_on_a_terminal(
         assert spelled in printed
 
 
-def test_json_and_raw_logs_keep_values_and_only_raw_logs_have_control_characters(
-    monkeypatch: pytest.MonkeyPatch,
+def test_json_and_raw_logs_keep_values_and_a_message_of_several_lines_fakes_no_field(
+    monkeypatch: pytest.MonkeyPatch, served: ServeProcess
 ) -> None:
     for at_terminal in (False, True):
         arguments = ["trial", "show", "hostile/2", "--json"]
@@ -203,6 +203,18 @@ def test_json_and_raw_logs_keep_values_and_only_raw_logs_have_control_characters
 
     raw = CliRunner().invoke(main, ["trial", "log", "hostile/2", "--raw"])
     assert raw.stdout_bytes.decode() == f"Traceback ...{HOSTILE}"
+
+    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
+        rows.execute(
+            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
+            ("first\nstate         COMPLETED",),
+        )
+        rows.commit()
+    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
+    assert [line for line in shown if line.startswith("state")] == [
+        "state         INFEASIBLE (out_of_memory)"
+    ]
+    assert "              state         COMPLETED" in shown
 
 
 def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,20 +240,6 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
     )
     assert "ValueError: no\\u001b[31m such\\u202e thing" in done.stderr
     assert spelled_out_or_plain(done.stderr)
-
-
-def test_a_message_of_several_lines_cannot_fake_a_field(served: ServeProcess) -> None:
-    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
-        rows.execute(
-            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
-            ("first\nstate         COMPLETED",),
-        )
-        rows.commit()
-    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
-    assert [line for line in shown if line.startswith("state")] == [
-        "state         INFEASIBLE (out_of_memory)"
-    ]
-    assert "              state         COMPLETED" in shown
 
 
 @pytest.mark.parametrize("columns", [20, 300])
@@ -279,18 +277,3 @@ def test_a_watched_campaign_is_redrawn_in_place_at_any_width(
     assert "watchinghasended;campaignhostilegoeson" in "".join("".join(left).split())
     assert not [row for row in left if row.startswith(("best", "used", "failed"))]
     assert "Aborted" not in printed
-
-
-def test_a_campaign_that_is_watched_in_a_pipe_has_plain_lines(served: ServeProcess) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "campaign", "watch", "hostile"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    with process:
-        said = process.stdout.readline()
-        process.send_signal(2)
-        assert process.wait(30) == 130
-    assert re.match(r"hostile: \w+, 3 of \d+ trials done, best 1,000 tokens/s, ", said), said
-    assert "\x1b" not in said

@@ -16,16 +16,15 @@ from click.testing import CliRunner
 
 from api.commands.groups import token
 from api.commands.login import sign_in_url
-from tests.kit.api import Command
+from tests.kit.api import Command, ends
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess
 
 
-def test_a_token_is_printed_alone_so_that_it_can_go_to_a_file(
+def test_a_token_is_printed_alone_or_goes_to_a_new_file_of_its_owners_alone(
     service: ServeProcess, run: Command, tmp_path: Path
 ) -> None:
-    made = run("token", "create", "physics", "--role", "submitter", "--expires-in", "90d")
-    assert made.exit_code == 0, made.output
+    made = ends(run("token", "create", "physics", "--role", "submitter", "--expires-in", "90d"), 0)
     (printed,) = made.stdout.splitlines()
     assert made.stderr.startswith("token ")
     assert "of physics: submitter until 20" in made.stderr
@@ -34,28 +33,26 @@ def test_a_token_is_printed_alone_so_that_it_can_go_to_a_file(
     options = ["--url", service.service["url"], "--token-file", str(file)]
     who = run("whoami", *options)
     assert who.stdout.startswith("physics: submitter until 20")
-    refused = run("token", "list", *options)
-    assert refused.exit_code == 1
-    assert "'physics' has the role submitter, and list_tokens takes admin" in refused.stderr
+    ends(
+        run("token", "list", *options),
+        1,
+        "'physics' has the role submitter, and list_tokens takes admin",
+    )
 
-
-def test_a_token_goes_to_a_new_file_of_its_owners_alone(run: Command, tmp_path: Path) -> None:
     out = tmp_path / "worker-token"
-    made = run("token", "create", "frontier", "--role", "worker", "--out", str(out))
-    assert made.exit_code == 0, made.output
+    made = ends(run("token", "create", "frontier", "--role", "worker", "--out", str(out)), 0)
     assert made.stdout == ""
     assert f"it is in {out}" in made.stderr
     assert out.stat().st_mode & 0o777 == 0o600
     assert out.read_text().strip() not in made.output
-    again = run("token", "create", "another", "--role", "worker", "--out", str(out))
-    assert again.exit_code == 2
-    assert f"{out} exists" in again.stderr
-    nowhere = run("token", "create", "another", "--role", "worker", "--out", "/none/x")
-    assert nowhere.exit_code == 2
+    ends(
+        run("token", "create", "another", "--role", "worker", "--out", str(out)), 2, f"{out} exists"
+    )
+    ends(run("token", "create", "another", "--role", "worker", "--out", "/none/x"), 2)
     assert "another" not in run("token", "list", "--json").stdout
 
 
-def test_tokens_are_listed_and_revoked_by_name_or_id(run: Command) -> None:
+def test_tokens_are_listed_and_revoked_by_name_or_id_and_audited(run: Command) -> None:
     run("token", "create", "ci", "--role", "viewer")
     (listed,) = [
         each
@@ -70,10 +67,16 @@ def test_tokens_are_listed_and_revoked_by_name_or_id(run: Command) -> None:
     revoked = run("token", "revoke", "ci")
     assert revoked.stdout == f"token {listed['id']} of ci is revoked\n"
     assert run("token", "revoke", str(listed["id"])).exit_code == 0  # twice is once
-    gone = run("token", "revoke", "ci")
-    assert gone.exit_code == 1
-    assert "there is no token named 'ci' that is not revoked" in gone.stderr
+    ends(run("token", "revoke", "ci"), 1, "there is no token named 'ci' that is not revoked")
     assert "revoked 20" in run("token", "list", "--all").stdout
+
+    run("token", "create", "chemistry", "--role", "viewer")
+    listed = ends(run("audit", "--of", "chemistry", "--within", "1h"), 0)
+    for words in ("token.create", "role=viewer", "127.0.0.1"):
+        assert words in listed.stdout
+    (entry,) = json.loads(run("audit", "--of", "chemistry", "--json").stdout)
+    assert (entry["actor"], entry["action"]) == ("local", "token.create")
+    assert json.loads(run("audit", "--by", "nobody", "--json").stdout) == []
 
 
 @pytest.fixture
@@ -101,28 +104,17 @@ def test_times_are_printed_in_utc_and_say_so(run: Command) -> None:
     assert since in run("audit", "--of", "dated").stdout
 
 
-def test_the_audit_says_who_changed_what(run: Command) -> None:
-    run("token", "create", "chemistry", "--role", "viewer")
-    listed = run("audit", "--of", "chemistry", "--within", "1h")
-    assert listed.exit_code == 0, listed.output
-    assert "token.create" in listed.stdout
-    assert "role=viewer" in listed.stdout
-    assert "127.0.0.1" in listed.stdout
-    (entry,) = json.loads(run("audit", "--of", "chemistry", "--json").stdout)
-    assert (entry["actor"], entry["action"]) == ("local", "token.create")
-    assert json.loads(run("audit", "--by", "nobody", "--json").stdout) == []
-
-
 def test_the_token_of_this_machine_is_sent_to_any_of_its_addresses_and_to_no_other(
     run: Command,
 ) -> None:
-    refused = run("whoami", "--url", "https://service.invalid:8080")
-    assert refused.exit_code == 1
-    assert "is on another machine" in refused.stderr
-    assert "--token-file" in refused.stderr
+    ends(
+        run("whoami", "--url", "https://service.invalid:8080"),
+        1,
+        "is on another machine",
+        "--token-file",
+    )
     for host in ("localhost", "[::1]"):
-        refused = run("whoami", "--url", f"http://{host}:9")
-        assert (refused.exit_code, "is it running?" in refused.stderr) == (1, True)
+        ends(run("whoami", "--url", f"http://{host}:9"), 1, "is it running?")
 
 
 def sign_in(service: ServeProcess, address: str) -> httpx.Response:
@@ -136,11 +128,10 @@ def sign_in(service: ServeProcess, address: str) -> httpx.Response:
     return answer
 
 
-def test_the_address_is_printed_alone_and_signs_in_once(
-    service: ServeProcess, run: Command
+def test_the_address_of_a_sign_in_is_printed_alone_and_of_the_named_token(
+    service: ServeProcess, run: Command, tmp_path: Path
 ) -> None:
-    done = run("login")
-    assert done.exit_code == 0, done.output
+    done = ends(run("login"), 0)
     (address,) = done.stdout.splitlines()
     assert done.stderr.startswith("until 20")
     secret = (service.data_dir / "token").read_text().strip()
@@ -148,22 +139,15 @@ def test_the_address_is_printed_alone_and_signs_in_once(
     assert sign_in(service, address).json()["name"] == "local"
     assert sign_in(service, address).status_code == 401
 
-
-def test_login_uses_the_named_token(service: ServeProcess, run: Command, tmp_path: Path) -> None:
     files = {}
     for role in ("viewer", "worker"):
         files[role] = tmp_path / role
         arguments = ["create", f"a-{role}", "--role", role, "--out", str(files[role])]
-        made = CliRunner().invoke(token, [*arguments, "--data-dir", str(service.data_dir)])
-        assert made.exit_code == 0, made.output
+        ends(CliRunner().invoke(token, [*arguments, "--data-dir", str(service.data_dir)]), 0)
     address = run("login", "--token-file", str(files["viewer"])).stdout.strip()
     assert sign_in(service, address).json()["role"] == "viewer"
-    refused = run("login", "--token-file", str(files["worker"]))
-    assert refused.exit_code == 1
-    assert "'a-worker' has the role worker" in refused.stderr
+    ends(run("login", "--token-file", str(files["worker"])), 1, "'a-worker' has the role worker")
 
-
-def test_an_address_below_a_prefix_keeps_it() -> None:
     assert (
         sign_in_url("https://hub.example/tuner/", "c") == "https://hub.example/tuner/sign-in#code=c"
     )

@@ -42,17 +42,13 @@ def test_a_port_in_use_or_none_at_all_is_one_clear_error(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_second_up_names_the_first_ones_address_and_process_and_what_to_do(
-    tmp_path: Path,
+    service: ServeProcess,
 ) -> None:
-    served = ServeProcess(tmp_path)
-    try:
-        url, pid = served.service["url"], served.service["pid"]
-        line = refused_line("--port", "0", "--data-dir", str(tmp_path))
-        assert f"on the data directory {tmp_path} already, at {url} (process {pid})" in line
-        assert f"end it with `kill {pid}`" in line
-        assert "another --data-dir and --port" in line
-    finally:
-        served.end()
+    url, pid, data_dir = service.url, service.service["pid"], service.data_dir
+    line = refused_line("--port", "0", "--data-dir", str(data_dir))
+    assert f"on the data directory {data_dir} already, at {url} (process {pid})" in line
+    assert f"end it with `kill {pid}`" in line
+    assert "another --data-dir and --port" in line
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,16 +18,22 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
+from tests.kit.api import answered
+
 PATIENCE_MS: Final = 20_000
 CHROMIUM: Final = shutil.which("chromium")
 
-_SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 
 _NOTE_VIOLATIONS: Final = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) =>
   window.violations.push(`${event.violatedDirective}: ${event.blockedURI}`));
 """
+
+_CONTRAST: Final = (
+    "() => axe.run({ runOnly: ['color-contrast', 'link-in-text-block'] })"
+    ".then((found) => found.violations.map((each) => `${each.id}: ${each.nodes[0].html}`))"
+)
 
 
 @contextmanager
@@ -72,8 +78,9 @@ def session_of(url: str, token: str) -> StorageState:
     """The cookies of a browser that is signed in, for the option `storage_state` of `visiting`."""
     own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        made = http.post("/v1/sign-in-codes", headers={"Authorization": f"Bearer {token}"})
-        assert made.status_code == 201, made.text
+        made = answered(
+            http.post("/v1/sign-in-codes", headers={"Authorization": f"Bearer {token}"}), 201
+        )
         sent = {"code": made.json()["code"], "next": "/"}
         assert http.post("/sign-in", json=sent, headers=own).is_success
         cookies: list[Any] = [
@@ -88,6 +95,11 @@ def assert_accessible(page: Page) -> None:
     assert not found.violations_count, found.generate_report()
 
 
+def assert_contrast(page: Page) -> None:
+    """Fails if colours are hard to tell apart on a page that axe-core has looked at before."""
+    assert not page.evaluate(_CONTRAST)
+
+
 def assert_fits(page: Page) -> None:
     """Fails if the page is wider than its window; wide tables scroll by themselves."""
     over = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
@@ -99,22 +111,28 @@ def assert_fits(page: Page) -> None:
     assert not hidden, f"tables of a small screen scroll sideways: {hidden}"
 
 
-def assert_accessible_in_both_schemes(page: Page) -> None:
-    for scheme in _SCHEMES:
-        page.emulate_media(color_scheme=scheme)
-        assert_accessible(page)
+def look_at(page: Page, *, folded: str | None = None) -> None:
+    """Fails if a page is not accessible in light and dark, or wider than one of three windows.
 
-
-def assert_fits_three_windows(page: Page) -> None:
+    Of the rules of accessibility, those of contrast alone depend on the colours of the scheme.
+    `folded` are details that are looked at unfolded.
+    """
+    _unfold(page, folded, True)
+    page.emulate_media(color_scheme="light")
+    assert_accessible(page)
+    page.emulate_media(color_scheme="dark")
+    assert_contrast(page)
+    _unfold(page, folded, False)
     for width in (380, 800, 1600):
         page.set_viewport_size({"width": width, "height": 900})
         assert_fits(page)
 
 
-def look_at(page: Page) -> None:
-    """Fails if a page is not accessible in light and dark, or wider than one of three windows."""
-    assert_accessible_in_both_schemes(page)
-    assert_fits_three_windows(page)
+def _unfold(page: Page, folded: str | None, is_open: bool) -> None:
+    if folded is not None:
+        page.locator(folded).evaluate_all(
+            "(all, how) => all.forEach((e) => (e.open = how))", is_open
+        )
 
 
 @contextmanager
@@ -136,8 +154,7 @@ def visiting(
     visitor = Visitor(page=page, url=url)
     page.on("pageerror", lambda error: visitor.faults.append(f"error: {error}"))
     page.on(
-        "console",
-        lambda line: visitor.faults.append(line.text) if line.type == "error" else None,
+        "console", lambda line: visitor.faults.append(line.text) if line.type == "error" else None
     )
     host = urlsplit(url).netloc
 

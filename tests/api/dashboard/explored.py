@@ -68,6 +68,11 @@ class Explored:
         assert answer.is_success, answer.text
         return answer.json()
 
+    def read(self, path: str, token: str) -> httpx.Response:
+        """What somebody with a token gets of a page."""
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30)
+
     def submit(self, name: str, token: str = "", **changes: Any) -> int:
         """Submits a campaign; returns its id."""
         document = {**CAMPAIGN, "name": name, "space": SPACE, "budget": {"trials": 50}, **changes}
@@ -107,7 +112,7 @@ class Explored:
 def explored_service(database_url: str) -> Iterator[Explored]:
     """Serves on loopback while the context lasts, with the campaigns "first" and "both"."""
     settings = Settings(
-        token=TOKEN, lease_poll_s=0.02, requests_per_s=1e6, wrong_codes=1000, sweep_interval_s=60
+        token=TOKEN, lease_poll_s=0.02, requests_per_s=1e6, wrong_codes=1000, sweep_interval_s=3600
     )
     with (
         closing(TimelyStore(database_url)) as store,

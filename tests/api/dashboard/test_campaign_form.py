@@ -92,7 +92,7 @@ _NAMES = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.dictionaries(_NAMES, _VALUES, max_size=6))
 def test_no_document_is_changed_on_its_way_through_the_form(document: dict[str, Any]) -> None:
     try:

@@ -1,3 +1,5 @@
+"""The pages of a campaign, and what is done there."""
+
 from __future__ import annotations
 
 import re
@@ -7,13 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from api.html import leaderboard_table
-from tests.api.dashboard.browser import (
-    Visitor,
-    assert_accessible_in_both_schemes,
-    assert_fits_three_windows,
-)
+from tests.api.dashboard.browser import Visitor, assert_accessible, look_at
 from tests.api.dashboard.explored import LAYOUTS, Explored
-from tests.kit.api import HEADERS
+from tests.kit.api import HEADERS, answered
 from tests.kit.store import make_spec
 
 ODD = "<script>window.hacked = 1</script>\"'& \u202eabc\x07"
@@ -27,7 +25,9 @@ def trials(page: Page) -> list[str]:
     return [words.split()[0] for words in page.locator("#leaderboard tbody th").all_inner_texts()]
 
 
-def test_the_page_begins_with_the_winner_in_sentences(visitor: Visitor) -> None:
+def test_the_page_begins_with_the_winner_and_a_heading_sorts_by_the_address(
+    visitor: Visitor,
+) -> None:
     page = visitor.open("/campaigns/first")
     lead = page.locator("#finding .lead").first
     expect(lead).to_contain_text("The best of 10 measured layouts runs at 3,000 tokens/s")
@@ -39,11 +39,6 @@ def test_the_page_begins_with_the_winner_in_sentences(visitor: Visitor) -> None:
     expect(rows(page)).to_have_count(10)
     expect(rows(page).nth(1)).to_contain_text("tied")
     expect(page.locator("tr", has_text="stopped early")).to_have_count(1)
-    assert page.evaluate("() => window.hacked") is None
-
-
-def test_a_heading_sorts_and_the_address_says_so(visitor: Visitor) -> None:
-    page = visitor.open("/campaigns/first")
     heading = page.locator("#leaderboard thead").get_by_role("link", name="mbs")
     heading.click()
     expect(page).to_have_url(re.compile(r"sort=micro_batch_size&order=asc$"))
@@ -80,8 +75,7 @@ def test_knobs_and_metrics_filter_and_columns_are_chosen(
     expect(page.locator("#leaderboard thead")).not_to_contain_text("MFU")
     csv = page.get_by_role("link", name="CSV").get_attribute("href")
     assert csv is not None
-    table = httpx.get(f"{explored.url}{csv}", headers=HEADERS, trust_env=False)
-    assert table.status_code == 200, table.text
+    table = answered(httpx.get(f"{explored.url}{csv}", headers=HEADERS, trust_env=False), 200)
     assert len(table.text.splitlines()) == 4
     page.get_by_role("link", name="Reset").click()
     expect(rows(page)).to_have_count(10)
@@ -114,7 +108,7 @@ def test_the_values_of_a_filter_of_a_long_list_come_when_it_is_opened(
 
 
 @pytest.mark.slow
-def test_a_jump_shows_the_row_of_a_trial_and_ticked_trials_go_to_the_comparison(
+def test_ticked_trials_are_compared_and_the_front_of_several_objectives_is_marked(
     visitor: Visitor,
 ) -> None:
     page = visitor.open("/campaigns/first")
@@ -134,9 +128,6 @@ def test_a_jump_shows_the_row_of_a_trial_and_ticked_trials_go_to_the_comparison(
     assert asked.value.url.count("trial=") == 2
     expect(page.get_by_role("heading", level=1)).to_contain_text("trials")
 
-
-@pytest.mark.slow
-def test_the_front_is_marked_where_there_are_several_objectives(visitor: Visitor) -> None:
     page = visitor.open("/campaigns/both")
     expect(rows(page).first).to_contain_text("front")
     page.get_by_label("only the front").check()
@@ -183,7 +174,9 @@ def test_the_keyboard_is_enough_for_the_leaderboard(visitor: Visitor) -> None:
     expect(page).to_have_url(re.compile("order=desc"))
 
 
-def test_names_with_markup_are_shown_as_text(visitor: Visitor, explored: Explored) -> None:
+def test_names_and_notes_with_markup_are_shown_as_text(
+    visitor: Visitor, explored: Explored
+) -> None:
     spec = make_spec(ODD, cluster=ODD)
     campaign = explored.store.campaigns.create(
         {**spec, "model": {"name": ODD}}, num_legal_layouts=4
@@ -201,26 +194,6 @@ def test_names_with_markup_are_shown_as_text(visitor: Visitor, explored: Explore
     explored.store.campaigns.cancel(campaign.id)
     explored.store.campaigns.delete(campaign.id)
 
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/campaigns/both",
-        *(
-            pytest.param(f"/campaigns/first/{page}", marks=pytest.mark.slow)
-            for page in ("trials", "failures", "events")
-        ),
-    ],
-)
-def test_pages_of_a_campaign_are_accessible_and_fit(visitor: Visitor, path: str) -> None:
-    page = visitor.open(path)
-    page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = true))")
-    assert_accessible_in_both_schemes(page)
-    page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = false))")
-    assert_fits_three_windows(page)
-
-
-def test_a_campaign_says_what_its_model_lacks(visitor: Visitor, explored: Explored) -> None:
     explored.submit("lacking", model={"preset": "tiny", "lacks": "sinks & <b>biases</b>"})
     page = visitor.open("/campaigns/lacking/trials")
     expect(page.locator("#lacks")).to_have_text(
@@ -249,3 +222,108 @@ def test_the_winner_is_compared_with_the_baseline(visitor: Visitor, explored: Ex
     expect(heads.nth(2)).to_have_text("has-a-baseline, trial 1")
     expect(heads.nth(3)).to_contain_text("has-a-baseline, trial 2 baseline")
     explored.post("/campaigns/has-a-baseline/cancel")
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["/campaigns/both"],
+        pytest.param(
+            ["/", *(f"/campaigns/first/{page}" for page in ("trials", "failures", "events"))],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_pages_of_campaigns_are_accessible_and_fit(visitor: Visitor, paths: list[str]) -> None:
+    for path in paths:
+        look_at(visitor.open(path), folded="main details")
+
+
+def confirm(page: Page, button: str, words: str) -> None:
+    """Presses a button, reads the question, and answers it with the same word."""
+    page.locator("main").get_by_role("button", name=button, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(words)
+    dialog.get_by_role("button", name=button, exact=True).click()
+
+
+def test_a_campaign_is_paused_resumed_cancelled_and_deleted(
+    visitor: Visitor, explored: Explored
+) -> None:
+    campaign = explored.submit("to-end")
+    explored.measure(campaign, 0)
+    explored.submit("goes-on-from-it", start_from=["to-end"])
+    page = visitor.open("/campaigns/to-end")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("The campaign is paused: no more trials start")).to_be_visible()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("The campaign goes on.")).to_be_visible()
+    page.get_by_role("button", name="Cancel campaign").click()
+    expect(page.get_by_role("dialog")).to_contain_text("This ends to-end for good")
+    assert_accessible(page)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert explored.store.campaigns.get(campaign).state == "RUNNING"
+    confirm(page, "Cancel campaign", "cannot be resumed")
+    expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
+    page.get_by_role("link", name="Delete").click()
+    expect(page.get_by_text("1 trials, their logs, and the measurements of 1")).to_be_visible()
+    expect(page.get_by_role("link", name="goes-on-from-it")).to_be_visible()
+    confirm(page, "Delete to-end", "deleted for good, with 1 trials")
+    expect(page.get_by_role("heading", name="This is not possible now")).to_be_visible()
+    expect(page.get_by_text("starts from 'to-end' and has not ended")).to_be_visible()
+    visitor.faults.clear()  # the browser reports the status 409
+    explored.post("/campaigns/goes-on-from-it/cancel")
+    visitor.open("/campaigns/to-end/delete")
+    confirm(page, "Delete to-end", "deleted for good")
+    expect(page.get_by_text("The campaign was deleted")).to_be_visible()
+
+
+@pytest.mark.slow
+def test_a_campaign_is_cloned_and_its_notes_and_budget_change(
+    visitor: Visitor, explored: Explored
+) -> None:
+    explored.submit("to-clone")
+    page = visitor.open("/campaigns/to-clone")
+    page.get_by_text("Clone, notes and budget").click()
+    page.get_by_label("Notes").fill("two\nlines <b>")
+    page.get_by_label("Trials", exact=True).fill("7")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("The campaign was changed.")).to_be_visible()
+    changed = explored.store.campaigns.by_name("to-clone")
+    assert (changed.notes, changed.spec["budget"]["trials"]) == ("two\nlines <b>", 7)
+    expect(page.locator(".notes")).to_have_text("two\nlines <b>")
+    page.get_by_text("Clone, notes and budget").click()
+    page.get_by_label("Trials", exact=True).fill("")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("[data-problem]")).to_contain_text("needs at least one bound")
+    page.get_by_role("link", name="Back").click()
+    page.get_by_text("Clone, notes and budget").click()
+    page.get_by_label("Name of the clone").fill("the-clone")
+    confirm(page, "Clone", "starts at once")
+    expect(page).to_have_url(re.compile("/campaigns/the-clone"))
+    expect(page.get_by_text("This is the clone.")).to_be_visible()
+    visitor.faults.clear()
+
+
+def test_buttons_work_again_after_the_reader_has_gone_back_and_forms_outlive_a_refresh(
+    visitor: Visitor,
+) -> None:
+    page = visitor.open("/campaigns/first")
+    # The browser goes nowhere: this stands for a page that it kept and shows again.
+    page.route("**/pause", lambda route: route.fulfill(status=204))
+    pause = page.get_by_role("button", name="Pause")
+    pause.click()
+    expect(pause).to_be_disabled()
+    page.evaluate("() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    expect(pause).to_be_enabled()
+    is_kept = """async () => {
+        const form = document.querySelector("form[action$='/pause']");
+        await new Promise((done) => {
+            document.addEventListener("page-swapped", done, { once: true });
+            leaving = false;  // as it is five seconds after the click
+            refresh();
+        });
+        return form.isConnected;
+    }"""
+    assert page.evaluate(is_kept), "each page has another form token"

@@ -1,9 +1,10 @@
-"""What pages show of cheap probes."""
+"""Pages of cheap probes and of simulated campaigns: neither is ranked with full measurements."""
 
 from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -11,31 +12,20 @@ from playwright.sync_api import Browser, expect
 from api.html.result_sentences import short_layout
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
 from api.plot_data.plot_data import PlottedData
+from search_spaces.spec.layout import Layout
+from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
 from tests.api.dashboard.browser import look_at
 from tests.api.dashboard.explored import Explored
-from tests.kit.api import Api, measured_as_asked
+from tests.kit.api import Api, answered, measured_as_asked
 from tests.kit.cheap_campaign import CHEAP_CAMPAIGN, FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
-from tests.kit.store import post_outcome
-
-pytestmark = pytest.mark.sqlite_is_enough
-
-
-@pytest.fixture
-def ids(api: Api) -> dict[int, int]:
-    return add_cheap_campaign(api)
+from tests.kit.store import make_iterations, post_outcome
 
 
 def page(api: Api, path: str, **query: object) -> str:
     """The text of a page, without its elements."""
-    answer = api.http.get(path, params=query)
-    assert answer.status_code == 200, answer.text
+    answer = answered(api.http.get(path, params=query), 200)
     text = html.unescape(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", answer.text, flags=re.S))
     return re.sub(r"\s+", " ", text)
-
-
-def plots(api: Api) -> CampaignPlots:
-    campaign = api.store.campaigns.by_name("large")
-    return CampaignPlots(store=api.store, campaign=campaign, choices=PlotChoices())
 
 
 def drawn_trials(figure: PlottedData) -> set[int]:
@@ -45,9 +35,8 @@ def drawn_trials(figure: PlottedData) -> set[int]:
     } | set(figure.row_ids)
 
 
-def test_pages_say_what_cheap_probes_stand_for_and_that_they_are_not_ranked(
-    api: Api, ids: dict[int, int]
-) -> None:
+def test_pages_and_figures_say_what_cheap_probes_stand_for_and_rank_them_nowhere(api: Api) -> None:
+    ids = add_cheap_campaign(api)
     step = api.get(f"/trials/{ids[1]}")["cheap_probe"]["full_step"]
     text = page(api, f"/trials/{ids[1]}")
     assert f"It is a cheap probe of the layout {short_layout(FULL)}" in text
@@ -79,11 +68,9 @@ def test_pages_say_what_cheap_probes_stand_for_and_that_they_are_not_ranked(
     api.submit()
     assert "cheap" not in page(api, "/campaigns/first")
 
-
-def test_figures_of_layouts_leave_cheap_probes_out_and_estimates_are_of_what_ran(
-    api: Api, ids: dict[int, int]
-) -> None:
-    found = plots(api)
+    # Figures of layouts leave cheap probes out; those of estimates are of what ran.
+    campaign = api.store.campaigns.by_name("large")
+    found = CampaignPlots(store=api.store, campaign=campaign, choices=PlotChoices())
     assert found.facts.num_layouts == 1
     for name in ("parallel", "slice", "two-knobs", "time-parts"):
         assert drawn_trials(found.data_of(name)) <= {ids[3]}, name  # type: ignore[arg-type]
@@ -115,3 +102,74 @@ def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
             look_at(page)
         page.get_by_role("link", name="Measured in full: trial 2").click()
         expect(page.get_by_role("heading", name="Trial 2 COMPLETED")).to_be_visible()
+
+
+MARK = "simulated, not measured (simulator 1, seed 3)"
+
+
+@pytest.fixture
+def simulated_and_measured(api: Api) -> dict[str, int]:
+    """One completed trial of a simulated campaign, and one of a measured one."""
+    api.submit(name="rehearsal", simulated={"seed": 3})
+    api.submit(name="measured")
+    worker = api.register()
+    simulator = api.register(
+        "sim",
+        trainers={simulator_trainer(): "1"},
+        allocation={"launcher": SIMULATED_LAUNCHER},
+        device="simulated CPU core",
+    )
+    layout = Layout(tp=2, num_microbatches=8)
+    without = {"loss": None, "grad_norm": None}
+    return {
+        "rehearsal": api.complete(
+            simulator,
+            "rehearsal",
+            layout,
+            trainer=simulator_trainer(),
+            trainer_version="1",
+            iterations=tuple(replace(each, **without) for each in make_iterations(1.0)),
+            losses_comparable=False,
+        ),
+        "measured": api.complete(worker, "measured", layout),
+    }
+
+
+def test_simulated_campaigns_say_so_everywhere_and_are_compared_with_no_measured_one(
+    api: Api, simulated_and_measured: dict[str, int]
+) -> None:
+    for name, times in (("rehearsal", 1), ("measured", 0)):
+        for path in (
+            f"/campaigns/{name}",
+            f"/campaigns/{name}/trials",
+            f"/campaigns/{name}/plots",
+            f"/campaigns/{name}/export",
+            f"/trials/{simulated_and_measured[name]}",
+            f"/v1/campaigns/{name}/report",
+        ):
+            text = page(api, path)
+            assert (f"Everything here is {MARK}." in text) == bool(times), path
+    listed = page(api, "/")
+    assert "rehearsal simulated" in listed
+    assert "measured simulated" not in listed
+    assert "sim simulated" in page(api, "/allocations")
+
+    text = page(api, "/campaigns/rehearsal")
+    assert "The only simulated layout runs at" in text
+    assert f"Simulated by {simulator_trainer()}, not measured." in text
+    campaign = api.store.campaigns.by_name("rehearsal")
+    plots = CampaignPlots(store=api.store, campaign=campaign, choices=PlotChoices())
+    assert plots.data_of("history").says[-1] == f"All of it is {MARK}."
+    assert "it has the real time" in plots.data_of("timeline").says[-1]
+    assert f"All of it is {MARK}." in page(api, "/campaigns/rehearsal/plots")
+
+    why = f"one is {simulator_trainer()}, the other measured."
+    text = page(
+        api,
+        "/compare",
+        trial=[simulated_and_measured["measured"], simulated_and_measured["rehearsal"]],
+    )
+    assert why in text
+    assert "times the" not in text
+    assert f"measured {MARK}" in text, "a row says which is which"
+    assert why in page(api, "/compare-campaigns", campaign=["measured", "rehearsal"])

@@ -44,7 +44,9 @@ def test_rows_and_figures_change_when_an_outcome_arrives(
 
 
 @pytest.mark.slow
-def test_running_trials_and_other_windows_follow_too(visitor: Visitor, explored: Explored) -> None:
+def test_running_trials_reach_all_windows_and_leave_the_button_of_a_question(
+    visitor: Visitor, explored: Explored
+) -> None:
     campaign = explored.submit("in-two-windows")
     one = visitor.open("/campaigns/in-two-windows/trials")
     other = visitor.page.context.new_page()
@@ -63,6 +65,22 @@ def test_running_trials_and_other_windows_follow_too(visitor: Visitor, explored:
     explored.store.campaigns.cancel(campaign)
     expect(one.get_by_role("heading", level=1)).to_contain_text("CANCELLED")
     assert explored.store.trials.get(trial).campaign_id == campaign
+
+    campaign = explored.submit("asked-about")
+    page = visitor.open("/campaigns/asked-about")
+    expect_live(page)
+    page.get_by_role("button", name="Cancel campaign").click()
+    dialog = page.get_by_role("dialog")
+    explored.measure(campaign, 0)
+    page.wait_for_timeout(1500)
+    expect(page.locator("#rank-1")).to_have_count(0)
+    dialog.get_by_role("button", name="Back").click()
+    expect(page.locator("#rank-1")).to_be_visible()
+    page.get_by_role("button", name="Cancel campaign").click()
+    explored.measure(campaign, 1)
+    page.wait_for_timeout(1500)
+    dialog.get_by_role("button", name="Cancel campaign").click()
+    expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
 
 
 @pytest.mark.slow
@@ -121,24 +139,3 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
             expect_live(page)
             expect(page.locator("#rank-1")).to_contain_text("3,000")
             visitor.faults.clear()  # the browser reports refused connections
-
-
-@pytest.mark.slow
-def test_events_do_not_take_the_button_of_a_question_away(
-    visitor: Visitor, explored: Explored
-) -> None:
-    campaign = explored.submit("asked-about")
-    page = visitor.open("/campaigns/asked-about")
-    expect_live(page)
-    page.get_by_role("button", name="Cancel campaign").click()
-    dialog = page.get_by_role("dialog")
-    explored.measure(campaign, 0)
-    page.wait_for_timeout(1500)
-    expect(page.locator("#rank-1")).to_have_count(0)
-    dialog.get_by_role("button", name="Back").click()
-    expect(page.locator("#rank-1")).to_be_visible()
-    page.get_by_role("button", name="Cancel campaign").click()
-    explored.measure(campaign, 1)
-    page.wait_for_timeout(1500)
-    dialog.get_by_role("button", name="Cancel campaign").click()
-    expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()

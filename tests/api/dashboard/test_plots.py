@@ -11,9 +11,16 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from search_spaces.spec.layout import Layout
-from tests.api.dashboard.browser import Visitor, assert_accessible, assert_fits, look_at
+from tests.api.dashboard.browser import (
+    Visitor,
+    assert_accessible,
+    assert_contrast,
+    assert_fits,
+    look_at,
+)
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.api.figures.layout_points import make_model
+from tests.kit.api import answered
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, make_spec, make_worker
 from tests.results_db.campaigns.test_imports import varied_rows
@@ -56,8 +63,7 @@ def count(page: Page, name: str, which: str = POINTS) -> int:
 def figure(plotted: Plotted, name: str, **query: str) -> dict[str, Any]:
     """The data of a plot."""
     url = f"{plotted.url}/campaigns/plotted/figures/{name}.json"
-    answer = httpx.get(url, params=query, headers=plotted.headers)
-    assert answer.status_code == 200, answer.text
+    answer = answered(httpx.get(url, params=query, headers=plotted.headers), 200)
     found: dict[str, Any] = answer.json()
     return found
 
@@ -89,7 +95,7 @@ def test_every_plot_is_drawn_with_its_points(visitor: Visitor, plotted: Plotted)
 
 
 @pytest.mark.slow
-def test_the_plot_library_is_loaded_when_a_plot_comes_into_view(
+def test_plots_are_loaded_once_in_view_drawn_again_after_a_gap_and_lead_to_trials(
     visitor: Visitor, plotted: Plotted
 ) -> None:
     asked: list[str] = []
@@ -104,6 +110,24 @@ def test_the_plot_library_is_loaded_when_a_plot_comes_into_view(
     assert not [url for url in asked if "estimated-memory" in url]
     drawn(page, "estimated-memory")
     assert len([url for url in asked if url.endswith("plotly.js")]) == 1
+
+    expect(drawn(page, "history")).to_have_attribute("data-drawn", "1")
+    page.evaluate("() => { take({ kind: 'stream.lost' }); }")
+    page.evaluate("() => { take({ kind: 'stream.opened', event: { missed: false } }); }")
+    expect(page.locator("#plot-history")).to_have_attribute("data-drawn", "2")
+
+    opened: list[str] = []
+    page.route("**/trials/*", lambda route: (opened.append(route.request.url), route.abort()))
+    point = page.locator("#plot-history .scatterlayer .points path.point").first
+    box = point.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector("#plot-history .hoverlayer .hovertext")
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function("() => true")
+    assert re.search(r"/trials/\d+$", opened[0])
+    visitor.faults.clear()  # the request was cut off on purpose
 
 
 def test_plots_and_the_timeline_are_accessible_in_both_themes_and_fit_a_phone(
@@ -120,7 +144,7 @@ def test_plots_and_the_timeline_are_accessible_in_both_themes_and_fit_a_phone(
         page.emulate_media(color_scheme="dark")
         expect(plot).to_have_attribute("data-drawn", "2")
         assert plot.evaluate(colour) == "rgb(50, 59, 71)"
-        assert_accessible(page)
+        assert_contrast(page)
         look_at(visitor.open(TIMELINE))
         page.set_viewport_size({"width": 380, "height": 800})
         visitor.open(PLOTS)
@@ -129,7 +153,7 @@ def test_plots_and_the_timeline_are_accessible_in_both_themes_and_fit_a_phone(
         assert_fits(page)
 
 
-def test_an_outcome_adds_its_point_and_far_plots_are_not_asked_for(
+def test_an_outcome_or_a_choice_changes_a_plot_without_loading_the_page(
     visitor: Visitor, plotted: Plotted
 ) -> None:
     page = visitor.open(PLOTS)
@@ -146,14 +170,12 @@ def test_an_outcome_adds_its_point_and_far_plots_are_not_asked_for(
     assert len([url for url in asked if "history.json" in url]) <= 2
     assert not [url for url in asked if "pareto.json" in url]
 
-
-@pytest.mark.slow
-def test_plots_are_drawn_again_after_a_gap_in_the_stream(visitor: Visitor) -> None:
-    page = visitor.open(PLOTS)
-    expect(drawn(page, "history")).to_have_attribute("data-drawn", "1")
-    page.evaluate("() => { take({ kind: 'stream.lost' }); }")
-    page.evaluate("() => { take({ kind: 'stream.opened', event: { missed: false } }); }")
-    expect(page.locator("#plot-history")).to_have_attribute("data-drawn", "2")
+    page.evaluate("() => (window.same = true)")
+    drawn(page, "two-knobs")
+    page.locator("#choose-knobs select[name=x]").select_option("pp")
+    expect(page).to_have_url(re.compile("x=pp"))
+    expect(page.locator("#plot-two-knobs .xtitle")).to_have_text("pipeline parallel, pp")
+    assert page.evaluate("() => window.same")
 
 
 def test_choices_are_in_the_url_need_no_script_and_wrong_ones_are_refused(plotted: Plotted) -> None:
@@ -170,38 +192,9 @@ def test_choices_are_in_the_url_need_no_script_and_wrong_ones_are_refused(plotte
     assert drawn_y == ["none", "selective", "full"]
 
     for query in ("x=nodes", "up=speed", "show=some"):
-        answer = httpx.get(f"{plotted.url}{PLOTS}?{query}", headers=plotted.headers)
-        assert answer.status_code == 422
+        answered(httpx.get(f"{plotted.url}{PLOTS}?{query}", headers=plotted.headers), 422)
     wrong = f"{plotted.url}/campaigns/plotted/figures/pie.json"
     assert httpx.get(wrong, headers=plotted.headers).status_code == 422
-
-
-def test_a_choice_draws_its_plot_without_loading_the_page(visitor: Visitor) -> None:
-    page = visitor.open(PLOTS)
-    drawn(page, "two-knobs")
-    page.evaluate("() => (window.same = true)")
-    page.locator("#choose-knobs select[name=x]").select_option("pp")
-    expect(page).to_have_url(re.compile("x=pp"))
-    expect(page.locator("#plot-two-knobs .xtitle")).to_have_text("pipeline parallel, pp")
-    assert page.evaluate("() => window.same")
-
-
-@pytest.mark.slow
-def test_a_click_on_a_point_opens_its_trial(visitor: Visitor) -> None:
-    page = visitor.open(PLOTS)
-    drawn(page, "history")
-    opened: list[str] = []
-    page.route("**/trials/*", lambda route: (opened.append(route.request.url), route.abort()))
-    point = page.locator("#plot-history .scatterlayer .points path.point").first
-    box = point.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_selector("#plot-history .hoverlayer .hovertext")
-    page.mouse.down()
-    page.mouse.up()
-    page.wait_for_function("() => true")
-    assert re.search(r"/trials/\d+$", opened[0])
-    visitor.faults.clear()  # the request was cut off on purpose
 
 
 def test_the_timeline_shows_attempts_failures_and_what_runs(
@@ -221,12 +214,11 @@ def test_the_timeline_shows_attempts_failures_and_what_runs(
 
 
 def page_of(plotted: Plotted, path: str) -> str:
-    answer = httpx.get(f"{plotted.url}{path}", headers=plotted.headers)
-    assert answer.status_code == 200, answer.text
+    answer = answered(httpx.get(f"{plotted.url}{path}", headers=plotted.headers), 200)
     return answer.text
 
 
-def test_early_campaigns_have_pages_that_say_what_is_missing(plotted: Plotted) -> None:
+def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plotted) -> None:
     store = plotted.store
     campaign = store.campaigns.create(make_spec("early", cluster="other"), num_legal_layouts=9).id
     none = page_of(plotted, "/campaigns/early/plots")
@@ -244,22 +236,21 @@ def test_early_campaigns_have_pages_that_say_what_is_missing(plotted: Plotted) -
     one = page_of(plotted, "/campaigns/early/plots")
     assert "The best so far is trial 3 with 500 tokens/s/device" in one
 
-
-def test_imported_campaigns_have_plots_and_no_node_times(plotted: Plotted) -> None:
-    answer = httpx.post(
-        f"{plotted.url}/v1/campaigns/import",
-        params={"name": "theirs"},
-        content=make_text(*varied_rows()).encode(),
-        headers={**plotted.headers, "Content-Type": "text/csv"},
+    answered(
+        httpx.post(
+            f"{plotted.url}/v1/campaigns/import",
+            params={"name": "theirs"},
+            content=make_text(*varied_rows()).encode(),
+            headers={**plotted.headers, "Content-Type": "text/csv"},
+        ),
+        201,
     )
-    assert answer.status_code == 201, answer.text
     page = page_of(plotted, "/campaigns/theirs/plots")
     for words in ("The best so far is trial", "Imported campaigns have none.", "No estimates"):
         assert words in page
     assert "imported, without the times of nodes" in page_of(plotted, "/campaigns/theirs/timeline")
 
-
-def test_names_of_nodes_are_text_and_not_markup(plotted: Plotted) -> None:
+    # Names of nodes are text and not markup.
     layout = Layout(tp=2, dp=4, num_microbatches=64)
     plotted.run_one(layout, replace(failed(), node="<img src=x>"))
     page = page_of(plotted, TIMELINE)

@@ -11,11 +11,11 @@ from playwright.sync_api import Browser, expect
 
 from api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
-from tests.kit.api import HEADERS, INTRODUCTION, TOKEN
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.persons import served
-from tests.kit.populated import Populated
+from tests.kit.populated import Populated, populated_service
+from tests.kit.postgres import upgraded
 
-PAGES = ("/allocations?all=yes", "/tokens?all=yes", "/audit")
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -23,39 +23,6 @@ MARKUP = "<img src=x onerror=alert(1)>"
 def visitor(browser: Browser, shared: Populated) -> Iterator[Visitor]:
     with visiting(browser, shared.url, shared.headers("admin")) as visitor:
         yield visitor
-
-
-def test_a_node_is_released_and_put_into_quarantine(visitor: Visitor) -> None:
-    page = visitor.open("/allocations")
-    nodes = page.get_by_role("region", name="Nodes")
-    row = nodes.get_by_role("row").filter(has_text="n0")
-    expect(row).to_contain_text("in quarantine by a user: loud")
-    page.get_by_role("button", name="Release n0").click()
-    expect(page.get_by_text("The node was released")).to_be_visible()
-    expect(row).to_contain_text("released")
-    page.get_by_label("Reason to put n0 into quarantine").fill(f"smells {MARKUP}")
-    page.get_by_role("button", name="Put n0 into quarantine").click()
-    expect(row).to_contain_text(f"in quarantine by a user: smells {MARKUP}")
-    assert page.locator("#content img").count() == 0
-
-
-def test_an_allocation_shows_what_runs_where_and_is_removed(
-    browser: Browser, populated: Populated
-) -> None:
-    with visiting(browser, populated.url, populated.headers("admin")) as visitor:
-        page = visitor.open("/allocations")
-        row = page.get_by_role("region", name="Allocations").get_by_role("row").nth(1)
-        expect(row).to_contain_text("working")
-        expect(page.get_by_role("link", name="first, trial 4")).to_be_visible()
-        expect(page.get_by_text("1 trial of local-cpu not leased yet")).to_be_visible()
-        page.get_by_role("button", name="Remove w").click()
-        expect(page.get_by_role("dialog")).to_contain_text("Remove the allocation of w")
-        page.get_by_role("dialog").get_by_role("button").nth(1).click()
-        expect(page.get_by_text("The allocation was removed")).to_be_visible()
-        command = f"layout-tuner worker --url {populated.url} --token-file worker.token"
-        expect(page.get_by_text(command)).to_be_visible()
-        page.get_by_role("link", name="with those that have ended").click()
-        expect(page.get_by_role("region", name="Allocations")).to_contain_text("ended")
 
 
 def test_a_worker_that_registers_appears_without_loading_the_page(
@@ -72,20 +39,22 @@ def test_a_worker_that_registers_appears_without_loading_the_page(
         expect(page.get_by_role("region", name="Allocations")).to_contain_text("on h")
 
 
-def test_names_of_nodes_with_markup_and_slashes_are_text(shared: Populated) -> None:
+def test_names_of_nodes_are_text_and_viewers_have_no_forms(shared: Populated) -> None:
     nodes = {"nodes": [{"name": "a/b<i>", "num_devices": 1}], "devices_per_node": 1}
     worker = {**INTRODUCTION, "name": MARKUP, "cluster": MARKUP, **nodes}
-    made = httpx.post(f"{shared.url}/v1/workers", json=worker, headers=shared.headers("worker"))
-    assert made.status_code == 201, made.text
+    answered(
+        httpx.post(f"{shared.url}/v1/workers", json=worker, headers=shared.headers("worker")), 201
+    )
     admin = shared.headers("admin")
     page = httpx.get(f"{shared.url}/allocations", headers=admin)
     assert "<img" not in page.text
     assert "a/b&lt;i&gt;" in page.text
     node = {"cluster": MARKUP, "node": "a/b<i>"}
     for act, done in (("quarantine", "quarantined"), ("release", "released")):
-        answer = httpx.post(f"{shared.url}/nodes/{act}", data=node, headers=admin)
-        assert answer.status_code == 303
+        answer = answered(httpx.post(f"{shared.url}/nodes/{act}", data=node, headers=admin), 303)
         assert answer.headers["location"] == f"/allocations?done={done}"
+    page = httpx.get(f"{shared.url}/allocations", headers=shared.headers("viewer"))
+    assert (page.status_code, "<form" in page.text.partition("<main")[2]) == (200, False)
 
 
 def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) -> None:
@@ -115,6 +84,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
     assert httpx.get(f"{shared.url}/v1/whoami", headers=headers).status_code == 401
     page.get_by_role("link", name="with revoked ones").click()
     expect(row).to_contain_text("revoked")
+    look_at(page)
 
 
 def test_the_audit_is_filtered_and_has_pages(
@@ -143,18 +113,41 @@ def test_the_audit_is_filtered_and_has_pages(
     page.get_by_role("button", name="Filter").click()
     expect(page.get_by_text("No change passes these filters")).to_be_visible()
     for query in ("since=yesterday", "since=5", "until=0001-01-01T00:00", "actor=%00"):
-        explained = httpx.get(f"{shared.url}/audit?{query}", headers=admin)
-        assert explained.status_code == 200
-        assert " is not " in explained.text
+        answered(httpx.get(f"{shared.url}/audit?{query}", headers=admin), 200, " is not ")
+    look_at(visitor.open("/audit"))
 
 
-def test_the_pages_are_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
-    with visiting(browser, shared.url, shared.headers("admin")) as visitor:
-        for path in PAGES:
-            look_at(visitor.open(path))
+def test_a_node_is_released_and_an_allocation_shows_what_runs_where_and_is_removed(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """On a service of its own, whose worker was heard of just now."""
+    with (
+        populated_service(upgraded(tmp_path).database_url) as populated,
+        visiting(browser, populated.url, populated.headers("admin")) as visitor,
+    ):
+        page = visitor.open("/allocations")
+        nodes = page.get_by_role("region", name="Nodes")
+        row = nodes.get_by_role("row").filter(has_text="n0")
+        expect(row).to_contain_text("in quarantine by a user: loud")
+        page.get_by_role("button", name="Release n0").click()
+        expect(page.get_by_text("The node was released")).to_be_visible()
+        expect(row).to_contain_text("released")
+        page.get_by_label("Reason to put n0 into quarantine").fill(f"smells {MARKUP}")
+        page.get_by_role("button", name="Put n0 into quarantine").click()
+        expect(row).to_contain_text(f"in quarantine by a user: smells {MARKUP}")
+        assert page.locator("#content img").count() == 0
+        look_at(page)
 
-
-def test_the_page_of_allocations_has_no_forms_for_viewers(shared: Populated) -> None:
-    page = httpx.get(f"{shared.url}/allocations", headers=shared.headers("viewer"))
-    assert page.status_code == 200
-    assert "<form" not in page.text.partition("<main")[2]
+        allocations = page.get_by_role("region", name="Allocations")
+        remove = page.get_by_role("button", name="Remove w", exact=True)
+        expect(allocations.get_by_role("row").filter(has=remove)).to_contain_text("working")
+        expect(page.get_by_role("link", name="first, trial 4")).to_be_visible()
+        expect(page.get_by_text("1 trial of local-cpu not leased yet")).to_be_visible()
+        remove.click()
+        expect(page.get_by_role("dialog")).to_contain_text("Remove the allocation of w")
+        page.get_by_role("dialog").get_by_role("button").nth(1).click()
+        expect(page.get_by_text("The allocation was removed")).to_be_visible()
+        command = f"layout-tuner worker --url {populated.url} --token-file worker.token"
+        expect(page.get_by_text(command)).to_be_visible()
+        page.get_by_role("link", name="with those that have ended").click()
+        expect(allocations).to_contain_text("ended")

@@ -9,30 +9,35 @@ from search_spaces.mesh import coordinates
 from search_spaces.spec.layout import Layout
 
 
-def cells(svg: str) -> list[str]:
-    return re.findall(r">(S\d+ R\d+)</text>", svg)
+def found(pattern: str, layout: Layout) -> list[str]:
+    return re.findall(pattern, str(layout_map(layout).svg))
 
 
-def nodes(svg: str) -> list[str]:
-    return re.findall(r">(node [^<]*)</text>", svg)
+def frames(layout: Layout) -> list[int]:
+    """Tensor-parallel groups on each node."""
+    return [each.count("M") for each in found(r'<path d="([^"]*)" class="tp"', layout)]
+
+
+STAGES = r">(S\d+) R\d+</text>"
+NODES = r">(node [^<]*)</text>"
+EXPERTS = r"E[\d.]+(?=<)"
 
 
 def test_every_device_has_its_stage_and_replica_in_the_order_of_the_ranks() -> None:
     layout = Layout(num_nodes=3, tp=2, pp=3, dp=4, num_microbatches=4)
-    drawn = layout_map(layout)
     places = [coordinates(rank, layout) for rank in range(24)]
-    assert cells(drawn.svg) == [f"S{place.pp_rank} R{place.dp_rank}" for place in places]
-    assert nodes(drawn.svg) == [
-        "node 0: ranks 0 to 7",
-        "node 1: ranks 8 to 15",
-        "node 2: ranks 16 to 23",
-    ]
-    frames = re.findall(r'<path d="([^"]*)" class="tp"', drawn.svg)
-    assert [each.count("M") for each in frames] == [4, 4, 4]  # tensor-parallel groups
-    assert len(drawn.notes) == 1
-    drawn = layout_map(Layout(tp=16))
-    (frames,) = re.findall(r'<path d="([^"]*)" class="tp"', drawn.svg)
-    assert frames.count("M") == 2
+    cells = [f"S{place.pp_rank} R{place.dp_rank}" for place in places]
+    assert found(r">(S\d+ R\d+)</text>", layout) == cells
+    ranks = ["ranks 0 to 7", "ranks 8 to 15", "ranks 16 to 23"]
+    assert found(NODES, layout) == [f"node {node}: {words}" for node, words in enumerate(ranks)]
+    assert frames(layout) == [4, 4, 4]
+    assert len(layout_map(layout).notes) == 1
+    assert frames(Layout(tp=16)) == [2]
+    columns = Layout(tp=2, tp_columns=2, dp=2)
+    assert frames(columns) == [2]
+    drawn = layout_map(columns)
+    assert "A frame holds a tensor-parallel group of 4." in drawn.notes[0]
+    assert "tensor-parallel groups of 4 in 2 columns" in str(drawn.svg)
 
 
 def test_stages_with_a_layer_fewer_are_named() -> None:
@@ -59,49 +64,34 @@ def test_stages_with_a_layer_fewer_are_named() -> None:
 )
 def test_a_large_job_is_folded_and_says_so(layout: Layout, num_nodes: int, says: str) -> None:
     drawn = layout_map(layout)
-    assert len(nodes(drawn.svg)) == num_nodes
+    assert len(found(NODES, layout)) == num_nodes
     assert says in " ".join(drawn.notes)
     assert len(drawn.svg) < 60_000
     if layout.pp == 16:  # as many stages as nodes are drawn
-        stages = {cell.split()[0] for cell in cells(drawn.svg)}
-        assert stages == {f"S{stage}" for stage in range(16)}
-
-
-def test_a_frame_holds_the_rows_and_columns_of_a_tensor_parallel_group() -> None:
-    drawn = layout_map(Layout(tp=2, tp_columns=2, dp=2))
-    assert "A frame holds a tensor-parallel group of 4." in drawn.notes[0]
-    assert "tensor-parallel groups of 4 in 2 columns" in str(drawn.svg)
-    (frames,) = re.findall(r'<path d="([^"]*)" class="tp"', str(drawn.svg))
-    assert frames.count("M") == 2
+        assert set(found(STAGES, layout)) == {f"S{stage}" for stage in range(16)}
 
 
 def test_cells_name_the_rank_of_a_context_parallel_group() -> None:
     layout = Layout(num_nodes=2, cp=4, dp=2, pp=2)
-    drawn = layout_map(layout)
     places = [coordinates(rank, layout) for rank in range(16)]
     cells = [f"S{place.pp_rank} R{place.dp_rank} C{place.cp_rank}" for place in places]
-    found = re.findall(r"S\d+ R\d+ C\d+", str(drawn.svg))
-    assert found == cells
+    assert found(r"S\d+ R\d+ C\d+", layout) == cells
+    drawn = layout_map(layout)
     assert "context-parallel groups of 4" in str(drawn.svg)
     assert any("the 4 ranks with the same S, R" in note for note in drawn.notes)
-    assert " C0" not in str(layout_map(Layout(dp=8)).svg)
+    assert found(" C0", Layout(dp=8)) == []
 
 
 def test_cells_name_the_experts_that_a_device_holds() -> None:
-    drawn = layout_map(Layout(tp=2, dp=4, ep=2, etp=2))
-    found = re.findall(r"E[\d.]+(?=<)", str(drawn.svg))
-    assert found == 2 * ["E0.0", "E0.1", "E1.0", "E1.1"]
+    both = Layout(tp=2, dp=4, ep=2, etp=2)
+    assert found(EXPERTS, both) == 2 * ["E0.0", "E0.1", "E1.0", "E1.1"]
+    drawn = layout_map(both)
     assert "expert-parallel groups of 2, expert-tensor-parallel groups of 2" in str(drawn.svg)
     (note,) = (note for note in drawn.notes if note.startswith("E "))
     assert "the 2 shares of each layer's experts" in note
     assert note.endswith("After the dot: the 2 parts of their weights.")
-    assert re.findall(r"E[\d.]+(?=<)", str(layout_map(Layout(dp=4, ep=4)).svg)) == [
-        "E0",
-        "E1",
-        "E2",
-        "E3",
-    ]
-    alone = layout_map(Layout(tp=2, dp=2, etp=2))
-    assert re.findall(r"E[\d.]+(?=<)", str(alone.svg)) == 2 * ["E0", "E1"]
-    assert "the same part of all experts" in alone.notes[-1]
-    assert " E0" not in str(layout_map(Layout(dp=4)).svg)
+    assert found(EXPERTS, Layout(dp=4, ep=4)) == ["E0", "E1", "E2", "E3"]
+    parts = Layout(tp=2, dp=2, etp=2)
+    assert found(EXPERTS, parts) == 2 * ["E0", "E1"]
+    assert "the same part of all experts" in layout_map(parts).notes[-1]
+    assert found(" E0", Layout(dp=4)) == []

@@ -44,7 +44,7 @@ def test_points_stand_where_the_axes_put_them_and_many_are_one_path() -> None:
     assert page.kinds("path") == ["many"]
 
 
-def test_logarithms_and_categories_have_their_own_places() -> None:
+def test_points_have_their_places_on_logarithmic_axes_and_among_categories() -> None:
     powers = {"type": "log", "range": [0, 2], "tickvals": [1, 10, 100], "ticktext": list("abc")}
     names = {"categoryarray": ["one", "two"], "range": [-0.5, 1.5]}
     spots = [Spot(1, "one", "", 1), Spot(10, "two", "", 2), Spot(100, "two", "", 3)]

@@ -40,7 +40,7 @@ LAYOUT: Final = Layout(num_nodes=2, dp=4, num_microbatches=4, precision="bf16")
 HARMLESS: Final = "harmless"
 HALVES: Final = re.compile("[\ud800-\udfff]")
 """Halves of characters, which no file can hold."""
-AT_ONCE: Final = 20
+some_texts: Final = st.lists(hostile_texts, min_size=20, max_size=20)
 """Texts of one example: one bash parses all of them."""
 
 
@@ -87,9 +87,9 @@ READERS: Final[dict[str, Callable[[str], Any]]] = {
 def values_of(text: str) -> dict[tuple[str, str], Any]:
     """What the language of each file reads in it; bash's are in `commands_of`."""
     return {
-        (format_name, name): READERS[kind](content)
-        for (format_name, name), content in files_of(text).items()
-        if (kind := name.rpartition(".")[2]) != "sh"
+        key: READERS[kind](content)
+        for key, content in files_of(text).items()
+        if (kind := key[1].rpartition(".")[2]) != "sh"
     }
 
 
@@ -114,14 +114,8 @@ def run_by_bash(program: str, folder: Path) -> str:
     """What bash prints; it finds no program, so that only its own commands can run."""
     bash = shutil.which("bash")
     assert bash
-    done = subprocess.run(
-        [bash],
-        input=program.encode(),
-        cwd=folder,
-        env={"PATH": ""},
-        capture_output=True,
-        check=False,
-    )
+    asked: dict[str, Any] = {"cwd": folder, "env": {"PATH": ""}, "input": program.encode()}
+    done = subprocess.run([bash], **asked, capture_output=True, check=False)
     assert (done.returncode, done.stderr, [*folder.iterdir()]) == (0, b"", [])
     return done.stdout.decode()
 
@@ -147,34 +141,32 @@ SEARCH: Final = settings(deadline=None, phases=[Phase.explicit, Phase.generate])
 """The text is named where it fails; to make it shorter takes minutes."""
 
 
-@settings(SEARCH, max_examples=3)
-@given(texts=st.lists(hostile_texts, min_size=AT_ONCE, max_size=AT_ONCE))
+ATTACKS: Final = (
+    *("{tp} $(exit 1)`exit 1`'\"\\", "coding: utf-7 +AAo-x=1", "\r\ntouch x", "\0\ud800", "\x85a"),
+)
+"""Texts that changed something once."""
+
+
+@settings(SEARCH, max_examples=1)
+@given(texts=some_texts)
 def test_no_text_changes_a_command_or_a_value(
     texts: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert_same_commands_and_values(texts, tmp_path_factory.mktemp("empty"))
+    assert_same_commands_and_values([*ATTACKS, *texts], tmp_path_factory.mktemp("empty"))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @settings(SEARCH, max_examples=250)
-@given(texts=st.lists(hostile_texts, min_size=AT_ONCE, max_size=AT_ONCE))
+@given(texts=some_texts)
 def test_none_of_5000_texts_changes_a_command_or_a_value(
     texts: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert_same_commands_and_values(texts, tmp_path_factory.mktemp("empty"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{tp} $(exit 1)`exit 1`'\"\\", "coding: utf-7 +AAo-x=1", "\r\ntouch x", "\0\ud800", "\x85a"],
-)
-def test_a_text_that_was_an_attack_changes_nothing(text: str, tmp_path: Path) -> None:
-    assert_same_commands_and_values([text], tmp_path)
-
-
-@settings(SEARCH, max_examples=20)
-@given(texts=st.lists(hostile_texts, min_size=10, max_size=10))
+@settings(SEARCH, max_examples=5)
+@given(texts=some_texts)
 def test_a_text_is_the_value_of_a_variable_of_bash_as_it_is(
     texts: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

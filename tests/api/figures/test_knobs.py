@@ -14,22 +14,17 @@ POINTS = [
 ]
 
 
-def test_parallel_coordinates_have_the_knobs_that_vary_in_their_legal_order() -> None:
+def test_parallel_coordinates_have_the_knobs_that_vary_and_a_line_for_every_layout() -> None:
     figure = parallel(make_facts(POINTS))
-    names = figure.layout["xaxis"]["ticktext"]
-    assert names == ["tp", "recompute", "tokens/s/device"]
+    assert figure.layout["xaxis"]["ticktext"] == ["tp", "recompute", "tokens/s/device"]
     assert "pp 1" in figure.says[1]
     assert "tp" not in figure.says[1].split()
     ticks = {note["text"]: note["y"] for note in figure.layout["annotations"] if note["x"] == 1}
-    assert ticks == {"none": 0.0, "selective": 0.5, "full": 1.0}
+    assert ticks == {"none": 0.0, "selective": 0.5, "full": 1.0}, "in their legal order"
 
-
-def test_every_layout_is_a_line_in_the_colour_of_its_value() -> None:
-    figure = parallel(make_facts(POINTS))
     lines = [t for t in figure.traces if t["name"] == "measured" and t["mode"] == "lines"]
     colours = [line["line"]["color"] for line in lines]
-    assert colours[0] == "--scale1"
-    assert colours[-1] == f"--scale{NUM_COLOURS}"
+    assert (colours[0], colours[-1]) == ("--scale1", f"--scale{NUM_COLOURS}"), "of its value"
     assert sum(line["x"].count(0) for line in lines) == 3
     (lowest,) = [line for line in lines if line["line"]["color"] == "--scale1"]
     # The first layout: tp 1 is at the bottom, full recomputation at the top.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +8,9 @@ import pytest
 
 from api.plot_data.plot_data import PlottedData
 from api.plot_data.step_times import iterations, time_parts
-from search_spaces.protocol.measurement import Breakdown, Iteration
+from search_spaces.protocol.measurement import Breakdown
 from tests.api.figures.layout_points import named
-from tests.kit.store import make_breakdown
+from tests.kit.store import make_breakdown, make_iterations
 
 
 def make_step(step_time_s: float = 0.1, *, rank: int = 1, parts: Breakdown | None = None) -> Any:
@@ -44,10 +45,9 @@ def test_the_parts_of_a_step_follow_each_other_and_fill_it() -> None:
     assert named(figure.traces, "measured step")["x"] == [100.0]
     assert parts[0]["hovertext"] == ["compute: 50 ms (50.0%)"]
     assert figure.rows[0][:3] == ("1. trial 7", "100 ms", "50.0%")
-    parts = Breakdown(
-        compute_s=0.08, tp_s=0.04, pp_s=0.0, dp_s=0.0, optimizer_s=0.0, unexplained_s=-0.02
-    )
-    figure = draw(make_step(parts=parts))
+    others = dict.fromkeys(("pp_s", "dp_s", "optimizer_s"), 0.0)
+    overlapping = Breakdown(compute_s=0.08, tp_s=0.04, **others, unexplained_s=-0.02)
+    figure = draw(make_step(parts=overlapping))
     last = bars(figure)[-1]
     assert last["name"] == "unexplained"
     assert last["base"][0] + last["x"][0] == pytest.approx(100.0)
@@ -57,13 +57,13 @@ def test_the_parts_of_a_step_follow_each_other_and_fill_it() -> None:
 
 
 def test_bars_have_one_scale_with_estimates_and_marks_at_their_bars() -> None:
-    figure = draw(make_step(0.1), make_step(0.4, rank=2))
+    steps = make_step(0.1), make_step(0.4, rank=2)
+    figure = draw(*steps)
     assert named(figure.traces, "compute")["x"] == pytest.approx([50.0, 200.0])
     assert figure.layout["xaxis"]["range"][1] > 400
     assert figure.layout["yaxis"]["ticktext"] == ["1. trial 7", "2. trial 8"]
     bottom, top = figure.layout["yaxis"]["range"]
     assert bottom > top
-    steps = make_step(0.1), make_step(0.4, rank=2)
     figure = draw(*steps, estimated_s={108: 0.05}, marks={107: "winner", 108: "baseline"})
     estimate = named(figure.traces, "estimated step")
     assert (estimate["x"], estimate["y"]) == ([50.0], [1])
@@ -73,18 +73,13 @@ def test_bars_have_one_scale_with_estimates_and_marks_at_their_bars() -> None:
 
 
 def test_iterations_are_in_order_with_their_median() -> None:
-    found = [
-        Iteration(
-            index=i, kind="warmup" if i < 1 else "timed", step_time_s=s, loss=1.0, grad_norm=1
-        )
-        for i, s in enumerate((0.9, 0.5, 0.5))
-    ]
+    first, *later = make_iterations(0.5, warmup=1, timed=2)
+    found = [replace(first, step_time_s=0.9), *later]
     figure = iterations(found, 0.5)
     assert named(figure.traces, "timed")["x"] == [1, 2]
     assert named(figure.traces, "warm-up, not counted")["y"] == [0.9]
     assert named(figure.traces, "median")["y"] == [0.5, 0.5]
     low, high = figure.layout["yaxis"]["range"]
     assert low < 0.5 < 0.9 < high
-    assert [trace["name"] for trace in iterations(found[:1], None).traces] == [
-        "warm-up, not counted"
-    ]
+    (only,) = iterations(found[:1], None).traces
+    assert only["name"] == "warm-up, not counted"

@@ -1,27 +1,36 @@
-"""Bodies are as large as their route needs, and a hostile one costs little."""
+"""Bodies are as large as their route needs; a hostile one costs little, and delays nobody else."""
 
+from __future__ import annotations
+
+import asyncio
+import gc
 import json
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import yaml
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
+from starlette.requests import Request
 
 from api.app import create_app
 from api.http import body_limits, request_bodies
-from api.http.body_limits import BODY_LIMITS, limits_of
+from api.http.body_limits import BODY_LIMITS, CHANGES_AT_ONCE, FairQueue, limits_of
 from api.settings import Settings
 from results_db.store import Store
 from search_spaces.protocol.measurement import MAX_MEASURED_ITERATIONS
 from search_spaces.protocol.outcome import MAX_LOG_LENGTH
 from search_spaces.protocol.worker_messages import MAX_NODES
-from tests.kit.api import INTRODUCTION, TOKEN, Api
+from tests.kit.api import INTRODUCTION, TOKEN, Api, answered
 from tests.kit.bodies import OUTCOME
+from tests.kit.services import ServeProcess
 from tests.kit.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
@@ -44,20 +53,17 @@ def unknown_fields(number: int) -> dict[str, int]:
 
 def test_fields_and_values_are_counted_before_they_are_made(api: Api, http: TestClient) -> None:
     api.submit()
-    answer = http.patch("/v1/campaigns/first", json=unknown_fields(340_000))
-    assert answer.status_code == 413
-    answer = http.patch("/v1/campaigns/first", json=unknown_fields(2000))
-    assert answer.status_code == 422
-    assert "more than 1000" in answer.json()["detail"]
+    answered(http.patch("/v1/campaigns/first", json=unknown_fields(340_000)), 413)
+    answer = answered(
+        http.patch("/v1/campaigns/first", json=unknown_fields(2000)), 422, "more than 1000"
+    )
     for value in ("[]", "1", '{"a":1}', '"a,["'):
         for number, status in ((900, "request-invalid"), (1100, "document-invalid")):
             body = f'{{"notes": [{",".join([value] * (number // (1 + (value[0] in "[{"))))}]}}'
-            answer = http.patch("/v1/campaigns/first", content=body, headers=JSON)
-            assert answer.status_code == 422
+            answer = answered(http.patch("/v1/campaigns/first", content=body, headers=JSON), 422)
             assert answer.json()["type"].endswith(status), answer.text
     notes = ',[{"\\' * 2000
-    answer = http.patch("/v1/campaigns/first", json={"notes": notes})
-    assert answer.status_code == 200
+    answer = answered(http.patch("/v1/campaigns/first", json={"notes": notes}), 200)
     assert answer.json()["notes"] == notes
 
 
@@ -69,8 +75,7 @@ def test_documents_have_a_bounded_number_of_values_and_fields(
     http: TestClient, headers: dict[str, str], body: str
 ) -> None:
     for method, path in (("POST", "/v1/campaigns"), ("POST", "/v1/plans"), ("PUT", "/v1/models/m")):
-        answer = http.request(method, path, content=body, headers=headers)
-        assert answer.status_code == 422
+        answer = answered(http.request(method, path, content=body, headers=headers), 422)
         assert answer.json()["type"].endswith("document-invalid"), answer.text
 
 
@@ -78,8 +83,7 @@ def test_one_wrong_node_of_thousands_is_named_alone(api: Api, http: TestClient) 
     worker = http.post("/v1/workers", json=INTRODUCTION).json()["worker_id"]
     nodes = [{"name": f"n{i}", "nothing": 1} for i in range(MAX_NODES)]
     beat = {"trials": [], "status": {"nodes": nodes}}
-    answer = http.post(f"/v1/workers/{worker}/heartbeats", json=beat)
-    assert answer.status_code == 422
+    answer = answered(http.post(f"/v1/workers/{worker}/heartbeats", json=beat), 422)
     assert {error["field"].split(".")[3] for error in answer.json()["errors"]} == {"0"}
 
 
@@ -90,8 +94,9 @@ def test_the_largest_messages_of_workers_are_accepted(api: Api, http: TestClient
     worker = http.post("/v1/workers", json=introduction).json()["worker_id"]
     health = {f"figure_{i}": 1.25 * i for i in range(10)}
     statuses = [{"name": name, "state": "idle", "health": health} for name in names]
-    beat = http.post(f"/v1/workers/{worker}/heartbeats", json={"status": {"nodes": statuses}})
-    assert beat.status_code == 200, beat.text
+    answered(
+        http.post(f"/v1/workers/{worker}/heartbeats", json={"status": {"nodes": statuses}}), 200
+    )
 
     iteration = {**OUTCOME["measurement"]["iterations"][0], "step_time_s": 0.12345678901234567}
     iterations = [{**iteration, "index": i} for i in range(MAX_MEASURED_ITERATIONS)]
@@ -109,15 +114,19 @@ def test_the_largest_messages_of_workers_are_accepted(api: Api, http: TestClient
 def test_long_forms_are_read_whole(api: Api, http: TestClient) -> None:
     api.submit()
     notes = "\N{GRINNING FACE}" * 9000
-    answer = http.post(
-        "/campaigns/first/change", data={"notes": notes, "trials": 9}, follow_redirects=False
+    answered(
+        http.post(
+            "/campaigns/first/change", data={"notes": notes, "trials": 9}, follow_redirects=False
+        ),
+        303,
     )
-    assert answer.status_code == 303
     assert api.get("/campaigns/first")["notes"] == notes
     text = yaml.safe_dump({"name": "a", "notes": "x" * 100_000})
-    page = http.post("/submit/check", data={"view": "yaml", "yaml": text})
-    assert page.status_code == 200
-    assert "unknown campaign field" in page.text
+    answered(
+        http.post("/submit/check", data={"view": "yaml", "yaml": text}),
+        200,
+        "unknown campaign field",
+    )
 
 
 class HeldUp(NamedTuple):
@@ -179,3 +188,143 @@ def test_a_flood_of_one_token_waits_for_itself_alone(http: TestClient, held_up: 
         finally:
             may_end.set()
         assert [answer.result() for answer in answers] == [422] * 3
+
+
+async def _started(queue: FairQueue, tokens: Sequence[str]) -> tuple[list[str], int]:
+    """The tokens in the order in which their work started, and most that worked at once."""
+    started: list[str] = []
+    working = most = 0
+
+    async def work(token: str) -> None:
+        nonlocal working, most
+        async with queue.turn(token):
+            started.append(token)
+            working += 1
+            most = max(most, working)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            working -= 1
+
+    await asyncio.gather(*(work(token) for token in tokens))
+    return started, most
+
+
+def test_tokens_work_in_turns_at_most_so_many_at_once_and_not_two_works_of_one() -> None:
+    started, most = asyncio.run(_started(FairQueue(at_once=1), "aaaabcb"))
+    assert (started, most) == (list("abcabaa"), 1)
+
+    started, most = asyncio.run(_started(FairQueue(at_once=2), "aaaa"))
+    assert (started, most) == (list("aaaa"), 1)
+    started, most = asyncio.run(_started(FairQueue(at_once=2), "aaaabbcc"))
+    assert (started[:4], most) == (list("abca"), 2)
+
+
+def test_cancelled_work_gives_its_turn_to_others() -> None:
+    async def cancelled_in_each_state() -> list[str]:
+        queue = FairQueue(at_once=1)
+        tasks = [asyncio.create_task(_started(queue, token)) for token in "abc"]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for task in tasks[:2]:  # one works, one waits
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        started, _ = await asyncio.wait_for(_started(queue, "ab"), 20)
+        return [*(await tasks[2])[0], *started]
+
+    assert asyncio.run(cancelled_in_each_state()) == ["c", "a", "b"]
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Request]:
+    """The requests of the test that are still in memory."""
+    alive: weakref.WeakSet[Request] = weakref.WeakSet()
+    begin = Request.__init__
+
+    def note_and_begin(self: Request, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        alive.add(self)
+
+    monkeypatch.setattr(Request, "__init__", note_and_begin)
+    return alive
+
+
+def test_a_refused_request_is_forgotten_at_once(
+    http: TestClient, requests: weakref.WeakSet[Request]
+) -> None:
+    for method, path, content, kind, status in (
+        ("POST", "/v1/workers", b'{"name": [', "application/json", 400),
+        ("POST", "/v1/workers", b"x" * (5 << 20), "application/json", 413),
+        ("POST", "/v1/campaigns", b"a: [", "application/yaml", 400),
+        ("POST", "/v1/campaigns", b'{"name": "a"}', "application/json", 422),
+        ("POST", "/v1/campaigns/import", b"a,b\n1,2\n", "text/csv", 422),
+        ("GET", "/v1/campaigns/nothing", b"", "application/json", 404),
+    ):
+        with nothing_collected():
+            for _ in range(20):
+                headers = {"Content-Type": kind}
+                answer = http.request(method, path, content=content, headers=headers)
+                assert answer.status_code == status
+            # One may still be on its way out of a thread of the service.
+            assert len(requests) <= 1, path
+
+
+def test_few_documents_are_read_at_once_and_one_of_each_token(
+    http: TestClient, held_up: HeldUp
+) -> None:
+    """Each takes 150 times its size while it is read."""
+    holders = []
+    for number in range(CHANGES_AT_ONCE + 1):
+        made = http.post("/v1/tokens", json={"name": f"t{number}", "role": "submitter"}).json()
+        holders.append({"Authorization": f"Bearer {made['token']}"})
+        http.get("/v1/whoami", headers=holders[-1])
+
+    def ask(number: int) -> int:
+        body = {"name": f"hold-{number}"}
+        return http.post("/v1/campaigns", json=body, headers=holders[number]).status_code
+
+    asked = [number for number in range(len(holders)) for _ in range(3)]
+    with ThreadPoolExecutor(len(asked)) as clients:
+        answers = [clients.submit(ask, number) for number in asked]
+        wait_until("all wait", lambda: held_up.admitted.count("/v1/campaigns") == len(asked))
+        for _ in range(5):  # whatever could go on has gone on
+            assert http.get("/v1/health").status_code == 200
+        at_work = [*held_up.read]
+        held_up.may_end.set()
+        assert {answer.result() for answer in answers} == {422}
+    assert len(set(at_work)) == len(at_work) == CHANGES_AT_ONCE
+
+
+@pytest.mark.slow
+def test_bodies_of_refused_requests_are_not_kept(service: ServeProcess) -> None:
+    num_bodies, num_bytes = 40, (4 << 20) - 1
+    body = b'["' + b"x" * (num_bytes - 3) + b"]"
+
+    def ask(_number: int) -> int:
+        headers = {**service.headers, **JSON}
+        url = f"{service.url}/v1/workers"
+        return httpx.post(url, content=body, headers=headers, timeout=60).status_code
+
+    with ThreadPoolExecutor(4) as clients:
+        assert set(clients.map(ask, range(8))) == {400}
+        before = _resident_bytes(service)
+        assert set(clients.map(ask, range(num_bodies))) == {400}
+        # Each body and its text used to be kept until the next full collection. A quarter of the
+        # bodies is more than the four that are in progress, with their texts.
+        assert _resident_bytes(service) - before < num_bodies * num_bytes // 4
+
+
+def _resident_bytes(service: ServeProcess) -> int:
+    assert service.process is not None
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) << 10

@@ -4,12 +4,11 @@ import contextlib
 import dataclasses
 import json
 import re
-import resource
 import socket
 import ssl
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,9 +20,10 @@ import pytest
 from api.http.connection_limits import ConnectionLimits
 from api.settings import Settings
 from results_db.store import Store
-from tests.kit.api import HEADERS, INTRODUCTION, TOKEN
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.live import PATIENCE_S, Live, Watcher, live_server
 from tests.kit.postgres import upgraded
+from tests.kit.python_process import python_words
 from tests.kit.store import make_campaign
 from tests.kit.waiting import wait_until
 
@@ -115,11 +115,12 @@ def send_what_is_taken(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
 
 
-def send_for_ever(connection: socket.socket, data: bytes) -> None:
+def send_for_ever(connection: socket.socket, data: bytes, pause_s: float = 0.0) -> None:
     """Sends until the service closes the connection, which it must."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
         while True:
             connection.sendall(data)
+            time.sleep(pause_s)
 
 
 def is_well(live: Live) -> bool:
@@ -208,8 +209,8 @@ def test_a_header_that_trickles_in_is_counted_together_in_each_request_of_a_conn
         (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
          + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + b"X: t\r\n" * 200, 431),
         (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
-         + b"Transfer-Encoding: chunked\r\n\r\nno length\r\n", 400),
-    ],
+         + b"Transfer-Encoding: chunked\r\n\r\nno length\r\n", 400)
+    ]
 )  # fmt: skip
 def test_a_request_is_answered_by_its_size(live: Live, request_: bytes, status: int) -> None:
     with connected(live) as connection:
@@ -243,7 +244,7 @@ def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) 
             b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
         )
         assert status_of(read_answer(connection)) == 401
-        send_for_ever(connection, b" ")
+        send_for_ever(connection, b" ", pause_s=0.01)
 
 
 def test_a_header_that_trickles_in_has_no_longer_time(store: Store) -> None:
@@ -251,11 +252,11 @@ def test_a_header_that_trickles_in_has_no_longer_time(store: Store) -> None:
     limits = dataclasses.replace(HASTY_HEADERS, header_bytes=1 << 40, num_headers=1 << 40)
     with live_server(Settings(token=TOKEN), store, limits=limits) as live, connected(live) as slow:
         slow.sendall(HEALTH)
-        send_for_ever(slow, b"X: y\r\n")
+        send_for_ever(slow, b"X: y\r\n", pause_s=0.01)
         assert is_well(live)
 
 
-def test_a_tls_handshake_that_does_not_come_closes_the_connection(
+def test_plain_http_on_a_tls_port_is_told_so_and_a_handshake_that_does_not_come_ends(
     store: Store, tls: ssl.SSLContext
 ) -> None:
     with (
@@ -270,6 +271,9 @@ def test_a_tls_handshake_that_does_not_come_closes_the_connection(
         for connection in connections:
             assert read_to_end(connection) == b""
         wait_until("no connection is left", lambda: len(live.server.connections) == 0)
+        assert is_well(live)
+        plain = httpx.get(live.url.replace("https", "http") + "/v1/health")
+        answered(plain, 400, "this port speaks TLS: the address begins with https://")
         assert is_well(live)
 
 
@@ -371,8 +375,7 @@ def test_a_connection_too_many_is_told_to_come_again(
             watcher.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n" + BEARER + b"\r\n")
             assert status_of(watcher.recv(65536)) == 200
         if server_tls is None:
-            answer = httpx.get(f"{live.url}/v1/health")
-            assert answer.status_code == 503
+            answer = answered(httpx.get(f"{live.url}/v1/health"), 503)
             assert answer.headers["Retry-After"] == "5"
             assert "holds 2 connections already" in answer.json()["detail"]
         else:
@@ -383,14 +386,6 @@ def test_a_connection_too_many_is_told_to_come_again(
         assert is_well(live)
 
 
-def test_plain_http_on_a_tls_port_is_told_so(store: Store, tls: ssl.SSLContext) -> None:
-    with live_server(Settings(token=TOKEN), store, tls=tls) as live:
-        answer = httpx.get(live.url.replace("https", "http") + "/v1/health")
-        assert answer.status_code == 400
-        assert "this port speaks TLS: the address begins with https://" in answer.json()["detail"]
-        assert is_well(live)
-
-
 def test_refusals_do_not_fill_the_log(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     with live_server(Settings(token=TOKEN), store) as live:
         for _ in range(20):
@@ -398,22 +393,6 @@ def test_refusals_do_not_fill_the_log(store: Store, caplog: pytest.LogCaptureFix
                 send_what_is_taken(connection, b"no HTTP\r\n\r\n")
                 assert status_of(read_to_end(connection)) == 400
     assert len([record for record in caplog.records if "400" in record.getMessage()]) == 1
-
-
-def test_more_connections_than_files_may_be_open_are_one_clear_error(tmp_path: Path) -> None:
-    arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path), "--max-connections", "5000"]
-    refused = subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert "5000 connections need 5256 open files, and this process may have at most 1000" in line
-    assert "--max-connections 744" in line
 
 
 def test_an_address_that_is_none_is_answered_400(
@@ -433,10 +412,24 @@ def test_an_address_that_is_none_is_answered_400(
         assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_service_that_may_open_few_files_says_so_and_starts(tmp_path: Path) -> None:
+FEW_FILES = """
+import resource, sys
+from api.cli import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+serve = ["serve", "--port", "0", "--data-dir", sys.argv[1]]
+try:
+    main([*serve, "--max-connections", "5000"])
+except SystemExit as refused:
+    print("refused with", refused.code, file=sys.stderr)
+main(serve)
+"""
+
+
+def test_a_service_that_may_open_few_files_says_so_and_refuses_more_connections(
+    tmp_path: Path,
+) -> None:
     serve = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000)),
+        python_words(FEW_FILES, str(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -446,6 +439,8 @@ def test_a_service_that_may_open_few_files_says_so_and_starts(tmp_path: Path) ->
         assert "layout-tuner serves http" in serve.stdout.readline()
     finally:
         serve.terminate()
-        printed = serve.communicate(timeout=60)[1]
-    assert serve.returncode == 0
-    assert "may have 1000 open files, and so at most 744 connections at once" in printed
+        line, code, *printed = serve.communicate(timeout=60)[1].splitlines()
+    assert "5000 connections need 5256 open files, and this process may have at most 1000" in line
+    assert "--max-connections 744" in line
+    assert (code, serve.returncode) == ("refused with 1", 0)
+    assert "may have 1000 open files, and so at most 744 connections at once" in "".join(printed)

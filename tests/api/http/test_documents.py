@@ -139,7 +139,7 @@ FRAGMENTS = (
 )
 WORDS = st.sampled_from([*FRAGMENTS.split(" "), " ", "\n  "])
 SHARED = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

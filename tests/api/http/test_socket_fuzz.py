@@ -5,7 +5,6 @@ The input follows from a seed; a failure shows the seed and the bytes.
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 from typing import Final
@@ -13,8 +12,6 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.kit.bodies import BODIES as BODIES_OF_ROUTES
-from tests.kit.odd_values import DEPTHS, ODD_NUMBERS, ODD_TEXTS, nested, places, planted
 from tests.kit.populated import Populated
 
 SEED: Final = 20
@@ -76,8 +73,6 @@ class Fuzzer:
         is_sane = dice.random() < 0.6
         method, target = dice.choice(METHODS[:5] if is_sane else METHODS), self._target()
         body = dice.choice(BODIES)
-        if is_sane and dice.random() < 0.4:
-            method, target, body = self._odd_document()
         lines = [f"{method} {target} HTTP/1.1"]
         lines += ["Host: 127.0.0.1", "Connection: close"]
         if dice.random() < 0.9:
@@ -91,18 +86,8 @@ class Fuzzer:
         request = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
         return (request, True) if is_sane else (self._broken(request), False)
 
-    def _odd_document(self) -> tuple[str, str, bytes]:
-        """A valid body of a route, except for one value, with the route's method and path."""
-        dice = self._dice
-        of_route = dice.choice(BODIES_OF_ROUTES)
-        (worker,) = self._service.names["worker_id"]
-        document = json.loads(json.dumps(of_route.document).replace('"w"', f'"{worker}"'))
-        value = dice.choice([*ODD_NUMBERS, *map(json.dumps, ODD_TEXTS), *map(nested, DEPTHS)])
-        body = planted(document, dice.choice(list(places(document))), value)
-        return of_route.method, self._target(of_route.path), body.encode()
-
-    def _target(self, path: str = "") -> str:
-        path = path or self._dice.choice(self._paths)
+    def _target(self) -> str:
+        path = self._dice.choice(self._paths)
         while "{" in path:
             before, _, rest = path.partition("{")
             name, _, after = rest.partition("}")

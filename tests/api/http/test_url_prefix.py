@@ -16,7 +16,7 @@ from api.errors import ServiceStartError
 from api.http.url_prefix import read_prefix
 from api.settings import Settings
 from results_db.store import Store
-from tests.kit.api import HEADERS, TOKEN
+from tests.kit.api import HEADERS, TOKEN, answered
 from tests.kit.persons import Signing, served
 from tests.kit.services import run_here
 
@@ -30,7 +30,9 @@ def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
 
 
 @pytest.mark.parametrize("sent", [PREFIX, ""], ids=["passed on", "removed"])
-def test_pages_links_and_cookies_have_the_prefix(signing: Signing, sent: str) -> None:
+def test_pages_links_cookies_and_the_api_have_the_prefix_and_no_spelling_leads_around_the_gate(
+    signing: Signing, sent: str
+) -> None:
     """`sent` is what the proxy leaves of the prefix."""
     person = signing.person()
     answer = person.open(f"{sent}/?state=RUNNING")
@@ -49,9 +51,7 @@ def test_pages_links_and_cookies_have_the_prefix(signing: Signing, sent: str) ->
     (cookie,) = SimpleCookie(begun.headers["Set-Cookie"]).values()
     assert cookie["path"] == PREFIX
     kept = {"Cookie": f"{cookie.key}={cookie.value}"}
-    first = person.open(f"{sent}/", **kept)
-    assert first.status_code == 200
-    assert f'href="{PREFIX}/"' in first.text
+    first = answered(person.open(f"{sent}/", **kept), 200, f'href="{PREFIX}/"')
     token = re.search(r'name="csrf_token" value="([^"]+)"', first.text)
     assert token is not None
     fields = {"csrf_token": token[1]}
@@ -60,11 +60,6 @@ def test_pages_links_and_cookies_have_the_prefix(signing: Signing, sent: str) ->
     (removed,) = SimpleCookie(ended.headers["Set-Cookie"]).values()
     assert (removed.value, removed["path"]) == ("", PREFIX)
 
-
-@pytest.mark.parametrize("sent", [PREFIX, ""])
-def test_the_api_and_its_page_answer_below_it_and_no_spelling_leads_around_the_gate(
-    signing: Signing, sent: str
-) -> None:
     with httpx.Client(base_url=signing.url, headers=HEADERS, trust_env=False) as http:
         assert http.get(f"{sent}/v1/whoami").json()["role"] == "admin"
         assert http.get(f"{sent}/v1/nothing").status_code == 404
@@ -82,7 +77,7 @@ def test_the_api_and_its_page_answer_below_it_and_no_spelling_leads_around_the_g
         assert httpx.get(f"{signing.url}{path}").status_code in (401, 404, 307)
 
 
-def test_a_prefix_is_a_path_of_plain_words() -> None:
+def test_a_prefix_is_a_path_of_plain_words_that_begins_as_no_route_does() -> None:
     for given, read in (("", ""), ("/", ""), ("/tuner", "/tuner"), ("/a/b-c_d.e~/", "/a/b-c_d.e~")):
         assert read_prefix(given) == read
     for odd in (
@@ -92,8 +87,6 @@ def test_a_prefix_is_a_path_of_plain_words() -> None:
         with pytest.raises(ServiceStartError, match=r"--url-prefix .* is not a path: write it as"):
             read_prefix(odd)
 
-
-def test_a_prefix_that_begins_as_a_route_does_is_refused() -> None:
     with closing(Store("sqlite:////never/opened")) as store:
         for prefix in ("/v1", "/docs/tuner", "/sign-in", "/assets"):
             settings = Settings(token=TOKEN, url_prefix=prefix)

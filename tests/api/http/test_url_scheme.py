@@ -70,13 +70,6 @@ def hanging_up(tls: ssl.SSLContext) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-def test_the_server_that_hangs_up_ends_when_a_test_fails(tls: ssl.SSLContext) -> None:
-    before = set(threading.enumerate())
-    with pytest.raises(ArithmeticError), hanging_up(tls):
-        raise ArithmeticError
-    assert set(threading.enumerate()) <= before
-
-
 def said_by_client(url: str) -> str:
     with Client(url, TOKEN) as client, pytest.raises(ServiceError) as refused:
         client.whoami()

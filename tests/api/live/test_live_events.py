@@ -240,7 +240,7 @@ def data_of(event: LiveEvent) -> dict[str, Any]:
     return data
 
 
-def test_of_too_many_running_trials_those_that_changed_are_listed() -> None:
+def test_a_campaign_has_at_most_one_event_that_lists_the_running_trials_that_changed() -> None:
     before = [0] * (MAX_LISTED + 50)
     now = list(before)
     now[-1] = now[-3] = 1
@@ -254,8 +254,6 @@ def test_of_too_many_running_trials_those_that_changed_are_listed() -> None:
     assert len(data["trials"]) == MAX_LISTED
     assert [trial["number"] for trial in data["trials"][:3]] == [len(now) - 2, len(now), 1]
 
-
-def test_a_campaign_has_at_most_one_event_whatever_has_changed() -> None:
     before = LiveState(campaigns={1: campaign_of(0, 0), 2: campaign_of()})
     now = LiveState(
         campaigns={1: replace(campaign_of(1, 2), node_seconds=7200.0), 2: campaign_of()}

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -138,79 +138,51 @@ def test_a_failed_extension_of_leases_is_repeated(
     assert machine.store.trials.get(trial).state == "RUNNING"
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
 @pytest.mark.parametrize(
     "error", [DatabaseUnavailableError("the disk is away"), ZeroDivisionError("a mistake of ours")]
 )
-def test_sweeping_goes_on_after_whatever_went_wrong(
+def test_sweeping_and_pruning_go_on_after_whatever_went_wrong(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    sweeper = Sweeper(machine.store, interval_s=0.001)
-    sweeps = 0
+    sweeps: list[None] = []
+    prunes: list[Retention] = []
 
-    async def sweep_until_it_has_recovered() -> None:
-        recovered = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    def expire() -> list[int]:
+        sweeps.append(None)
+        if len(sweeps) <= 2:
+            raise error
+        return []
 
-        def expire() -> list[int]:
-            nonlocal sweeps
-            sweeps += 1
-            if sweeps <= 2:
-                raise error
-            if sweeps == 3:
-                return []
-            loop.call_soon_threadsafe(recovered.set)
-            return []
+    def prune_rows(retention: Retention) -> Pruned:
+        prunes.append(retention)
+        if len(prunes) <= 2:
+            raise error
+        return Pruned(events=3)
 
-        monkeypatch.setattr(machine.store.leases, "expire", expire)
-        async with sweeping(sweeper):
-            await asyncio.wait_for(recovered.wait(), 30)
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(sweep_until_it_has_recovered())
-    assert caplog.text.count("no lease was taken back") == 1
-    assert "taking leases back works again after" in caplog.text
-    assert str(error) in caplog.text
-
-
-class FakeStore:
-    """Fails at first, as while a database is away."""
-
-    def __init__(self, turns: list[Any]) -> None:
-        self.retention = self
-        self.turns = turns
-        self.asked: list[Retention] = []
-        self.done = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
-
-    def prune(self, retention: Retention) -> Pruned:
-        self.asked.append(retention)
-        turn = self.turns.pop(0) if self.turns else Pruned()
-        if not self.turns:
-            self.loop.call_soon_threadsafe(self.done.set)
-        if isinstance(turn, Exception):
-            raise turn
-        return cast("Pruned", turn)
-
-
-def test_pruning_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
-    turns = [DatabaseUnavailableError("it is away"), ValueError("a bug"), Pruned(events=3)]
-
-    async def run() -> list[Retention]:
-        store = FakeStore(turns)
+    async def run() -> None:
         retention = Retention(logs=3)
-        pruning = prune(cast("Store", store), retention, first_after_s=0, every_s=0.01)
-        async with in_background(pruning):
-            await asyncio.wait_for(store.done.wait(), 30)
-        assert store.asked[:3] == [retention] * 3
-        return store.asked
+        async with sweeping(Sweeper(machine.store, interval_s=0.001)):
+            await until(lambda: len(sweeps) > 3)
+        async with in_background(prune(machine.store, retention, first_after_s=0, every_s=0.01)):
+            await until(lambda: len(prunes) > 3)
+        assert prunes[:3] == [retention] * 3
 
-    with caplog.at_level(logging.INFO, "api.process.background_jobs"):
+    monkeypatch.setattr(machine.store.leases, "expire", expire)
+    monkeypatch.setattr(machine.store.retention, "prune", prune_rows)
+    with caplog.at_level(logging.INFO):
         asyncio.run(run())
-    assert "nothing was pruned: it is away" in caplog.text
-    assert "a bug" in caplog.text
+    for problem in ("no lease was taken back", "nothing was pruned"):
+        assert caplog.text.count(f"{problem}: {error}") == 1
+    assert "taking leases back works again after" in caplog.text
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The database is damaged, full, locked or gone under a running service: clear errors, recovery."""
+"""A database that cannot be used, at the start or later: clear errors, and recovery."""
+
+from __future__ import annotations
 
 import sqlite3
 import threading
@@ -21,9 +23,12 @@ from results_db.database.data_dir import DataDir
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import HEADERS, TOKEN, Api
+from tests.kit.api import HEADERS, TOKEN, Api, answered
+from tests.kit.services import run_here
 from tests.kit.store import TimelyStore, completed
 from tests.kit.waiting import wait_until
+from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.sealed import sealed
 
 
 def serving(store: Store) -> TestClient:
@@ -66,10 +71,12 @@ def test_a_damaged_page_is_one_clear_error_and_a_backup_brings_all_back(
         back_up(data_dir.database_url, backup)
     damage(data_dir, "iterations")
     with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        answer = http.get(f"/v1/trials/{trial}")
-        assert answer.status_code == 503
-        assert "database disk image is malformed; it is damaged: " in answer.json()["detail"]
-        assert "layout-tuner db restore" in answer.json()["detail"]
+        answered(
+            http.get(f"/v1/trials/{trial}"),
+            503,
+            "database disk image is malformed; it is damaged: ",
+            "layout-tuner db restore",
+        )
         # What does not touch the page goes on.
         assert http.get("/v1/campaigns/first").status_code == 200
     findings = check_database_or_say(data_dir.database_url)
@@ -101,8 +108,7 @@ def test_a_full_disk_loses_no_outcome_and_is_one_outage_though_reading_works_mea
         body = {"worker_id": worker, "attempt": api.lease(worker)["attempt"], "outcome": outcome}
         pages["limit"] = 1
         for _ in range(5):
-            answer = http.post(f"/v1/trials/{trial.id}/outcome", json=body)
-            assert answer.status_code == 503
+            answer = answered(http.post(f"/v1/trials/{trial.id}/outcome", json=body), 503)
             assert answer.json()["detail"].endswith("is full; free space on its disk")
             assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
         (line,) = outage_lines(caplog)
@@ -126,9 +132,11 @@ def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
         api.submit()
         with closing(sqlite3.connect(data_dir.path / "results.sqlite3")) as other:
             other.execute("BEGIN IMMEDIATE")
-            answer = http.post("/v1/campaigns/first/pause")
-            assert answer.status_code == 503
-            assert "database is locked; another process has held it" in answer.json()["detail"]
+            answered(
+                http.post("/v1/campaigns/first/pause"),
+                503,
+                "database is locked; another process has held it",
+            )
             assert api.get("/campaigns/first")["state"] == "RUNNING"
             assert http.get("/v1/ready").status_code == 200
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
@@ -158,11 +166,8 @@ def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(
         api.submit()
         server.stop()
         for path in ("/v1/campaigns", "/v1/campaigns/first"):
-            answer = http.get(path)
-            assert answer.status_code == 503
-            assert "cannot be used" in answer.json()["detail"]
-        ready = http.get("/v1/ready")
-        assert ready.status_code == 503
+            answered(http.get(path), 503, "cannot be used")
+        ready = answered(http.get("/v1/ready"), 503)
         assert ready.json()["reasons"] == ["the database does not answer"]
         server.start()
         wait_until("it is ready again", lambda: http.get("/v1/ready").status_code == 200)
@@ -192,3 +197,63 @@ def test_a_service_whose_database_goes_between_opening_and_the_first_sweep_waits
 def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     name = "results_db.database.database"
     return [record.getMessage() for record in caplog.records if record.name == name]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("command", ["serve", "driver", "up"])
+@pytest.mark.parametrize("how", ["garbage", "directory"])
+def test_a_file_that_is_no_database_is_one_clear_error(
+    tmp_path: Path, how: str, command: str
+) -> None:
+    database = tmp_path / "results.sqlite3"
+    garbage = b"no database, but long enough to be taken for one. " * 100
+    if how == "garbage":
+        database.write_bytes(garbage)
+    else:
+        database.mkdir()
+    port = () if command == "driver" else ("--port", "0")
+    refused = run_here(command, "--data-dir", str(tmp_path), *port)
+    assert refused.exit_code == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"Error: the database {database} cannot be used: ")
+    if how == "garbage":
+        assert database.read_bytes() == garbage
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", "--port", "0"),
+        ("up", "--port", "0"),
+        ("driver",),
+        ("db", "upgrade"),
+        ("db", "check"),
+        ("db", "prune"),
+        ("db", "backup", "FOLDER/backup"),
+        ("db", "restore", "FOLDER/old.sqlite3"),
+    ],
+    ids=" ".join,
+)
+def test_a_database_of_another_version_is_one_clear_error(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    database = tmp_path / ("old.sqlite3" if "restore" in command else "data/results.sqlite3")
+    (tmp_path / "data").mkdir()
+    write_first_weeks(database)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'r999'")
+    if "restore" in command:
+        sealed(database)
+    before = database.read_bytes()
+    words = [word.replace("FOLDER", str(tmp_path)) for word in command]
+    refused = run_here(*words, "--data-dir", str(tmp_path / "data"))
+    assert refused.exit_code == 1
+    (line,) = refused.stderr.splitlines()
+    assert line == (
+        f"Error: the database is at revision r999, which this version ({migrate.head()}) does not "
+        "know: a newer version of layout-tuner wrote it, or one that was not released; run the "
+        "version that wrote it, or choose another data directory or database"
+    )
+    assert database.read_bytes() == before
+    assert not (tmp_path / "backup").exists()

@@ -1,54 +1,120 @@
-"""The service as a process: start, end, kill -9, and what it refuses to start on."""
+"""The service as a process: start, end, kill -9, what it refuses, and how it is found."""
+
+from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.http.bind_address import Endpoint, listening
+from api.process.local_service import announced, serving
 from results_db.database.data_dir import DataDir
+from results_db.errors import DataDirLockedError
+from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION
-from tests.kit.services import ServeProcess, run_here
+from tests.kit.services import ServeProcess, run_command, run_here
 from tests.kit.store import TimelyStore, completed
+from tests.kit.waiting import wait_until
 
 WORKER = {**INTRODUCTION, "cluster": "local-cpu", "devices_per_node": 4}
 LAYOUT = Layout(num_microbatches=8)
 
 
-def test_a_service_says_where_it_is_and_listens_there_alone(service: ServeProcess) -> None:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """One that is killed and ended by the tests, in their order."""
+    data_dir = tmp_path_factory.mktemp("service") / "data"
+    data_dir.mkdir(mode=0o755)
+    service = ServeProcess(data_dir, umask=0)
+    yield service
+    service.end()
+
+
+def test_a_service_listens_at_one_address_and_its_files_are_their_owners_alone(
+    service: ServeProcess,
+) -> None:
+    """Whatever the umask."""
     assert service.get("/health")["database"]
     assert service.service["url"].startswith("http://127.0.0.1:")
     assert service.get("/campaigns") == {"campaigns": [], "next_cursor": None}
-
     port = int(service.service["url"].rpartition(":")[2])
     with socket.socket() as other:
         # Another of this machine's loopback addresses, which a wildcard would cover.
         assert other.connect_ex(("127.0.0.2", port)) != 0
 
-
-def test_files_are_their_owners_alone_whatever_the_umask_and_the_token_is_made_once(
-    tmp_path: Path,
-) -> None:
-    tmp_path.chmod(0o755)
-    service = ServeProcess(tmp_path, umask=0)
-    token = (tmp_path / "token").read_text()
-    assert len(token.strip()) >= 32
-    names = {path.name for path in tmp_path.iterdir()}
+    names = {path.name for path in service.data_dir.iterdir()}
     assert {"service.json", "serve.lock", "token", "logs"} <= names
-    assert [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077] == []
-    service.end()
+    assert [path for path in service.data_dir.rglob("*") if path.stat().st_mode & 0o077] == []
+    assert len(service.token) >= 32
+
+    refused = run_here("serve", "--port", "0", "--data-dir", str(service.data_dir))
+    assert refused.exit_code == 1, "two services do not share a data directory"
+    assert len(refused.stderr.splitlines()) == 1
+    assert str(service.data_dir) in refused.stderr
+    assert service.get("/health")["database"]
+
+
+def test_a_completed_outcome_and_the_token_survive_kill_9(service: ServeProcess) -> None:
+    campaign = service.post("/campaigns", CAMPAIGN)
+    worker = service.post("/workers", WORKER)["worker_id"]
+    with closing(TimelyStore(DataDir(service.data_dir).database_url)) as store:
+        trial = store.trials.add(campaign["id"], LAYOUT)
+        other = store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
+    service.post(f"/workers/{worker}/leases", {"max_trials": 2})
+    body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(completed(LAYOUT))}
+    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
+    token = service.token
+    assert service.end(signal.SIGKILL) == -signal.SIGKILL
     service.start()
-    assert (tmp_path / "token").read_text() == token
+    assert service.token == token
+    assert service.get(f"/trials/{trial.id}")["state"] == "COMPLETED"
+    # The worker never noticed: its session and its other lease are still good.
+    beat = {"trials": [{"trial_id": other.id, "attempt": 1, "iterations_done": 1}]}
+    assert service.post(f"/workers/{worker}/heartbeats", beat)["stop"] == []
+    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
+    assert len(service.get("/campaigns/first/leaderboard")["trials"]) == 1
+    service.post("/campaigns/first/cancel")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
+    assert service.process is not None
+    if service.process.poll() is not None:
+        service.start()
+    service.http.timeout = 60.0  # the wait is recorded as a sign of life after 5 s
+    worker = service.post("/workers", {**WORKER, "name": f"of-{number}"})["worker_id"]
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(service.post(f"/workers/{worker}/leases", {"wait_s": 20}))
+    )
+    waiting.start()
+
+    def seen() -> list[str]:
+        workers = service.get("/workers")["workers"]
+        return [each["seen_at"] for each in workers if each["name"] == f"of-{number}"]
+
+    first = seen()
+    wait_until("the wait is a sign of life", lambda: seen() != first)
+    service.process.send_signal(number)
+    waiting.join(15)
+    assert answers == [{"leases": []}]
+    assert service.process.wait(15) == 0
     service.end()
+    assert not (service.data_dir / "service.json").exists()
 
 
 @pytest.mark.sampled(4)
@@ -95,63 +161,11 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
     assert not (tmp_path / "service.json").exists()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_service_in_order(tmp_path: Path, number: int) -> None:
-    service = ServeProcess(tmp_path)
-    service.http.timeout = 60.0  # the wait is recorded as a sign of life after 5 s
-    worker = service.post("/workers", WORKER)["worker_id"]
-    answers: list[Any] = []
-    waiting = threading.Thread(
-        target=lambda: answers.append(service.post(f"/workers/{worker}/leases", {"wait_s": 20}))
-    )
-    waiting.start()
-    seen = service.get("/workers")["workers"][0]["registered_at"]
-    while service.get("/workers")["workers"][0]["seen_at"] == seen:
-        time.sleep(0.01)
-    assert service.process is not None
-    service.process.send_signal(number)
-    waiting.join(15)
-    assert answers == [{"leases": []}]
-    assert service.process.wait(15) == 0
-    service.end()
-    assert not (service.data_dir / "service.json").exists()
-
-
 def test_an_address_that_is_not_ours_is_one_clear_error(tmp_path: Path) -> None:
     refused = run_here("serve", "--host", "192.0.2.1", "--data-dir", str(tmp_path))
     assert refused.exit_code == 1
     assert len(refused.stderr.splitlines()) == 1
     assert "192.0.2.1" in refused.stderr
-
-
-@pytest.mark.slow
-def test_two_services_do_not_share_a_data_directory(service: ServeProcess) -> None:
-    refused = run_here("serve", "--port", "0", "--data-dir", str(service.data_dir))
-    assert refused.exit_code == 1
-    assert len(refused.stderr.splitlines()) == 1
-    assert str(service.data_dir) in refused.stderr
-    assert service.get("/health")["database"]
-
-
-def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
-    campaign = service.post("/campaigns", CAMPAIGN)
-    worker = service.post("/workers", WORKER)["worker_id"]
-    store = TimelyStore(DataDir(service.data_dir).database_url)
-    trial = store.trials.add(campaign["id"], LAYOUT)
-    other = store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
-    service.post(f"/workers/{worker}/leases", {"max_trials": 2})
-    body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(completed(LAYOUT))}
-    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
-    assert service.end(signal.SIGKILL) == -signal.SIGKILL
-    service.start()
-    assert service.get(f"/trials/{trial.id}")["state"] == "COMPLETED"
-    # The worker never noticed: its session and its other lease are still good.
-    beat = {"trials": [{"trial_id": other.id, "attempt": 1, "iterations_done": 1}]}
-    assert service.post(f"/workers/{worker}/heartbeats", beat)["stop"] == []
-    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
-    assert len(service.get("/campaigns/first/leaderboard")["trials"]) == 1
-    store.close()
 
 
 def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -195,3 +209,100 @@ def test_answers_leave_at_once_without_waiting_for_the_clients_acknowledgement()
     asyncio.run(accept_one())
     (no_delay,) = seen
     assert no_delay
+
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataDir:
+    data = DataDir(tmp_path)
+    data.create()
+    return data
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: DataDir) -> None:
+    assert find_service(data.path) is None
+    with serving(data), announced(data, URL):
+        found = find_service(data.path)
+        assert found is not None
+        assert (found.url, found.pid) == (URL, os.getpid())
+    assert find_service(data.path) is None
+    assert not data.service_file.exists()
+
+    data.service_file.write_text(json.dumps({"url": URL, "pid": os.getpid()}))
+    assert find_service(data.path) is None
+
+    assert find_service(data.path / "nowhere") is None
+
+    stale = json.dumps({"url": URL, "pid": dead_pid()})
+    data.service_file.write_text(stale)
+    with data.lock("serve"):
+        assert find_service(data.path) is None
+    with serving(data):
+        assert not data.service_file.exists()
+
+    for content in (
+        *(b"", b"null", b"\xff", b"[" * 5000, b'{"url": 3, "pid": 1}'),
+        *(
+            b'{"url": "http://127.0.0.1:9", "pid": true}',
+            b'{"url": "http://127.0.0.1:9", "pid": -1}',
+        ),
+    ):
+        data.service_file.write_bytes(content)
+        with data.lock("serve"):
+            assert find_service(data.path) is None, content
+
+
+@pytest.mark.slow
+def test_the_token_is_not_sent_to_whoever_listens_where_a_killed_service_did(
+    tmp_path: Path,
+) -> None:
+    service = ServeProcess(tmp_path)
+    port = int(service.service["url"].rpartition(":")[2])
+    service.end(signal.SIGKILL)
+    assert (tmp_path / "service.json").exists()
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        stranger.setblocking(False)
+        asked = run_command("campaign", "list", "--data-dir", str(tmp_path))
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert asked.returncode == 1
+    (line,) = asked.stderr.splitlines()
+    assert line.startswith(f"Error: no service runs on the data directory {tmp_path}")
+
+
+def test_where_no_data_directory_is_no_service_runs_and_the_command_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for missing in (tmp_path / "missing", tmp_path / "file"):
+        asked = run_command("campaign", "list", "--data-dir", str(missing))
+        assert asked.returncode == 1
+        (line,) = asked.stderr.splitlines()
+        assert line.startswith(f"Error: no service runs on the data directory {missing}")
+        assert not (missing / "serve.lock").exists()
+
+
+def test_looking_for_a_service_does_not_keep_one_from_starting(data: DataDir) -> None:
+    looking, let_go = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with data.lock("serve"):
+            looking.set()
+            let_go.wait(20)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    assert looking.wait(20)
+    threading.Timer(0.2, let_go.set).start()
+    with serving(data), pytest.raises(DataDirLockedError), data.lock("serve"):
+        pass
+    looker.join()

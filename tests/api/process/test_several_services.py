@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from api.live.open_streams import NOT_VALID
 from api.process.background_jobs import Sweeper
 from benchmarks.service.postgres_server import PostgresServer
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
+from tests.api.live.test_open_streams import PROMISED_S
 from tests.kit.api import CAMPAIGN, INTRODUCTION
+from tests.kit.live import Watcher
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess, run_command, run_here
 from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker
@@ -181,3 +187,55 @@ def test_a_session_holds_and_ends_in_every_service(services: list[ServeProcess])
     assert status_at(first) == 401
     wait_until("the other service knows", lambda: status_at(second) == 401, 5)
     person.http.close()
+
+
+@pytest.mark.slow
+def test_streams_end_in_every_service_with_their_token_session_or_time(
+    services: list[ServeProcess],
+) -> None:
+    """Twenty streams of a token, one of a session, and one of a token that expires, in each."""
+    with ExitStack() as stack:
+        urls = [f"{service.url}/v1" for service in services]
+
+        def token(name: str, **more: Any) -> Any:
+            return services[0].post("/tokens", {"name": name, "role": "viewer", **more})
+
+        def watch(headers: dict[str, str], url: str) -> Watcher:
+            watcher = stack.enter_context(Watcher(f"{url}/events", headers=headers))
+            watcher.opened()
+            return watcher
+
+        person = Person(urls[0].removesuffix("/v1"))
+        stack.callback(person.http.close)
+        person.sign_in_by_form(token("person")["token"])
+        (cookie,) = person.http.cookies.values()
+        cookies = {
+            url: {
+                "Cookie": f"layout_tuner_{httpx.URL(url).port}={cookie}",
+                "Sec-Fetch-Site": "same-origin",
+            }
+            for url in urls
+        }
+        revoked = token("revoked")
+        staying = [watch(services[0].headers, url) for url in urls]
+        ended_with = [
+            watch({"Authorization": f"Bearer {revoked['token']}"}, url)
+            for url in urls
+            for _ in range(20)
+        ]
+        services[0].http.delete(f"/tokens/{revoked['id']}").raise_for_status()
+        ends_by = {time.monotonic() + PROMISED_S: ended_with}
+        signed_in = [watch(cookies[url], url) for url in urls]
+        person.send_form("/sign-out", {"csrf_token": person.form_token()})
+        ends_by[time.monotonic() + PROMISED_S] = signed_in
+        until = datetime.now(UTC) + timedelta(seconds=3)
+        brief = token("brief", expires_at=until.isoformat())["token"]
+        expiring = [watch({"Authorization": f"Bearer {brief}"}, url) for url in urls]
+        left_s = (until - datetime.now(UTC)).total_seconds()
+        ends_by[time.monotonic() + left_s + PROMISED_S] = expiring
+        for deadline_s, watchers in ends_by.items():
+            for watcher in watchers:
+                assert watcher.next() == ("stream.closed", {"reason": NOT_VALID})
+                assert watcher.has_ended()
+                assert watcher.ended_at_s < deadline_s
+        assert all(watcher.ended_at_s == float("inf") for watcher in staying)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 
 from api.http.documents import read_yaml
+from api.plots import static_plot
+from api.report import document
 from api.report.document import POLICY, report
 from results_db.campaigns.imports import NewImport
 from results_db.store import Store
@@ -21,21 +23,17 @@ from search_spaces.protocol.measurement import Environment
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import TableCell, read_table
 from tests.api.dashboard.plotted_campaign import plotted_store
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
-from tests.kit.cheap_campaign import add_cheap_campaign
 from tests.kit.page import Page
 from tests.kit.store import (
     START,
-    TINY,
     TimelyStore,
     TurnableClock,
     completed,
     failed,
     lease_one,
-    make_iterations,
     make_worker,
     post_outcome,
     run_trial,
@@ -69,27 +67,18 @@ def make(store: Store, **changes: Any) -> int:
     return made.id
 
 
-def measured(
-    layout: Layout,
-    tokens_per_s: float,
-    *,
-    model: ModelShape = TINY,
-    spread: float = 0.01,
-    **changes: Any,
-) -> Outcome:
-    """A probe whose iterations spread, so that its figure has an interval."""
-    step_time_s = layout.global_batch_size * model.seq_length / tokens_per_s
-    changes["iterations"] = tuple(
-        dataclasses.replace(each, step_time_s=step_time_s * (1 + spread * (each.index % 3 - 1)))
-        for each in make_iterations(step_time_s)
-    )
-    changes |= {"tokens_per_s": tokens_per_s, "step_time_s": step_time_s, "model": model}
-    return completed(layout, **changes)
-
-
 def run(store: Store, campaign: int, outcome: Outcome, layout: Layout) -> int:
     worker = make_worker(store, devices_per_node=4)
     return run_trial(store, campaign, layout, outcome, worker=worker.id)
+
+
+def run_all(
+    store: Store, campaign: int, *speeds: float, peaks_gib: Sequence[int] = (5, 5, 5, 5)
+) -> None:
+    """Measures each of the layouts."""
+    for layout, speed, gib in zip(LAYOUTS, speeds, peaks_gib, strict=True):
+        outcome = completed(layout, tokens_per_s=speed, peak_memory_bytes=gib << 30)
+        run(store, campaign, outcome, layout)
 
 
 def page_of(store: Store, campaign: int) -> Page:
@@ -101,47 +90,70 @@ def num_told(page: Page, words: str) -> int:
     return sum(words in title for title in page.texts["title"])
 
 
-def test_a_report_names_the_winner_with_its_interval_and_ties(store: Store) -> None:
-    campaign = make(store)
-    for layout, speed in zip(LAYOUTS, (2000.0, 1998.0, 1000.0, 1500.0), strict=True):
-        run(store, campaign, measured(layout, speed), layout)
+def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_again(
+    store: Store,
+) -> None:
+    campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
+    run_all(store, campaign, 2000.0, 1998.0, 1000.0, 1500.0)
     (best, tied, *_others) = store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
     assert tied.is_tied
-    page = page_of(store, campaign)
     assert best.low is not None
     assert best.high is not None
-    assert f"2,000 tokens/s, {best.low:,.0f} to {best.high:,.0f} (95 %)" in page.text
-    assert "The best of 4 measured layouts" in page.text
-    assert "nodes 1, tp 1, pp 1, dp 1, mbs 1, mb 8, ZeRO 0, fp32" in page.text
-    assert "1 other cannot be told apart" in page.text
-    assert "As good as the winner" in page.text
+    steps = (
+        make_step(direction="down", stepped_value="1", state="out_of_memory", effect=None),
+        make_step(source="measured", effect=-0.25, is_apart=False),
+    )
+    store.reports.keep_analysis(campaign, make_analysis(best.trial.id, steps=steps))
+    page = page_of(store, campaign)
+    for words in (
+        f"2,000 tokens/s, {best.low:,.0f} to {best.high:,.0f} (95 %)",
+        "The best of 4 measured layouts",
+        "nodes 1, tp 1, pp 1, dp 1, mbs 1, mb 8, ZeRO 0, fp32",
+        "1 other cannot be told apart",
+        "As good as the winner",
+        "5 GiB of 8 GiB, 38% free",
+        "compute 50.0%",
+        # The analysis.
+        *("70.0%", "20.0%", "-25.0% (tied)", "out of memory", "over 9 layouts"),
+        "layout-tuner probe --model tiny --num-microbatches 8",
+    ):
+        assert words in page.text
+    assert "4 GiB, 38% free" not in page.text
     assert page.kinds("circle").count("winner") == 1  # its interval
     # The history, parallel coordinates, the front, the timeline, and slices of tp and of pp.
     assert num_told(page, "winner: trial 1") == 4 + 2
     assert page.texts["text"].count("★ winner") == 1  # two knobs
     assert "1. trial 1 ★ winner" in page.texts["text"]  # the parts of its step
-    assert "4 GiB, 38% free" not in page.text
-    assert "5 GiB of 8 GiB, 38% free" in page.text
-    assert "compute 50.0%" in page.text
+    assert page.kinds("rect").count("worse") == 1
+
+    (file,) = [text for text in page.texts["pre"] if text.startswith("name:")]
+    spec = store.campaigns.get(campaign).spec
+    assert read_yaml(file.encode()) == spec
+    assert CampaignSpec.from_mapping(yaml.safe_load(file)).to_mapping() == spec
 
 
-def test_a_report_says_that_all_others_are_slower_and_has_cost_environment_and_workers(
+def test_a_report_has_cost_environment_and_workers_and_a_winner_that_failed_before(
     store: Store,
 ) -> None:
     campaign = make(store)
-    for layout, speed in zip(LAYOUTS, (2000.0, 1500.0, 1000.0, 900.0), strict=True):
-        run(store, campaign, measured(layout, speed), layout)
+    lost = run(store, campaign, failed(), LAYOUTS[0])
+    for layout, speed in zip(LAYOUTS[1:], (1500.0, 1000.0, 900.0), strict=True):
+        run(store, campaign, completed(layout, tokens_per_s=speed), layout)
+    again = store.trials.requeue(lost)
+    lease = lease_one(store, make_worker(store, devices_per_node=4).id)
+    assert lease.trial_id == again.id
+    post_outcome(store, again.id, lease.attempt, completed(LAYOUTS[0], tokens_per_s=2000.0))
     page = page_of(store, campaign)
-    assert "All others are slower with 95 % confidence." in page.text
-    assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
+    assert num_told(page, "winner: trial 5") == 4 + 2
+    assert store.campaigns.get(campaign).node_seconds > 0
+    for words in (
+        "All others are slower with 95 % confidence.",
+        "1.60 times the median of the 4 layouts that were measured to the end.",
+        *("node-hours in all", "5 of 5", "2.13.0", "gloo", "abc", "python 3.11"),
+        "1 node with 4 x CPU core",
+    ):
+        assert words in page.text
     assert "As good as the winner" not in page.text
-
-    told = store.campaigns.get(campaign)
-    assert told.node_seconds > 0
-    assert "node-hours in all" in page.text
-    assert "4 of 5" in page.text
-    for word in ("2.13.0", "gloo", "abc", "python 3.11", "1 node with 4 x CPU core"):
-        assert word in page.text
 
 
 def test_a_report_groups_failures_by_reason_with_nodes_and_the_end_of_the_latest_log(
@@ -153,43 +165,25 @@ def test_a_report_groups_failures_by_reason_with_nodes_and_the_end_of_the_latest
         dataclasses.replace(failed("crashed"), node="node-7"),
         dataclasses.replace(failed("crashed"), node="node-7", log_tail=log),
         dataclasses.replace(failed("out_of_memory"), node="node-9"),
-        measured(LAYOUTS[3], 1000.0),
+        completed(LAYOUTS[3]),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=True):
         run(store, campaign, outcome, layout)
     page = page_of(store, campaign)
-    assert "node-7 (2)" in page.text
-    assert "node-9 (1)" in page.text
-    assert "crashed: trial 2 on node-7" in page.text
-    assert "rank 1 of 2: out_of_memory" in page.text
+    for words in (
+        *("node-7 (2)", "node-9 (1)", "crashed: trial 2 on node-7"),
+        *("rank 1 of 2: out_of_memory", "trials completed, 3 without a result"),
+        *("line 99", "line 86"),
+    ):
+        assert words in page.text
     assert "1 completed, 3 without a result" not in page.text
-    assert "trials completed, 3 without a result" in page.text
-    assert num_told(page, "FAILED (crashed)") == 2 + 2  # the history and the timeline
-    assert "line 99" in page.text
-    assert "line 86" in page.text
     assert "line 85" not in page.text
+    assert num_told(page, "FAILED (crashed)") == 2 + 2  # the history and the timeline
 
 
-def test_a_report_draws_the_analysis(store: Store) -> None:
-    campaign = make(store)
-    winner = run(store, campaign, measured(LAYOUTS[0], 1000.0), LAYOUTS[0])
-    steps = (
-        make_step(direction="down", stepped_value="1", state="out_of_memory", effect=None),
-        make_step(source="measured", effect=-0.25, is_apart=False),
-    )
-    store.reports.keep_analysis(campaign, make_analysis(winner, steps=steps))
-    page = page_of(store, campaign)
-    for word in ("70.0%", "20.0%", "-25.0% (tied)", "out of memory", "over 9 layouts"):
-        assert word in page.text
-    assert page.kinds("rect").count("worse") == 1
-
-
-def test_of_several_objectives_the_front_is_the_campaigns(store: Store) -> None:
+def test_the_front_of_a_report_is_over_the_objectives_of_the_campaign(store: Store) -> None:
     campaign = make(store, objective=["tokens_per_s", "memory_headroom"])
-    peaks = (6, 4, 2, 5)
-    speeds = (2000.0, 1500.0, 1000.0, 900.0)
-    for layout, speed, peak in zip(LAYOUTS, speeds, peaks, strict=True):
-        run(store, campaign, measured(layout, speed, peak_memory_bytes=peak << 30), layout)
+    run_all(store, campaign, 2000.0, 1500.0, 1000.0, 900.0, peaks_gib=(6, 4, 2, 5))
     page = page_of(store, campaign)
     assert "3 of 4 layouts are on the Pareto front of memory headroom and tokens/s" in page.text
     circles = [attributes for tag, attributes in page.elements if tag == "circle"]
@@ -198,36 +192,28 @@ def test_of_several_objectives_the_front_is_the_campaigns(store: Store) -> None:
     assert page.texts["td"].count("front") == 3
 
 
-def baseline_rows(page: Page) -> int:
-    """Rows of the leaderboard that stand out as the baseline's."""
-    return page.kinds("tr").count("baseline")
-
-
-def test_the_baseline_is_marked_on_the_leaderboard_and_in_every_plot(database_url: str) -> None:
+def test_the_baseline_is_marked_in_every_plot_and_on_the_leaderboard_wherever_it_stands(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = TurnableClock()
     with closing(TimelyStore(database_url, clock=clock)) as store:
         campaign = plotted_store(store, clock, "", trials=30).campaign_id
         page = page_of(store, campaign)
-    assert baseline_rows(page) == 1
-    assert any("baseline" in text for text in page.texts["td"])
-    # The history, parallel coordinates, the front, the timeline, two plots of estimates, and
-    # seven slices.
-    assert num_told(page, "baseline: trial 2") == 4 + 2 + 7
-    assert page.texts["text"].count("◆ baseline") == 1
-    assert any("trial 2 ◆ baseline" in text for text in page.texts["text"])
+        # The history, parallel coordinates, the front, the timeline, two plots of estimates, and
+        # seven slices.
+        assert num_told(page, "baseline: trial 2") == 4 + 2 + 7
+        assert page.texts["text"].count("◆ baseline") == 1
+        assert any("trial 2 ◆ baseline" in text for text in page.texts["text"])
+        assert any("baseline" in text for text in page.texts["td"])
+        assert page.kinds("tr").count("baseline") == 1
 
-
-def test_a_baseline_below_the_shown_rows_is_their_last(store: Store) -> None:
-    slow = Layout(dp=4, num_microbatches=2)
-    campaign = make(store, baseline=slow.to_mapping())
-    run(store, campaign, measured(slow, 10.0), slow)
-    for number in range(1, 26):
-        layout = Layout(num_microbatches=number)
-        run(store, campaign, measured(layout, 1000.0 + number), layout)
-    html = report(store, store.campaigns.get(campaign), START)
-    assert baseline_rows(Page(html)) == 1
-    assert '<tr class="baseline"><td class="number">26</td>' in html
-    assert "5 more are ranked." in html  # 20 and the baseline are shown
+        slow = make(store, name="slow", baseline=LAYOUTS[3].to_mapping())
+        run_all(store, slow, 2000.0, 1500.0, 1000.0, 10.0)
+        monkeypatch.setattr(document, "SHOWN", 1)
+        html = report(store, store.campaigns.get(slow), START)
+    assert '<tr class="baseline"><td class="number">4</td>' in html
+    assert Page(html).kinds("tr").count("baseline") == 1
+    assert "2 more are ranked." in html  # one and the baseline are shown
 
 
 HOSTILE = "<img src=x onerror=alert()>'\"&</p>"
@@ -252,7 +238,7 @@ def hostile_campaign(store: Store) -> int:
     environment = Environment(**dict.fromkeys(names, HOSTILE))
     shape = CampaignSpec.from_mapping(store.campaigns.get(campaign).spec).model
     outcomes = [
-        dataclasses.replace(measured(LAYOUTS[0], 1000.0, model=shape), environment=environment),
+        dataclasses.replace(completed(LAYOUTS[0], model=shape), environment=environment),
         dataclasses.replace(
             failed("crashed"),
             node=HOSTILE,
@@ -291,20 +277,6 @@ def test_hostile_text_in_a_report_is_escaped_and_a_report_loads_and_runs_nothing
     assert "@import" not in style
 
 
-def test_the_campaign_file_and_the_winners_command_of_a_report_can_be_used_again(
-    store: Store,
-) -> None:
-    campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
-    run(store, campaign, measured(LAYOUTS[3], 1000.0), LAYOUTS[3])
-    record = store.campaigns.get(campaign)
-    page = page_of(store, campaign)
-    command = "layout-tuner probe --model tiny --tp 2 --pp 2 --num-microbatches 8"
-    assert command in page.text
-    (file,) = [text for text in page.texts["pre"] if text.startswith("name:")]
-    assert read_yaml(file.encode()) == record.spec
-    assert CampaignSpec.from_mapping(yaml.safe_load(file)).to_mapping() == record.spec
-
-
 def test_a_campaign_without_a_result_says_why(store: Store) -> None:
     campaign = make(store)
     page = page_of(store, campaign)
@@ -339,7 +311,13 @@ def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
     assert "layout-tuner campaign import theirs.csv" in page.text
 
 
-def test_a_long_campaign_is_drawn_in_little(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "max_told"), [(120, 100), pytest.param(1200, 1000, marks=pytest.mark.slow)]
+)
+def test_the_report_of_a_long_campaign_stays_small(
+    store: Store, monkeypatch: pytest.MonkeyPatch, num_rows: int, max_told: int
+) -> None:
+    monkeypatch.setattr(static_plot, "MAX_TOLD", max_told)
     cell = read_table(TABLE).cells[0]
     row = cell.rows[0]
     assert row.tokens_per_s is not None
@@ -351,7 +329,7 @@ def test_a_long_campaign_is_drawn_in_little(store: Store) -> None:
             tokens_per_s=row.tokens_per_s / (1 + number / 1e4),
             step_time_s=row.step_time_s * (1 + number / 1e4),
         )
-        for number in range(1, 1201)
+        for number in range(1, num_rows + 1)
     ]
     campaign = imported(store, dataclasses.replace(cell, rows=tuple(rows)))
     html = report(store, store.campaigns.get(campaign), START)
@@ -359,40 +337,12 @@ def test_a_long_campaign_is_drawn_in_little(store: Store) -> None:
     assert any(kind.startswith("many") for kind in Page(html).kinds("path"))
 
 
-def test_the_route_answers_a_document_that_browsers_only_show(api: Api) -> None:
-    api.submit()
-    answer = api.http.get("/v1/campaigns/first/report")
+def test_the_route_answers_a_document_that_browsers_only_show(lasting: TestClient) -> None:
+    Api(lasting).submit()
+    answer = lasting.get("/v1/campaigns/first/report")
     assert answer.status_code == 200
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.headers["Content-Security-Policy"] == POLICY
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Content-Disposition"] == 'inline; filename="first.html"'
     assert Page(answer.text).texts["h1"] == ["first"]
-    api.get("/campaigns/nothing/report", status=404)
-
-
-def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store) -> None:
-    campaign = make(store)
-    lost = run(store, campaign, failed(), LAYOUTS[0])
-    for layout, speed in zip(LAYOUTS[1:], (1500.0, 1000.0, 900.0), strict=True):
-        run(store, campaign, measured(layout, speed), layout)
-    again = store.trials.requeue(lost)
-    lease = lease_one(store, make_worker(store, devices_per_node=4).id)
-    assert lease.trial_id == again.id
-    post_outcome(store, again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
-    page = page_of(store, campaign)
-    assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
-    assert num_told(page, "winner: trial 5") == 4 + 2
-
-
-def test_a_report_says_what_cheap_probes_took_and_that_the_winner_ran_in_full(api: Api) -> None:
-    add_cheap_campaign(api)
-    page = Page(api.http.get("/v1/campaigns/large/report").text)
-    assert "It was measured in full" in page.text
-    assert "Besides, there were 2 cheap probes, " in page.text
-    cells = re.findall(
-        r"of these (cheap probes|in full)(\d), [0-9.]+ node-(?:hours|seconds)", page.text
-    )
-    assert cells == [("cheap probes", "2"), ("in full", "1")]
-    api.submit()
-    assert "cheap" not in Page(api.http.get("/v1/campaigns/first/report").text).text

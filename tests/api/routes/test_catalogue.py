@@ -1,15 +1,23 @@
-"""Models and clusters by name: presets, and one's own."""
+"""Models and clusters by name: presets, one's own, and clusters whose constants were measured."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from api.settings import Settings
+from search_spaces.spec.presets.calibration_file import (
+    MeasuredConstants,
+    constants_file,
+    write_constants,
+)
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS
-from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, TOKEN, Api
+from tests.kit.campaigns import space_of
 
 MODEL = {
     "family": "gpt",
@@ -22,122 +30,140 @@ MODEL = {
 MACHINE = {key: value for key, value in CLUSTER.items() if key != "name"}
 
 
+@pytest.fixture(scope="module")
+def api(module_api: Api) -> Api:
+    return module_api
+
+
 def put(api: Api, path: str, body: Any, status: int = 201) -> Any:
     answer = api.http.put(f"/v1{path}", json=body)
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-def delete(api: Api, path: str, status: int = 204) -> Any:
-    answer = api.http.delete(f"/v1{path}")
-    assert answer.status_code == status, answer.text
-    return answer.json() if answer.content else None
+def delete(api: Api, path: str) -> None:
+    assert api.http.delete(f"/v1{path}").status_code == 204
 
 
 def test_presets_are_listed_and_can_be_submitted_as_they_are_read(api: Api) -> None:
-    models = api.get("/models")["models"]
+    models = [each for each in api.get("/models")["models"] if each["preset"]]
     assert [each["name"] for each in models] == list(MODEL_PRESETS)
-    assert all(each["preset"] for each in models)
-    clusters = api.get("/clusters")["clusters"]
+    clusters = [each for each in api.get("/clusters")["clusters"] if each["preset"]]
     assert [each["name"] for each in clusters] == ["local-cpu", *CLUSTER_PRESETS]
     tiny = api.get("/models/tiny")
     assert tiny["num_parameters"] == MODEL_PRESETS["tiny"].num_parameters
     frontier = api.get("/clusters/frontier")["description"]
-    api.submit(model=tiny["description"])
-    assert api.submit(name="b", cluster=frontier)["spec"]["cluster"] == frontier
+    spec = api.submit(name="presets", model=tiny["description"], cluster=frontier)["spec"]
+    assert (spec["model"], spec["cluster"]) == (tiny["description"], frontier)
 
 
 def test_a_model_is_put_read_replaced_and_deleted(api: Api) -> None:
     made = put(api, "/models/mine", MODEL)
-    assert (made["name"], made["preset"]) == ("mine", False)
+    assert (made["name"], made["preset"], bool(made["created_by"])) == ("mine", False, True)
     assert made["description"]["ffn_hidden_size"] == 256
-    assert made["created_by"]
     again = put(api, "/models/mine", {"preset": "tiny", "num_layers": 8}, status=200)
-    assert again["description"] == {
-        **MODEL_PRESETS["tiny"].to_mapping(),
-        "name": "mine",
-        "num_layers": 8,
-    }
+    changed = {"name": "mine", "num_layers": 8}
+    assert again["description"] == MODEL_PRESETS["tiny"].to_mapping() | changed
     assert again["created_at"] == made["created_at"]
     assert api.get("/models/mine") == again
-    assert api.get("/models")["models"][-1] == again
+    assert again in api.get("/models")["models"]
     delete(api, "/models/mine")
     assert "no model named 'mine'" in api.get("/models/mine", status=404)["detail"]
-    delete(api, "/models/mine", 404)
 
 
-def test_a_cluster_is_put_as_yaml_and_says_what_was_guessed(http: TestClient, api: Api) -> None:
+def test_a_cluster_is_put_as_yaml_and_says_what_was_guessed(api: Api) -> None:
     text = "device: X1\nnum_nodes: 2\ndevices_per_node: 4\ndevice_memory_gb: 16\n"
-    answer = http.put(
-        "/v1/clusters/mine", content=text, headers={"Content-Type": "application/yaml"}
-    )
+    headers = {"Content-Type": "application/yaml"}
+    answer = api.http.put("/v1/clusters/guessed", content=text, headers=headers)
     assert answer.status_code == 201, answer.text
     made = answer.json()
     assert (made["num_devices"], made["description"]["device_memory_bytes"]) == (8, 16 << 30)
     assert "memory_bandwidth_bytes_per_s" in made["warning"]
-    assert api.get("/clusters/mine")["warning"] == made["warning"]
+    assert api.get("/clusters/guessed")["warning"] == made["warning"]
 
 
 def test_a_campaign_stores_the_whole_description_of_a_user_model(api: Api) -> None:
-    put(api, "/models/mine", MODEL)
-    put(api, "/clusters/desk", {**MACHINE, "num_nodes": 2})
-    spec = api.submit(model="mine", cluster="desk")["spec"]
-    assert (spec["model"]["name"], spec["model"]["hidden_size"]) == ("mine", 64)
-    assert (spec["cluster"]["name"], spec["cluster"]["num_nodes"]) == ("desk", 2)
-    put(api, "/models/mine", {**MODEL, "hidden_size": 128}, status=200)
-    delete(api, "/clusters/desk")
-    assert api.get("/campaigns/first")["spec"] == spec
+    put(api, "/models/stored", MODEL)
+    put(api, "/clusters/stored", {**MACHINE, "num_nodes": 2})
+    spec = api.submit(name="stores", model="stored", cluster="stored")["spec"]
+    assert (spec["model"]["name"], spec["model"]["hidden_size"]) == ("stored", 64)
+    assert (spec["cluster"]["name"], spec["cluster"]["num_nodes"]) == ("stored", 2)
+    put(api, "/models/stored", {**MODEL, "hidden_size": 128}, status=200)
+    delete(api, "/clusters/stored")
+    assert api.get("/campaigns/stores")["spec"] == spec
     again = api.post("/campaigns", {**spec, "name": "again"}, status=201)
     assert again["spec"] == {**spec, "name": "again"}
 
 
 def test_user_models_and_clusters_serve_as_presets(api: Api) -> None:
-    put(api, "/models/mine", MODEL)
+    def spec(name: str, **changes: Any) -> Any:
+        return api.submit(name=name, **changes)["spec"]
+
+    put(api, "/models/base", MODEL)
     put(api, "/clusters/desk", MACHINE)
-    spec = api.submit(
-        model={"preset": "mine", "num_layers": 4}, cluster={"preset": "desk", "num_nodes": 3}
-    )["spec"]
-    assert (spec["model"]["name"], spec["model"]["num_layers"]) == ("mine-custom", 4)
-    assert (spec["cluster"]["name"], spec["cluster"]["num_nodes"]) == ("desk", 3)
-    other = put(api, "/clusters/den", {"preset": "desk", "device_memory_gb": 2})
-    assert other["description"] == {
-        **api.get("/clusters/desk")["description"],
-        "name": "den",
-        "device_memory_bytes": 2 << 30,
-    }
-    named = api.submit(name="b", cluster={"name": "desk"})
-    assert named["spec"]["cluster"]["device_memory_bytes"] == CLUSTER["device_memory_bytes"]
-    assert put(api, "/models/alias", "mine")["description"]["hidden_size"] == 64
+    model, cluster = {"preset": "base", "num_layers": 4}, {"preset": "desk", "num_nodes": 3}
+    changed = spec("changed", model=model, cluster=cluster)
+    assert (changed["model"]["name"], changed["model"]["num_layers"]) == ("base-custom", 4)
+    assert (changed["cluster"]["name"], changed["cluster"]["num_nodes"]) == ("desk", 3)
+    other = put(api, "/clusters/den", {"preset": "desk", "device_memory_gb": 2})["description"]
+    desk = api.get("/clusters/desk")["description"]
+    assert other == {**desk, "name": "den", "device_memory_bytes": 2 << 30}
+    assert put(api, "/models/alias", "base")["description"]["hidden_size"] == 64
+    assert spec("named", cluster={"name": "desk"})["cluster"] == desk
+    described = spec("described", cluster={**CLUSTER, "name": "desk", "num_nodes": 7})
+    assert described["cluster"]["num_nodes"] == 7
 
-    described = api.submit(name="c", cluster={**CLUSTER, "name": "desk", "num_nodes": 7})
-    assert described["spec"]["cluster"]["num_nodes"] == 7
-
-
-def test_an_unknown_name_lists_user_models_too(api: Api) -> None:
-    put(api, "/models/my-model", MODEL)
-    problem = api.post("/campaigns", {**CAMPAIGN, "model": "my-modle"}, status=422)
-    assert "did you mean 'my-model'" in problem["detail"]
-    assert "gpt-22b" in problem["detail"]
-    problem = api.post("/campaigns", {**CAMPAIGN, "cluster": {"preset": "desk"}}, status=422)
-    assert "desk" in problem["detail"]
+    refused = api.post("/campaigns", {**CAMPAIGN, "model": "bsae"}, status=422)
+    assert "did you mean 'base'" in refused["detail"]
+    assert "gpt-22b" in refused["detail"]
+    refused = api.post("/campaigns", {**CAMPAIGN, "cluster": {"preset": "deks"}}, status=422)
+    assert "desk" in refused["detail"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "preset", "body"), [("models", "tiny", MODEL), ("clusters", "frontier", MACHINE)]
-)
-def test_presets_cannot_be_changed_nor_anything_put_of_another_type_or_size(
-    api: Api, kind: str, preset: str, body: Any
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """The service's settings, with the data directory in which constants may lie."""
+    return Settings(token=TOKEN, data_dir=tmp_path)
+
+
+@pytest.fixture
+def served_url(sqlite_url: str) -> str:
+    """Constants lie in files."""
+    return sqlite_url
+
+
+def test_a_campaign_on_a_preset_starts_from_what_was_measured_unless_it_is_written_out(
+    http: TestClient, tmp_path: Path
 ) -> None:
-    for problem in (
-        put(api, f"/{kind}/{preset}", body, status=409),
-        delete(api, f"/{kind}/{preset}", 409),
-    ):
-        assert problem["type"].endswith(":preset-fixed")
-        assert f"{preset!r} is a preset" in problem["detail"]
-    for content, headers, status in (
-        (b"tiny", {"Content-Type": "text/plain"}, 415),
-        (b"{", {}, 400),
-        (b" " * (257 << 10), {}, 413),
-    ):
-        answer = api.http.put(f"/v1/{kind}/mine", content=content, headers=headers)
-        assert answer.status_code == status
+    api = Api(http)
+    measured = MeasuredConstants(
+        cluster="local-cpu",
+        host="box",
+        measured_at="2026-03-01T12:00:00+00:00",
+        constants={"intra_node_latency_s": 4.2e-5},
+    )
+    write_constants(tmp_path, measured)
+    space = space_of(global_batch_size=8, micro_batch_size=[1, 2])
+    cluster = api.submit(cluster="local-cpu", space=space)["spec"]["cluster"]
+    assert (cluster["intra_node_latency_s"], cluster["source"]) == (4.2e-5, measured.source)
+    cluster = api.submit(name="second", cluster=CLUSTER)["spec"]["cluster"]
+    assert cluster["intra_node_latency_s"] != 4.2e-5
+
+
+def test_an_unreadable_file_of_constants_refuses_the_campaign_and_an_impossible_name_has_no_file(
+    http: TestClient, tmp_path: Path
+) -> None:
+    api = Api(http)
+    path = constants_file(tmp_path, "local-cpu")
+    path.parent.mkdir()
+    path.write_text("nonsense")
+    refused = api.post("/campaigns", {**CAMPAIGN, "cluster": "local-cpu"}, status=422)
+    assert f"{path} is not a readable file of measured constants" in refused["detail"]
+    assert api.get("/campaigns")["campaigns"] == []
+
+    name = "\N{SLICE OF PIZZA}" * 64  # 256 bytes, and five more: no file has such a name
+    cluster = {**CLUSTER, "name": name}
+    for described in (cluster, {"name": name}, {**cluster, "source": "x"}):
+        answer = api.http.post("/v1/campaigns", json={**CAMPAIGN, "cluster": described})
+        assert str(tmp_path) not in answer.text
+        assert answer.status_code in (201, 409, 422)

@@ -1,3 +1,7 @@
+"""Pages and lists that have not changed are answered without a body."""
+
+from __future__ import annotations
+
 from datetime import timedelta
 
 import pytest
@@ -9,126 +13,127 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import Api
 
-TRIALS = "/v1/campaigns/first/trials"
-LEADERBOARD = "/v1/campaigns/first/leaderboard"
 LAYOUT = Layout(num_microbatches=8)
 
 
-def ask(http: TestClient, path: str, tag: str = "") -> Response:
-    return http.get(path, headers={"If-None-Match": tag} if tag else {})
+@pytest.fixture(scope="module")
+def api(module_api: Api) -> Api:
+    return module_api
 
 
-@pytest.fixture(autouse=True)
-def _campaign(api: Api) -> None:
-    api.submit()
+def ask(api: Api, path: str, tag: str = "", **headers: str) -> Response:
     api.store.events.number()  # on PostgreSQL the number comes later, and changes the tag
+    if tag:
+        headers["If-None-Match"] = tag
+    return api.http.get(f"/v1/{path}", headers=headers)
 
 
-@pytest.mark.parametrize("path", [TRIALS, LEADERBOARD, f"{LEADERBOARD}?format=csv"])
-def test_a_page_that_has_not_changed_is_answered_without_a_body(
-    http: TestClient, path: str
-) -> None:
-    first = ask(http, path)
-    again = ask(http, path, first.headers["etag"])
-    assert (first.status_code, again.status_code) == (200, 304)
-    assert again.content == b""
-    assert again.headers["etag"] == first.headers["etag"]
-    assert again.headers["cache-control"] == "private, no-cache"
+def submit(api: Api, name: str) -> tuple[int, str, str]:
+    """The id of a new campaign, its list of trials, and its leaderboard."""
+    return api.submit(name=name)["id"], f"campaigns/{name}/trials", f"campaigns/{name}/leaderboard"
 
 
-def test_only_changes_of_the_campaign_itself_change_its_pages(api: Api, http: TestClient) -> None:
-    worker = api.register()
-    tags = [ask(http, LEADERBOARD).headers["etag"]]
+class Seen:
+    """A page that somebody asks for again and again."""
 
-    def changed() -> bool:
-        answer = ask(http, LEADERBOARD, tags[-1])
-        tags.append(answer.headers["etag"])
+    def __init__(self, api: Api, path: str) -> None:
+        self.api, self.path = api, path
+        self.tags = [ask(api, path).headers["etag"]]
+
+    def has_changed(self) -> bool:
+        """Whether it differs from what was seen last."""
+        answer = ask(self.api, self.path, self.tags[-1])
+        self.tags.append(answer.headers["etag"])
         return answer.status_code == 200
 
-    api.complete(worker, "first", LAYOUT)
-    assert changed()
-    assert not changed()
-    api.post("/campaigns/first/pause")
-    assert changed()
-    api.post("/campaigns/first/cancel")
-    assert changed()
-    assert len(set(tags)) == 4
 
-    tag = ask(http, TRIALS).headers["etag"]
-    api.submit(name="second")
-    api.post("/campaigns/second/pause")
-    assert ask(http, TRIALS, tag).status_code == 304
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("listed", "campaigns?name_contains=listed"),
+        ("allocated", "allocations"),
+        ("on-nodes", "nodes"),
+        ("tried", "campaigns/tried/trials"),
+        ("ranked", "campaigns/ranked/leaderboard"),
+        ("as-csv", "campaigns/as-csv/leaderboard?format=csv"),
+    ],
+)
+def test_a_page_is_answered_without_a_body_until_it_changes(api: Api, name: str, path: str) -> None:
+    submit(api, name)
+    api.post(f"/campaigns/{name}/pause")  # the wall time of a running campaign grows
+    first = ask(api, path)
+    tag = first.headers["etag"]
+    again = ask(api, path, tag)
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    assert again.headers["etag"] == tag
+    assert again.headers["cache-control"] == "private, no-cache"
+    api.register(name, nodes=[{"name": "node-1", "num_devices": 4}])
+    api.post(f"/campaigns/{name}/cancel")
+    changed = ask(api, path, tag)
+    assert changed.status_code == 200
+    assert changed.content != first.content or name in path, "a list has what has changed"
 
 
-def test_a_heartbeat_changes_the_list_of_trials_and_not_the_leaderboard(
-    api: Api, http: TestClient
-) -> None:
+def test_only_changes_of_the_campaign_itself_change_its_pages(api: Api) -> None:
+    campaign, trials, leaderboard = submit(api, "itself")
     worker = api.register()
-    trial = api.store.trials.add(1, LAYOUT)
+    board = Seen(api, leaderboard)
+    api.complete(worker, "itself", LAYOUT)
+    assert board.has_changed()
+    assert not board.has_changed()
+    api.post("/campaigns/itself/pause")
+    assert board.has_changed()
+    api.post("/campaigns/itself/resume")
+    assert board.has_changed()
+    assert len(set(board.tags)) == 4
+
+    listed = Seen(api, trials)
+    submit(api, "another")
+    api.post("/campaigns/another/pause")
+    assert not listed.has_changed()
+    trial = api.store.trials.add(campaign, Layout(tp=2, num_microbatches=8))
     api.lease(worker)
-    tags = {path: ask(http, path).headers["etag"] for path in (TRIALS, LEADERBOARD)}
+    listed, board = Seen(api, trials), Seen(api, leaderboard)
     beat = {"trials": [{"trial_id": trial.id, "attempt": 1, "iterations_done": 4}]}
     api.post(f"/workers/{worker}/heartbeats", beat)
-    assert ask(http, TRIALS, tags[TRIALS]).json()["trials"][0]["iterations_done"] == 4
-    assert ask(http, LEADERBOARD, tags[LEADERBOARD]).status_code == 304
+    told = ask(api, trials, listed.tags[0]).json()
+    assert told["trials"][1]["iterations_done"] == 4
+    assert not board.has_changed(), "a heartbeat changes the list of trials alone"
 
 
-@pytest.mark.parametrize("path", ["/v1/campaigns", "/v1/allocations", "/v1/nodes"])
-def test_a_list_is_answered_without_a_body_until_it_changes(
-    api: Api, http: TestClient, path: str
+def test_lists_change_when_an_allocation_nears_its_end_or_the_driver_is_gone(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api.post("/campaigns/first/pause")  # the wall time of a running campaign grows
-    first = ask(http, path)
-    again = ask(http, path, first.headers["etag"])
-    assert (again.status_code, again.content) == (304, b"")
-    assert again.headers["etag"] == first.headers["etag"]
-    if path == "/v1/campaigns":
-        api.post("/campaigns/first/cancel")
-    else:
-        api.register(nodes=[{"name": "node-1", "num_devices": 4}])
-    changed = ask(http, path, first.headers["etag"])
-    assert (changed.status_code, changed.json() == first.json()) == (200, False)
-
-
-def test_the_list_changes_while_an_allocation_comes_to_its_end(
-    api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    api = Api(http)
+    api.submit()
     api.register(allocation={"ends_in_s": 60})
-    tag = ask(http, "/v1/allocations").headers["etag"]
-    now = api.store.now()
-    monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=2))
-    assert ask(http, "/v1/allocations", tag).status_code == 200
-
-
-def test_a_list_of_campaigns_says_that_no_driver_is_at_work_any_more(
-    api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
     now = api.store.now()
     monkeypatch.setattr(DriverLeases, "seen_at", lambda _store: now)
-    first = ask(http, "/v1/campaigns")
+    allocations = Seen(api, "allocations")
+    first = ask(api, "campaigns")
+    monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=2))
+    assert allocations.has_changed()
     monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=20))
-    again = ask(http, "/v1/campaigns", first.headers["etag"])
-    reasons = [
-        answer.json()["campaigns"][0]["progress"]["waiting_reason"] for answer in (first, again)
-    ]
-    assert "no driver" not in reasons[0]
-    assert "no driver" in reasons[1]
+    again = ask(api, "campaigns", first.headers["etag"])
+    progress = [answer.json()["campaigns"][0]["progress"] for answer in (first, again)]
+    is_away = ["no driver" in str(each["waiting_reason"]) for each in progress]
+    assert is_away == [False, True]
 
 
-def test_tags_are_of_one_page_and_one_of_several_is_enough_weak_or_strong(http: TestClient) -> None:
-    pages = [TRIALS, f"{TRIALS}?limit=1", f"{TRIALS}?state=PENDING", LEADERBOARD]
-    tags = [ask(http, page).headers["etag"] for page in pages]
-    csv = http.get(TRIALS, headers={"Accept": "text/csv"}).headers["etag"]
-    assert len({*tags, csv}) == 5
-    assert ask(http, TRIALS, tags[1]).status_code == 200
-
-    tag = ask(http, TRIALS).headers["etag"]
+def test_each_page_has_its_own_tag_and_any_of_several_tags_matches_weak_or_strong(api: Api) -> None:
+    _, trials, leaderboard = submit(api, "tagged")
+    pages = [trials, f"{trials}?limit=1", f"{trials}?state=PENDING", leaderboard]
+    tag, of_one, *others = (ask(api, page).headers["etag"] for page in pages)
+    csv = ask(api, trials, Accept="text/csv").headers["etag"]
+    assert len({tag, of_one, *others, csv}) == 5
     assert tag.startswith('W/"')
-    assert ask(http, TRIALS, f'"other", {tag}').status_code == 304
-    assert ask(http, TRIALS, tag.removeprefix("W/")).status_code == 304
-    assert ask(http, TRIALS, "*").status_code == 304
-    assert ask(http, TRIALS, 'W/"other"').status_code == 200
-
-    answer = ask(http, "/v1/campaigns/third/trials", "*")
-    assert answer.status_code == 404
-    assert "etag" not in answer.headers
+    for asked, status in (
+        (f'"other", {tag}', 304),
+        (tag.removeprefix("W/"), 304),
+        ("*", 304),
+        ('W/"other"', 200),
+        (of_one, 200),
+    ):
+        assert ask(api, trials, asked).status_code == status, asked
+    answer = ask(api, "campaigns/third/trials", "*")
+    assert (answer.status_code, "etag" in answer.headers) == (404, False)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from api.exporters import FORMATS
+from search_spaces.errors import MAX_PARTS
 from search_spaces.spec.layout import Layout
 from tests.kit.allocation import NODES, node, register
 from tests.kit.api import CAMPAIGN, CLUSTER, INTRODUCTION, Api
 from tests.kit.store import completed, failed
+from tests.search_spaces.tables.tables import make_row, make_text
 
 LAYOUT = Layout(num_microbatches=8)
-OUTCOME = completed(LAYOUT).to_mapping()
 BEAT = {"trial_id": 1, "attempt": 1, "iterations_done": 0}
 MODEL = {
     "family": "gpt",
@@ -29,20 +31,32 @@ MODEL = {
     "seq_length": 64,
     "vocab_size": 128,
 }
+MACHINE = {key: value for key, value in CLUSTER.items() if key != "name"}
+OUTCOME = completed(LAYOUT).to_mapping()
+FIRST = OUTCOME["measurement"]["iterations"][0]
+REPORT = {"worker_id": "{worker}", "attempt": 1, "outcome": OUTCOME}
+TABLE = make_text(make_row())
+WRONG_TABLE = make_text(make_row(), make_row(tp=3))
+MANY = {f"p{number}": {} for number in range(33)}
+NESTED = "(" * 9999 + ")" * 9999
+THEIRS = "body.trainer_parameters.theirs"
+LOSS = "body.outcome.measurement.iterations.0.loss"
 ACCEPTED: dict[str, dict[str, Any]] = {
     "POST /campaigns": {**CAMPAIGN, "name": "second"},
+    "POST /plans": CAMPAIGN,
     "POST /workers": INTRODUCTION,
     "PUT /models/mine": MODEL,
-    "PUT /clusters/mine": {key: value for key, value in CLUSTER.items() if key != "name"},
+    "PUT /clusters/mine": MACHINE,
     "POST /workers/{worker}/leases": {"wait_s": 0},
     "POST /tokens": {"name": "ci", "role": "viewer"},
-    "POST /trials/3/outcome": {"worker_id": "{worker}", "attempt": 1, "outcome": OUTCOME},
+    "POST /trials/3/outcome": REPORT,
+    "POST /trials/999/outcome": REPORT,
 }
 """Documents that a refused one differs from in the fields of its row."""
 
 
-def status(**said: Any) -> dict[str, Any]:
-    return {"status": said}
+def status(*nodes: dict[str, Any], **said: Any) -> dict[str, Any]:
+    return {"status": {**said, "nodes": nodes} if nodes else said}
 
 
 def beat(**said: Any) -> dict[str, Any]:
@@ -53,155 +67,225 @@ def space(**knobs: Any) -> dict[str, Any]:
     return {"space": {**CAMPAIGN["space"], **knobs}}
 
 
-def theirs(**said: Any) -> dict[str, Any]:
-    return {"probe": {"trainer": "theirs", **said}}
+def takes(**parameters: Any) -> dict[str, Any]:
+    return {"trainer_parameters": {"theirs": parameters}}
+
+
+def matches(pattern: str) -> dict[str, Any]:
+    return takes(p={"type": "text", "pattern": pattern})
+
+
+def measured(**changes: Any) -> dict[str, Any]:
+    return {"outcome": {**OUTCOME, "measurement": {**OUTCOME["measurement"], **changes}}}
 
 
 DIGITS = "is not a number in plain digits"
-FINITE = "'6.0' is not a finite number or null"
-NO_LINE = "is not a number, a switch, or one line of text"
 PROGRAM = "a campaign names a trainer and cannot bring a program"
-OVER = "min_mfu=0.5 is over max_mfu=0.4"
+EARLIER = "OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk"
 
-QUERIES: list[tuple[str, str, str]] = [
-    ("GET /campaigns?strategy=luck", "query.strategy", ""),
-    ("GET /campaigns?model=a%00b", "query.model", ""),
-    ("GET /campaigns?created_after=2026-01-01T00:00:00", "query.created_after", ""),
-    ("GET /campaigns?limit=1_0", "query.limit", DIGITS),
-    ("GET /campaigns?sate=RUNNING", "", "'sate' is unknown (did you mean 'state'?)"),
-    ("GET /events?after=1_0", "query.after", DIGITS),
-    ("GET /trials/1_0", "path.trial_id", DIGITS),
-    ("GET /trials/1?full=yes", "", "'full' is unknown; there is none here"),
-    ("GET /audit?until=2026", "query.until", "2026-01-31T12:00:00Z"),
-    ("GET /audit?until=0.5", "query.until", "2026-01-31T12:00:00Z"),
-    ("GET /audit?actor=a%00b", "query.actor", ""),
-    ("GET /campaigns/first/trials?tp=1&tp=0_2", "query.tp", DIGITS),
-    ("GET /campaigns/first/trials?tp=two", "query.tp.0", ""),
-    ("GET /campaigns/first/trials?tpp=2", "", "'tpp' is unknown (did you mean 'tp'?)"),
-    ("GET /campaigns/first/trials?sort=mood", "query.sort", ""),
-    ("GET /campaigns/first/trials?min_mfu=0.5&max_mfu=0.4", "", OVER),
-    (f"GET /campaigns/first/trials?cursor={'x' * 201}", "query.cursor", ""),
-    ("GET /campaigns/first/leaderboard?sort=mood", "query.sort", ""),
-    ("GET /campaigns/first/leaderboard?order=desc", "", "order=desc needs a sort key"),
-    ("GET /campaigns/first/leaderboard?within=101", "query.within", ""),
-    ("GET /campaigns/first/leaderboard?within=nan", "query.within", ""),
-    ("GET /campaigns/first/report?nodes=2", "query.tokens", ""),
-    ("POST /plans?tokens=many", "query.tokens", ""),
-    ("POST /plans?nodes=4", "query.tokens", ""),
-    ("POST /plans?top=0", "query.top", ""),
+WAYS: dict[str, list[tuple[int, Any, str, str]]] = {
+    "GET /campaigns": [
+        (422, "?strategy=luck", "query.strategy", ""),
+        (422, "?model=a%00b", "query.model", ""),
+        (422, "?created_after=2026-01-01T00:00:00", "query.created_after", ""),
+        (422, "?limit=1_0", "query.limit", DIGITS),
+        (400, "?cursor=!", "", "cursor"),
+        (400, f"?cursor={EARLIER}", "", "cursor"),
+    ],
+    "GET /events": [(422, "?after=1_0", "query.after", DIGITS)],
+    "GET /trials/1_0": [(422, "", "path.trial_id", DIGITS)],
+    "GET /trials/1": [(422, "?full=yes", "", "'full' is unknown; there is none here")],
+    "GET /audit": [
+        (422, "?until=2026", "query.until", "2026-01-31T12:00:00Z"),
+        (422, "?until=0.5", "query.until", "2026-01-31T12:00:00Z"),
+        (422, "?actor=a%00b", "query.actor", ""),
+    ],
+    "GET /campaigns/first/trials": [
+        (422, "?tp=1&tp=0_2", "query.tp", DIGITS),
+        (422, "?tp=two", "query.tp.0", ""),
+        (422, f"?{'tp=1&' * 101}", "query.tp", ""),
+        (422, "?tpp=2", "", "'tpp' is unknown (did you mean 'tp'?)"),
+        (422, "?node=%00", "query.node.0", ""),
+        (422, "?sort=mood", "query.sort", ""),
+        (422, "?min_mfu=nan", "query.min_mfu", ""),
+        (422, "?min_peak_memory_bytes=1.5", "query.min_peak_memory_bytes", ""),
+        (422, "?min_mfu=0.5&max_mfu=0.4", "", "min_mfu=0.5 is over max_mfu=0.4"),
+        (422, f"?cursor={'x' * 201}", "query.cursor", ""),
+    ],
+    "GET /campaigns/first/leaderboard": [
+        (422, "?sort=mood", "query.sort", ""),
+        (422, "?order=desc", "", "order=desc needs a sort key"),
+        (422, "?within=101", "query.within", ""),
+        (422, "?within=nan", "query.within", ""),
+        (422, "?objective=memory_headroom", "query.objective", ""),
+    ],
+    "GET /campaigns/first/report": [(422, "?nodes=2", "query.tokens", "")],
+    "GET /campaigns/first/exports": [
+        (422, "?format=paper", "", ", ".join(FORMATS)),
+        (404, "?format=trainer&trial=9", "", "9"),
+        (409, "?format=trainer&trial=2", "", "is FAILED (crashed);"),
+        (409, "?format=megatron-lm&trial=3", "", "is RUNNING;"),
+    ],
+    "POST /plans": [
+        (422, "?tokens=many", "query.tokens", ""),
+        (422, "?nodes=4", "query.tokens", ""),
+        (422, "?top=0", "query.top", ""),
+    ],
+    "POST /campaigns": [
+        (415, ("text/html", "x"), "", "application/yaml"),
+        (400, ("application/yaml", "a: x\nb: [t\nc: 1\n"), "", "line 3"),
+        (422, {"start_from": ["x"]}, "body.start_from", "no campaign named 'x'"),
+        (422, {"probe": {"trainer": "t", "command": ["id"]}}, "body.probe.command", PROGRAM),
+        (422, {"probe": {"trainer": "../x"}}, "body.probe.trainer", "1 to 64 characters"),
+        (422, {"probe": {"trainer": "t", "parameters": {"a": {}}}}, "body.probe.parameters.a", ""),
+        (409, CAMPAIGN, "", "'first' exists already"),
+    ],
+    "POST /campaigns/first/clone": [
+        (409, {"name": "first"}, "", "exists already"),
+        (422, {"budget": {}}, "body.budget", "at least one bound"),
+        (422, {"budget": {"trials": 0}}, "body.budget.trials", ""),
+        (422, {"colour": "red"}, "body.colour", ""),
+        (422, [1], "", "not a mapping"),
+        (422, {"start_from": ["x"]}, "body.start_from", "named 'x'"),
+    ],
+    "PATCH /campaigns/first": [
+        (422, {"budget": {"trials": 0}}, "body.budget.trials", ""),
+        (422, {"notes": None}, "body.notes", ""),
+        (422, {"notes": "\ud800"}, "body.notes", ""),
+        (422, {"seed": 3}, "body.seed", ""),
+        (422, [], "body", ""),
+    ],
+    "POST /campaigns/import": [
+        (415, {}, "", "'application/json' is not text/csv"),
+        (413, ("text/csv", b"x" * ((4 << 20) + 1)), "", "4 MiB"),
+        (422, ("text/csv", "/etc/hostname"), "", "the header is one column, '/etc/hostname'"),
+        (422, ("text/csv", b"tp,pp\n\xff,2\n"), "", "line 2 is not UTF-8"),
+        (422, ("text/csv", WRONG_TABLE), "", "row 2 (line 3): tp*pp*dp=3*2*2=12 is not num_dev"),
+    ],
+    "POST /campaigns/import?name=first": [(409, ("text/csv", TABLE), "", "exists already")],
+    "POST /campaigns/import?name=a b": [(422, ("text/csv", TABLE), "", "1 to 64 characters")],
+    "POST /campaigns/import?cell=model=x": [(422, ("text/csv", TABLE), "", "no cell is sel")],
+    "POST /campaigns/import?cell=colour=red": [(422, ("text/csv", TABLE), "", "selects no cells")],
+    "PUT /models/mine": [
+        (422, {"num_heads": 3}, "", "hidden_size=64"),
+        (422, {"name": "other"}, "body.name", "under which the model is put"),
+        (422, [], "", "not a mapping"),
+        (415, ("text/plain", "tiny"), "", "application/yaml"),
+    ],
+    "PUT /models/123": [(422, MODEL, "", "digits alone")],
+    "DELETE /models/tiny": [(409, "", "", "'tiny' is a preset")],
+    "PUT /clusters/mine": [
+        (422, {"num_nodes": 0}, "body.num_nodes", ""),
+        (422, {"preset": "nothing"}, "body.cluster", "nothing"),
+        (400, ("application/json", "{"), "", "line 1"),
+        (413, ("application/json", b" " * (257 << 10)), "", "256 KiB"),
+    ],
+    "PUT /clusters/..": [(404, MODEL, "", "nothing at")],
+    "PUT /clusters/frontier": [(409, MACHINE, "", "'frontier' is a preset")],
+    "DELETE /clusters/frontier": [(409, "", "", "'frontier' is a preset")],
+    "POST /workers": [
+        (422, {"num_nodes": 0}, "body.num_nodes", ""),
+        (422, {"name": ""}, "body.name", ""),
+        (422, {"speed": 1}, "body.speed", ""),
+        (422, {"allocation": {"scheduler": "pbs"}}, "body.allocation.scheduler", ""),
+        (422, {"allocation": {"ends_in_s": -1.0}}, "body.allocation.ends_in_s", ""),
+        (422, {"allocation": {"job_id": "x" * 65}}, "body.allocation.job_id", ""),
+        (422, {"allocation": {"shares_nodes": 1}}, "body.allocation.shares_nodes", ""),
+        (422, {"nodes": [{"name": "", "num_devices": 1}]}, "body.nodes.0.name", ""),
+        (422, {"nodes": [{"name": "n", "num_devices": 0}]}, "body.nodes.0.num_devices", ""),
+        (422, {"nodes": [NODES[0], NODES[0]]}, "body.nodes", ""),
+        (422, takes(p=3), f"{THEIRS}.p", "a parameter is 3, not a mapping"),
+        (422, takes(p={"type": "number"}), f"{THEIRS}.p.type", "'number' is unknown"),
+        (422, takes(p={"type": "choice", "choices": ["\u202e"]}), f"{THEIRS}.p.choices", ""),
+        (
+            422,
+            takes(p={"type": "text", "pattern": ".*", "default": "\0"}),
+            f"{THEIRS}.p.default",
+            "",
+        ),
+        (422, takes(p={"type": "path", "below": "/\x1b"}), f"{THEIRS}.p.below", ""),
+        (422, matches("(a+)+"), f"{THEIRS}.p.pattern", "may take long to match"),
+        (422, matches("\u202e"), f"{THEIRS}.p.pattern", "not one line"),
+        (422, matches("a{999999999999}"), f"{THEIRS}.p.pattern", "regular expres"),
+        (422, matches(NESTED), f"{THEIRS}.p.pattern", "regular expression"),
+        (422, takes(**{"\x1b": {"type": "int"}}), THEIRS, "not a name of small letters"),
+        (422, takes(**MANY), THEIRS, "33 are more than 32"),
+    ],
+    "POST /workers/{worker}/leases": [
+        (422, {"wait_s": 21}, "body.wait_s", ""),
+        (422, {"wait_s": "0"}, "body.wait_s", ""),
+        (422, {"room": {"nodes": -1, "devices": 0}}, "body.room.nodes", ""),
+        (422, {"room": {"nodes": 1}}, "body.room.devices", ""),
+        (422, {"longest_s": -1.0}, "body.longest_s", ""),
+    ],
+    "POST /workers/{worker}/heartbeats": [
+        (422, beat(trial_id="1"), "body.trials.0.trial_id", ""),
+        (422, {"trials": [BEAT] * 1001}, "body.trials", "1001"),
+        (422, beat(phase="resting"), "body.trials.0.phase", ""),
+        (422, beat(held_s=-0.5), "body.trials.0.held_s", ""),
+        (422, beat(nodes_held=-1.0), "body.trials.0.nodes_held", ""),
+        (422, status(idle_node_s=-1.0), "body.status.idle_node_s", ""),
+        (422, status(ends_in_s=1e12), "body.status.ends_in_s", ""),
+        (422, status(state="resting"), "body.status.state", ""),
+        (422, status(mood="good"), "body.status.mood", ""),
+        (422, status(node("n1"), node("n1")), "body.status.nodes", ""),
+        (422, status(node("n1", "dead")), "body.status.nodes.0.state", ""),
+        (422, status(node("n1", doing="x" * 2001)), "body.status.nodes.0.doing", ""),
+        (422, status(node("n1", free_devices=-1)), "body.status.nodes.0.free_devices", ""),
+        (422, status(node("n1", health={"x": "y" * 5000})), "body.status.nodes.0.health", ""),
+        (422, status(node("n1", health=[1])), "body.status.nodes.0.health", ""),
+    ],
+    "POST /trials/3/outcome": [
+        (422, {"attempt": "1"}, "body.attempt", ""),
+        (422, {"outcome": {**OUTCOME, "state": "failed"}}, "body.outcome", ""),
+        (422, {"outcome": {**OUTCOME, "mood": 1}}, "body.outcome.mood", ""),
+        (422, measured(others_share=1.5), "body.outcome.measurement.others_share", ""),
+        (422, measured(iterations=[{**FIRST, "loss": "6.0"}]), LOSS, f"{LOSS}: '6.0' is not a"),
+        (409, {"attempt": 5}, "", "no attempt 5"),
+    ],
+    "POST /trials/0/outcome": [(422, REPORT, "path.trial_id", "")],
+    "POST /trials/1/repeat": [
+        (422, {"times": 0}, "body.times", ""),
+        (422, {"times": 21}, "body.times", ""),
+        (422, {"times": "2"}, "body.times", ""),
+        (422, {"often": 2}, "body.often", ""),
+    ],
+    "POST /nodes/local-cpu/n1/quarantine": [
+        (422, {"reason": ""}, "body.reason", ""),
+        (422, {"reason": "a\nb\u202e"}, "body.reason", ""),
+    ],
+    "POST /tokens": [(422, {"expires_at": "2030-01-01T00:00:00"}, "body.expires_at", "")],
+}
+"""By route the ways in which it refuses: status, what is asked, the wrong field, and a sentence.
+
+What is asked is a query, changes of the accepted document, another document, or its type and text.
+"""
+
+ABSENT_OR_NOT_SO: list[tuple[int, str, str]] = [
+    (404, "GET /campaigns/7", "7"),
+    (404, "GET /campaigns/nobody/trials", "nobody"),
+    (404, "GET /campaigns/nobody/leaderboard", "nobody"),
+    (404, "GET /campaigns/nobody/table", "nobody"),
+    (404, "GET /campaigns/nobody/report", "nobody"),
+    (404, "GET /campaigns/nobody/exports?format=trainer", "nobody"),
+    (404, "DELETE /models/mine", "no model named 'mine'"),
+    (404, "GET /plans/99", "there is no plan 99"),
+    (404, "GET /trials/3/log", "RUNNING and has no log"),
+    (404, "POST /trials/99/repeat", "99"),
+    (404, "POST /trials/99/cancel", "99"),
+    (404, "POST /trials/999/outcome", "999"),
+    (409, "POST /trials/2/repeat", "requeue it"),
+    (409, "POST /trials/1/requeue", ""),
+    (409, "POST /trials/1/cancel", "it is COMPLETED"),
+    (404, "POST /nodes/local-cpu/n9/release", "no allocation of cluster"),
+    (404, "POST /nodes/frontier/n1/release", "no allocation of cluster"),
+    (404, "POST /nodes/local-cpu/n9/quarantine", "no allocation of cluster"),
+    (409, "POST /nodes/local-cpu/n1/release", "node n1 of cluster local-cpu is not in quaran"),
 ]
 
-DOCUMENTS: list[tuple[str, Any, str, str]] = [
-    ("POST /campaigns", [], "", "not a mapping"),
-    ("POST /campaigns", space(tp={"from": 1, "to": "x", "step": 1}), "body.space.tp.to", ""),
-    ("POST /campaigns", space(tp=[3, 6]), "", "heads_over_tp excludes 4"),
-    ("POST /campaigns", {"model": "gpt-22b"}, "", "GiB"),
-    (
-        "POST /campaigns",
-        {"start_from": ["nobody"]},
-        "body.start_from",
-        "no campaign named 'nobody'",
-    ),
-    ("POST /campaigns", theirs(command=["sh", "-c", "id"]), "body.probe.command", PROGRAM),
-    ("POST /campaigns", {"probe": {"trainer": "../x"}}, "body.probe.trainer", "1 to 64 characters"),
-    ("POST /campaigns", theirs(parameters={"a": {}}), "body.probe.parameters.a", NO_LINE),
-    ("POST /campaigns/first/clone", {"budget": {}}, "body.budget", "at least one bound"),
-    ("POST /campaigns/first/clone", {"budget": {"trials": 0}}, "body.budget.trials", ""),
-    ("POST /campaigns/first/clone", {"colour": "red"}, "body.colour", ""),
-    ("POST /campaigns/first/clone", [1], "", "not a mapping"),
-    ("POST /campaigns/first/clone", {"start_from": ["x"]}, "body.start_from", "named 'x'"),
-    ("PATCH /campaigns/first", {"budget": {"trials": 0}}, "body.budget.trials", ""),
-    ("PATCH /campaigns/first", {"notes": None}, "body.notes", ""),
-    ("PATCH /campaigns/first", {"notes": "\ud800"}, "body.notes", ""),
-    ("PATCH /campaigns/first", {"seed": 3}, "body.seed", ""),
-    ("PATCH /campaigns/first", [], "body", ""),
-    ("PUT /models/mine", {"num_heads": 3}, "", "hidden_size=64"),
-    ("PUT /models/mine", {"name": "other"}, "body.name", "under which the model is put"),
-    ("PUT /models/mine", [], "", "not a mapping"),
-    ("PUT /models/123", MODEL, "", "digits alone"),
-    ("PUT /clusters/mine", {"num_nodes": 0}, "body.num_nodes", ""),
-    ("PUT /clusters/mine", {"preset": "nothing"}, "body.cluster", "nothing"),
-    ("POST /workers", {"num_nodes": 0}, "body.num_nodes", ""),
-    ("POST /workers", {"name": ""}, "body.name", ""),
-    ("POST /workers", {"speed": 1}, "body.speed", ""),
-    ("POST /workers", {"allocation": {"scheduler": "pbs"}}, "body.allocation.scheduler", ""),
-    ("POST /workers", {"allocation": {"ends_in_s": -1.0}}, "body.allocation.ends_in_s", ""),
-    ("POST /workers", {"allocation": {"job_id": "x" * 65}}, "body.allocation.job_id", ""),
-    ("POST /workers", {"allocation": {"shares_nodes": 1}}, "body.allocation.shares_nodes", ""),
-    ("POST /workers", {"nodes": [{"name": "", "num_devices": 1}]}, "body.nodes.0.name", ""),
-    ("POST /workers", {"nodes": [{"name": "n", "num_devices": 0}]}, "body.nodes.0.num_devices", ""),
-    ("POST /workers", {"nodes": [NODES[0], NODES[0]]}, "body.nodes", ""),
-    ("POST /workers/{worker}/leases", {"wait_s": 21}, "body.wait_s", ""),
-    ("POST /workers/{worker}/leases", {"wait_s": "0"}, "body.wait_s", ""),
-    ("POST /workers/{worker}/leases", {"room": {"nodes": -1, "devices": 0}}, "body.room.nodes", ""),
-    ("POST /workers/{worker}/leases", {"room": {"nodes": 1}}, "body.room.devices", ""),
-    ("POST /workers/{worker}/leases", {"longest_s": -1.0}, "body.longest_s", ""),
-    ("POST /workers/{worker}/heartbeats", beat(trial_id="1"), "body.trials.0.trial_id", ""),
-    ("POST /workers/{worker}/heartbeats", {"trials": [BEAT] * 1001}, "body.trials", "1001"),
-    ("POST /workers/{worker}/heartbeats", beat(phase="resting"), "body.trials.0.phase", ""),
-    ("POST /workers/{worker}/heartbeats", beat(held_s=-0.5), "body.trials.0.held_s", ""),
-    ("POST /workers/{worker}/heartbeats", beat(held_s=1e10), "body.trials.0.held_s", ""),
-    ("POST /workers/{worker}/heartbeats", beat(nodes_held=-1.0), "body.trials.0.nodes_held", ""),
-    ("POST /workers/{worker}/heartbeats", status(idle_node_s=-1.0), "body.status.idle_node_s", ""),
-    ("POST /workers/{worker}/heartbeats", status(idle_node_s="3"), "body.status.idle_node_s", ""),
-    ("POST /workers/{worker}/heartbeats", status(ends_in_s=1e12), "body.status.ends_in_s", ""),
-    ("POST /workers/{worker}/heartbeats", status(state="resting"), "body.status.state", ""),
-    ("POST /workers/{worker}/heartbeats", status(mood="good"), "body.status.mood", ""),
-    ("POST /trials/3/outcome", {"attempt": "1"}, "body.attempt", ""),
-    ("POST /trials/3/outcome", {"outcome": {**OUTCOME, "state": "failed"}}, "body.outcome", ""),
-    ("POST /trials/3/outcome", {"outcome": {**OUTCOME, "mood": 1}}, "body.outcome.mood", ""),
-    ("POST /trials/1/repeat", {"times": 0}, "body.times", ""),
-    ("POST /trials/1/repeat", {"times": 21}, "body.times", ""),
-    ("POST /trials/1/repeat", {"times": "2"}, "body.times", ""),
-    ("POST /trials/1/repeat", {"often": 2}, "body.often", ""),
-    ("POST /nodes/local-cpu/n1/quarantine", {"reason": ""}, "body.reason", ""),
-    ("POST /nodes/local-cpu/n1/quarantine", {"reason": "a\nb\u202e"}, "body.reason", ""),
-    ("POST /tokens", {"name": "ci", "role": "system"}, "body.role", ""),
-    ("POST /tokens", {"expires_at": "2030-01-01T00:00:00"}, "body.expires_at", ""),
-]
-
-STATUSES_OF_NODES: list[tuple[list[dict[str, Any]], str]] = [
-    ([node("n1", "dead")], "nodes.0.state"),
-    ([node("n1", doing="x" * 2001)], "nodes.0.doing"),
-    ([node("n1", free_devices=-1)], "nodes.0.free_devices"),
-    ([node("n1"), node("n1")], "nodes"),
-    ([node("n1", health={"x": "y" * 5000})], "nodes.0.health"),
-    ([node("n1", health=[1])], "nodes.0.health"),
-]
-
-OTHER_REFUSALS: list[tuple[int, str, Any, str]] = [
-    (400, "GET /campaigns?cursor=!", None, "cursor"),
-    (400, "GET /campaigns?cursor=OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk", None, "cursor"),
-    (404, "GET /campaigns/7", None, "7"),
-    (404, "GET /campaigns/999999999999999999999999999999", None, "999"),
-    (404, "GET /campaigns/nobody/trials", None, "nobody"),
-    (404, "GET /campaigns/nobody/leaderboard", None, "nobody"),
-    (404, "GET /campaigns/nobody/table", None, "nobody"),
-    (404, "GET /campaigns/nobody/exports?format=trainer", None, "nobody"),
-    (404, "POST /campaigns/nobody/pause", None, "nobody"),
-    (404, "GET /allocations/nobody", None, "there is no allocation 'nobody'"),
-    (404, "GET /plans/99", None, "there is no plan 99"),
-    (404, "GET /trials/99/log", None, "99"),
-    (404, "POST /trials/99/repeat", None, "99"),
-    (404, "POST /trials/99/cancel", None, "99"),
-    (404, "POST /trials/999/outcome", ACCEPTED["POST /trials/3/outcome"], "999"),
-    (422, "POST /trials/0/outcome", ACCEPTED["POST /trials/3/outcome"], "trial_id"),
-    (404, "PUT /clusters/..", MODEL, "nothing at"),
-    (404, "POST /nodes/local-cpu/n9/release", None, "no allocation of cluster"),
-    (404, "POST /nodes/frontier/n1/release", None, "no allocation of cluster"),
-    (404, "POST /nodes/local-cpu/n9/quarantine", None, "no allocation of cluster"),
-    (
-        409,
-        "POST /nodes/local-cpu/n1/release",
-        None,
-        "node n1 of cluster local-cpu is not in quaran",
-    ),
-    (409, "POST /campaigns", CAMPAIGN, "'first' exists already"),
-    (409, "POST /campaigns/first/clone", {"name": "first"}, "exists already"),
-    (409, "POST /trials/3/outcome", {"attempt": 5}, "no attempt 5"),
-    (409, "POST /trials/2/repeat", None, "requeue it"),
-    (409, "POST /trials/1/requeue", None, ""),
-    (409, "POST /trials/1/cancel", None, "it is COMPLETED"),
+CASES = [
+    *((request, *way) for request, ways in WAYS.items() for way in ways),
+    *((request, status, "", "", says) for status, request, says in ABSENT_OR_NOT_SO),
 ]
 
 
@@ -228,66 +312,93 @@ def api(lasting: TestClient) -> Iterator[Api]:
         assert all(each["preset"] for each in api.get(f"/{kind}")[kind])
 
 
-def refused(api: Api, code: int, request: str, body: Any) -> Any:
-    """The problem that the service answers."""
-    (worker,) = api.get("/workers")["workers"]
-    if isinstance(body, dict):
-        body = {**ACCEPTED.get(request, {}), **body}
-    method, path = request.replace("{worker}", worker["id"]).split()
-    answer = api.http.request(
-        method,
-        f"/v1{path}",
-        content=json.dumps(body).replace("{worker}", worker["id"]),  # ASCII, surrogates too
-        headers={"Content-Type": "application/json"},
-    )
-    assert answer.status_code == code, answer.text
-    return answer.json()
+@pytest.fixture(scope="module")
+def worker(api: Api) -> str:
+    (only,) = api.get("/workers")["workers"]
+    return str(only["id"])
 
 
-def assert_names(problem: Any, field: str) -> None:
-    """The errors are about the field alone; without one they are about the whole request."""
-    fields = {error["field"].partition(".literal[")[0] for error in problem.get("errors", ())}
-    assert fields == ({field} if field else set())
-
-
-@pytest.mark.parametrize(("request_line", "field", "says"), QUERIES)
-def test_a_wrong_query_is_refused_by_name(
-    api: Api, request_line: str, field: str, says: str
-) -> None:
-    body = CAMPAIGN if "plans" in request_line else None
-    problem = refused(api, 422, request_line, body)
-    assert_names(problem, field)
-    assert says in problem["detail"]
+def content_of(request: str, asked: Any) -> tuple[str, str | bytes]:
+    """The type and the text of what is sent."""
+    if isinstance(asked, tuple):
+        return asked
+    if isinstance(asked, (str, dict)):
+        asked = {**ACCEPTED.get(request, {}), **(asked if isinstance(asked, dict) else {})}
+    return "application/json", json.dumps(asked)  # ASCII, surrogates too
 
 
 @pytest.mark.parametrize(
-    ("request_line", "changes", "field", "says"), DOCUMENTS, ids=lambda value: str(value)[:60]
+    ("request_line", "code", "asked", "field", "says"),
+    CASES,
+    ids=[f"{code} {request} {field or says}"[:80] for request, code, _, field, says in CASES],
 )
-def test_a_wrong_document_is_refused_by_the_path_of_its_field(
-    api: Api, request_line: str, changes: Any, field: str, says: str
+def test_a_refusal_has_its_status_the_path_of_the_field_and_the_reason(
+    api: Api, worker: str, request_line: str, code: int, asked: Any, field: str, says: str
 ) -> None:
-    problem = refused(api, 422, request_line, changes)
-    assert_names(problem, field)
+    kind, content = content_of(request_line, asked)
+    query = asked if isinstance(asked, str) else ""
+    method, path = request_line.replace("{worker}", worker).split(" ", 1)
+    if isinstance(content, str):
+        content = content.replace("{worker}", worker)
+    answer = api.http.request(
+        method, f"/v1{path}{query}", content=content, headers={"Content-Type": kind}
+    )
+    assert answer.status_code == code, answer.text
+    problem = answer.json()
     assert says in problem["detail"]
+    fields = {error["field"].partition(".literal[")[0] for error in problem.get("errors", ())}
+    assert fields == ({field} if field else set()), "without one it is about the whole request"
 
 
-@pytest.mark.parametrize(("nodes", "field"), STATUSES_OF_NODES)
-def test_a_wrong_status_of_a_node_is_refused_by_its_field(
-    api: Api, nodes: list[dict[str, Any]], field: str
+SECTIONS: dict[str, dict[str, Any]] = {
+    "model": {"preset": "tiny", "num_layers": 0, "num_heads": -1, "colour": 1},
+    "cluster": {**CLUSTER, "num_nodes": 0, "device_memory_gb": "much", "colour": 1},
+    **space(tp=[0], pp={"from": "x", "to": 0}, tpp=1),
+    "budget": {"trials": 0, "node_hours": "few", "trails": 1},
+    "probe": {"warmup": 0, "deadline": "soon", "iterations": True},
+    "stop": {"early": 1, "remeasure": -1},
+    "constraints": {"memory_headroom": 2},
+}
+WRONG_IN_SECTIONS = {
+    *("model.num_layers", "model.num_heads", "model.colour", "stop.early", "stop.remeasure"),
+    *("cluster.num_nodes", "cluster.device_memory_gb", "cluster.colour"),
+    *("space.tp", "space.pp.from", "space.pp.to", "space.tpp", "constraints.memory_headroom"),
+    *("budget.trials", "budget.node_hours", "budget.trails"),
+    *("probe.warmup", "probe.deadline", "probe.iterations"),
+}
+TEXTS = {"name": "a b", "objective": "speed", "strategy": "luck", "knowledge": "all"}
+WHOLE: dict[str, Any] = {**TEXTS, "seed": -1, "start_from": 3, "colour": 1, "buget": {}}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "document", "fields"),
+    [
+        ("POST /campaigns", {**CAMPAIGN, **SECTIONS}, WRONG_IN_SECTIONS),
+        ("POST /campaigns", {**CAMPAIGN, **WHOLE}, set(WHOLE)),
+        ("POST /campaigns", {**CAMPAIGN, "model": "tyni", **space(tp=0)}, {"model", "space.tp"}),
+        (
+            "PUT /models/ours",
+            {"preset": "tiny", "num_layers": 0, "num_heads": 0},
+            {"num_layers", "num_heads"},
+        ),
+        (
+            "PUT /clusters/ours",
+            {"preset": "frontier", "num_nodes": 0, "devices_per_node": 0},
+            {"num_nodes", "devices_per_node"},
+        ),
+    ],
+    ids=["sections", "whole fields", "an unknown name", "a model", "a cluster"],
+)
+def test_all_wrong_fields_of_a_document_are_listed_by_their_paths(
+    api: Api, request_line: str, document: dict[str, Any], fields: set[str]
 ) -> None:
-    problem = refused(api, 422, "POST /workers/{worker}/heartbeats", status(nodes=nodes))
-    assert_names(problem, f"body.status.{field}")
+    method, path = request_line.split()
+    refused = api.http.request(method, f"/v1{path}", json=document)
+    assert refused.status_code == 422
+    assert {each["field"] for each in refused.json()["errors"]} == {f"body.{f}" for f in fields}
 
 
-@pytest.mark.parametrize(("code", "request_line", "body", "says"), OTHER_REFUSALS)
-def test_what_cannot_be_done_is_refused_with_its_reason(
-    api: Api, code: int, request_line: str, body: Any, says: str
-) -> None:
-    assert says in refused(api, code, request_line, body)["detail"]
-
-
-def test_a_wrong_field_deep_in_an_outcome_is_named(api: Api) -> None:
-    outcome = json.loads(json.dumps(OUTCOME))
-    outcome["measurement"]["iterations"][1]["loss"] = "6.0"
-    problem = refused(api, 422, "POST /trials/3/outcome", {"outcome": outcome})
-    assert problem["detail"] == f"body.outcome.measurement.iterations.1.loss: {FINITE}"
+def test_only_the_first_of_very_many_wrong_fields_are_listed(api: Api) -> None:
+    problem = api.post("/campaigns", {**SECTIONS, **WHOLE}, status=422)
+    assert len(problem["errors"]) == MAX_PARTS
+    assert "more" in problem["detail"]

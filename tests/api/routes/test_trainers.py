@@ -11,7 +11,7 @@ import pytest
 
 from api.errors import ServiceError
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, INTRODUCTION, Api, Command, client_of
+from tests.kit.api import CAMPAIGN, CLUSTER, Api, Command, client_of
 from tests.kit.store import make_measurement
 
 LAYOUT = Layout(num_microbatches=8)
@@ -28,55 +28,52 @@ THEIRS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def measured(api: Api) -> Api:
-    api.submit(probe={"trainer": "theirs", "parameters": {"rate": 0.1}})
-    worker = api.register(trainers={"theirs": "1.2"})
-    api.store.trials.add(api.store.campaigns.by_name("first").id, LAYOUT)
-    lease = api.lease(worker)
-    assert lease["request"]["trainer"] == "theirs"
-    assert lease["request"]["parameters"] == {"rate": 0.1}
-    api.report_measured(worker, lease, LAYOUT, **THEIRS)
-    return api
+@pytest.fixture(scope="module")
+def api(module_api: Api) -> Api:
+    return module_api
 
 
-def test_a_campaign_says_that_no_worker_lists_its_trainer(api: Api) -> None:
-    api.submit(probe={"trainer": "theirs"})
-    api.store.trials.add(api.store.campaigns.by_name("first").id, LAYOUT)
+def test_a_campaign_waits_for_its_trainer_and_its_measurements_name_it_everywhere(
+    api: Api, command: Command
+) -> None:
+    probe = {"trainer": "theirs", "parameters": {"rate": 0.1}}
+    campaign = api.submit(probe=probe)
+    api.store.trials.add(campaign["id"], LAYOUT)
     api.register("plain")
     read = api.get("/campaigns/first")
     assert read["trainer"] == "theirs"
     assert "lists the trainer 'theirs'" in read["progress"]["waiting_reason"]
     assert "worker --trainers FILE" in read["progress"]["waiting_reason"]
-    api.register("right", trainers={"theirs": "1.2"})
+    worker = api.register("right", trainers={"theirs": "1.2"})
     assert "lists" not in (api.get("/campaigns/first")["progress"]["waiting_reason"] or "")
+    lease = api.lease(worker)
+    assert lease["request"].items() >= probe.items()
+    api.report_measured(worker, lease, LAYOUT, **THEIRS)
 
-
-def test_measurements_show_their_trainer_everywhere(measured: Api, command: Command) -> None:
     words = "theirs 1.2, tokens assumed from the layout, not counted"
-    (ranked,) = measured.get("/campaigns/first/leaderboard")["trials"]
+    (ranked,) = api.get("/campaigns/first/leaderboard")["trials"]
     figures = ranked["measurement"]
     assert (figures["trainer"], figures["tokens"]) == ("theirs", "assumed")
-    assert f"measured by the trainer {words}" in command("leaderboard", "first").output
-    assert words in command("trial", "show", str(ranked["id"])).output
-    assert f"Measured by the trainer {words}." in measured.http.get("/campaigns/first").text
-    page = measured.http.get(f"/trials/{ranked['id']}").text
+    exported = api.get("/campaigns/first/exports", format="command")
+    for shown, expected in (
+        (command("leaderboard", "first").output, f"measured by the trainer {words}"),
+        (command("trial", "show", str(ranked["id"])).output, words),
+        (command("leaderboard", "first", "--csv").output, "campaign first with theirs"),
+        (exported["files"][0]["content"], f"by the trainer {words}"),
+        (api.http.get("/campaigns/first").text, f"Measured by the trainer {words}."),
+        (api.http.get("/v1/campaigns/first/report").text, words),
+    ):
+        assert expected in shown
+    page = api.http.get(f"/trials/{ranked['id']}").text
+    assert words in page
     assert "--trainers trainers.yaml --trainer theirs --parameter rate=0.1" in page
     assert "Peak memory by pipeline stage" not in page, "the estimate is of the embedded trainer"
-    assert words in page
     assert "not reported" in page, "losses and gradient norms"
     assert "sampled" in page
-    text = command("leaderboard", "first", "--csv").output
-    assert "layout-tuner campaign first with theirs" in text
-    exported = measured.get("/campaigns/first/exports", format="command")
-    assert f"by the trainer {words}" in exported["files"][0]["content"]
-    report = measured.http.get("/v1/campaigns/first/report")
-    assert words in report.text
 
 
-RATE = {"type": "float", "minimum": 0.001, "maximum": 0.1, "default": 0.01}
 DECLARED: dict[str, Any] = {
-    "learning_rate": RATE,
+    "learning_rate": {"type": "float", "minimum": 0.001, "maximum": 0.1, "default": 0.01},
     "schedule": {"type": "choice", "choices": ["cosine", "linear"], "default": "cosine"},
     "steps": {"type": "int", "minimum": 1},
     "tag": {"type": "text", "pattern": "[a-z-]+", "default": "none"},
@@ -84,66 +81,46 @@ DECLARED: dict[str, Any] = {
 }
 
 
-def with_parameters(**parameters: Any) -> dict[str, Any]:
-    return {**CAMPAIGN, "probe": {"trainer": "theirs", "parameters": parameters}}
+class Users:
+    """Workers and campaigns of a cluster, with the trainer `theirs`."""
 
+    def __init__(self, api: Api, cluster: str) -> None:
+        self.api, self.cluster = api, cluster
 
-def unchecked(campaign: dict[str, Any]) -> list[str]:
-    """The warnings about parameters."""
-    return [each for each in campaign["warnings"] if "parameters" in each]
+    def document(self, **parameters: Any) -> dict[str, Any]:
+        probe = {"trainer": "theirs", "parameters": parameters}
+        cluster = {**CLUSTER, "name": self.cluster}
+        return {**CAMPAIGN, "name": self.cluster, "cluster": cluster, "probe": probe}
 
+    def offer(self, name: str = "w1", **changes: Any) -> str:
+        """Registers a worker."""
+        body = {"trainers": {"theirs": "1"}, "trainer_parameters": {"theirs": DECLARED}}
+        return self.api.register(name, **{"cluster": self.cluster, **body, **changes})
 
-def clone(api: Api, **changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = api.post("/campaigns/first/clone", changes, status=201)
-    return made
+    def leave(self, worker: str) -> None:
+        assert self.api.http.delete(f"/v1/workers/{worker}").status_code == 204
 
-
-def offer(api: Api, name: str = "w1", **changes: Any) -> str:
-    body = {"trainers": {"theirs": "1"}, "trainer_parameters": {"theirs": DECLARED}}
-    return api.register(name, **{**body, **changes})
-
-
-@pytest.mark.parametrize(
-    ("parameters", "why"),
-    [
-        (
-            {"lerning_rate": 0.1},
-            "unknown parameter 'lerning_rate' (did you mean 'learning_rate'?); "
-            "choose from learning_rate, schedule, steps, tag, data",
-        ),
-        ({"learning_rate": 0.5}, "0.5 is not from 0.001 to 0.1"),
-        ({"learning_rate": "fast"}, "'fast' is not a finite number"),
-        ({"schedule": "step"}, "'step' is not one of cosine, linear"),
-        ({"steps": 1.5}, "1.5 is not a whole number"),
-        ({"tag": "A"}, "'A' does not match [a-z-]+"),
-        ({"data": "../x"}, "'../x' is not a path below /data, without .."),
-        ({"steps": ...}, "the parameter has no default, and is missing"),
-    ],
-)
-def test_a_wrong_parameter_is_refused_at_submission(
-    api: Api, parameters: dict[str, Any], why: str
-) -> None:
-    offer(api)
-    given = {name: value for name, value in ({"steps": 4} | parameters).items() if value != ...}
-    (said,) = api.post("/campaigns", with_parameters(**given), status=422)["errors"]
-    assert said["field"] == f"body.probe.parameters.{next(iter(parameters))}"
-    assert why in said["message"]
-    assert api.get("/campaigns")["campaigns"] == []
-    assert unchecked(api.post("/campaigns", with_parameters(steps=4), status=201)) == []
+    def unchecked(self, **changes: Any) -> list[str]:
+        """The warnings about parameters of a clone."""
+        made = self.api.post(f"/campaigns/{self.cluster}/clone", changes, status=201)
+        return [each for each in made["warnings"] if "parameters" in each]
 
 
 def test_all_wrong_parameters_are_reported_together_wherever_a_campaign_is_written(
     api: Api, command: Command, tmp_path: Path
 ) -> None:
-    offer(api)
-    wrong = with_parameters(lerning_rate=0.1, schedule="step")
+    users = Users(api, "together")
+    users.offer()
+    wrong = users.document(lerning_rate=0.1, schedule="step")
+    fields = [f"body.probe.parameters.{name}" for name in ("lerning_rate", "schedule", "steps")]
     answer = api.post("/campaigns", wrong, status=422)
-    assert [each["field"] for each in answer["errors"]] == [
-        f"body.probe.parameters.{name}" for name in ("lerning_rate", "schedule", "steps")
-    ]
+    assert [each["field"] for each in answer["errors"]] == fields
+    (unknown, *_) = answer["errors"]
+    assert unknown["message"].startswith("unknown parameter 'lerning_rate' (did you mean 'learni")
     api.post("/plans", wrong, status=422)
-    api.submit()
-    api.post("/campaigns/first/clone", {"probe": wrong["probe"]}, status=422)
+    right = api.post("/campaigns", users.document(steps=4), status=201)
+    assert not any("parameters" in each for each in right["warnings"])
+    api.post("/campaigns/together/clone", {"probe": wrong["probe"]}, status=422)
     (file := tmp_path / "wrong.json").write_text(json.dumps(wrong))
     for options in (["--dry-run"], []):
         refused = command("campaign", "submit", str(file), *options)
@@ -160,66 +137,45 @@ def test_all_wrong_parameters_are_reported_together_wherever_a_campaign_is_writt
 def test_parameters_that_no_worker_has_described_are_accepted_with_a_warning(
     api: Api, command: Command, tmp_path: Path
 ) -> None:
-    (file := tmp_path / "first.json").write_text(json.dumps(with_parameters(anything=1)))
+    users = Users(api, "lonely")
+    (file := tmp_path / "first.json").write_text(json.dumps(users.document(anything=1)))
     nobody = (
-        "the parameters of the trainer theirs could not be checked: no worker of cluster local-cpu "
+        "the parameters of the trainer theirs could not be checked: no worker of cluster lonely "
         "with it has registered yet; a wrong one fails each trial"
     )
     submitted = command("campaign", "submit", str(file))
     assert submitted.exit_code == 0
     assert f"warning: {nobody}" in submitted.stderr
-    assert unchecked(api.get("/campaigns/first")) == [nobody]
+    assert nobody in api.get("/campaigns/lonely")["warnings"]
     form = {"view": "yaml", "yaml": file.read_text(), "do": "", "key": "k"}
     assert nobody in api.http.post("/submit/check", data=form).text
-    offer(api, "elsewhere", cluster="another")
-    offer(api, "other", trainers={"ours": "1"}, trainer_parameters={"ours": {}})
-    assert unchecked(clone(api)) == [nobody]
-    offer(api, "old", trainer_parameters={})
-    (silent,) = unchecked(clone(api))
-    assert "a worker of cluster local-cpu does not report what it accepts" in silent
+    users.offer("elsewhere", cluster="another")
+    users.offer("other", trainers={"ours": "1"}, trainer_parameters={"ours": {}})
+    assert users.unchecked() == [nobody]
+    users.offer("old", trainer_parameters={})
+    (silent,) = users.unchecked()
+    assert "a worker of cluster lonely does not report what it accepts" in silent
+    users.offer("new")
     probe = {"trainer": "theirs", "parameters": {"steps": 3}}
-    offer(api, "new")
-    assert unchecked(clone(api, probe=probe)) == [], "a worker accepts them"
-    assert unchecked(clone(api)) == [silent], "one refuses them, and the other does not say"
-    unset = clone(api, probe={"trainer": "theirs"})
-    assert unchecked(unset) == [], "there is nothing that could be wrong"
+    assert users.unchecked(probe=probe) == [], "a worker accepts them"
+    assert users.unchecked() == [silent], "one refuses them, and the other does not say"
+    unset = users.unchecked(probe={"trainer": "theirs"})
+    assert unset == [], "there is nothing that could be wrong"
 
 
 def test_live_workers_decide_and_without_one_the_last_that_had_the_trainer(api: Api) -> None:
+    users = Users(api, "changing")
     more = {"theirs": DECLARED | {"beta": {"type": "float", "default": 0.9}}}
-    few = offer(api, "few")
-    many = offer(api, "many", trainer_parameters=more)
-    document = with_parameters(steps=1, beta=0.8)
+    few = users.offer("few")
+    many = users.offer("many", trainer_parameters=more)
+    document = users.document(steps=1, beta=0.8)
     api.post("/plans", document)
     for worker in (many, few):
-        assert api.http.delete(f"/v1/workers/{worker}").status_code == 204
+        users.leave(worker)
     api.post("/plans", document)
-    few = offer(api, "few")
+    few = users.offer("few")
     api.post("/plans", document, status=422)
-    offer(api, "none", trainer_parameters={"theirs": {}})
-    assert api.http.delete(f"/v1/workers/{few}").status_code == 204
+    users.offer("none", trainer_parameters={"theirs": {}})
+    users.leave(few)
     answer = api.post("/plans", document, status=422)
     assert "there are none to choose from" in answer["errors"][0]["message"]
-
-
-@pytest.mark.parametrize(
-    ("declared", "why"),
-    [
-        ({"rate": {"type": "number"}}, "'number' is unknown"),
-        ({"rate": 3}, "a parameter is 3, not a mapping"),
-        ({"tag": {"type": "text", "pattern": "(a+)+"}}, "may take long to match"),
-        ({"tag": {"type": "text", "pattern": "a{99999999999999999999}"}}, "regular expression"),
-        ({"tag": {"type": "text", "pattern": "("*9999 + ")"*9999}}, "regular expression"),
-        ({"tag": {"type": "text", "pattern": "\u202e"}}, "not one line"),
-        ({"kind": {"type": "choice", "choices": ["\u202e"]}}, "kind.choices"),
-        ({"kind": {"type": "text", "pattern": ".*", "default": "\0"}}, "kind.default"),
-        ({"kind": {"type": "path", "below": "/\x1b"}}, "kind.below"),
-        ({"\x1b": RATE}, "not a name of small letters"),
-        ({f"p{n}": RATE for n in range(33)}, "33 are more than 32"),
-    ],
-)  # fmt: skip
-def test_a_worker_with_declarations_that_cannot_be_is_refused(
-    api: Api, declared: Any, why: str
-) -> None:
-    body = {**INTRODUCTION, "trainer_parameters": {"theirs": declared}}
-    assert why in json.dumps(api.post("/workers", body, status=422))

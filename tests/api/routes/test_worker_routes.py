@@ -1,70 +1,97 @@
+"""Workers over HTTP: sessions, leases that wait for work, and refused measurements.
+
+What a worker and the service exchange, field by field, is recorded in the golden documents.
+"""
+
+from __future__ import annotations
+
 import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from api.settings import Settings
+from results_db.store import Store
+from search_spaces.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.kit.allocation import register
-from tests.kit.api import HEADERS, INTRODUCTION, Api
-
-LAYOUT = Layout(num_microbatches=8)
-
-
-@pytest.fixture
-def campaign_id(api: Api) -> int:
-    return int(api.submit()["id"])
-
-
-def test_registration_returns_the_heartbeat_interval(api: Api) -> None:
-    told = api.post("/workers", INTRODUCTION, status=201)
-    assert told["lease_s"] == 15.0
-    assert told["heartbeat_interval_s"] == 2.0
-    assert api.get("/workers")["workers"][0]["name"] == "w"
-    assert api.get("/health")["workers"] == 1
+from tests.kit.allocation import Place
+from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, Api
+from tests.kit.live import live_service
+from tests.kit.store import completed
+from workers.errors import TokenRefusedError
+from workers.service.lease_client import LeaseClient
+from workers.worker.outcome_posting import Outbox
+from workers.worker.outcome_spool import Spool
 
 
-def test_a_waiting_lease_takes_a_trial_when_it_comes(api: Api, campaign_id: int) -> None:
-    worker = api.register()
-    leases: list[Any] = []
-
-    def ask() -> None:
-        leases.extend(api.post(f"/workers/{worker}/leases", {"wait_s": 20})["leases"])
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    api.store.trials.add(campaign_id, LAYOUT)
-    thread.join(10)
-    assert not thread.is_alive()
-    assert leases[0]["campaign"] == "first"
-    assert (leases[0]["number"], leases[0]["attempt"]) == (1, 1)
+@pytest.fixture(scope="module")
+def api(module_api: Api) -> Api:
+    return module_api
 
 
-def test_a_lease_without_work_answers_after_its_wait(api: Api) -> None:
-    worker = api.register()
-    started = time.monotonic()
-    assert api.post(f"/workers/{worker}/leases", {"wait_s": 0.3}) == {"leases": []}
-    assert time.monotonic() - started >= 0.3
-
-
-def test_a_waiting_lease_is_answered_when_the_service_ends(api: Api, settings: Settings) -> None:
-    worker = api.register()
+def asking(api: Api, worker: str) -> tuple[threading.Thread, list[Any]]:
+    """A thread in which the worker waits for a lease, and what it is answered."""
     answers: list[Any] = []
     thread = threading.Thread(
         target=lambda: answers.append(api.post(f"/workers/{worker}/leases", {"wait_s": 20}))
     )
     thread.start()
+    return thread, answers
+
+
+def test_a_session_that_ended_or_whose_name_was_taken_is_refused(api: Api) -> None:
+    told = api.post("/workers", {**INTRODUCTION, "name": "ends"}, status=201)
+    assert (told["lease_s"], told["heartbeat_interval_s"]) == (15.0, 2.0)
+    assert "ends" in [each["name"] for each in api.get("/workers")["workers"]]
+    assert api.get("/health")["workers"] >= 1
+    before = told["worker_id"]
+    assert api.http.delete(f"/v1/workers/{before}").status_code == 204
+
+    def refusals(worker: str, status: int) -> str:
+        problem = api.post(f"/workers/{worker}/heartbeats", {"trials": []}, status=status)
+        api.post(f"/workers/{worker}/leases", {"wait_s": 0}, status=status)
+        assert api.http.delete(f"/v1/workers/{worker}").status_code == status
+        return str(problem["detail"])
+
+    for worker in (before, "nobody"):
+        assert "register again" in refusals(worker, 404)
+    api.register("ends")
+    assert refusals(before, 409) == "another worker has registered as 'ends'"
+
+
+def test_a_lease_waits_for_a_trial_and_is_answered_without_one_after_its_time(api: Api) -> None:
+    here = Place(api, "waiting")
+    worker = here.register()
+    started = time.monotonic()
+    assert api.post(f"/workers/{worker}/leases", {"wait_s": 0.3}) == {"leases": []}
+    assert time.monotonic() - started >= 0.3
+    thread, answers = asking(api, worker)
+    here.add()
+    thread.join(10)
+    assert not thread.is_alive()
+    (lease,) = answers[0]["leases"]
+    assert (lease["campaign"], lease["number"], lease["attempt"]) == ("waiting", 1, 1)
+
+
+def test_a_waiting_lease_is_answered_when_the_service_ends(
+    http: TestClient, settings: Settings
+) -> None:
+    ending = Api(http)
+    thread, answers = asking(ending, ending.register())
     settings.stopping.set()
     thread.join(10)
     assert answers == [{"leases": []}]
 
 
-def test_a_client_that_hangs_up_gets_no_lease(api: Api, campaign_id: int) -> None:
-    worker = api.register()
+def test_a_client_that_hangs_up_gets_no_lease(http: TestClient) -> None:
+    here = Place(api := Api(http), "hung-up")
+    worker = here.register()
     body = json.dumps({"wait_s": 20}).encode()
     said: list[dict[str, Any]] = []
 
@@ -73,7 +100,7 @@ def test_a_client_that_hangs_up_gets_no_lease(api: Api, campaign_id: int) -> Non
             said.append({"type": "http.request", "body": body, "more_body": False})
         elif len(said) == 1:
             # Work comes at the very moment when nobody is there to take it.
-            api.store.trials.add(campaign_id, LAYOUT)
+            here.add()
             said.append({"type": "http.disconnect"})
         return said[-1]
 
@@ -92,47 +119,66 @@ def test_a_client_that_hangs_up_gets_no_lease(api: Api, campaign_id: int) -> Non
     }
     asyncio.run(api.http.app(scope, receive, send))
     assert [message["type"] for message in said] == ["http.request", "http.disconnect"]
-    (trial,) = api.get("/campaigns/first/trials")["trials"]
+    (trial,) = api.get("/campaigns/hung-up/trials")["trials"]
     assert (trial["state"], trial["attempt"]) == ("PENDING", 0)
 
 
-def test_a_session_that_ended_or_whose_name_was_taken_is_refused(
-    api: Api, http: TestClient
-) -> None:
-    before = api.register("w1")
-    assert http.delete(f"/v1/workers/{before}").status_code == 204
-    for worker in (before, "nobody"):
-        problem = api.post(f"/workers/{worker}/heartbeats", {"trials": []}, status=404)
-        assert "register again" in problem["detail"]
-        api.post(f"/workers/{worker}/leases", {"wait_s": 0}, status=404)
-        assert http.delete(f"/v1/workers/{worker}").status_code == 404
-
-    api.register("w1")
-    problem = api.post(f"/workers/{before}/heartbeats", {"trials": []}, status=409)
-    assert problem["detail"] == "another worker has registered as 'w1'"
-    api.post(f"/workers/{before}/leases", {"wait_s": 0}, status=409)
-    assert http.delete(f"/v1/workers/{before}").status_code == 409
-
-
 @pytest.mark.parametrize(
-    ("room", "longest_s", "numbers"),
+    ("name", "asked", "numbers"),
     [
-        (None, None, [1, 2, 3]),
-        ({"nodes": 2, "devices": 0}, None, [1, 2, 3]),
-        ({"nodes": 1, "devices": 0}, None, [2, 3]),
-        ({"nodes": 0, "devices": 4}, None, [2, 3]),
-        ({"nodes": 0, "devices": 2}, None, [3]),
-        ({"nodes": 0, "devices": 0}, None, []),
-        (None, 299.0, []),
-        (None, 300.0, [1, 2, 3]),
+        ("anything", {}, [1, 2, 3]),
+        ("two-nodes", {"room": {"nodes": 2, "devices": 0}}, [1, 2, 3]),
+        ("one-node", {"room": {"nodes": 1, "devices": 0}}, [2, 3]),
+        ("four-devices", {"room": {"nodes": 0, "devices": 4}}, [2, 3]),
+        ("two-devices", {"room": {"nodes": 0, "devices": 2}}, [3]),
+        ("no-room", {"room": {"nodes": 0, "devices": 0}}, []),
+        ("too-short", {"longest_s": 299.0}, []),
+        ("long-enough", {"longest_s": 300.0}, [1, 2, 3]),
     ],
 )
 def test_a_worker_leases_what_its_room_and_its_time_allow_the_oldest_first(
-    api: Api, campaign_id: int, room: Any, longest_s: float | None, numbers: list[int]
+    api: Api, name: str, asked: dict[str, Any], numbers: list[int]
 ) -> None:
-    worker = register(api)
+    here = Place(api, name)
+    worker = here.register()
     for layout in (Layout(num_nodes=2, dp=8), Layout(dp=4), Layout(dp=1)):
-        api.store.trials.add(campaign_id, layout)
-    body = {"max_trials": 9, "wait_s": 0, "room": room, "longest_s": longest_s}
+        here.add(layout)
+    body = {"max_trials": 9, "wait_s": 0, **asked}
     leases = api.post(f"/workers/{worker}/leases", body)["leases"]
     assert [lease["number"] for lease in leases] == numbers
+
+
+def test_a_measurement_that_the_service_refuses_ends_its_trial_with_the_refusal(
+    store: Store, tmp_path: Path
+) -> None:
+    identity = WorkerCreate(**{**INTRODUCTION, "cluster": "local-cpu"})
+    layout = Layout(tp=2, num_microbatches=8)
+    with (
+        live_service(Settings(token=TOKEN), store) as url,
+        httpx.Client(base_url=url, headers=HEADERS) as http,
+        LeaseClient(url.removesuffix("/v1"), "wrong") as stranger,
+        LeaseClient(url.removesuffix("/v1"), TOKEN) as client,
+        Spool(tmp_path / "spool") as spool,
+    ):
+        with pytest.raises(TokenRefusedError, match="token"):
+            stranger.register(identity)
+        trial = store.trials.add(http.post("/campaigns", json=CAMPAIGN).json()["id"], layout)
+        worker_id = client.register(identity).worker_id
+        lease = client.lease(worker_id, LeaseRequest(wait_s=5))
+        assert lease is not None
+        assert lease.trial_id == trial.id
+        outcome = completed(layout, peak_memory_bytes=9)
+        report = OutcomeReport(
+            trial_id=trial.id, attempt=lease.attempt, worker_id=worker_id, outcome=outcome
+        )
+        outbox = Outbox(client, spool)
+        outbox.keep(report)
+        assert not outbox.post()
+        ended = http.get(f"/trials/{trial.id}").json()
+        page = http.get(f"{url.removesuffix('/v1')}/trials/{trial.id}").text
+    assert (ended["state"], ended["reason"], ended["attempt"]) == ("FAILED", "implausible", 1)
+    refusal = f"the service refused the measurement: the measurement of {layout.key}: peak_memory"
+    assert ended["message"].startswith(refusal)
+    assert "is less than a rank of the layout certainly holds" in ended["message"]
+    assert refusal.removeprefix("the") in page
+    assert [path.name for path in (tmp_path / "spool" / "rejected").iterdir()]

@@ -16,7 +16,7 @@ from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol.worker_messages import WorkerCreate
-from tests.kit.api import INTRODUCTION
+from tests.kit.api import INTRODUCTION, answered
 from tests.kit.services import ServeProcess, run_here
 from workers.errors import ServiceUnreachableError
 from workers.service.lease_client import LeaseClient
@@ -55,7 +55,9 @@ def refusal(tmp_path: Path, *options: str) -> str:
     return line
 
 
-def test_listening_beyond_loopback_needs_tls_or_a_proxy(tmp_path: Path) -> None:
+def test_listening_beyond_loopback_needs_tls_or_a_proxy_and_on_loopback_nothing(
+    tmp_path: Path,
+) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1"):
         line = refusal(tmp_path, "--host", host)
         assert "over plain HTTP tokens can be read on the way" in line
@@ -63,11 +65,9 @@ def test_listening_beyond_loopback_needs_tls_or_a_proxy(tmp_path: Path) -> None:
         assert "--behind-proxy" in line
     assert "--proxy 'nobody'" in refusal(tmp_path, "--behind-proxy", "--proxy", "nobody")
 
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "[::1]"])
-def test_listening_on_loopback_needs_no_tls(host: str) -> None:
-    with listening(Endpoint(host=host, port=0)) as listener:
-        assert listener.getsockname()[1] > 0
+    for host in ("127.0.0.1", "localhost", "127.0.0.2", "::1", "[::1]"):
+        with listening(Endpoint(host=host, port=0)) as listener:
+            assert listener.getsockname()[1] > 0
 
 
 def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
@@ -156,27 +156,31 @@ def test_certificates_that_cannot_be_used_are_one_clear_error(
         assert why in line, line
 
 
-def test_a_foreign_host_header_is_refused_on_loopback(served: ServeProcess) -> None:
-    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""):
-        for path in ("/v1/health", "/docs", "/v1/campaigns"):
-            answer = httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host})
-            assert answer.status_code == 421, answer.text
-            assert "listens on this machine alone" in answer.text
-    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "tuner.localhost"):
-        answer = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Host": host})
-        assert answer.status_code == 200
-
-
-def test_pages_of_other_origins_are_refused_and_answers_have_security_headers(
+def test_foreign_hosts_and_origins_are_refused_and_answers_have_security_headers(
     served: ServeProcess,
 ) -> None:
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""):
+        for path in ("/v1/health", "/docs", "/v1/campaigns"):
+            answered(
+                httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host}),
+                421,
+                "listens on this machine alone",
+            )
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "tuner.localhost"):
+        answered(
+            httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Host": host}), 200
+        )
+
     port = httpx.URL(served.url).port
     for origin in ("http://evil.example", "null", f"http://localhost:{port}", "http://127.0.0.1:1"):
-        asked = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": origin})
-        assert asked.status_code == 403, origin
-        assert "may not use this service" in asked.text
-    own = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": served.url})
-    assert own.status_code == 200
+        answered(
+            httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": origin}),
+            403,
+            "may not use this service",
+        )
+    own = answered(
+        httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": served.url}), 200
+    )
     assert "access-control-allow-origin" not in own.headers
 
     answer = httpx.get(f"{served.url}/v1/health")
@@ -190,9 +194,11 @@ def test_the_worker_token_file_is_its_owners_alone(served: ServeProcess) -> None
     file = served.data_dir / "worker-token"
     assert file.stat().st_mode & 0o777 == 0o600
     headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
-    answer = httpx.get(f"{served.url}/v1/campaigns", headers=headers)
-    assert answer.status_code == 403
-    assert "'local-worker' has the role worker" in answer.text
+    answered(
+        httpx.get(f"{served.url}/v1/campaigns", headers=headers),
+        403,
+        "'local-worker' has the role worker",
+    )
 
 
 def test_a_stream_ends_with_the_token_that_opened_it(served: ServeProcess) -> None:
@@ -212,6 +218,7 @@ def test_a_stream_ends_with_the_token_that_opened_it(served: ServeProcess) -> No
 GUESS = "lt_guessed_token_of_somebody"
 
 
+@pytest.mark.slow
 def test_behind_a_proxy_the_service_listens_everywhere_and_counts_guesses_by_client(
     tmp_path: Path,
 ) -> None:
@@ -236,27 +243,6 @@ def guesses_of_many_clients(served: ServeProcess) -> list[int]:
     ]
 
 
-def test_without_a_proxy_a_client_cannot_claim_other_addresses_and_no_token_is_logged(
-    tmp_path: Path,
-) -> None:
-    served = ServeProcess(tmp_path / "data")
-    try:
-        made = httpx.post(
-            f"{served.url}/v1/tokens", headers=served.headers, json={"name": "ci", "role": "viewer"}
-        ).json()["token"]
-        assert 429 in guesses_of_many_clients(served)
-        _send_tokens_everywhere(served)
-        worker_token = worker_token_of(served)
-    finally:
-        served.end()
-    for secret in (served.token, worker_token, made, GUESS):
-        assert secret not in served.printed
-    files = served.data_dir.glob("results.sqlite3*")
-    kept = b"".join(file.read_bytes() for file in files if file.is_file())
-    assert made.encode() not in kept
-    assert served.token.encode() not in kept
-
-
 def _send_tokens_everywhere(served: ServeProcess) -> None:
     with httpx.Client(base_url=served.url) as http:
         for path in ("/v1/campaigns", "/v1/nothing", f"/v1/campaigns/x?token={GUESS}", "/docs"):
@@ -266,3 +252,19 @@ def _send_tokens_everywhere(served: ServeProcess) -> None:
     with socket.create_connection(_address(served)) as raw:
         raw.sendall(f"GET {GUESS} HTTP/9\r\nAuthorization: Bearer {GUESS}\r\n\r\n".encode())
         raw.recv(1000)
+
+
+def test_without_a_proxy_a_client_cannot_claim_other_addresses_and_no_token_is_logged(
+    served: ServeProcess,
+) -> None:
+    """The last test of the module: it ends its service."""
+    made = served.post("/tokens", {"name": "ci", "role": "viewer"})["token"]
+    assert 429 in guesses_of_many_clients(served)
+    _send_tokens_everywhere(served)
+    served.end()
+    for secret in (served.token, worker_token_of(served), made, GUESS):
+        assert secret not in served.printed
+    files = served.data_dir.glob("results.sqlite3*")
+    kept = b"".join(file.read_bytes() for file in files if file.is_file())
+    assert made.encode() not in kept
+    assert served.token.encode() not in kept

@@ -22,7 +22,7 @@ from results_db.actor import TOKEN_ROLES, Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN
+from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, answered
 from tests.kit.postgres import upgraded
 
 STREAMS = {"stream_events", "stream_campaign_events"}
@@ -123,7 +123,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.name)
-def test_every_role_meets_every_route_as_the_table_says(
+def test_every_role_meets_every_route_as_the_table_says_and_nobody_else(
     service: Service, operation: Operation
 ) -> None:
     for role in TOKEN_ROLES:
@@ -137,12 +137,11 @@ def test_every_role_meets_every_route_as_the_table_says(
             assert f"'a-{role}' has the role {role}" in answer.text
             assert operation.name in answer.text
 
-
-@pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.name)
-def test_no_route_opens_without_a_valid_token(service: Service, operation: Operation) -> None:
-    for token in (None, "lt_wrong", TOKEN[:-1], f"{TOKEN}x", ""):
-        answer = service.ask(token, operation.method, operation.url())
-        assert answer.status_code == 401, (token, answer.text)
+    tokens: tuple[str | None, ...] = (None, "lt_wrong")
+    if operation.name == "list_campaigns":  # whatever the route, one gate compares tokens
+        tokens = (*tokens, TOKEN[:-1], f"{TOKEN}x", "")
+    for token in tokens:
+        answer = answered(service.ask(token, operation.method, operation.url()), 401)
         assert answer.headers["WWW-Authenticate"] == 'Bearer realm="layout-tuner"'
 
 
@@ -159,15 +158,15 @@ def test_the_table_names_every_route_and_which_of_them_take_no_token(service: Se
     assert {operation.name for operation in OPERATIONS} | {"docs-assets"} == set(ACCESS)
 
 
-def test_unknown_routes_need_a_token(service: Service) -> None:
+def test_unknown_routes_need_a_token_and_no_spelling_of_a_path_leads_around_the_gate(
+    service: Service,
+) -> None:
     assert service.ask(None, "GET", "/v1/nothing").status_code == 401
     assert service.ask(None, "GET", "/v1").status_code == 401
     assert service.ask("worker", "GET", "/v1/nothing").status_code == 404
     assert service.ask(None, "GET", "/nothing").status_code == 404
     assert service.ask("viewer", "DELETE", "/v1/campaigns").status_code == 405
 
-
-def test_no_spelling_of_a_path_leads_around_the_gate(service: Service) -> None:
     for path in (
         *(
             "/v1//campaigns",
@@ -189,20 +188,23 @@ OF_WORKERS = [each for each in OWNED if ACCESS[each.name].owned == "worker"]
 
 
 @pytest.mark.parametrize("operation", OF_WORKERS, ids=lambda operation: operation.name)
-def test_a_worker_s_token_speaks_for_its_own_sessions_alone(
+def test_the_token_of_a_worker_speaks_for_its_own_sessions_alone(
     service: Service, operation: Operation
 ) -> None:
     introduction = {**INTRODUCTION, "name": operation.name}
     session = service.ask("worker", "POST", "/v1/workers", json=introduction).json()["worker_id"]
     url, body = operation.url(session), {"wait_s": 0} if "leases" in operation.path else {}
-    refused = service.ask("other worker", operation.method, url, json=body)
-    assert (refused.status_code, "belongs to 'a-worker'" in refused.text) == (403, True)
-    taken = service.ask("other worker", "POST", "/v1/workers", json=introduction)
-    assert (taken.status_code, "registered with the token 'a-worker'" in taken.text) == (403, True)
+    answered(
+        service.ask("other worker", operation.method, url, json=body), 403, "belongs to 'a-worker'"
+    )
+    answered(
+        service.ask("other worker", "POST", "/v1/workers", json=introduction),
+        403,
+        "registered with the token 'a-worker'",
+    )
     answer = service.ask("worker", operation.method, url, json=body)
     assert answer.status_code < 300, answer.text
-    unknown = service.ask("worker", operation.method, operation.url("nobody"), json=body)
-    assert unknown.status_code == 404, unknown.text
+    answered(service.ask("worker", operation.method, operation.url("nobody"), json=body), 404)
 
 
 @pytest.mark.parametrize("operation", OF_SUBMITTERS, ids=lambda operation: operation.name)
@@ -213,8 +215,9 @@ def test_submitters_change_what_is_theirs_and_nothing_else(
     mine = service.store.by(Actor(name="a-submitter", role="submitter"))
     owned = ACCESS[operation.name].owned
     if owned in ("campaign", "trial"):
-        made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name})
-        assert made.status_code == 201, made.text
+        made = answered(
+            service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name}), 201
+        )
         campaign_id = made.json()["id"]
         trial = mine.trials.add(campaign_id, Layout(num_microbatches=8))
         spelled = {
@@ -225,9 +228,11 @@ def test_submitters_change_what_is_theirs_and_nothing_else(
         mine.catalogue.put(owned, name, {}, notes="")
         spelled = [name]
     for value in spelled:
-        refused = service.ask("other", operation.method, operation.url(value))
-        assert refused.status_code == 403, (value, refused.text)
-        assert "belongs to 'a-submitter'" in refused.text
+        answered(
+            service.ask("other", operation.method, operation.url(value)),
+            403,
+            "belongs to 'a-submitter'",
+        )
     for who in ("submitter", "admin"):
         answer = service.ask(who, operation.method, operation.url(spelled[0]))
         assert answer.status_code not in (401, 403, 429, 500), answer.text
@@ -256,12 +261,10 @@ def test_ownership_is_checked_again_with_the_change(
         return owner
 
     monkeypatch.setattr(store.access, "owner_of_campaign", answered_too_early)
-    refused = service.ask(
-        "submitter", operation.method, operation.url(name), json={"notes": "mine"}
-    )
-    assert refused.status_code == 403, refused.text
-    assert (
-        "belongs to 'other', and the token 'a-submitter' changes only" in refused.json()["detail"]
+    answered(
+        service.ask("submitter", operation.method, operation.url(name), json={"notes": "mine"}),
+        403,
+        "belongs to 'other', and the token 'a-submitter' changes only",
     )
     theirs = store.campaigns.by_name(name)
     expected = "CANCELLED" if operation.name == "delete_campaign" else "RUNNING"

@@ -21,7 +21,7 @@ from api.security.access_check import refuse_unchecked
 from api.security.session_cookie import form_token, is_form_token
 from results_db.access.tokens import hash_of_token
 from tests.api.security.test_gate import OPERATIONS, Operation
-from tests.kit.api import CAMPAIGN, TOKEN
+from tests.kit.api import CAMPAIGN, TOKEN, answered
 from tests.kit.persons import NAVIGATION, Person, Signing, served
 
 FOREIGN: list[dict[str, str]] = [
@@ -43,8 +43,7 @@ def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
     path = tmp_path_factory.mktemp("sessions")
     with served(path, wrong_codes=1000) as signing:
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        made = httpx.post(f"{signing.url}/v1/campaigns", json=CAMPAIGN, headers=headers)
-        assert made.status_code == 201
+        answered(httpx.post(f"{signing.url}/v1/campaigns", json=CAMPAIGN, headers=headers), 201)
         yield signing
 
 
@@ -64,7 +63,9 @@ def cookie_of(answer: httpx.Response) -> Any:
     return morsel
 
 
-def test_the_cookie_is_strict_and_has_the_port_in_its_name(signing: Signing) -> None:
+def test_the_cookie_is_strict_and_of_its_port_and_one_of_odd_bytes_is_none(
+    signing: Signing,
+) -> None:
     person = signing.person()
     cookie = cookie_of(person.sign_in_with_code(signing.code()))
     assert cookie.key == f"layout_tuner_{signing.address[1]}"
@@ -72,6 +73,33 @@ def test_the_cookie_is_strict_and_has_the_port_in_its_name(signing: Signing) -> 
     assert (cookie["domain"], cookie["secure"]) == ("", "")
     assert cookie.value != TOKEN
     assert hash_of_token(TOKEN.encode()) not in cookie.value
+
+    person = signing.signed_in()
+    ((name, secret),) = person.cookies.items()
+    stranger = signing.person()
+    for cookie in (
+        *(f"layout_tuner_1={secret}", f"layout_tuner={secret}", f"__Host-{name}={secret}"),
+        *(
+            f"{name.upper()}={secret}",
+            f"{name} ={secret}",
+            f'{name}="{secret}"',
+            f"{name}={secret}x",
+        ),
+        *(f"{name}={secret[:-1]}", f"{name}=%{secret[1:]}", f"{name}=", name, "=", ";;;=;"),
+        *(f"{name}=\xff\xfe\x00"[:-1], f"{name}=" + "\xe9" * 43, "x" * 20_000),
+    ):
+        headers = {**NAVIGATION, "Cookie": cookie}
+        answered(
+            stranger.http.get(
+                "/",
+                headers=[(key.encode(), value.encode("latin-1")) for key, value in headers.items()],
+            ),
+            303,
+        )
+    # The right one counts wherever it stands, and beside another of its name.
+    for cookie in (f"a=b; {name}={secret}; c", f"{name}=old; {name}={secret}"):
+        headers = {**NAVIGATION, "Cookie": cookie}
+        assert stranger.http.get("/", headers=headers).status_code == 200, cookie
 
 
 def test_over_tls_the_cookie_is_bound_to_the_host(tmp_path: Path) -> None:
@@ -103,33 +131,9 @@ def trustme_context(authority: trustme.CA, side: str) -> Any:
     return context
 
 
-def test_a_cookie_of_another_port_or_of_odd_bytes_is_none(signing: Signing) -> None:
-    person = signing.signed_in()
-    ((name, secret),) = person.cookies.items()
-    stranger = signing.person()
-    for cookie in (
-        *(f"layout_tuner_1={secret}", f"layout_tuner={secret}", f"__Host-{name}={secret}"),
-        *(
-            f"{name.upper()}={secret}",
-            f"{name} ={secret}",
-            f'{name}="{secret}"',
-            f"{name}={secret}x",
-        ),
-        *(f"{name}={secret[:-1]}", f"{name}=%{secret[1:]}", f"{name}=", name, "=", ";;;=;"),
-        *(f"{name}=\xff\xfe\x00"[:-1], f"{name}=" + "\xe9" * 43, "x" * 20_000),
-    ):
-        headers = {**NAVIGATION, "Cookie": cookie}
-        answer = stranger.http.get(
-            "/", headers=[(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
-        )
-        assert answer.status_code == 303, cookie
-    # The right one counts wherever it stands, and beside another of its name.
-    for cookie in (f"a=b; {name}={secret}; c", f"{name}=old; {name}={secret}"):
-        headers = {**NAVIGATION, "Cookie": cookie}
-        assert stranger.http.get("/", headers=headers).status_code == 200, cookie
-
-
-def test_a_stolen_cookie_is_worth_nothing_after_the_sign_out(signing: Signing) -> None:
+def test_a_session_ends_with_its_sign_out_or_its_token_and_a_stolen_cookie_too(
+    signing: Signing,
+) -> None:
     _, person = of_role(signing, "submitter")
     thief = signing.person()
     thief.take_cookies_of(person)
@@ -144,8 +148,6 @@ def test_a_stolen_cookie_is_worth_nothing_after_the_sign_out(signing: Signing) -
     (entry,) = signing.store.access.audit(action="session.end", limit=1)
     assert (entry.role, entry.address) == ("submitter", "127.0.0.1")
 
-
-def test_a_session_ends_with_its_token(signing: Signing) -> None:
     token_id, person = of_role(signing, "viewer")
     admin = {"Authorization": f"Bearer {TOKEN}"}
     assert person.open("/").status_code == 200
@@ -184,28 +186,35 @@ CHANGES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def lasting_person(signing: Signing) -> Person:
+    return signing.signed_in()
+
+
 @pytest.mark.parametrize("operation", CHANGES, ids=lambda operation: operation.name)
-def test_no_change_is_made_with_the_cookie_alone(signing: Signing, operation: Operation) -> None:
-    person = signing.signed_in()
+def test_no_change_is_made_with_the_cookie_alone(
+    lasting_person: Person, operation: Operation
+) -> None:
+    person = lasting_person
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     for body, kind in ((b"{}", {"Content-Type": "application/json"}), (b"", {}), (b"a=b", form)):
-        answer = person.http.request(
-            operation.method, operation.url(), content=body, headers={**person.own, **kind}
+        answered(
+            person.http.request(
+                operation.method, operation.url(), content=body, headers={**person.own, **kind}
+            ),
+            403,
         )
-        assert answer.status_code == 403, (kind, answer.text)
     assert person.open("/").status_code == 200
 
 
 @pytest.mark.parametrize("foreign", FOREIGN, ids=str)
 def test_a_foreign_page_changes_nothing_even_with_the_form_token(
-    signing: Signing, foreign: dict[str, str]
+    lasting_person: Person, foreign: dict[str, str]
 ) -> None:
-    person = signing.signed_in()
+    person = lasting_person
     token = person.form_token()
-    refused = put_notes(person, {**foreign, "X-CSRF-Token": token})
-    assert refused.status_code == 403, refused.text
-    refused = person.http.post("/sign-out", data={"csrf_token": token}, headers=foreign)
-    assert refused.status_code == 403, refused.text
+    answered(put_notes(person, {**foreign, "X-CSRF-Token": token}), 403)
+    answered(person.http.post("/sign-out", data={"csrf_token": token}, headers=foreign), 403)
     # Where one of the two headers is the service's own, the other still counts.
     for name, value in foreign.items():
         mixed = {**person.own, name: value, "X-CSRF-Token": token}
@@ -215,33 +224,31 @@ def test_a_foreign_page_changes_nothing_even_with_the_form_token(
     assert put_notes(person, {**person.own, "X-CSRF-Token": token}).status_code == 200
 
 
-def test_a_form_token_is_of_one_session(signing: Signing) -> None:
+def test_a_form_token_is_of_one_session_and_in_a_form_of_its_kind(signing: Signing) -> None:
     person, other = signing.signed_in(), signing.signed_in()
     token = other.form_token()
-    refused = put_notes(person, {**person.own, "X-CSRF-Token": token})
-    assert refused.status_code == 403
-    assert "reload the page" in refused.json()["detail"]
-    refused = person.send_form("/sign-out", {"csrf_token": token})
-    assert refused.status_code == 403
-    assert "reload the page" in refused.text
+    answered(put_notes(person, {**person.own, "X-CSRF-Token": token}), 403, "reload the page")
+    answered(person.send_form("/sign-out", {"csrf_token": token}), 403, "reload the page")
     assert person.send_form("/sign-out", {}).status_code == 403
     assert person.open("/").status_code == 200
     assert put_notes(other, {**other.own, "X-CSRF-Token": token}).status_code == 200
 
-
-def test_a_form_of_another_kind_is_refused(signing: Signing) -> None:
     person = signing.signed_in()
     body = f"csrf_token={person.form_token()}"
     for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded2", ""):
-        answer = person.http.post(
-            "/sign-out", content=body, headers={**person.own, "Content-Type": kind}
+        answered(
+            person.http.post(
+                "/sign-out", content=body, headers={**person.own, "Content-Type": kind}
+            ),
+            403,
         )
-        assert answer.status_code == 403, kind
     # The API reads no form: its requests have the token in the header.
     form = {**person.own, "Content-Type": "application/x-www-form-urlencoded"}
-    answer = person.http.post("/v1/campaigns/first/pause", content=body, headers=form)
-    assert answer.status_code == 403
-    assert "X-CSRF-Token" in answer.text
+    answered(
+        person.http.post("/v1/campaigns/first/pause", content=body, headers=form),
+        403,
+        "X-CSRF-Token",
+    )
     files = {"csrf_token": (None, person.form_token())}
     assert person.http.post("/sign-out", files=files, headers=person.own).status_code == 303
 
@@ -280,15 +287,15 @@ def test_a_form_token_is_masked_anew_in_each_page_and_cannot_be_changed() -> Non
     ],
 )
 def test_a_cookie_reads_according_to_the_headers_of_the_browser(
-    signing: Signing, headers: dict[str, str], api_status: int, page_status: int
+    lasting_person: Person, headers: dict[str, str], api_status: int, page_status: int
 ) -> None:
-    person = signing.signed_in()
+    person = lasting_person
     headers = {name: value.format(url=person.url) for name, value in headers.items()}
     for path, expected in (("/v1/whoami", api_status), ("/", page_status)):
         assert person.http.get(path, headers=headers).status_code == expected
 
 
-def test_a_session_makes_no_codes_and_a_token_in_the_header_wins_over_the_cookie(
+def test_a_session_makes_no_codes_a_token_in_the_header_wins_and_a_forwarded_host_does_not(
     signing: Signing,
 ) -> None:
     person = signing.signed_in()
@@ -300,82 +307,32 @@ def test_a_session_makes_no_codes_and_a_token_in_the_header_wins_over_the_cookie
         assert status == 401 or answer.json()["name"] == name
     # It needs no form token, and gets no further with one.
     headers = {"Authorization": f"Bearer {viewer}", "X-CSRF-Token": person.form_token()}
-    refused = put_notes(person, {**headers, **person.own})
-    assert refused.status_code == 403
-    assert f"the token '{name}' has the role viewer" in refused.json()["detail"]
+    answered(
+        put_notes(person, {**headers, **person.own}), 403, f"the token '{name}' has the role viewer"
+    )
 
     headers = {**person.own, "X-CSRF-Token": person.form_token()}
-    refused = person.http.post("/v1/sign-in-codes", headers=headers)
-    assert refused.status_code == 403
-    assert "layout-tuner login" in refused.json()["detail"]
+    answered(person.http.post("/v1/sign-in-codes", headers=headers), 403, "layout-tuner login")
+
+    person = signing.signed_in()
+    headers = {"X-Forwarded-Host": "evil.example", "X-CSRF-Token": person.form_token()}
+    answered(put_notes(person, {**headers, "Origin": "http://evil.example"}), 403)
+    assert put_notes(person, {**person.own, **headers}).status_code == 200
 
 
-def test_a_form_of_a_session_that_has_ended_leads_to_the_sign_in_and_back(signing: Signing) -> None:
+def test_a_form_of_an_ended_session_leads_back_and_refusals_are_pages_for_persons(
+    signing: Signing,
+) -> None:
     token_id, person = of_role(signing, "viewer")
     fields = {"csrf_token": person.form_token()}
     admin = {"Authorization": f"Bearer {TOKEN}"}
     httpx.delete(f"{signing.url}/v1/tokens/{token_id}", headers=admin).raise_for_status()
     referer = {"Referer": f"{signing.url}/campaigns/first?a=b"}
-    answer = person.send_form("/sign-out", fields, **referer)
-    assert answer.status_code == 303
+    answer = answered(person.send_form("/sign-out", fields, **referer), 303)
     assert answer.headers["Location"] == "/sign-in?next=%2Fcampaigns%2Ffirst%3Fa%3Db&why=ended"
     foreign = person.send_form("/sign-out", fields, Referer="http://evil.example/x")
     assert foreign.headers["Location"] == "/sign-in?next=%2F"
 
-
-PROXIED = {"Host": "127.0.0.1:8080", "X-Forwarded-Host": "tuner.example"}
-
-
-def test_behind_a_proxy_the_name_that_the_browser_sees_counts(tmp_path: Path) -> None:
-    with served(tmp_path, is_behind_proxy=True) as signing:
-        own = {"Origin": "https://tuner.example", "Sec-Fetch-Site": "same-origin"}
-        for host in ({"Host": "tuner.example"}, PROXIED):
-            person = signing.person(headers=host)
-            answer = person.sign_in_with_code(signing.code(), **own)
-            assert answer.status_code == 200, answer.text
-            cookie = cookie_of(answer)
-            # The page's Origin says that the browser uses TLS, where the proxy does not.
-            assert (cookie.key, cookie["secure"]) == ("__Host-layout_tuner", True)
-            sent = {"Cookie": f"{cookie.key}={cookie.value}"}
-            page = person.open("/", **sent)
-            assert page.status_code == 200
-            token = page.text.partition('name="csrf-token" content="')[2].partition('"')[0]
-            fields = {"csrf_token": token}
-            for foreign in ("https://evil.example", "null", "https://tuner.example:1"):
-                for site in ("same-origin", "cross-site"):
-                    attack = {**sent, "Origin": foreign, "Sec-Fetch-Site": site}
-                    refused = person.http.post("/sign-out", data=fields, headers=attack)
-                    assert refused.status_code == 403
-                refused = person.http.post(
-                    "/sign-out", data=fields, headers={**sent, "Origin": foreign}
-                )
-                assert refused.status_code == 403
-            assert person.http.post("/sign-out", data=fields, headers=sent).status_code == 403
-            answer = person.http.post("/sign-out", data=fields, headers={**sent, **own})
-            assert answer.status_code == 303
-            assert person.open("/", **sent).status_code == 303
-
-
-def test_without_a_proxy_a_forwarded_host_is_ignored(signing: Signing) -> None:
-    person = signing.signed_in()
-    headers = {"X-Forwarded-Host": "evil.example", "X-CSRF-Token": person.form_token()}
-    refused = put_notes(person, {**headers, "Origin": "http://evil.example"})
-    assert refused.status_code == 403
-    assert put_notes(person, {**person.own, **headers}).status_code == 200
-
-
-def test_a_route_that_changes_something_has_to_check_forms() -> None:
-    router = APIRouter()
-
-    @router.post("/unchecked")
-    def change_unchecked() -> None:
-        """Lacks the dependency."""
-
-    with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the dependency"):
-        refuse_unchecked(router.routes)
-
-
-def test_a_person_gets_a_refusal_as_a_page_and_a_script_as_a_document(signing: Signing) -> None:
     _, person = of_role(signing, "viewer")
     for path in ("/nothing", "/sign-out"):
         page = person.open(path)
@@ -388,11 +345,50 @@ def test_a_person_gets_a_refusal_as_a_page_and_a_script_as_a_document(signing: S
         assert document.headers["Content-Type"] == "application/problem+json"
         assert document.json()["detail"].partition(";")[0][1:] in page.text
     assert person.open("/sign-out").headers["Allow"] == "POST"
-    refused = person.send_form("/sign-out", {"csrf_token": "old"})
-    assert (refused.status_code, "reload the page" in refused.text) == (403, True)
+    refused = answered(person.send_form("/sign-out", {"csrf_token": "old"}), 403, "reload the page")
     assert refused.headers["Content-Type"].startswith("text/html")
     api = person.http.get("/v1/tokens", headers={**NAVIGATION, **person.own})
     assert api.headers["Content-Type"] == "application/problem+json"
     # What is not there may have any name.
     odd = person.open("/<script>alert(1)</script>")
     assert "<script>alert" not in odd.text
+
+
+PROXIED = {"Host": "127.0.0.1:8080", "X-Forwarded-Host": "tuner.example"}
+
+
+def test_behind_a_proxy_the_name_that_the_browser_sees_counts(tmp_path: Path) -> None:
+    with served(tmp_path, is_behind_proxy=True) as signing:
+        own = {"Origin": "https://tuner.example", "Sec-Fetch-Site": "same-origin"}
+        for host in ({"Host": "tuner.example"}, PROXIED):
+            person = signing.person(headers=host)
+            answer = answered(person.sign_in_with_code(signing.code(), **own), 200)
+            cookie = cookie_of(answer)
+            # The page's Origin says that the browser uses TLS, where the proxy does not.
+            assert (cookie.key, cookie["secure"]) == ("__Host-layout_tuner", True)
+            sent = {"Cookie": f"{cookie.key}={cookie.value}"}
+            page = answered(person.open("/", **sent), 200)
+            token = page.text.partition('name="csrf-token" content="')[2].partition('"')[0]
+            fields = {"csrf_token": token}
+            for foreign in ("https://evil.example", "null", "https://tuner.example:1"):
+                for site in ("same-origin", "cross-site"):
+                    attack = {**sent, "Origin": foreign, "Sec-Fetch-Site": site}
+                    answered(person.http.post("/sign-out", data=fields, headers=attack), 403)
+                answered(
+                    person.http.post("/sign-out", data=fields, headers={**sent, "Origin": foreign}),
+                    403,
+                )
+            assert person.http.post("/sign-out", data=fields, headers=sent).status_code == 403
+            answered(person.http.post("/sign-out", data=fields, headers={**sent, **own}), 303)
+            assert person.open("/", **sent).status_code == 303
+
+
+def test_a_route_that_changes_something_has_to_check_forms() -> None:
+    router = APIRouter()
+
+    @router.post("/unchecked")
+    def change_unchecked() -> None:
+        """Lacks the dependency."""
+
+    with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the dependency"):
+        refuse_unchecked(router.routes)

@@ -13,7 +13,7 @@ import pytest
 from api.security.session_start import local_target
 from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
-from tests.kit.api import TOKEN
+from tests.kit.api import TOKEN, answered
 from tests.kit.persons import Signing, served
 
 
@@ -25,7 +25,9 @@ def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
         yield signing
 
 
-def test_a_code_signs_in_once_with_the_role_of_its_token(signing: Signing) -> None:
+def test_a_code_signs_in_once_with_the_role_of_its_token_while_both_are_valid(
+    signing: Signing,
+) -> None:
     _, token = signing.store.access.create_token("ana", "viewer")
     code, person, thief = signing.code(token), signing.person(), signing.person()
     answer = person.sign_in_with_code(code, "/campaigns/first?sort=name")
@@ -33,17 +35,13 @@ def test_a_code_signs_in_once_with_the_role_of_its_token(signing: Signing) -> No
     assert answer.headers["Cache-Control"] == "no-store"
     who = person.http.get("/v1/whoami", headers=person.own)
     assert (who.json()["name"], who.json()["role"]) == ("ana", "viewer")
-    refused = thief.sign_in_with_code(code)
-    assert refused.status_code == 401
-    assert "was used before" in refused.json()["detail"]
+    answered(thief.sign_in_with_code(code), 401, "was used before")
     assert thief.cookies == {}
     assert thief.sign_in_by_form(code).status_code == 401
     entry, *_ = signing.store.access.audit(actor="ana")
     assert (entry.action, entry.address) == ("session.begin", "127.0.0.1")
     assert entry.details == {"by": "code"}
 
-
-def test_a_code_that_expired_or_whose_token_was_revoked_does_not_sign_in(signing: Signing) -> None:
     record, token = signing.store.access.create_token("bob", "viewer")
     expired = signing.code(token)
     signing.clock.forward(CODE_LIFE.total_seconds())
@@ -55,7 +53,7 @@ def test_a_code_that_expired_or_whose_token_was_revoked_does_not_sign_in(signing
     assert signing.person().sign_in_with_code(orphan).status_code == 401
 
 
-def test_a_token_or_the_whole_address_of_a_code_is_accepted_by_the_form_alone(
+def test_the_form_takes_tokens_and_addresses_of_codes_and_no_token_of_a_worker(
     signing: Signing,
 ) -> None:
     record, token = signing.store.access.create_token("eve", "submitter")
@@ -72,17 +70,12 @@ def test_a_token_or_the_whole_address_of_a_code_is_accepted_by_the_form_alone(
     address = f"{signing.url}/sign-in#code={signing.code()}"
     assert signing.person().sign_in_by_form(address).status_code == 303
 
-
-def test_a_worker_token_cannot_sign_in(signing: Signing) -> None:
     _, token = signing.store.access.create_token("frontier", "worker")
     for secret in (token, "lt_worker_of_this_directory"):
         headers = {"Authorization": f"Bearer {secret}"}
-        refused = httpx.post(f"{signing.url}/v1/sign-in-codes", headers=headers)
-        assert refused.status_code == 403
+        answered(httpx.post(f"{signing.url}/v1/sign-in-codes", headers=headers), 403)
         person = signing.person()
-        answer = person.sign_in_by_form(secret)
-        assert answer.status_code == 403
-        assert "workers have no pages" in answer.text
+        answered(person.sign_in_by_form(secret), 403, "workers have no pages")
         assert person.cookies == {}
     # Nor does a row that somebody wrote into the database.
     code, _ = signing.store.sign_ins.create_code(hash_of_token(token.encode()))
@@ -112,18 +105,16 @@ def test_odd_codes_and_bodies_are_refused(
     assert person.http.post("/sign-in", content=body, headers=headers).status_code == status
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}],
-)
-def test_a_page_of_another_site_cannot_sign_in(signing: Signing, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_cannot_sign_in(signing: Signing) -> None:
     person, code = signing.person(), signing.code()
-    assert person.sign_in_with_code(code, **headers).status_code == 403
-    assert person.sign_in_by_form(code, **headers).status_code == 403
+    evil, same_site = {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "same-site"}
+    for headers in (evil, {"Origin": "null"}, same_site):
+        assert person.sign_in_with_code(code, **headers).status_code == 403
+        assert person.sign_in_by_form(code, **headers).status_code == 403
     assert person.cookies == {}
-    bare = person.http.post("/sign-in", json={"code": code})
-    assert bare.status_code == 403
-    assert "neither Sec-Fetch-Site nor Origin" in bare.text
+    answered(
+        person.http.post("/sign-in", json={"code": code}), 403, "neither Sec-Fetch-Site nor Origin"
+    )
     assert person.sign_in_with_code(code).status_code == 200  # it was not spent
 
 
@@ -135,8 +126,7 @@ def test_an_address_waits_after_some_wrong_codes_but_its_tokens_work(tmp_path: P
         wrong = [person.sign_in_with_code(f"{'x' * 42}{number}") for number in range(2)]
         wrong += [person.sign_in_by_form(f"lt_{number}") for number in range(2)]
         assert [answer.status_code for answer in wrong] == [401] * 4
-        refused = person.sign_in_with_code(code)
-        assert refused.status_code == 429
+        refused = answered(person.sign_in_with_code(code), 429)
         assert int(refused.headers["Retry-After"]) >= 1
         assert person.sign_in_by_form("lt_x").status_code == 429
         for token, status in (("lt_wrong", 401), (TOKEN, 200)):
@@ -144,42 +134,35 @@ def test_an_address_waits_after_some_wrong_codes_but_its_tokens_work(tmp_path: P
             assert signing.person().http.get("/v1/whoami", headers=headers).status_code == status
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
+def test_a_sign_in_leads_to_a_page_of_the_service_and_else_to_the_first(signing: Signing) -> None:
+    for target in ("/", "/campaigns/a?x=1&y=%2F%0d%0a#tab", "/sign-ins", "/.//a"):
+        assert local_target(target) == target
+    for target in (
         *("//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example"),
         *("/a\r\nSet-Cookie: x=y", '/"><script>', "/" + "x" * 3000),
         *("/sign-in?next=/sign-in", "/sign-out"),
-    ],
-)
-def test_a_foreign_target_of_a_sign_in_becomes_the_first_page(
-    signing: Signing, target: str
+    ):
+        assert local_target(target) == "/"
+    for target in ("//evil.example", "/a\r\nSet-Cookie: x=y"):
+        person = signing.person()
+        assert person.sign_in_with_code(signing.code(), target).json() == {"next": "/"}
+        answer = signing.person().sign_in_by_form(signing.code(), target)
+        assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+        assert "x" not in answer.cookies
+        shown = person.open(f"/sign-in?{httpx.QueryParams({'next': target})}")
+        assert (shown.status_code, shown.headers["Location"]) == (303, "/")
+        unknown = signing.person().open(f"/sign-in?{httpx.QueryParams({'next': target})}")
+        assert 'name="next" value="/"' in unknown.text
+
+
+def test_a_page_without_a_session_leads_to_the_sign_in_and_back_and_programs_get_a_401(
+    signing: Signing,
 ) -> None:
-    assert local_target(target) == "/"
     person = signing.person()
-    assert person.sign_in_with_code(signing.code(), target).json() == {"next": "/"}
-    answer = signing.person().sign_in_by_form(signing.code(), target)
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
-    assert "x" not in answer.cookies
-    shown = person.http.get("/sign-in", params={"next": target}, headers={"Accept": "text/html"})
-    assert (shown.status_code, shown.headers["Location"]) == (303, "/")
-    unknown = signing.person().open(f"/sign-in?{httpx.QueryParams({'next': target})}")
-    assert 'name="next" value="/"' in unknown.text
-
-
-@pytest.mark.parametrize("target", ["/", "/campaigns/a?x=1&y=%2F%0d%0a#tab", "/sign-ins", "/.//a"])
-def test_a_sign_in_leads_to_a_page_of_the_service(target: str) -> None:
-    assert local_target(target) == target
-
-
-def test_a_page_without_a_session_leads_to_the_sign_in_and_back(signing: Signing) -> None:
-    person = signing.person()
-    answer = person.open("/?state=RUNNING&name_contains=%C3%BC//evil")
-    assert answer.status_code == 303
+    answer = answered(person.open("/?state=RUNNING&name_contains=%C3%BC//evil"), 303)
     query = "state%3DRUNNING%26name_contains%3D%25C3%25BC%2F%2Fevil"
     assert answer.headers["Location"] == f"/sign-in?next=%2F%3F{query}"
-    page = person.open(answer.headers["Location"])
-    assert page.status_code == 200
+    page = answered(person.open(answer.headers["Location"]), 200)
     found = re.search(r'name="next" value="([^"]*)"', page.text)
     assert found is not None
     target = found[1].replace("&amp;", "&")
@@ -188,20 +171,18 @@ def test_a_page_without_a_session_leads_to_the_sign_in_and_back(signing: Signing
     assert person.open(answer.headers["Location"]).headers["Location"] == target
     assert person.open(target).status_code == 200
 
-
-def test_programs_and_the_api_get_a_401_and_no_page(signing: Signing) -> None:
     person = signing.person()
     for path, accept in (("/v1/campaigns", "text/html"), ("/", "*/*"), ("/metrics", "text/plain")):
-        answer = person.http.get(path, headers={"Accept": accept})
-        assert answer.status_code == 401, path
+        answer = answered(person.http.get(path, headers={"Accept": accept}), 401)
         assert answer.headers["WWW-Authenticate"] == 'Bearer realm="layout-tuner"'
 
 
-def test_a_link_in_a_mail_arrives_with_the_session(signing: Signing) -> None:
+def test_a_link_in_a_mail_arrives_with_the_session_and_a_code_of_elsewhere_takes_a_click(
+    signing: Signing,
+) -> None:
     """A link of another site comes without the Strict cookie; what our page asks for has it."""
     person, stranger = signing.signed_in(), signing.person()
-    bare = stranger.open("/?state=RUNNING", **{"Sec-Fetch-Site": "cross-site"})
-    assert bare.status_code == 200
+    bare = answered(stranger.open("/?state=RUNNING", **{"Sec-Fetch-Site": "cross-site"}), 200)
     assert "set-cookie" not in bare.headers
     found = re.search(r'http-equiv="refresh" content="0;url=([^"]+)"', bare.text)
     assert found is not None
@@ -212,10 +193,6 @@ def test_a_link_in_a_mail_arrives_with_the_session(signing: Signing) -> None:
     # Without a session the same way ends at the sign-in page: there is no circle.
     assert "One-time code or token" in stranger.open(found[1], **own).text
 
-
-def test_the_page_says_how_browsers_may_use_it_and_signs_in_from_elsewhere_only_after_a_click(
-    signing: Signing,
-) -> None:
     page = signing.person().open("/sign-in")
     assert page.headers["Referrer-Policy"] == "same-origin"  # else forms say "Origin: null"
     assert "script-src 'self'" in page.headers["Content-Security-Policy"]
@@ -240,8 +217,7 @@ def test_a_session_lasts_as_long_as_it_is_used_and_until_a_second_sign_in(signin
     signing.clock.forward(SESSION_IDLE_LIFE.total_seconds() - 1)
     assert person.open("/").status_code == 200
     signing.clock.forward(2)
-    answer = person.open("/")
-    assert answer.status_code == 303
+    answered(person.open("/"), 303)
     assert person.cookies == {}  # the browser is told to forget it
 
 

@@ -1,17 +1,33 @@
-"""Tokens, limits and the audit over HTTP."""
+"""Tokens and sessions: who holds them and until when, limits, and the audit."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.security.holders import (
+    RENEWED_EVERY,
+    Holder,
+    SessionBook,
+    TokenBook,
+    local_holders,
+    noting_uses,
+)
 from api.settings import Settings
+from results_db.access.sign_ins import SESSION_IDLE_LIFE
+from results_db.access.tokens import TokenRecord, hash_of_token
 from results_db.store import Store
-from tests.kit.api import CAMPAIGN, TOKEN, Api
+from tests.kit.api import CAMPAIGN, TOKEN, Api, answered
+from tests.kit.postgres import upgraded
+from tests.kit.store import TurnableClock
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -23,7 +39,9 @@ def make(api: Api, name: str, role: str, **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_token_is_shown_once_works_and_is_listed_without_itself(api: Api) -> None:
+def test_a_token_is_shown_once_works_and_opens_nothing_once_it_is_revoked_or_expired(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = make(api, "ci", "viewer")
     answer = api.http.get("/v1/whoami", headers=bearer(made["token"]))
     assert answer.json() == {"name": "ci", "role": "viewer", "expires_at": None}
@@ -32,25 +50,18 @@ def test_a_token_is_shown_once_works_and_is_listed_without_itself(api: Api) -> N
     assert listed["created_by"] == "local"
     assert listed["is_valid"]
 
-
-def test_a_revoked_token_opens_nothing_at_once(api: Api) -> None:
-    made = make(api, "ci", "admin")
+    made = make(api, "root", "admin")
     held = bearer(made["token"])
     assert api.http.get("/v1/tokens", headers=held).status_code == 200
     # A token may revoke itself.
-    revoked = api.http.delete(f"/v1/tokens/{made['id']}", headers=held)
-    assert revoked.status_code == 200
+    revoked = answered(api.http.delete(f"/v1/tokens/{made['id']}", headers=held), 200)
     assert not revoked.json()["is_valid"]
-    refused = api.http.get("/v1/tokens", headers=held)
-    assert refused.status_code == 401
-    assert "unknown, expired or revoked" in refused.json()["detail"]
-    assert api.get("/tokens")["tokens"] == []
-    assert [token["name"] for token in api.get("/tokens", revoked=True)["tokens"]] == ["ci"]
+    answered(api.http.get("/v1/tokens", headers=held), 401, "unknown, expired or revoked")
+    assert [token["name"] for token in api.get("/tokens")["tokens"]] == ["ci"]
+    assert len(api.get("/tokens", revoked=True)["tokens"]) == 2
 
-
-def test_an_expired_token_opens_nothing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     soon = datetime.now(UTC) + timedelta(hours=1)
-    made = make(api, "ci", "viewer", expires_at=soon.isoformat())
+    made = make(api, "brief", "viewer", expires_at=soon.isoformat())
     assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 200
     monkeypatch.setattr(Store, "now", lambda _store: soon)
     assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 401
@@ -103,3 +114,116 @@ def test_a_token_that_asks_too_often_is_told_when_to_come_again(store: Store) ->
         # Others are not held up, nor is an admin by what a viewer may.
         assert http.get("/v1/whoami", headers=other).status_code == 200
         assert all(slow.get("/whoami") for _ in range(5))
+
+
+T = TypeVar("T")
+
+
+class CountingStore:
+    """The store's look-ups, counted; and what happens in the middle of one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.lookups = store, 0
+        self.access = self
+        self.in_between: Any = lambda: None
+
+    def now(self) -> datetime:
+        return self.store.now()
+
+    def token_by_hash(self, hashed: str) -> TokenRecord | None:
+        self.lookups += 1
+        found = self.store.access.token_by_hash(hashed)
+        self.in_between()
+        return found
+
+
+@pytest.fixture
+def counted(store: Store) -> CountingStore:
+    return CountingStore(store)
+
+
+@pytest.fixture
+def book(counted: CountingStore) -> TokenBook:
+    return TokenBook(counted, local_holders("lt_admin", "lt_worker"))  # type: ignore[arg-type]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+def hashed(token: str) -> str:
+    return hash_of_token(token.encode())
+
+
+def test_tokens_of_the_data_directory_need_no_database_and_each_use_is_reported_once(
+    book: TokenBook, counted: CountingStore, store: Store
+) -> None:
+    assert run(book.find(hashed("lt_admin"))) == Holder(name="local", role="admin")
+    assert run(book.find(hashed("lt_worker"))) == Holder(name="local-worker", role="worker")
+    assert counted.lookups == 0
+
+    record, token = store.access.create_token("ci", "viewer")
+    run(book.find(hashed(token)))
+    run(book.find(hashed(token)))
+    run(book.find(hashed("lt_admin")))
+    assert book.take_uses() == {record.id}
+    assert book.take_uses() == set()
+
+
+SOMEBODY = hash_of_token(b"lt_somebody")
+
+
+@pytest.fixture
+def clock() -> TurnableClock:
+    return TurnableClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
+    with closing(Store.open(upgraded(tmp_path), clock=clock)) as store:
+        yield store
+
+
+@pytest.fixture
+def session_book(store: Store) -> SessionBook:
+    return SessionBook(store)
+
+
+@pytest.fixture
+def session(store: Store) -> str:
+    """The hash of the secret of a new session."""
+    return hash_of_token(store.sign_ins.create_session(SOMEBODY).encode())
+
+
+def found_by(session_book: SessionBook, session: str) -> str | None:
+    return asyncio.run(session_book.find(session))
+
+
+def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
+    session_book: SessionBook, session: str, clock: TurnableClock
+) -> None:
+    found_by(session_book, session)
+    assert session_book.take_uses() == set()  # it has just begun
+    clock.forward(RENEWED_EVERY.total_seconds() + 1)
+    found_by(session_book, session)
+    found_by(session_book, session)
+    assert session_book.take_uses() == {session}
+    assert session_book.take_uses() == set()
+
+
+def test_the_service_renews_used_sessions_in_the_background(
+    session_book: SessionBook, store: Store, session: str, clock: TurnableClock
+) -> None:
+    unused = hash_of_token(store.sign_ins.create_session(SOMEBODY).encode())
+    clock.forward(3600)
+
+    async def serve() -> None:
+        async with noting_uses(TokenBook(store, {}), session_book, store):
+            assert await session_book.find(session) == SOMEBODY
+
+    asyncio.run(serve())
+    renewed, old = store.sign_ins.session_by_hash(session), store.sign_ins.session_by_hash(unused)
+    assert renewed is not None
+    assert old is not None
+    assert renewed.expires_at == clock() + SESSION_IDLE_LIFE
+    assert old.expires_at < renewed.expires_at

@@ -1,17 +1,15 @@
 """Reads exported files as `accelerate launch` does, and prints the layouts as JSON."""
 
-import json
-import sys
-
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
+from answers import print_answers
 
 PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
-def layout_of(path):
+def layout_of(path, _num_devices):
     config = load_config_from_file(path)
     flags = ["--config_file", path]
     for section in ("megatron_lm_config", "deepspeed_config"):
@@ -54,11 +52,4 @@ def layout_of(path):
     return layout
 
 
-def answer(path):
-    try:
-        return layout_of(path)
-    except (ValueError, TypeError, yaml.YAMLError, SystemExit) as error:
-        return {"refused": str(error)}
-
-
-sys.stdout.write(json.dumps([answer(path) for path in sys.argv[1:]]))
+print_answers(layout_of, ValueError, TypeError, yaml.YAMLError, SystemExit)

@@ -1,10 +1,11 @@
 """Reads exported files with nanotron's own loader, and prints layouts and models as JSON."""
 
 import importlib
-import json
 import sys
 import types
 from dataclasses import asdict
+
+from answers import print_answers
 
 # nanotron 0.4 cannot be imported by its parts: its logging imports its configuration, and the
 # other way round. Stubs stand for the configuration while logging is imported.
@@ -23,7 +24,7 @@ from nanotron.parallel.pipeline_parallel.engine import (  # noqa: E402
 from nanotron.parallel.tensor_parallel.nn import TensorParallelLinearMode  # noqa: E402
 
 
-def layout_of(path):
+def layout_of(path, _num_devices):
     config = get_config_from_file(path)
     parallelism, tokens = config.parallelism, config.tokens
     assert isinstance(parallelism.pp_engine, OneForwardOneBackwardPipelineEngine)
@@ -50,11 +51,4 @@ def layout_of(path):
     }
 
 
-def answer(path):
-    try:
-        return layout_of(path)
-    except (ValueError, TypeError, dacite.DaciteError) as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
-
-
-sys.stdout.write(json.dumps([answer(path) for path in sys.argv[1:]]))
+print_answers(layout_of, ValueError, TypeError, dacite.DaciteError)

@@ -1,16 +1,10 @@
-"""Reads exported files with torchtitan 0.2's own parser, and prints layouts and models as JSON.
-
-The environment says how many ranks the launch script starts: NUM_DEVICES, one number a file.
-"""
+"""Reads exported files with torchtitan 0.2's own parser, and prints layouts and models as JSON."""
 
 import importlib
 import importlib.util
-import json
-import os
-import sys
 from pathlib import Path
 
-from stand_ins import stand_in
+from answers import print_answers, stand_in
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
 stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
@@ -90,12 +84,4 @@ def layout_of(path, num_devices):
     }
 
 
-def answer(path, num_devices):
-    try:
-        return layout_of(path, num_devices)
-    except (ValueError, TypeError, AssertionError, SystemExit) as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
-
-
-ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
-sys.stdout.write(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))
+print_answers(layout_of, ValueError, TypeError, AssertionError, SystemExit)

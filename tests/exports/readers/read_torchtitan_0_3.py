@@ -1,16 +1,9 @@
-"""Reads exported modules with torchtitan's own parser (0.3, or main by hand); prints JSON.
+"""Reads exported modules with torchtitan's own parser (0.3, or main by hand); prints JSON."""
 
-The environment says how many ranks the launch script starts: NUM_DEVICES, one number a file.
-"""
-
-import contextlib
-import io
-import json
-import os
 import sys
 from pathlib import Path
 
-from stand_ins import stand_in
+from answers import print_answers, stand_in
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, the others for figures.
 stand_in("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard", "wandb")
@@ -103,14 +96,4 @@ def layout_of(path, num_devices):
     }
 
 
-def answer(path, num_devices):
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            return layout_of(path, num_devices)
-    except (ValueError, TypeError, AttributeError, AssertionError, SystemExit) as error:
-        return {"refused": f"{type(error).__name__}: {error} {said.getvalue()}"}
-
-
-ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
-sys.stdout.write(json.dumps([answer(*each) for each in zip(sys.argv[1:], ranks, strict=True)]))
+print_answers(layout_of, ValueError, TypeError, AttributeError, AssertionError, SystemExit)

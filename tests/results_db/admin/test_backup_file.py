@@ -27,9 +27,9 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.store import TurnableClock, make_campaign, make_worker, run_trial
 from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.migrations.test_upgraded_databases import rows
 from tests.results_db.next_version import NEXT, THIS, become_next_version, become_this_version
 from tests.results_db.sealed import sealed
-from tests.results_db.test_upgraded_databases import rows
 
 
 def fill(store: Store, num_trials: int = 3) -> int:
@@ -58,67 +58,27 @@ def backup(store: Store, database_url: str, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_backup_is_one_whole_file_for_its_owner_alone(backup: Path) -> None:
+def test_a_backup_is_a_whole_file_for_its_owner(
+    backup: Path, store: Store, clock: TurnableClock
+) -> None:
     assert backup.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in backup.parent.iterdir() if "backup" in path.name] == [backup.name]
     assert check_database(f"sqlite:///{backup}").findings == ()
-
-
-def test_a_backup_reads_as_the_database_did(
-    backup: Path, store: Store, clock: TurnableClock
-) -> None:
     with closing(Store(f"sqlite:///{backup}", clock=clock)) as copy:
         assert copy.campaigns.find() == store.campaigns.find()
-        assert [copy.trials.detail(n) for n in (1, 2, 3)] == [
-            store.trials.detail(n) for n in (1, 2, 3)
-        ]
+        for number in (1, 2, 3):
+            assert copy.trials.detail(number) == store.trials.detail(number)
         assert copy.events.find(after=0, limit=99) == store.events.find(after=0, limit=99)
 
 
-def test_a_backup_into_a_postgresql_and_out_of_it_again_has_every_value(
+@pytest.mark.sqlite_is_enough
+def test_a_restored_database_is_whole_and_goes_on(
     backup: Path, empty_postgres_url: str, tmp_path: Path
 ) -> None:
     restore_into_postgresql(backup, empty_postgres_url)
     assert check_database(empty_postgres_url).findings == ()
     back_up(empty_postgres_url, tmp_path / "again.sqlite3")
     assert rows(str(tmp_path / "again.sqlite3")) == rows(str(backup))
-
-
-@pytest.mark.parametrize("revision", [THIS, NEXT])
-def test_a_backup_of_every_schema_is_restored_into_both_kinds(
-    revision: str, empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backup = tmp_path / "old.sqlite3"
-    url = write_first_weeks(backup)
-    become_next_version(monkeypatch)
-    migrate.upgrade(url, revision)
-    sealed(backup)
-    into_file = restore_into_data_dir(backup, DataDir(tmp_path / "data"))
-    into_postgresql = restore_into_postgresql(backup, empty_postgres_url)
-    assert into_file == into_postgresql
-    assert (into_file.revision, into_file.findings) == (revision, ())
-    back_up(empty_postgres_url, tmp_path / "of-postgresql.sqlite3")
-    assert rows(str(tmp_path / "of-postgresql.sqlite3")) == rows(
-        str(tmp_path / "data" / "results.sqlite3")
-    )
-
-
-def test_a_postgresql_of_an_earlier_schema_is_backed_up_as_it_is(
-    empty_postgres_url: str, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Before an upgrade is when a backup is wanted most.
-    restore_into_postgresql(other, empty_postgres_url)
-    become_next_version(monkeypatch)
-    assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == THIS
-    assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(other))
-    migrate.upgrade(empty_postgres_url)
-    assert check_database(empty_postgres_url).findings == ()
-
-
-def test_what_comes_after_a_restore_has_ids_of_its_own(
-    backup: Path, empty_postgres_url: str, tmp_path: Path
-) -> None:
-    restore_into_postgresql(backup, empty_postgres_url)
     restore_into_data_dir(backup, DataDir(tmp_path / "restored"))
     for url in (empty_postgres_url, DataDir(tmp_path / "restored").database_url):
         with closing(Store(url)) as store:
@@ -131,6 +91,27 @@ def test_what_comes_after_a_restore_has_ids_of_its_own(
             assert seqs == sorted(set(seqs))
 
 
+def test_backups_of_every_schema_are_made_and_restored_into_both_kinds(
+    empty_postgres_url: str, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore_into_postgresql(other, empty_postgres_url)
+    become_next_version(monkeypatch)
+    # Before an upgrade is when a backup is wanted most.
+    assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == THIS
+    assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(other))
+    url = write_first_weeks(other)
+    migrate.upgrade(url)
+    into_file = restore_into_data_dir(sealed(other), DataDir(tmp_path / "data"))
+    into_postgresql = restore_into_postgresql(other, empty_postgres_url, replace=True)
+    assert (into_file.revision, into_file.findings) == (NEXT, ())
+    assert (into_postgresql.revision, into_postgresql.findings) == (NEXT, ())
+    back_up(empty_postgres_url, tmp_path / "of-postgresql.sqlite3")
+    assert rows(str(tmp_path / "of-postgresql.sqlite3")) == rows(
+        str(tmp_path / "data" / "results.sqlite3")
+    )
+
+
+@pytest.mark.sqlite_is_enough
 def test_the_wall_time_of_a_restored_campaign_stands_until_a_worker_is_there(
     store: Store, database_url: str, clock: TurnableClock, tmp_path: Path
 ) -> None:
@@ -154,7 +135,7 @@ def test_the_wall_time_of_a_restored_campaign_stands_until_a_worker_is_there(
         assert restored.campaigns.get(campaign).wall_time_s == 7
 
 
-def test_a_backup_in_many_steps_is_of_the_moment_at_which_it_began(
+def test_a_backup_is_of_the_moment_at_which_it_began(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("results_db.admin.backup_file._PAGES_AT_ONCE", 10)
@@ -179,9 +160,7 @@ def test_a_backup_in_many_steps_is_of_the_moment_at_which_it_began(
 
 
 @pytest.mark.slow
-def test_a_backup_that_is_made_under_load_is_of_one_moment(
-    store: Store, database_url: str, tmp_path: Path
-) -> None:
+def test_a_backup_at_work_is_of_one_moment(store: Store, database_url: str, tmp_path: Path) -> None:
     campaign = fill(store)
     stop = threading.Event()
     written: list[int] = []
@@ -207,17 +186,17 @@ def test_a_backup_that_is_made_under_load_is_of_one_moment(
     assert len(written) > 3
 
 
-def test_a_file_that_is_there_is_kept_unless_it_may_go(backup: Path, database_url: str) -> None:
-    before = backup.read_bytes()
+def test_a_backup_replaces_a_file_on_wish_and_never_the_database(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    backup, database = tmp_path / "backup", Path(sqlite_url.removeprefix("sqlite:///"))
+    backup.write_bytes(b"something")
     with pytest.raises(BackupPathError, match=r"is there already.*--force"):
-        back_up(database_url, backup)
-    assert backup.read_bytes() == before
-    back_up(database_url, backup, replace=True)
-
-
-def test_the_database_itself_is_no_place_for_its_backup(sqlite_url: str, tmp_path: Path) -> None:
-    """Whoever has it open would go on writing to a file that has lost its name."""
-    database = Path(sqlite_url.removeprefix("sqlite:///"))
+        back_up(sqlite_url, backup)
+    assert backup.read_bytes() == b"something"
+    back_up(sqlite_url, backup, replace=True)
+    assert check_database(f"sqlite:///{backup}").findings == ()
+    # Whoever has it open would go on writing to a file that has lost its name.
     before = database.read_bytes()
     (tmp_path / "link").symlink_to(database)
     for path in (database, tmp_path / "link"):
@@ -254,28 +233,26 @@ def full(sqlite_url: str, tmp_path: Path) -> DataDir:
     return DataDir(tmp_path / "data")
 
 
-def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
-    full: DataDir, other: Path
+def test_an_empty_database_is_just_replaced(sqlite_url: str, other: Path, tmp_path: Path) -> None:
+    report = restore_into_data_dir(other, DataDir(tmp_path / "data"))
+    assert (report.num_campaigns, report.set_aside) == (7, None)
+
+
+NO_BACKUPS: dict[str, tuple[bytes | None, type[Exception]]] = {
+    "is no backup": (b"no database, but long enough to be one. " * 100, BackupInvalidError),
+    "was cut off": (b"", BackupInvalidError),
+    "there is no file": (None, BackupPathError),
+}
+"""What a file holds that is no backup, None where there is none, by how it is refused."""
+
+
+def test_a_full_database_is_replaced_only_when_asked(
+    full: DataDir, other: Path, tmp_path: Path
 ) -> None:
     place = full.path / "results.sqlite3"
     before = rows(str(place))
     with pytest.raises(DatabaseNotEmptyError, match=r"holds a database already: --force"):
         restore_into_data_dir(other, full)
-    assert rows(str(place)) == before
-    report = restore_into_data_dir(other, full, replace=True)
-    assert report.set_aside is not None
-    assert rows(str(report.set_aside)) == before
-    assert len(rows(str(place))["campaigns"]) == report.num_campaigns == 7
-
-
-def test_a_database_that_holds_nothing_makes_place(
-    sqlite_url: str, other: Path, tmp_path: Path
-) -> None:
-    report = restore_into_data_dir(other, DataDir(tmp_path / "data"))
-    assert (report.num_campaigns, report.set_aside) == (7, None)
-
-
-def test_a_database_that_is_at_work_or_open_is_not_replaced(full: DataDir, other: Path) -> None:
     for lock in ("serve", "driver"):
         refused = pytest.raises(DatabaseInUseError, match=f"{lock}.lock.*stop it first")
         with full.lock(lock), refused:
@@ -284,11 +261,21 @@ def test_a_database_that_is_at_work_or_open_is_not_replaced(full: DataDir, other
         store.campaigns.find()
         with pytest.raises(DatabaseInUseError, match="open; end it first"):
             restore_into_data_dir(other, full, replace=True)
+    for words, (content, error) in NO_BACKUPS.items():
+        file = tmp_path / words
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(error, match=words):
+            restore_into_data_dir(file, full, replace=True)
+    assert rows(str(place)) == before
+    assert not [*full.path.glob("*before-restore*"), *full.path.glob(".*part*")]
+    report = restore_into_data_dir(other, full, replace=True)
+    assert report.set_aside is not None
+    assert rows(str(report.set_aside)) == before
+    assert len(rows(str(place))["campaigns"]) == report.num_campaigns == 7
 
 
-def test_a_postgresql_is_replaced_whole_or_not_at_all_and_not_while_it_is_at_work(
-    postgres_url: str, other: Path
-) -> None:
+def test_a_postgresql_is_replaced_whole_or_not_at_all(postgres_url: str, other: Path) -> None:
     with closing(Store(postgres_url)) as store:
         fill(store)
         with pytest.raises(DatabaseInUseError, match="stop them first"):
@@ -305,32 +292,6 @@ def test_a_postgresql_is_replaced_whole_or_not_at_all_and_not_while_it_is_at_wor
     write_first_weeks(other)
     assert restore_into_postgresql(sealed(other), postgres_url, replace=True).num_campaigns == 7
     assert check_database(postgres_url).findings == ()
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "words"),
-    [
-        (
-            b"no database, but long enough to be taken for one. " * 100,
-            BackupInvalidError,
-            "is no backup",
-        ),
-        (b"", BackupInvalidError, "was cut off"),
-        (None, BackupPathError, "there is no file"),
-    ],
-)
-def test_a_file_that_is_no_backup_is_refused_and_nothing_changed(
-    full: DataDir, tmp_path: Path, content: bytes | None, error: type[Exception], words: str
-) -> None:
-    file = tmp_path / "backup"
-    if content is not None:
-        file.write_bytes(content)
-    before = rows(str(full.path / "results.sqlite3"))
-    with pytest.raises(error, match=words):
-        restore_into_data_dir(file, full, replace=True)
-    assert rows(str(full.path / "results.sqlite3")) == before
-    assert not list(full.path.glob("*before-restore*"))
-    assert not list(full.path.glob(".*part*"))
 
 
 def test_a_backup_that_the_next_version_made_is_refused_by_this_one(
@@ -353,9 +314,7 @@ def test_a_backup_that_the_next_version_made_is_refused_by_this_one(
     assert migrate.check(postgres_url) == THIS
 
 
-def test_a_damaged_database_is_set_aside_and_leaves_nothing_beside_the_new_one(
-    full: DataDir, other: Path
-) -> None:
+def test_a_damaged_database_is_replaced_with_all_its_files(full: DataDir, other: Path) -> None:
     place = full.path / "results.sqlite3"
     place.write_bytes(b"\xff" * 8192)
     place.with_name("results.sqlite3-wal").write_bytes(b"frames of another database")

@@ -111,9 +111,7 @@ def damage(server: PostgresServer, database: str, relation: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["iterations", "alembic_version"])
-def test_a_damaged_table_of_a_postgresql_is_named_with_its_block(
-    server: PostgresServer, name: str
-) -> None:
+def test_a_damaged_table_of_a_postgresql_is_named(server: PostgresServer, name: str) -> None:
     url = filled(server, f"damaged_{name}")
     damage(server, f"damaged_{name}", name)
     report = check_database(url)
@@ -124,9 +122,7 @@ def test_a_damaged_table_of_a_postgresql_is_named_with_its_block(
     assert report.checks == ("storage",)
 
 
-def test_a_damaged_index_of_a_postgresql_is_named_and_can_be_rebuilt(
-    server: PostgresServer,
-) -> None:
+def test_a_damaged_index_of_a_postgresql_is_named_and_rebuilt(server: PostgresServer) -> None:
     url = filled(server, "damaged_index")
     name = "ix_trials_campaign_id_state"
     damage(server, "damaged_index", name)

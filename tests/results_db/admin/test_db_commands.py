@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> tuple[str, str]:
     return "--data-dir", str(folder)
 
 
-def test_an_operator_upgrades_checks_backs_up_and_restores(
+def test_an_operator_upgrades_and_restores(
     place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become_next_version(monkeypatch)
@@ -76,9 +76,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_says_so(place: tuple[str, str
     assert "1 thing is wrong" in found.output
 
 
-def test_what_is_old_goes_when_the_options_or_the_environment_say_so(
-    place: tuple[str, str],
-) -> None:
+def test_what_is_old_goes_when_options_or_the_environment_say_so(place: tuple[str, str]) -> None:
     pruned = run("prune", *place, LAYOUT_TUNER_KEEP="logs=1 iterations=1")
     assert pruned.exit_code == 0
     lines = dict(line.split(maxsplit=1) for line in pruned.output.splitlines())
@@ -90,14 +88,14 @@ def test_what_is_old_goes_when_the_options_or_the_environment_say_so(
     assert "whole" in run("check", *place).output
 
 
-@pytest.mark.parametrize("command", ["check", "upgrade", "prune"])
-def test_a_folder_without_a_database_is_one_clear_error(tmp_path: Path, command: str) -> None:
-    refused = run(command, "--data-dir", str(tmp_path))
-    assert (refused.exit_code, refused.output) == (
-        1,
-        f"Error: there is no database in {tmp_path}: name its folder with --data-dir, or a PostgreSQL "
-        "with --database\n",
+def test_a_folder_without_a_database_is_one_clear_error(tmp_path: Path) -> None:
+    said = (
+        f"Error: there is no database in {tmp_path}: name its folder with --data-dir, or a "
+        "PostgreSQL with --database\n"
     )
+    for command in ("check", "upgrade", "prune"):
+        refused = run(command, "--data-dir", str(tmp_path))
+        assert (refused.exit_code, refused.output) == (1, said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,14 +111,7 @@ def test_no_password_is_shown(postgres_server: PostgresServer, tmp_path: Path) -
 @pytest.mark.parametrize("module", ["results_db.admin.restore", "results_db.admin.integrity"])
 def test_a_command_that_imports_little_knows_every_table(module: str) -> None:
     count = "len(__import__('results_db.models.base').models.base.Base.metadata.tables)"
-    script = "import {}; print({})"
-    known, all_of_them = (
-        subprocess.run(
-            [sys.executable, "-c", script.format(imported, count)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for imported in (module, "results_db.store")
-    )
+    script = f"import {module}; print({count}); import results_db.store; print({count})"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    known, all_of_them = ran.stdout.split()
     assert known == all_of_them

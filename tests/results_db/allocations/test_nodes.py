@@ -1,7 +1,17 @@
+"""Nodes of allocations: quarantines and releases, also of two services at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
 import pytest
 
-from results_db.allocations.node_status import RELEASE_TIME_S
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.allocations.node_status import RELEASE_TIME_S, note_quarantines
 from results_db.errors import NodeNotFoundError, NodeStateError, WorkerSupersededError
+from results_db.models.service_tables import WorkerRow
 from results_db.records import WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.states import NodeState
@@ -13,7 +23,9 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
+from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import TurnableClock, make_worker, send_beats
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -46,10 +58,10 @@ def quarantined(store: Store) -> list[str]:
     return [aside.reason for aside in store.workers.quarantined_nodes(CLUSTER)]
 
 
-def test_a_release_is_told_until_the_worker_shows_that_it_is_done(
-    store: Store, clock: TurnableClock
-) -> None:
+def test_a_release_is_told_until_the_worker_has_done_it(store: Store, clock: TurnableClock) -> None:
     worker = make_allocation(store)
+    with pytest.raises(NodeStateError, match="n1 of cluster local-cpu is not in quarantine"):
+        store.allocations.release_node(CLUSTER, "n1")
     assert show(store, worker.id, "quarantined", "slow") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow"]
     store.allocations.release_node(CLUSTER, "n1")
@@ -63,9 +75,7 @@ def test_a_release_is_told_until_the_worker_shows_that_it_is_done(
 
 
 @pytest.mark.parametrize("how", ["shown idle first", "failed its check at once", "by a new worker"])
-def test_a_node_that_is_set_aside_again_after_its_release_stays_aside(
-    store: Store, clock: TurnableClock, how: str
-) -> None:
+def test_a_released_node_is_set_aside_again(store: Store, clock: TurnableClock, how: str) -> None:
     worker = make_allocation(store)
     show(store, worker.id, "quarantined", "slow")
     store.allocations.release_node(CLUSTER, "n1")
@@ -87,12 +97,16 @@ def test_every_worker_that_has_the_node_hears_of_a_quarantine(store: Store) -> N
     assert show(store, second.id, "idle").quarantine == (SetAside(node="n1", reason="slow"),)
     store.allocations.release_node(CLUSTER, "n1")
     assert show(store, first.id, "idle") == HeartbeatReply(stop=())
+    for cluster, node in ((CLUSTER, "n7"), ("elsewhere", "n1")):
+        with pytest.raises(NodeNotFoundError, match=f"no allocation of cluster '{cluster}'"):
+            store.allocations.release_node(cluster, node)
+        with pytest.raises(NodeNotFoundError):
+            store.allocations.quarantine_node(cluster, node, "loud")
 
 
-def test_setting_a_node_aside_twice_is_once_and_the_last_reason_stands(
-    store: Store, clock: TurnableClock
-) -> None:
-    make_allocation(store)
+def test_the_last_reason_of_a_quarantine_stands(store: Store, clock: TurnableClock) -> None:
+    worker = make_allocation(store)
+    show(store, worker.id, "busy")
     first = store.allocations.quarantine_node(CLUSTER, "n1", "loud")
     clock.forward(5)
     again = store.allocations.quarantine_node(CLUSTER, "n1", "very loud")
@@ -100,16 +114,10 @@ def test_setting_a_node_aside_twice_is_once_and_the_last_reason_stands(
     assert again.quarantine is not None
     assert again.quarantine.since == first.quarantine.since
     assert again.quarantine.reason == "very loud"
-
-
-def test_a_node_that_nobody_knows_or_that_works_cannot_be_released(store: Store) -> None:
-    make_allocation(store)
-    with pytest.raises(NodeStateError, match="n1 of cluster local-cpu is not in quarantine"):
-        store.allocations.release_node(CLUSTER, "n1")
-    with pytest.raises(NodeNotFoundError, match="no allocation of cluster 'local-cpu'"):
-        store.allocations.release_node(CLUSTER, "n7")
-    with pytest.raises(NodeNotFoundError):
-        store.allocations.quarantine_node("elsewhere", "n1", "loud")
+    # A heartbeat without a status leaves the last one, and is still told of wishes.
+    answer = send_beats(store, worker.id, [])
+    assert answer.quarantine == (SetAside(node="n1", reason="very loud"),)
+    assert [node.state for node in store.allocations.get(worker.id).nodes] == ["busy"]
 
 
 def test_a_status_of_a_session_that_has_ended_changes_nothing(store: Store) -> None:
@@ -132,19 +140,6 @@ def test_nodes_that_join_late_make_room_and_nodes_that_leave_are_forgotten(store
     assert [n.name for n in store.allocations.get(worker.id).nodes] == ["n1"]
 
 
-def test_a_heartbeat_without_a_status_leaves_the_last_one_and_still_tells_wishes(
-    store: Store, clock: TurnableClock
-) -> None:
-    worker = make_allocation(store)
-    show(store, worker.id, "busy")
-    store.allocations.quarantine_node(CLUSTER, "n1", "loud")
-    clock.forward(2)
-    answer = send_beats(store, worker.id, [])
-    assert answer.quarantine == (SetAside(node="n1", reason="loud"),)
-    (node,) = store.allocations.get(worker.id).nodes
-    assert node.state == "busy"
-
-
 def test_a_thousand_nodes_are_kept_in_the_worker_s_order(store: Store) -> None:
     worker = make_worker(store, num_nodes=1000)
     nodes = [NodeStatusBody(name=f"n{number}", state="idle") for number in range(1000)]
@@ -155,3 +150,34 @@ def test_a_thousand_nodes_are_kept_in_the_worker_s_order(store: Store) -> None:
     assert [node.name for node in kept] == [node.name for node in nodes]
     assert kept[500].state == "busy"
     assert store.allocations.get(worker.id).worker.num_nodes == 1000
+
+
+def say(store: Store, worker_id: str, reason: str) -> None:
+    show(store, worker_id, "quarantined", reason)
+
+
+def set_aside(store: Store, _worker_id: str, reason: str) -> None:
+    store.allocations.quarantine_node(CLUSTER, "n1", reason)
+
+
+@pytest.mark.parametrize(("do", "stands"), [(say, "slow"), (set_aside, "loud")])
+def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
+    postgres_server: PostgresServer,
+    postgres_url: str,
+    do: Callable[[Store, str, str], None],
+    stands: str,
+) -> None:
+    # On PostgreSQL alone: SQLite has one writer at a time.
+    with closing(Store(postgres_url)) as here, closing(Store(postgres_url)) as there:
+        first, second = make_allocation(here).id, make_allocation(there, "w2").id
+        slow = NodeStatusBody(name="n1", state="quarantined", reason="slow")
+        with ThreadPoolExecutor(1) as pool:
+            with here._db.write() as session:
+                row = session.get_one(WorkerRow, first)
+                note_quarantines(session, row, [slow], here.now())
+                done = pool.submit(do, there, second, "loud")
+                wait_until(
+                    "the other one waits", lambda: is_anybody_waiting(postgres_server, postgres_url)
+                )
+            done.result(30)
+        assert quarantined(here) == [stands]

@@ -50,21 +50,17 @@ def make_analysis(winner_id: int, **changes: Any) -> Analysis:
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_an_analysis_reads_as_it_was_kept(store: Store, campaign: int) -> None:
+def test_a_younger_analysis_replaces_the_one_before(
+    store: Store, clock: TurnableClock, campaign: int
+) -> None:
     assert store.reports.analysis(campaign) is None
-    analysis = make_analysis(run_trial(store, campaign))
+    winner = run_trial(store, campaign)
+    analysis = make_analysis(winner)
     store.reports.keep_analysis(campaign, analysis)
     kept = store.reports.analysis(campaign)
     assert kept == replace(analysis, computed_at=START)
     assert kept is not None
     assert list(kept.importances) == ["tp", "micro_batch_size", "pp"]
-
-
-def test_a_younger_analysis_takes_the_place_of_the_one_before(
-    store: Store, clock: TurnableClock, campaign: int
-) -> None:
-    winner = run_trial(store, campaign)
-    store.reports.keep_analysis(campaign, make_analysis(winner))
     clock.forward(60.0)
     younger = make_analysis(winner, importances={"pp": 1.0}, steps=(), num_trials=10)
     store.reports.keep_analysis(campaign, younger)

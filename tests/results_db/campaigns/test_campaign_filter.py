@@ -1,14 +1,16 @@
+"""What lists of campaigns show, and by what they are found."""
+
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from results_db.actor import Actor
 from results_db.campaigns.filter import CampaignFilter
 from results_db.store import Store
-from tests.kit.store import START, TurnableClock, make_spec
+from search_spaces.spec.layout import Layout
+from tests.kit.store import START, TurnableClock, make_campaign, make_spec
 
 
 @pytest.fixture
@@ -27,10 +29,8 @@ def names(store: Store, clock: TurnableClock) -> Store:
     return store
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
+def test_campaigns_are_found_by_what_they_are_and_pages_hold_to_it(names: Store) -> None:
+    for asked, found in (
         ({}, ["50%", "both", "sweep_2", "Sweep-1"]),
         ({"model": "gpt"}, ["Sweep-1"]),
         ({"cluster": "frontier"}, ["sweep_2"]),
@@ -48,16 +48,44 @@ def names(store: Store, clock: TurnableClock) -> Store:
         ({"created_after": START + timedelta(seconds=60)}, ["50%", "both", "sweep_2"]),
         ({"created_before": START + timedelta(seconds=60)}, ["Sweep-1"]),
         ({"model": "nothing"}, []),
-    ],
-    ids=str,
-)
-def test_campaigns_are_found_by(names: Store, asked: dict[str, Any], found: list[str]) -> None:
-    chosen = CampaignFilter(**asked)
-    assert [campaign.name for campaign in names.campaigns.find(chosen=chosen)] == found
-
-
-def test_pages_hold_to_the_filter(names: Store) -> None:
+    ):
+        chosen = CampaignFilter(**asked)
+        assert [each.name for each in names.campaigns.find(chosen=chosen)] == found, asked
     chosen = CampaignFilter(name_contains="sweep")
     (first,) = names.campaigns.find(chosen=chosen, limit=1)
     (second,) = names.campaigns.find(chosen=chosen, limit=1, before_id=first.id)
     assert (first.name, second.name) == ("sweep_2", "Sweep-1")
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_campaigns_are_counted_skipped_and_their_values_listed(store: Store) -> None:
+    for name in ("one", "two", "three"):
+        make_campaign(store, name)
+    store.campaigns.cancel(store.campaigns.by_name("two").id)
+    running = CampaignFilter(states=("RUNNING",))
+    assert store.overview.count_campaigns(running) == 2
+    assert [each.name for each in store.campaigns.find(chosen=running, limit=5, offset=1)] == [
+        "one"
+    ]
+    choices = store.overview.campaign_choices()
+    assert choices["state"] == {"CANCELLED": 1, "RUNNING": 2}
+    assert choices["cluster_name"] == {"local-cpu": 3}
+    store.campaigns.create(make_spec("later", start_from=["one"]), num_legal_layouts=1)
+    assert store.overview.campaigns_from("one") == [("later", "RUNNING")]
+    assert store.overview.campaigns_from("later") == []
+
+
+def test_the_newest_events_come_first_and_pages_go_back(store: Store, campaign: int) -> None:
+    store.campaigns.pause(campaign)
+    store.campaigns.resume(campaign)
+    store.events.number()
+    newest = store.events.newest(campaign, limit=2)
+    assert [event.kind for event in newest] == ["campaign.resumed", "campaign.paused"]
+    (older,) = store.events.newest(campaign, before=newest[-1].seq, limit=2)
+    assert older.kind == "campaign.created"
+
+
+def test_only_a_running_trial_has_a_phase(store: Store, campaign: int, running: int) -> None:
+    store.trials.add(campaign, Layout(tp=2))
+    ((trial, phase),) = store.overview.running_phases(campaign).items()
+    assert (trial, phase.waiting_because) == (running, "")

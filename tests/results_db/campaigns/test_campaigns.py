@@ -1,13 +1,21 @@
+"""Campaigns from their request to their end."""
+
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from results_db.actor import Actor
 from results_db.campaigns.filter import CampaignFilter
+from results_db.campaigns.idempotency_keys import RequestKey
 from results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
     CampaignStateError,
+    IdempotencyKeyInUseError,
+    IdempotencyKeyReusedError,
 )
 from results_db.rows import MAX_CLOCK_GAP_S
 from results_db.store import Store
@@ -38,30 +46,23 @@ def test_a_campaign_is_kept_as_it_was_described(store: Store, clock: TurnableClo
     assert (read.model_name, read.cluster_name, read.num_legal_layouts) == ("tiny", "local-cpu", 40)
     assert read.created_at == clock.now
     assert read.created_at.tzinfo is not None
-
-
-@pytest.mark.sqlite_is_enough(False)
-def test_a_name_belongs_to_one_campaign(store: Store) -> None:
-    make_campaign(store, "mine")
-    with pytest.raises(CampaignDuplicateError, match="'mine' exists already"):
-        make_campaign(store, "mine")
-    assert len(store.campaigns.find()) == 1
-
-
-@pytest.mark.sqlite_is_enough(False)
-def test_only_a_name_that_is_taken_is_called_a_duplicate(store: Store) -> None:
-    spec = make_spec("mine", strategy=None)
-    with pytest.raises(
-        IntegrityError, match=r"campaigns\.strategy|column \"strategy\" of relation \"campaigns\""
-    ):
-        store.campaigns.create(spec, num_legal_layouts=1)
-
-
-def test_an_unknown_campaign_is_named_in_the_error(store: Store) -> None:
     with pytest.raises(CampaignNotFoundError, match="no campaign 7"):
         store.campaigns.get(7)
     with pytest.raises(CampaignNotFoundError, match="'nobody'"):
         store.campaigns.by_name("nobody")
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_only_a_name_that_is_taken_is_refused_as_a_duplicate(store: Store) -> None:
+    make_campaign(store, "mine")
+    with pytest.raises(CampaignDuplicateError, match="'mine' exists already"):
+        make_campaign(store, "mine")
+    assert len(store.campaigns.find()) == 1
+    spec = make_spec("other", strategy=None)
+    with pytest.raises(
+        IntegrityError, match=r"campaigns\.strategy|column \"strategy\" of relation \"campaigns\""
+    ):
+        store.campaigns.create(spec, num_legal_layouts=1)
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -79,26 +80,25 @@ def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
 @pytest.mark.parametrize(
     ("steps", "wall_time_s"),
     [
-        # It counts while a driver is at work, and stands while nobody drives.
-        ([(2, "drive")] * 10 + [(1, "look")], 19),
-        ([(60, "look")], 0),
+        ([(5, "look"), *[(2, "drive")] * 10, (1, "look")], 19),
         (
             [(2, "drive"), (2, "beat"), (2, "drive"), (3600, "beat"), (0, "drive")],
             4 + MAX_CLOCK_GAP_S,
         ),
-        # It stands while the campaign is paused, and after its end.
-        ([(1, "drive"), (5, "pause"), (8, "drive")], 5),
         ([(1, "drive"), (5, "pause"), (8, "resume"), (1, "drive"), (3, "end"), (100, "look")], 8),
-        # A clock that is set back takes none away.
         ([(1, "drive"), (5, "drive"), (-20, "drive")], 5),
-        # It stands while no worker could serve the campaign, and goes on when one can.
-        ([(1, "drive"), (5, "drive"), (1, "lose"), *[(2, "drive")] * 50, (9, "look")], 5),
-        ([(1, "lose"), *[(2, "drive")] * 50, (0, "find"), (2, "drive"), (3, "drive")], 3),
+        ([(1, "lose"), *[(2, "drive")] * 9, (0, "find"), (2, "drive"), (3, "drive")], 3),
+        ([(1, "drive"), (5, "drive"), (1, "lose"), *[(2, "drive")] * 9, (9, "look")], 5),
         ([(1, "lose"), (0, "find on another cluster"), (2, "drive"), (2, "drive")], 0),
         ([(1, "lose"), (0, "find a small one"), (2, "drive"), (2, "drive")], 0),
     ],
+    ids=[
+        *("only while a driver is at work", "away for an hour", "paused, and ended"),
+        *("a clock that is set back", "no worker, then one", "the worker is gone"),
+        *("a worker elsewhere", "a worker that is too small"),
+    ],
 )
-def test_wall_time_counts_while_a_driver_is_at_work_and_a_worker_could_serve_the_campaign(
+def test_wall_time_counts_while_the_campaign_could_go_on(
     store: Store,
     clock: TurnableClock,
     campaign: int,
@@ -125,33 +125,23 @@ def test_wall_time_counts_while_a_driver_is_at_work_and_a_worker_could_serve_the
     assert store.campaigns.get(campaign).wall_time_s == pytest.approx(wall_time_s)
 
 
-def test_pausing_hands_out_nothing_more_and_resuming_does(store: Store) -> None:
-    campaign = make_campaign(store)
-    worker = make_worker(store)
-    store.trials.add(campaign, Layout())
-    assert store.campaigns.pause(campaign).state == "PAUSED"
-    assert store.campaigns.pause(campaign).state == "PAUSED"
-    assert take_leases(store, worker.id, 1) == []
-    assert store.campaigns.to_drive() == []
-    assert store.campaigns.resume(campaign).state == "RUNNING"
-    assert store.campaigns.resume(campaign).state == "RUNNING"
-    assert lease_one(store, worker.id).attempt == 1
-
-
-def test_a_trial_that_runs_while_its_campaign_is_paused_finishes(
+def test_pausing_hands_out_nothing_more_and_lets_what_runs_finish(
     store: Store, campaign: int, worker: str, running: int
 ) -> None:
-    store.campaigns.pause(campaign)
+    store.trials.add(campaign, Layout(tp=2))
+    for _ in range(2):
+        assert store.campaigns.pause(campaign).state == "PAUSED"
+    assert take_leases(store, worker, 1) == []
+    assert store.campaigns.to_drive() == []
     assert send_beats(store, worker, []) == HeartbeatReply(stop=())
     assert post_outcome(store, running, 1, completed()).state == "COMPLETED"
+    for _ in range(2):
+        assert store.campaigns.resume(campaign).state == "RUNNING"
+    assert lease_one(store, worker).attempt == 1
 
 
-def test_cancelling_ends_waiting_trials_at_once_and_running_ones_through_their_worker(
-    store: Store, campaign: int, worker: str
-) -> None:
-    running = store.trials.add(campaign, Layout())
+def test_cancelling_ends_waiting_trials_at_once(store: Store, campaign: int, running: int) -> None:
     waiting = store.trials.add(campaign, Layout(tp=2))
-    lease_one(store, worker)
     ended = store.campaigns.cancel(campaign)
     assert (ended.state, ended.reason) == ("CANCELLED", "cancelled")
     assert ended.ended_at is not None
@@ -159,10 +149,12 @@ def test_cancelling_ends_waiting_trials_at_once_and_running_ones_through_their_w
     cancelled = store.trials.get(waiting.id)
     assert (cancelled.state, cancelled.reason) == ("CANCELLED", "cancelled")
     assert "cancelled by the user" in cancelled.message
-    assert store.trials.get(running.id).state == "RUNNING"
+    assert store.trials.get(running).state == "RUNNING"
 
 
 def test_an_ended_campaign_stays_ended(store: Store, campaign: int) -> None:
+    with pytest.raises(CampaignStateError, match="PAUSED does not end"):
+        store.campaigns.end(campaign, "PAUSED", "budget", "")
     store.campaigns.end(campaign, "COMPLETED", "budget", "16 trials")
     for attempt in (store.campaigns.pause, store.campaigns.resume, store.campaigns.cancel):
         with pytest.raises(CampaignStateError, match="COMPLETED"):
@@ -174,18 +166,44 @@ def test_an_ended_campaign_stays_ended(store: Store, campaign: int) -> None:
     assert store.campaigns.get(campaign).reason == "budget"
 
 
-def test_a_campaign_ends_only_with_a_state_that_ends(store: Store, campaign: int) -> None:
-    with pytest.raises(CampaignStateError, match="PAUSED does not end"):
-        store.campaigns.end(campaign, "PAUSED", "budget", "")
-
-
-def test_the_driver_takes_back_what_nobody_has_started(store: Store) -> None:
-    campaign = make_campaign(store)
-    worker = make_worker(store)
-    running = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
+def test_the_driver_takes_back_what_nobody_has_started(
+    store: Store, campaign: int, worker: str, running: int
+) -> None:
     store.trials.add(campaign, Layout(tp=2))
     assert store.campaigns.cancel_pending(campaign, "the budget is spent") == 1
     assert store.trials.count_open(campaign) == 1
-    assert store.trials.get(running.id).state == "RUNNING"
-    assert send_beats(store, worker.id, []) == HeartbeatReply(stop=())
+    assert store.trials.get(running).state == "RUNNING"
+    assert send_beats(store, worker, []) == HeartbeatReply(stop=())
+
+
+KEY = RequestKey(key="k", request_hash="a" * 64)
+
+
+def create(store: Store, name: str, request: RequestKey = KEY) -> int:
+    return store.campaigns.create(make_spec(name), num_legal_layouts=1, request=request).id
+
+
+def test_a_request_that_is_sent_again_finds_its_campaign_and_makes_no_other(store: Store) -> None:
+    assert store.campaigns.of_request(KEY) is None
+    made = create(store, "first")
+    found = store.campaigns.of_request(KEY)
+    assert found is not None
+    assert found.id == made
+    with pytest.raises(IdempotencyKeyInUseError):
+        create(store, "second")
+    with pytest.raises(IdempotencyKeyReusedError, match="'k' was sent with another request"):
+        store.campaigns.of_request(RequestKey(key="k", request_hash="b" * 64))
+    assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
+    other = store.by(Actor(name="somebody", role="submitter"))
+    assert other.campaigns.of_request(KEY) is None
+    assert create(other, "second") != made
+
+
+def test_a_key_lives_as_long_as_the_campaign_of_its_request(store: Store, campaign: int) -> None:
+    with pytest.raises(CampaignDuplicateError):
+        create(store, "first")
+    assert store.campaigns.of_request(KEY) is None
+    made = create(store, "second")
+    store.campaigns.cancel(made)
+    store.campaigns.delete(made)
+    assert store.campaigns.of_request(KEY) is None

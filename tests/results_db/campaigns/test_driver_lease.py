@@ -15,6 +15,8 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.store import TurnableClock, at_once
 
+pytestmark = pytest.mark.sqlite_is_enough
+
 
 def acquired(store: Store) -> DriverLease:
     lease = store.driver.acquire()
@@ -22,17 +24,20 @@ def acquired(store: Store) -> DriverLease:
     return lease
 
 
-def test_before_the_first_driver_the_lease_is_free(store: Store) -> None:
+def test_the_lease_is_free_before_the_first_driver_and_after_a_release(store: Store) -> None:
     assert store.driver.seen_at() is None
     assert store.driver.lease().is_free(store.now())
     lease = acquired(store)
     assert (lease.fence, lease.seen_at) == (1, store.now())
     assert store.driver.seen_at() == store.now()
+    store.driver.release(lease.fence)
+    assert acquired(store).fence == 2
+    with pytest.raises(DriverLeaseLostError):
+        store.driver.release(lease.fence)
+    assert store.driver.lease().released_at is None
 
 
-def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
-    store: Store, clock: TurnableClock
-) -> None:
+def test_a_driver_has_the_lease_while_it_renews_it(store: Store, clock: TurnableClock) -> None:
     first = acquired(store)
     for _ in range(5):
         clock.forward(DRIVER_LEASE_S - 1)
@@ -44,29 +49,12 @@ def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
         store.driver.renew(first.fence)
 
 
-def test_a_driver_that_ends_normally_frees_its_lease_at_once(store: Store) -> None:
-    first = acquired(store)
-    store.driver.release(first.fence)
-    assert acquired(store).fence == 2
-    with pytest.raises(DriverLeaseLostError):
-        store.driver.release(first.fence)
-    assert store.driver.lease().released_at is None
-
-
-def test_a_silent_driver_keeps_its_lease_if_nobody_took_over(
-    store: Store, clock: TurnableClock
-) -> None:
+def test_a_silent_driver_has_its_lease_until_a_takeover(store: Store, clock: TurnableClock) -> None:
     lease = acquired(store)
     clock.forward(3600)
     store.as_driver(lease.fence).driver.move_clocks()
     store.driver.renew(lease.fence)
-    assert store.driver.acquire() is None
-
-
-def test_a_lease_that_stands_still_is_taken_over_after_the_clock_was_set_back(
-    store: Store, clock: TurnableClock
-) -> None:
-    acquired(store)
+    # One that stands still is taken over after the clock was set back, too.
     seen = store.driver.lease()
     clock.forward(-3600)
     assert store.driver.acquire() is None
@@ -75,36 +63,32 @@ def test_a_lease_that_stands_still_is_taken_over_after_the_clock_was_set_back(
     assert store.driver.acquire(unchanged=seen) is None
 
 
-WRITES: Final[dict[str, Callable[[Store, int, int], Any]]] = {
-    "add_trial": lambda store, campaign, _: store.trials.add(campaign, Layout(tp=2)),
-    "repeat_trial": lambda store, _, trial: store.trials.repeat(trial),
-    "cancel_pending": lambda store, campaign, _: store.campaigns.cancel_pending(
-        campaign, "time is up"
-    ),
-    "end_campaign": lambda store, campaign, _: store.campaigns.end(
-        campaign, "COMPLETED", "budget", "done"
-    ),
-    "move_clocks": lambda store, _, __: store.driver.move_clocks(),
-}
+WRITES: Final[tuple[Callable[[Store, int, int], Any], ...]] = (
+    lambda store, campaign, _: store.trials.add(campaign, Layout(tp=2)),
+    lambda store, _, trial: store.trials.repeat(trial),
+    lambda store, _, __: store.driver.move_clocks(),
+    lambda store, campaign, _: store.campaigns.cancel_pending(campaign, "time is up"),
+    lambda store, campaign, _: store.campaigns.end(campaign, "COMPLETED", "budget", "done"),
+)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("write", WRITES)
-def test_a_driver_that_lost_its_lease_writes_nothing(
-    store: Store, clock: TurnableClock, write: str, campaign: int
+def test_a_driver_without_lease_cannot_write(
+    store: Store, clock: TurnableClock, campaign: int
 ) -> None:
     trial = store.trials.add(campaign, Layout())
     store.campaigns.cancel_pending(campaign, "so that it can be repeated")
     lost = store.as_driver(acquired(store).fence)
     clock.forward(DRIVER_LEASE_S + 1)
     active = store.as_driver(acquired(store).fence)
-    before = (store.campaigns.get(campaign), store.trials.find(campaign))
-    with pytest.raises(DriverLeaseLostError):
-        WRITES[write](lost, campaign, trial.id)
-    assert (store.campaigns.get(campaign), store.trials.find(campaign)) == before
-    WRITES[write](active, campaign, trial.id)
+    for write in WRITES:
+        before = (store.campaigns.get(campaign), store.trials.find(campaign))
+        with pytest.raises(DriverLeaseLostError):
+            write(lost, campaign, trial.id)
+        assert (store.campaigns.get(campaign), store.trials.find(campaign)) == before
+        write(active, campaign, trial.id)
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_of_many_that_take_over_at_once_one_does(database_url: str) -> None:
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(Store(database_url))) for _ in range(6)]
@@ -112,9 +96,8 @@ def test_of_many_that_take_over_at_once_one_does(database_url: str) -> None:
     assert [lease.fence for lease in leases if lease is not None] == [1]
 
 
-def test_a_takeover_waits_for_what_the_driver_before_is_writing(
-    store: Store, clock: TurnableClock, campaign: int
-) -> None:
+@pytest.mark.sqlite_is_enough(False)
+def test_a_takeover_waits_for_the_writer(store: Store, clock: TurnableClock, campaign: int) -> None:
     driver = store.as_driver(acquired(store).fence)
     clock.forward(DRIVER_LEASE_S + 1)
     with ThreadPoolExecutor(1) as pool:

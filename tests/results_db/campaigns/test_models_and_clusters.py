@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -15,17 +15,13 @@ from results_db.errors import (
     DescriptionOwnedError,
 )
 from results_db.store import Store
-from tests.kit.store import TurnableClock
+from tests.kit.store import TurnableClock, at_once
 
 pytestmark = pytest.mark.sqlite_is_enough
 
-KINDS: list[DescriptionKind] = ["model", "cluster"]
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_or_cluster_is_stored_replaced_and_deleted(
-    store: Store, clock: TurnableClock, kind: DescriptionKind
-) -> None:
+@pytest.mark.parametrize("kind", ["model", "cluster"])
+def test_a_description_is_stored(store: Store, clock: TurnableClock, kind: DescriptionKind) -> None:
     physics = store.by(Actor(name="physics", role="submitter"))
     made, is_new = physics.catalogue.put(kind, "mine", {"size": 1}, notes="guessed")
     assert (is_new, made.created_by, made.notes) == (True, "physics", "guessed")
@@ -38,10 +34,8 @@ def test_a_model_or_cluster_is_stored_replaced_and_deleted(
     assert store.catalogue.find(kind) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
-    store: Store, kind: DescriptionKind
-) -> None:
+def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(store: Store) -> None:
+    kind: DescriptionKind = "model"
     physics = store.by(Actor(name="physics", role="submitter"))
     chemistry = store.by(Actor(name="chemistry", role="submitter"))
     made, _ = physics.catalogue.put(kind, "mine", {"size": 1})
@@ -55,24 +49,24 @@ def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
 
 
 @pytest.mark.sqlite_is_enough(False)
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_many_submitters_that_put_one_name_at_once_one_owns_it(
-    store: Store, kind: DescriptionKind
-) -> None:
+def test_of_many_submitters_that_put_one_name_at_once_one_owns_it(store: Store) -> None:
     def put(name: str) -> str | None:
+        by = store.by(Actor(name=name, role="submitter"))
         try:
-            store.by(Actor(name=name, role="submitter")).catalogue.put(kind, "mine", {"by": name})
+            _record, is_new = by.catalogue.put("model", "mine", {"by": name})
         except DescriptionOwnedError:
             return None
+        assert is_new
         return name
 
-    with ThreadPoolExecutor(6) as pool:
-        (owner,) = filter(None, pool.map(put, "abcdef"))
-    kept = store.catalogue.get(kind, "mine")
+    (owner,) = filter(None, at_once(*(partial(put, name) for name in "abcdef")))
+    kept = store.catalogue.get("model", "mine")
     assert (kept.created_by, kept.description) == (owner, {"by": owner})
 
 
-def test_a_model_and_a_cluster_may_share_a_name_and_unknown_names_are_errors(store: Store) -> None:
+def test_each_kind_of_description_has_its_names(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.catalogue.put("model", "b", {})
     store.catalogue.put("model", "a", {})
     assert [each.name for each in store.catalogue.find("model")] == ["a", "b"]
@@ -81,32 +75,10 @@ def test_a_model_and_a_cluster_may_share_a_name_and_unknown_names_are_errors(sto
         store.catalogue.get("cluster", "a")
     with pytest.raises(DescriptionNotFoundError, match="no model named 'mine'"):
         store.catalogue.delete("model", "mine")
-
-
-def test_the_number_of_models_and_clusters_is_limited(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models_and_clusters, "MAX_DESCRIPTIONS", 1)
-    store.catalogue.put("model", "a", {})
-    with pytest.raises(DescriptionLimitError, match="1 models already"):
-        store.catalogue.put("model", "b", {})
+    monkeypatch.setattr(models_and_clusters, "MAX_DESCRIPTIONS", 2)
+    with pytest.raises(DescriptionLimitError, match="2 models already"):
+        store.catalogue.put("model", "c", {})
     store.catalogue.put("model", "a", {"size": 2})
-
-
-@pytest.mark.sqlite_is_enough(False)
-@pytest.mark.parametrize("kind", KINDS)
-def test_of_many_that_put_one_name_at_once_one_creates_it(
-    store: Store, kind: DescriptionKind
-) -> None:
-    def put(number: int) -> bool:
-        _record, is_new = store.catalogue.put(kind, "mine", {"size": number})
-        return is_new
-
-    with ThreadPoolExecutor(6) as pool:
-        assert sorted(pool.map(put, range(12))) == [False] * 11 + [True]
-    with ThreadPoolExecutor(6) as pool:
-        gone = list(pool.map(lambda _: _deleted(store, kind), range(6)))
-    assert sorted(gone) == [False] * 5 + [True]
 
 
 def _deleted(store: Store, kind: DescriptionKind) -> bool:

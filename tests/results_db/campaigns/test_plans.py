@@ -18,12 +18,15 @@ pytestmark = pytest.mark.sqlite_is_enough
 OPTIONS = PlanOptions(top=3, probe_start_s=5.0, job=TrainingJob(tokens=10**9, num_nodes=2))
 
 
-def test_plans_are_made_in_the_order_of_their_requests(store: Store) -> None:
+def test_plans_are_made_in_order_and_watchers_see_how_they_end(store: Store) -> None:
     assert store.plans.next_open() is None
     first = store.plans.request(make_spec("first"), OPTIONS)
     second = store.plans.request(make_spec("second"), PlanOptions())
     assert store.plans.next_open() == first == store.plans.get(first.id)
+    before = store.live.state()
+    assert before.plans == {first.id: "WAITING", second.id: "WAITING"}
     store.plans.end(first.id, "no layout is legal")
+    assert store.live.state(before).plans == {first.id: "FAILED", second.id: "WAITING"}
     ended = store.plans.get(first.id)
     assert (ended.state, ended.problem, ended.answer) == ("FAILED", "no layout is legal", {})
     assert ended.ended_at is not None
@@ -61,11 +64,3 @@ def test_few_plans_wait_and_a_plan_is_kept_for_a_day(store: Store, clock: Turnab
         store.plans.get(ids[0])
     store.plans.end(ids[0], "nobody reads it")
     assert store.plans.next_open() == last
-
-
-def test_watchers_see_how_plans_end(store: Store) -> None:
-    waiting = store.plans.request(make_spec("first"), OPTIONS)
-    before = store.live.state()
-    assert before.plans == {waiting.id: "WAITING"}
-    store.plans.end(waiting.id, "why")
-    assert store.live.state(before).plans == {waiting.id: "FAILED"}

@@ -1,15 +1,35 @@
 """What a campaign starts from: whose trials, of which hardware and software, and fixed when."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from benchmarks.service.postgres_server import PostgresServer
+from results_db.campaigns import campaigns
 from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, PlannedCampaign, software_of
+from results_db.errors import CampaignNotFoundError, CampaignStateError
+from results_db.records import CampaignRecord
 from results_db.store import Store
+from search_spaces.errors import CampaignInvalidError
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TurnableClock, completed, failed, lease_one, make_spec, post_outcome
+from tests.kit.postgres import is_anybody_waiting
+from tests.kit.store import (
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_campaign,
+    make_spec,
+    post_outcome,
+)
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -18,16 +38,16 @@ BOX = {"name": "box", "device": "A100", "num_nodes": 4, "devices_per_node": 8}
 
 
 @pytest.fixture
-def lab(store: Store, clock: TurnableClock) -> "Lab":
+def lab(store: Store, clock: TurnableClock) -> Lab:
     return Lab(store, clock)
 
 
+@dataclass
 class Lab:
     """Campaigns one after another, a second apart."""
 
-    def __init__(self, store: Store, clock: TurnableClock) -> None:
-        self.store = store
-        self.clock = clock
+    store: Store
+    clock: TurnableClock
 
     def worker(self, versions: Mapping[str, str] = TORCH, *, cluster: str = "box") -> str:
         self.clock.forward(1)
@@ -91,36 +111,21 @@ def test_a_campaign_starts_from_what_ended_on_the_same_cluster_before_it(lab: La
     assert (first.step_time_s, first.peak_memory_bytes) == (0.128, 5 << 30)
 
 
-@pytest.mark.parametrize(
-    "box", [{**BOX, "name": "crate"}, {**BOX, "device": "H100"}, {**BOX, "devices_per_node": 4}]
-)
-def test_other_hardware_teaches_nothing(lab: Lab, box: Mapping[str, Any]) -> None:
-    worker = lab.worker(cluster=box["name"])
-    lab.ended("other", worker, A, box=box)
+def test_other_hardware_and_other_releases_of_torch_teach_nothing(lab: Lab) -> None:
+    assert lab.known(lab.campaign("before any worker")) == []
+    for number, change in enumerate(({"name": "crate"}, {"device": "H100"})):
+        box = {**BOX, **change}
+        lab.ended(f"other{number}", lab.worker(cluster=box["name"]), A, box=box)
+    lab.ended("fewer", lab.worker(), B, box={**BOX, "devices_per_node": 4})
+    lab.ended("old", lab.worker({"torch": "2.12.1"}), C)
+    lab.ended("same", lab.worker({"torch": "2.13.4+cu128"}), D)
     lab.worker()
-    assert lab.known(lab.campaign("mine")) == []
-
-
-def test_another_release_of_torch_teaches_nothing_and_a_correction_does_not_matter(
-    lab: Lab,
-) -> None:
-    lab.ended("old", lab.worker({"torch": "2.12.1"}), A)
-    lab.ended("same", lab.worker({"torch": "2.13.4+cu128"}), B)
-    lab.worker()
-    assert lab.known(lab.campaign("mine")) == [B]
-
-
-def test_the_software_is_that_of_the_newest_worker_when_the_campaign_was_created(lab: Lab) -> None:
-    worker = lab.worker()
-    lab.ended("earlier", worker, A)
     mine = lab.campaign("mine")
+    assert lab.known(mine) == [D]
+    # The software is that of the newest worker when the campaign was created.
     lab.worker({"torch": "3.0"})
-    assert lab.known(mine) == [A], "what comes later changes nothing"
+    assert lab.known(mine) == [D], "what comes later changes nothing"
     assert lab.known(lab.campaign("next")) == []
-
-
-def test_without_any_worker_nothing_is_known(lab: Lab) -> None:
-    assert lab.known(lab.campaign("mine")) == []
 
 
 def test_failures_teach_too_but_not_those_that_say_nothing_of_the_layout(lab: Lab) -> None:
@@ -142,11 +147,6 @@ def test_failures_teach_too_but_not_those_that_say_nothing_of_the_layout(lab: La
     assert states == ["INFEASIBLE", "FAILED"]
 
 
-def test_a_campaign_may_start_from_nothing(lab: Lab) -> None:
-    lab.ended("earlier", lab.worker(), A)
-    assert lab.known(lab.campaign("mine", knowledge="none")) == []
-
-
 def test_named_campaigns_count_whatever_they_ran_on_and_even_while_they_run(lab: Lab) -> None:
     other_box = {**BOX, "name": "crate"}
     other = lab.worker({"torch": "2.5.1"}, cluster="crate")
@@ -165,18 +165,14 @@ def test_named_campaigns_count_whatever_they_ran_on_and_even_while_they_run(lab:
     assert software == ["torch 2.5", ""], "the newest worker of box runs 2.13"
 
 
-def test_a_trial_that_is_named_and_alike_counts_once(lab: Lab) -> None:
-    lab.ended("earlier", lab.worker(), A)
-    assert lab.known(lab.campaign("mine", start_from=["earlier"])) == [A]
-
-
-def test_only_the_newest_are_known_the_oldest_of_them_first(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_newest_trials_are_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("results_db.campaigns.start_from.MAX_KNOWN_TRIALS", 3)
     assert MAX_KNOWN_TRIALS == 2000
     lab.ended("earlier", lab.worker(), A, B, C, D)
     assert lab.known(lab.campaign("mine")) == [B, C, D]
+    named = lab.campaign("named", start_from=["earlier"])
+    assert lab.known(named) == [B, C, D], "those that are named and alike count once"
+    assert lab.known(lab.campaign("nothing", knowledge="none")) == []
 
 
 def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_now(lab: Lab) -> None:
@@ -195,15 +191,80 @@ def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_no
     assert lab.store.plans.count_known_trials(planned) == 2
 
 
-@pytest.mark.parametrize(
-    ("versions", "software"),
-    [
-        ({"torch": "2.13.0"}, "torch 2.13"),
-        ({"torch": "2.13.0+cpu"}, "torch 2.13"),
-        ({"torch": "2.13.0a0+gitabc"}, "torch 2.13"),
-        ({"torch": "2"}, "torch 2"),
-        ({}, ""),
-    ],
-)
-def test_software_is_the_release_of_torch(versions: Mapping[str, str], software: str) -> None:
-    assert software_of(versions) == software
+def test_software_is_the_release_of_torch() -> None:
+    for version in ("2.13.0", "2.13.0+cpu", "2.13.0a0+gitabc"):
+        assert software_of({"torch": version}) == "torch 2.13"
+    assert software_of({"torch": "2"}) == "torch 2"
+    assert software_of({}) == ""
+
+
+class Race:
+    """A campaign that has ended, and two services on one PostgreSQL."""
+
+    def __init__(self, server: PostgresServer, url: str, here: Store, there: Store) -> None:
+        self._server, self._url = server, url
+        self._pool = ThreadPoolExecutor(1)
+        self.here, self.there = here, there
+        self.source = make_campaign(here, "source")
+        here.campaigns.cancel(self.source)
+        self.second: Future[Any] | None = None
+
+    def make_heir(self) -> CampaignRecord:
+        spec = make_spec("heir", start_from=["source"])
+        return self.here.campaigns.create(spec, num_legal_layouts=1)
+
+    def delete(self) -> None:
+        self.there.campaigns.delete(self.source)
+
+    def begin_second(self, do: Callable[[], Any]) -> None:
+        """Starts a call of the other service within a transaction; waits until it is blocked."""
+        if self.second is None:
+            self.second = self._pool.submit(do)
+            wait_until("it waits", lambda: is_anybody_waiting(self._server, self._url))
+
+    def end_of_second(self) -> Any:
+        assert self.second is not None, "nothing began"
+        return self.second.result(30)
+
+
+@pytest.fixture
+def race(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Race]:
+    with closing(Store(postgres_url)) as here, closing(Store(postgres_url)) as there:
+        yield Race(postgres_server, postgres_url, here, there)
+
+
+def before(told: Callable[..., None], do: Callable[[], None]) -> Callable[..., None]:
+    def tell(*arguments: Any, **named: Any) -> None:
+        do()
+        told(*arguments, **named)
+
+    return tell
+
+
+def test_a_deletion_waits_for_a_campaign_that_starts_from_it(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile = before(campaigns.emit, lambda: race.begin_second(race.delete))
+    monkeypatch.setattr(campaigns, "emit", meanwhile)
+    assert race.make_heir().name == "heir"
+    with pytest.raises(CampaignStateError, match="'heir' starts from 'source'"):
+        race.end_of_second()
+    assert race.here.campaigns.get(race.source).name == "source"
+
+
+def test_a_campaign_waits_for_the_deletion_of_what_it_starts_from(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile = before(campaigns.emit, lambda: race.begin_second(race.make_heir))
+    monkeypatch.setattr(campaigns, "emit", meanwhile)
+    race.delete()
+    with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'sou"):
+        race.end_of_second()
+    with pytest.raises(CampaignNotFoundError):
+        race.here.campaigns.by_name("heir")
+
+
+def test_what_a_campaign_starts_from_is_looked_for_when_it_is_kept(store: Store) -> None:
+    spec = make_spec("heir", start_from=["nobody"])
+    with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'nob"):
+        store.campaigns.create(spec, num_legal_layouts=1)

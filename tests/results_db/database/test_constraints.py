@@ -1,7 +1,7 @@
 """What must never be is refused by the database itself, whoever writes it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ from results_db.database.database import Database
 from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.postgres import upgraded
 from tests.kit.store import (
     TimelyStore,
     TurnableClock,
@@ -42,18 +41,6 @@ def database(database_url: str) -> Iterator[Database]:
     fill(database_url)
     with closing(Database(database_url)) as database:
         yield database
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A database for statements that are all refused, and leave it as it was."""
-    with ExitStack() as stack:
-        if request.param == "sqlite":
-            url = upgraded(tmp_path_factory.mktemp("constraints")).database_url
-        else:
-            url = stack.enter_context(request.getfixturevalue("empty_databases").lend())
-        fill(url)
-        yield stack.enter_context(closing(Database(url)))
 
 
 def _run(store: Store, worker_id: str, trial: TrialRecord, outcome: Any) -> None:
@@ -181,47 +168,31 @@ NEVER = [
 """The constraint, or the words of the trigger, and a statement that it refuses."""
 
 
-@pytest.mark.parametrize(("refusal", "statement"), NEVER)
-def test_the_database_refuses(shared: Database, refusal: str, statement: str) -> None:
-    with pytest.raises(IntegrityError) as refused:
-        run(shared, statement)
-    said = str(refused.value.orig)
-    kind, _, rest = refusal.partition("_")
-    if kind in ("uq", "pk", "fk") and shared.engine.dialect.name == "sqlite":
-        # SQLite names the columns of a key, and nothing of a reference.
-        words = "FOREIGN KEY" if kind == "fk" else f"UNIQUE constraint failed: {rest.split('_')[0]}"
-        assert words in said
-    else:
-        assert refusal in said
+def test_the_database_refuses_what_must_never_be(database: Database) -> None:
+    is_sqlite = database.engine.dialect.name == "sqlite"
+    for refusal, statement in NEVER:
+        with pytest.raises(IntegrityError) as refused:
+            run(database, statement)
+        kind, _, rest = refusal.partition("_")
+        if kind in ("uq", "pk", "fk") and is_sqlite:
+            # SQLite names the columns of a key, and nothing of a reference.
+            unique = f"UNIQUE constraint failed: {rest.split('_')[0]}"
+            refusal = "FOREIGN KEY" if kind == "fk" else unique
+        assert refusal in str(refused.value.orig), statement
+    # A NaN is NULL on SQLite, and infinity what is too large.
+    for figure in ("NULL", "9e999") if is_sqlite else ("'NaN'::float8", "'Infinity'::float8"):
+        with pytest.raises(IntegrityError):
+            run(database, f"UPDATE measurements SET tokens_per_s = {figure}")
 
 
-@pytest.mark.parametrize("figure", ["NaN", "Infinity"])
-def test_a_figure_that_is_no_number_is_refused(shared: Database, figure: str) -> None:
-    value = f"'{figure}'::float8"
-    if shared.engine.dialect.name == "sqlite":
-        # A NaN is NULL there, and infinity what is too large.
-        value = "NULL" if figure == "NaN" else "9e999"
-    with pytest.raises(IntegrityError):
-        run(shared, f"UPDATE measurements SET tokens_per_s = {value}")
-
-
-def test_a_campaign_is_deleted_with_all_that_it_measured(database: Database) -> None:
+def test_deletion_takes_all_rows_and_no_id_is_reused(database: Database, database_url: str) -> None:
     # Checks that keep a measurement beside its trial do not keep both of them for ever.
-    run(database, "DELETE FROM campaigns WHERE id = 1")
+    run(database, "DELETE FROM campaigns")
     with database.read() as session:
         for table in ("trials", "attempts", "measurements", "iterations", "trial_logs"):
             count = session.connection().exec_driver_sql(f"SELECT count(*) FROM {table}")
             assert count.scalar() == 0, table
-
-
-def test_a_verdict_on_losses_may_change_and_change_back(database: Database) -> None:
-    for state, reason in (("FAILED", "'diverged'"), ("COMPLETED", "NULL")):
-        run(database, f"UPDATE trials SET state = '{state}', reason = {reason} WHERE id = 1")
-
-
-def test_no_id_of_what_was_deleted_is_given_again(database: Database, database_url: str) -> None:
     # A worker may still post the outcome of a trial that was deleted with its campaign.
-    run(database, "DELETE FROM campaigns")
     with closing(TimelyStore(database_url)) as store:
         campaign = make_campaign(store)
         assert campaign == 3

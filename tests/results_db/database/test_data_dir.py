@@ -1,3 +1,5 @@
+"""Where the database lies: its directory, or its address, of which no message shows a password."""
+
 import os
 import subprocess
 import sys
@@ -6,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from results_db.database.data_dir import DataDir
-from results_db.errors import DataDirInvalidError, DataDirLockedError
+from results_db.database.url import postgresql_url, shown
+from results_db.errors import DatabaseUrlInvalidError, DataDirInvalidError, DataDirLockedError
 from results_db.store import Store
+from tests.kit.postgres import upgraded
 from tests.kit.store import make_campaign
 
 HOLD_THE_LOCK = """
@@ -27,12 +31,6 @@ def test_the_environment_chooses_the_data_directory() -> None:
     assert DataDir.default(chosen).path == Path("/b/layout-tuner")
     del chosen["XDG_DATA_HOME"]
     assert DataDir.default(chosen).path == Path.home() / ".local/share/layout-tuner"
-
-
-def test_only_its_owner_can_look_into_a_data_directory(tmp_path: Path) -> None:
-    data_dir = DataDir(tmp_path / "deep" / "data")
-    data_dir.create()
-    assert data_dir.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_data_directory_that_everybody_can_write_to_is_refused(tmp_path: Path) -> None:
@@ -62,29 +60,27 @@ def test_only_its_owner_can_read_the_database_in_a_directory_that_was_there(tmp_
 
 
 def test_opening_leaves_the_mode_of_a_database_as_its_owner_set_it(tmp_path: Path) -> None:
-    Store.open(DataDir(tmp_path)).close()
-    (tmp_path / "results.sqlite3").chmod(0o640)
-    Store.open(DataDir(tmp_path)).close()
-    assert (tmp_path / "results.sqlite3").stat().st_mode & 0o777 == 0o640
+    place = upgraded(tmp_path / "deep" / "data")
+    assert place.path.stat().st_mode & 0o777 == 0o700
+    (place.path / "results.sqlite3").chmod(0o640)
+    Store.open(place).close()
+    assert (place.path / "results.sqlite3").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_data_directory_that_is_a_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_path_that_is_a_file_or_that_a_url_would_garble_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     with pytest.raises(DataDirInvalidError, match="choose another with --data-dir"):
         DataDir(tmp_path / "data").create()
+    for name in ("a?b", "a%20b"):
+        with pytest.raises(DataDirInvalidError, match=r"has \? or %"):
+            DataDir(tmp_path / name).create()
+        assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("name", ["a?b", "a%20b"])
-def test_a_path_that_a_url_would_garble_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataDirInvalidError, match=r"has \? or %"):
-        DataDir(tmp_path / name).create()
-    assert not (tmp_path / name).exists()
-
-
-@pytest.mark.parametrize("name", ["a b", "a#b", "a@b:c", "\N{SNOWMAN}"])
-def test_the_database_lies_in_the_directory_whatever_its_name(tmp_path: Path, name: str) -> None:
-    Store.open(DataDir(tmp_path / name)).close()
-    assert (tmp_path / name / "results.sqlite3").exists()
+def test_the_database_lies_in_the_directory_whatever_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a b#c@d:e \N{SNOWMAN}"
+    Store.open(DataDir(folder)).close()
+    assert (folder / "results.sqlite3").exists()
 
 
 def test_a_lock_is_held_against_other_processes_until_its_process_ends(tmp_path: Path) -> None:
@@ -102,3 +98,37 @@ def test_a_lock_is_held_against_other_processes_until_its_process_ends(tmp_path:
     holder.communicate()
     with data_dir.lock("serve", wait_s=10):
         pass
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_a_postgresql_is_named_by_any_of_its_schemes(scheme: str) -> None:
+    url = postgresql_url(f"{scheme}://service:s%40cret@db.example:5433/tuning?sslmode=require")
+    assert url == "postgresql+psycopg://service:s%40cret@db.example:5433/tuning?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("mysql://service:sesame@db/tuning", "begins with mysql://, and only postgresql://"),
+        ("postgresql+asyncpg://service:sesame@db/tuning", r"begins with postgresql\+asyncpg://"),
+        ("sqlite:////tmp/sesame.sqlite3", "SQLite needs no URL"),
+        ("postgresql://service:sesame@db", "postgresql://service@db names no database"),
+        (
+            "postgresql://service:ses@me:x@db:port/tuning",
+            "URL is none: write postgresql://USER@HOST",
+        ),
+        ("tuning sesame", "URL is none"),
+        ("", "URL is none"),
+    ],
+)
+def test_another_address_is_refused_without_showing_its_secrets(url: str, why: str) -> None:
+    with pytest.raises(DatabaseUrlInvalidError, match=why) as refused:
+        postgresql_url(url)
+    assert "ses" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_an_address_is_shown_without_its_secrets() -> None:
+    url = "postgresql://service:sesame@db/tuning?sslmode=require&password=sesame&sslpassword=sesame"
+    assert shown(url) == "postgresql://service@db/tuning?sslmode=require"
+    assert shown("sqlite:////srv/data/results.sqlite3") == "/srv/data/results.sqlite3"

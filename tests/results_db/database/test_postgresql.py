@@ -73,14 +73,7 @@ def test_passwords_open_and_are_never_shown(guarded: PostgresServer) -> None:
         assert PASSWORD not in repr(store._db.engine)
 
 
-def test_a_database_that_does_not_exist_is_to_be_created(postgres_server: PostgresServer) -> None:
-    line = refusal(postgres_server.url("nowhere"))
-    assert 'database "nowhere" does not exist; create it with createdb' in line
-
-
-def test_a_user_who_may_not_create_tables_is_told_what_to_grant(
-    postgres_server: PostgresServer,
-) -> None:
+def test_a_user_without_rights_is_told_what_to_grant(postgres_server: PostgresServer) -> None:
     with postgres_server.database() as url:
         postgres_server.execute("DROP ROLE IF EXISTS plain")
         postgres_server.execute("CREATE ROLE plain LOGIN")
@@ -94,17 +87,16 @@ def test_a_user_who_may_not_create_tables_is_told_what_to_grant(
         assert "run fewer processes" in line
 
 
-def test_a_database_that_holds_not_every_text_is_refused(postgres_server: PostgresServer) -> None:
+def test_a_missing_badly_encoded_or_old_database_is_refused(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = refusal(postgres_server.url("nowhere"))
+    assert 'database "nowhere" does not exist; create it with createdb' in line
     postgres_server.execute("DROP DATABASE IF EXISTS ascii")
     postgres_server.execute("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
     line = refusal(postgres_server.url("ascii"))
     assert line.startswith("the database ascii has the encoding SQL_ASCII, and UTF8 is needed")
     postgres_server.execute("DROP DATABASE ascii WITH (FORCE)")
-
-
-def test_a_server_that_is_too_old_is_refused(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(postgresql, "OLDEST_VERSION", 99)
     assert "99 or newer is needed" in refusal(postgres_url)
 
@@ -146,9 +138,7 @@ def test_a_reader_sees_one_state_whatever_is_written_meanwhile(fresh: Store) -> 
         assert session.scalar(count) == 2
 
 
-def test_a_lock_that_is_held_for_long_is_given_up_with_a_word(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_long_for_a_lock(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgresql, "LOCK_TIMEOUT_S", 1)
     with closing(Store(postgres_url)) as store:
         campaign = make_campaign(store)
@@ -159,7 +149,7 @@ def test_a_lock_that_is_held_for_long_is_given_up_with_a_word(
         assert store.campaigns.pause(campaign).state == "PAUSED"
 
 
-def test_a_process_that_is_stopped_in_a_transaction_holds_its_locks_for_a_while_only(
+def test_a_stopped_process_loses_its_locks(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgresql, "IDLE_IN_TRANSACTION_S", 1)
@@ -178,9 +168,7 @@ def test_a_process_that_is_stopped_in_a_transaction_holds_its_locks_for_a_while_
         stopped.campaigns.find()
 
 
-def test_transactions_that_wait_for_each_other_end_with_one_that_may_be_run_again(
-    fresh: Store,
-) -> None:
+def test_of_two_transactions_in_a_deadlock_one_may_be_run_again(fresh: Store) -> None:
     ids = [make_campaign(fresh, name) for name in ("first", "second")]
     both_hold_one = threading.Barrier(2)
 
@@ -228,9 +216,7 @@ def test_what_the_server_alone_can_tell_to_be_unstorable_is_a_value_s_fault(fres
         session.execute(text("SELECT CAST('{' AS json)"))
 
 
-def test_all_processes_go_by_the_server_s_clock(
-    fresh: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_go_by_the_server_clock(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def server_time() -> float:
         with fresh._db.read() as session:
             return float(

@@ -75,16 +75,14 @@ def baseline_of(store: Store, campaign: CampaignRecord) -> BaselineRead:
     return store.baselines.of_campaigns([campaign])[campaign.id]
 
 
-def test_before_its_trial_there_is_a_layout_alone(store: Store) -> None:
-    found = baseline_of(store, submit(store))
+@pytest.mark.sqlite_is_enough(False)
+def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: Store) -> None:
+    campaign = submit(store)
+    found = baseline_of(store, campaign)
     assert (found.layout, found.layout_key) == (BASELINE, BASELINE.key)
     assert not found.outside_space
     assert (found.trial_id, found.trial_number, found.state, found.reason) == (None,) * 4
     assert (found.value, found.gain, found.is_ranked) == (None, None, False)
-
-
-def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: Store) -> None:
-    campaign = submit(store)
     first = measure(store, campaign, BASELINE, 1000.0)
     alone = baseline_of(store, campaign)
     assert (alone.trial_id, alone.state, alone.value) == (first, "COMPLETED", pytest.approx(1000.0))
@@ -103,12 +101,8 @@ def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: S
     assert width == pytest.approx(math.log(gain.ratio / gain.ratio_low))
     parts = [math.log(each.high / each.value) for each in (winner, baseline) if each.high]
     assert max(parts) < width < sum(parts)
-
-
-@pytest.mark.sqlite_is_enough(False)
-def test_runs_of_both_are_pooled(store: Store) -> None:
-    campaign = submit(store)
-    for layout, speed in ((BASELINE, 1000.0), (FASTER, 1300.0), (BASELINE, 1020.0), (FASTER, 1250)):
+    # Runs of both are pooled.
+    for layout, speed in ((BASELINE, 1020.0), (FASTER, 1250.0)):
         measure(store, campaign, layout, speed)
     first, second = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
     found = baseline_of(store, campaign)
@@ -141,11 +135,10 @@ def test_one_that_failed_has_a_reason_until_it_is_queued_again(store: Store) -> 
 @pytest.mark.parametrize(
     ("constraints", "changes", "ratio"),
     [
-        # One that breaks a constraint is compared without an interval.
         ({"memory_headroom": 0.1}, {"peak_memory_bytes": (8 << 30) - 1}, pytest.approx(1.3)),
-        # One whose ranks shared devices is not compared.
         ({}, {"oversubscribed": True}, None),
     ],
+    ids=["breaks a constraint, compared without an interval", "shared devices, not compared"],
 )
 def test_one_that_is_not_ranked_has_a_value_without_an_interval(
     store: Store, constraints: dict[str, float], changes: dict[str, Any], ratio: Any
@@ -159,25 +152,26 @@ def test_one_that_is_not_ranked_has_a_value_without_an_interval(
     assert gain == (None if ratio is None else (ratio, None))
 
 
-def test_one_outside_of_the_space_is_marked(store: Store) -> None:
-    campaign = submit(store, baseline=FOREIGN.to_mapping())
-    measure(store, campaign, FOREIGN, 1000.0)
-    found = baseline_of(store, campaign)
-    assert (found.outside_space, found.is_ranked) == (True, True)
-
-
 def test_many_campaigns_are_read_together(store: Store) -> None:
-    campaigns = [submit(store, f"c{number}") for number in range(3)]
-    campaigns.append(store.campaigns.create(make_spec("plain"), num_legal_layouts=4))
-    for number, campaign in enumerate(campaigns[:2]):
-        measure(store, campaign, BASELINE, 1000.0 + number)
-        measure(store, campaign, OTHER, 2000.0)
+    plain, odd = (
+        store.campaigns.create(make_spec(name, **baseline), num_legal_layouts=4)
+        for name, baseline in (("plain", {}), ("odd", {"baseline": {"tp": "two"}}))
+    )
+    foreign = submit(store, "foreign", baseline=FOREIGN.to_mapping())
+    campaigns = [submit(store, "measured"), submit(store, "waiting"), foreign, plain, odd]
+    for campaign, layout in ((campaigns[0], BASELINE), (campaigns[0], OTHER), (foreign, FOREIGN)):
+        measure(store, campaign, layout, 1000.0)
     found = store.baselines.of_campaigns(campaigns)
     assert found == {
         id_: each for one in campaigns for id_, each in store.baselines.of_campaigns([one]).items()
     }
-    assert [found[campaign.id].state for campaign in campaigns[:3]] == ["COMPLETED"] * 2 + [None]
-    assert campaigns[3].id not in found
+    shown = [(each.state, each.outside_space, each.is_ranked) for each in found.values()]
+    assert sorted(shown, key=str) == [
+        ("COMPLETED", False, True),
+        ("COMPLETED", True, True),
+        (None, False, False),
+    ], "neither without a baseline nor with one that cannot be read"
+    assert not store.trials.add(odd.id, BASELINE).is_baseline
 
 
 def test_any_layout_is_compared_and_its_rows_are_marked(store: Store) -> None:
@@ -197,13 +191,6 @@ def test_any_layout_is_compared_and_its_rows_are_marked(store: Store) -> None:
     assert [each.trial.is_baseline for each in page.layouts] == [False, True, False]
     marked = [trial.is_baseline for trial in store.trials.find(campaign.id)]
     assert marked == [True, False, False]
-
-
-def test_a_baseline_that_cannot_be_read_is_none(store: Store) -> None:
-    spec = make_spec("odd", baseline={"tp": "two"})
-    campaign = store.campaigns.create(spec, num_legal_layouts=4)
-    assert store.baselines.of_campaigns([campaign]) == {}
-    assert not store.trials.add(campaign.id, BASELINE).is_baseline
 
 
 PREDICTION = Prediction(

@@ -1,74 +1,48 @@
-"""Pages of the leaderboard, and when they change."""
+"""What counts on the leaderboard, what its pages say besides, and when they change."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from sqlalchemy import delete
 
 from results_db.errors import CampaignNotFoundError
 from results_db.leaderboard.knob_counts import KnobCell
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
 from results_db.leaderboard.rank_layouts import Leaderboard
+from results_db.models.tables import Campaign
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import Layout
-from tests.kit.store import failed, make_spec, run_trial
-
-LAYOUTS = [
-    Layout(pp=pp, num_microbatches=8, micro_batch_size=size) for pp in (1, 2) for size in (1, 2)
-]
-
-
-@pytest.fixture
-def measured(store: Store) -> Store:
-    """Four layouts of one stage and of two, the first of which was measured three times."""
-    spec = make_spec(objective=["tokens_per_s", "tokens_per_node_hour"])
-    store.campaigns.create(spec, num_legal_layouts=9)
-    for speed, layout in enumerate(LAYOUTS):
-        run_trial(store, 1, layout, tokens_per_s=1000.0 + speed)
-    for speed in (1002.0, 1050.0):
-        run_trial(store, 1, LAYOUTS[0], tokens_per_s=speed)
-    return store
-
-
-@pytest.mark.parametrize(
-    ("listing", "total", "trials"),
-    [
-        (LeaderboardListing(sort="tokens_per_s", descending=True), 4, [4, 3]),
-        (LeaderboardListing(wanted=TrialFilter(pp=(2,))), 2, [4, 3]),
-        (LeaderboardListing(wanted=TrialFilter(pp=(1,)), sort="micro_batch_size"), 2, [1, 2]),
-    ],
+from tests.kit.store import (
+    failed,
+    front,
+    make_campaign,
+    make_spec,
+    make_worker,
+    ranked_trials,
+    run_trial,
 )
-def test_a_page_has_the_first_of_the_list_and_the_number_of_all(
-    measured: Store, listing: LeaderboardListing, total: int, trials: list[int]
-) -> None:
-    page = measured.leaderboard.page_of_layouts(1, listing=listing, limit=2)
-    assert (page.total, page.constrained, page.source) == (total, 0, None)
-    assert [each.trial.number for each in page.layouts] == trials
-    assert set(page.front) == {4}
-    assert page.layouts == measured.leaderboard.ranked_layouts(1, listing=listing, limit=2)
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 
-def test_a_campaign_that_is_not_there_has_no_page(measured: Store) -> None:
-    with pytest.raises(CampaignNotFoundError, match="2"):
-        measured.leaderboard.page_of_layouts(2, limit=2)
-
-
-def test_a_page_shows_an_end_of_a_trial_at_once_and_its_own_campaign_alone(
-    measured: Store,
-) -> None:
-    """Leaderboards are kept until a trial of their campaign ends."""
-    other = measured.campaigns.create(make_spec("second"), num_legal_layouts=9).id
-    assert measured.leaderboard.ranked_layouts(other) == []
-    before = measured.leaderboard.ranked_layouts(1)
-    run_trial(measured, other, LAYOUTS[0], tokens_per_s=10.0)
-    assert len(measured.leaderboard.ranked_layouts(other)) == 1
-    assert measured.leaderboard.ranked_layouts(1) == before
-    run_trial(measured, 1, LAYOUTS[3], tokens_per_s=500.0)
-    assert [
-        each.num_runs for each in measured.leaderboard.ranked_layouts(1) if each.trial.number == 4
-    ] == [2]
-    assert measured.leaderboard.ranked_layouts(1) != before
+def test_a_kept_leaderboard_goes_when_a_trial_of_it_ends(store: Store, campaign: int) -> None:
+    other = make_campaign(store, "second")
+    assert store.leaderboard.ranked_layouts(other) == []
+    run_trial(store, campaign, tokens_per_s=1000.0)
+    before = store.leaderboard.ranked_layouts(campaign)
+    run_trial(store, other, tokens_per_s=10.0)
+    assert len(store.leaderboard.ranked_layouts(other)) == 1
+    assert store.leaderboard.ranked_layouts(campaign) == before
+    run_trial(store, campaign, tokens_per_s=500.0)
+    (pooled,) = store.leaderboard.ranked_layouts(campaign)
+    assert pooled.num_runs == 2
+    with store._db.write() as session:
+        session.execute(delete(Campaign).where(Campaign.id == campaign))
+    assert store.leaderboard.ranked_layouts(campaign) == []
+    with pytest.raises(CampaignNotFoundError):
+        store.leaderboard.page_of_layouts(campaign, limit=2)
 
 
 def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:
@@ -87,6 +61,7 @@ def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:
     assert kept == [True, False, True]
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_cells_of_knobs_have_the_best_of_all_ranked_layouts(store: Store, campaign: int) -> None:
     assert store.knobs.cells(campaign, "tp") == []
     for layout, tokens_per_s in (
@@ -115,3 +90,51 @@ def test_the_median_leaves_out_layouts_that_were_stopped_early(store: Store, cam
         run_trial(store, campaign, Layout(micro_batch_size=number), tokens_per_s=speed)
     run_trial(store, campaign, Layout(micro_batch_size=9), tokens_per_s=50.0, shortened=True)
     assert summary() == (4, 1, 300.0)
+
+
+def constrained_campaign(store: Store, **changes: object) -> int:
+    spec = make_spec() | changes
+    spec["cluster"] |= {"device_memory_bytes": 1000}
+    make_worker(store)
+    return store.campaigns.create(spec, num_legal_layouts=100).id
+
+
+def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(store: Store) -> None:
+    objective = ["tokens_per_s", "memory_headroom"]
+    campaign = constrained_campaign(
+        store, objective=objective, constraints={"memory_headroom": 0.1}
+    )
+    assert store.campaigns.get(campaign).max_peak_memory_bytes == 900
+    tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
+    just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
+    assert [trial.id for trial in ranked_trials(store, campaign, "tokens_per_s")] == [just]
+    assert counts(store, campaign) == (1, 1)
+    assert front(store, campaign) == {just}
+    kept = store.trials.get(tight)
+    assert kept.state == "COMPLETED"
+    assert kept.measurement is not None
+    assert kept.measurement.peak_memory_bytes == 901
+
+
+@pytest.mark.parametrize(
+    ("constraints", "changes", "expected"),
+    [
+        # What never counts is not counted as constrained.
+        ({"memory_headroom": 0.1}, {"oversubscribed": True, "peak_memory_bytes": 999}, (0, 0)),
+        ({"memory_headroom": 0.1}, {"outcome": failed()}, (0, 0)),
+        # Without constraints a device may be full.
+        ({}, {"peak_memory_bytes": 5 << 30}, (1, 0)),
+    ],
+)
+def test_only_completed_measurements_are_counted_as_constrained(
+    store: Store, constraints: dict[str, float], changes: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    campaign = constrained_campaign(store, constraints=constraints)
+    run_trial(store, campaign, **changes)
+    assert counts(store, campaign) == expected
+
+
+def counts(store: Store, campaign: int) -> tuple[int, int]:
+    """The ranked layouts, and the trials that a constraint leaves out."""
+    constrained = store.leaderboard.page_of_layouts(campaign, limit=0).constrained
+    return store.leaderboard.ranked_summary(campaign).num_ranked, constrained

@@ -1,9 +1,9 @@
 """The machinery of migrations: versions that meet, interrupted and concurrent upgrades."""
 
-import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,24 +41,15 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'results.sqlite3'}"
 
 
-def write_revision(path: Path, revision: str) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-    connection.close()
-
-
-@pytest.mark.parametrize("is_next", [False, True])
-def test_the_scripts_are_named_after_their_revisions_and_the_last_is_the_head(
-    monkeypatch: pytest.MonkeyPatch, is_next: bool
-) -> None:
-    if is_next:
+def test_scripts_are_named_after_revisions_up_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    for head in (THIS, NEXT):
+        folders = [str(folder) for folder in migrate.VERSIONS]
+        scripts = ScriptDirectory(str(migrate.SCRIPTS), version_locations=folders)
+        found = {script.revision: Path(script.path).name for script in scripts.walk_revisions()}
+        assert all(name.startswith(f"{revision}_") for revision, name in found.items())
+        assert sorted(found) == list(migrate.revisions(migrate.VERSIONS))
+        assert migrate.head() == scripts.get_current_head() == head
         become_next_version(monkeypatch)
-    folders = [str(folder) for folder in migrate.VERSIONS]
-    scripts = ScriptDirectory(str(migrate.SCRIPTS), version_locations=folders)
-    found = {script.revision: Path(script.path).name for script in scripts.walk_revisions()}
-    assert all(name.startswith(f"{revision}_") for revision, name in found.items())
-    assert sorted(found) == list(migrate.revisions(migrate.VERSIONS))
-    assert migrate.head() == scripts.get_current_head() == (NEXT if is_next else THIS)
 
 
 def assert_as_described(url: str) -> None:
@@ -79,9 +70,7 @@ def assert_as_described(url: str) -> None:
             assert references == {each.name for each in table.foreign_key_constraints}
 
 
-def test_the_migrations_build_what_the_models_describe_again_after_a_downgrade(
-    database_url: str,
-) -> None:
+def test_the_migrations_build_what_the_models_describe(database_url: str) -> None:
     assert_as_described(database_url)
     migrate.downgrade(database_url, "base")
     with closing(Database(database_url)) as database:
@@ -91,28 +80,25 @@ def test_the_migrations_build_what_the_models_describe_again_after_a_downgrade(
 
 
 def test_upgrading_twice_changes_nothing(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SchemaOutdatedError, match="revision none"):
+        migrate.check(url)
     migrate.upgrade(url)
     before = (tmp_path / "results.sqlite3").read_bytes()
     migrate.upgrade(url)
     assert (tmp_path / "results.sqlite3").read_bytes() == before
 
 
-def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    data_dir = DataDir(tmp_path)
-    Store.open(data_dir).close()
-    write_revision(tmp_path / "results.sqlite3", "9999")
-    before = (tmp_path / "results.sqlite3").read_bytes()
-    with pytest.raises(SchemaNewerError, match=r"9999.*newer version"):
-        Store.open(data_dir)
-    assert (tmp_path / "results.sqlite3").read_bytes() == before
-
-
-def test_what_the_next_version_has_upgraded_is_refused_by_this_one(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+def test_a_database_of_the_next_version_is_refused_and_left_as_it_is(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become_next_version(monkeypatch)
     migrate.upgrade(database_url)
     become_this_version(monkeypatch)
+    if database_url.startswith("sqlite"):
+        before = (tmp_path / "data" / "results.sqlite3").read_bytes()
+        with pytest.raises(SchemaNewerError, match=f"{NEXT}.*newer version"):
+            Store.open(DataDir(tmp_path / "data"))
+        assert (tmp_path / "data" / "results.sqlite3").read_bytes() == before
     for refused in (migrate.upgrade, migrate.check, migrate.revision, Store.connect):
         with pytest.raises(SchemaNewerError, match=f"{NEXT}.*newer version"):
             refused(database_url)
@@ -131,22 +117,20 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(content[:100] + bytes(len(content) - 100))
 
 
-@pytest.mark.parametrize("how", ["garbage", "directory", "damaged"])
-def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "results.sqlite3"
-    spoil(path, how)
-    for open_it in (
-        lambda: Store.open(DataDir(tmp_path)),
-        lambda: migrate.check(f"sqlite:///{path}"),
-        lambda: Store(f"sqlite:///{path}").campaigns.find(),
-    ):
-        with pytest.raises(DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: \w+"):
-            open_it()
-
-
-def test_a_database_without_a_schema_is_outdated(url: str) -> None:
-    with pytest.raises(SchemaOutdatedError, match="revision none"):
-        migrate.check(url)
+def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
+    for how in ("garbage", "directory", "damaged"):
+        path = tmp_path / how / "results.sqlite3"
+        path.parent.mkdir(mode=0o700)
+        spoil(path, how)
+        for open_it in (
+            partial(Store.open, DataDir(path.parent)),
+            partial(migrate.check, f"sqlite:///{path}"),
+            Store(f"sqlite:///{path}").campaigns.find,
+        ):
+            with pytest.raises(
+                DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: "
+            ):
+                open_it()
 
 
 def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
@@ -171,9 +155,7 @@ def run(url: str, *statements: str) -> None:
     database.close()
 
 
-def test_rows_that_the_next_schema_refuses_stop_an_upgrade_which_says_so_and_changes_nothing(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_rows_stop_an_upgrade(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Store(database_url)) as store:
         make_worker(store, devices_per_node=65)
     become_next_version(monkeypatch)
@@ -187,9 +169,7 @@ def test_rows_that_the_next_schema_refuses_stop_an_upgrade_which_says_so_and_cha
     assert migrate.check(database_url) == NEXT
 
 
-def test_rows_that_refer_to_nothing_stop_an_upgrade_of_sqlite(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orphaned_rows_stop_an_upgrade(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run(sqlite_url, "INSERT INTO trial_logs VALUES (7, 'a log of no trial')")
     become_next_version(monkeypatch)
     with pytest.raises(DatabaseInvalidError, match="row 7 of trial_logs refers to a row of trials"):
@@ -233,7 +213,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_upgrade_that_is_killed_before_its_commit_changes_nothing_and_is_run_again(
+def test_a_killed_upgrade_changes_nothing(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Store(database_url)) as store:
@@ -252,7 +232,7 @@ def test_an_upgrade_that_is_killed_before_its_commit_changes_nothing_and_is_run_
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_upgrade_at_once_one_waits_and_finds_it_done(
+def test_of_two_upgrades_at_once_one_waits_and_finds_it_done(
     database_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with start_upgrade(database_url) as first:

@@ -2,7 +2,6 @@
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
 from search_spaces.spec.model_shape import MODEL_RANGES
 from search_spaces.spec.presets.models import model_preset
-from tests.kit.store import make_campaign, make_worker, run_trial
-from tests.results_db.first_weeks import write_first_weeks
+from tests.kit.store import make_worker
 
 ADDED: dict[str, dict[str, dict[str, object]]] = {
     "r002": {
@@ -40,6 +38,8 @@ ADDED: dict[str, dict[str, dict[str, object]]] = {
 }
 """Columns that a revision adds to a table, with the values of earlier rows."""
 TABLES = ("trials", "measurements", "breakdowns")
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 
 @pytest.fixture
@@ -64,7 +64,11 @@ def assign(url: str, table: str, assignment: str, **values: object) -> None:
         assert session.execute(text(f"UPDATE {table} SET {assignment}{only}"), values).rowcount
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_earlier_rows_keep_their_values_and_get_those_of_no_use(url: str) -> None:
+    with closing(Store.connect(url)) as store:
+        make_worker(store, "earlier", cluster="c", trainers={"theirs": "1"})
+        workers = store.workers.find(live=False)
     for revision in reversed(ADDED):
         before = {table: rows(url, table) for table in TABLES}
         migrate.downgrade(url, f"r{int(revision[1:]) - 1:03}")
@@ -84,6 +88,10 @@ def test_earlier_rows_keep_their_values_and_get_those_of_no_use(url: str) -> Non
         assert rows(url, table) == {key: row | new for key, row in earlier[table].items()}
     with closing(Store.connect(url)) as store:
         found = [store.trials.find(campaign.id) for campaign in store.campaigns.find()]
+        # Trainers of r002 have no known parameters.
+        assert store.workers.declared_parameters("c", "theirs") == [None]
+        assert store.workers.declared_parameters("c", "ours") == []
+        assert store.workers.find(live=False) == workers
     trials = [trial for of_campaign in found for trial in of_campaign]
     assert all(trial.layout_key.startswith(trial.layout.key) for trial in trials)
     assert any(trial.repeat_of for trial in trials)
@@ -108,17 +116,15 @@ REFUSED = [
 ]
 
 
-def test_values_that_cannot_be_are_refused(upgraded: str) -> None:
+CHANGED = ("num_devices", "tp_columns", "cp", "precision", "zero_stage")
+"""Columns that the test of new values changes."""
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgraded: str) -> None:
     for table, assignment, check in REFUSED:
         with pytest.raises(IntegrityError, match=f"ck_{table}_{check}"):
             assign(upgraded, table, assignment)
-
-
-CHANGED = ("num_devices", "tp_columns", "cp", "precision", "zero_stage")
-"""Columns that the next test changes."""
-
-
-def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgraded: str) -> None:
     before = rows(upgraded, "trials")[1]
     for revision, assignment, check in (
         ("r005", "num_devices = num_devices + 1", "num_devices"),
@@ -141,31 +147,13 @@ def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgr
         assert check_database(upgraded).findings == ()
         earlier = ", ".join(f"{name} = :{name}" for name in CHANGED)
         assign(upgraded, "trials", earlier, **{name: before[name] for name in CHANGED})
-
-
-OTHER_WORDS = {
-    "pipeline_split": "embedding_and_head",
-    "schedule": "zero_bubble",
-    "rank_order": "tp_cp_pp_dp",
-}
-
-
-def test_a_trial_of_another_word_is_stored_and_has_a_key_of_its_own(url: str) -> None:
-    for knob, word in OTHER_WORDS.items():
-        other = Layout(**{"pp": 2, "dp": 1, "num_microbatches": 4, knob: word})
-        plain = replace(other, **{knob: KNOBS[knob].default})
-        with closing(Store.connect(url)) as store:
-            campaign = make_campaign(store, knob, cluster=knob)
-            make_worker(store, knob, cluster=knob, num_nodes=1, devices_per_node=2)
-            for layout in (other, plain):
-                run_trial(store, campaign, layout)
-            first, second = store.trials.find(campaign)
-        assert (first.layout, first.layout_key) == (other, other.key)
-        assert (second.layout, second.layout_key) == (plain, plain.key)
-        assert plain.key in (
-            other.key.replace(f"-{word}", ""),
-            other.key.replace(f"-ps_{word}", ""),
-        )
+    # The longest key fits.
+    key = longest_key()
+    assert 200 < len(key) == 218 <= 240
+    for table in ("trials", "knob_steps"):
+        assign(upgraded, table, "layout_key = :key", key=key)
+        with closing(Database(upgraded)) as database, database.read() as session:
+            assert key in session.scalars(text(f"SELECT layout_key FROM {table}")).all()
 
 
 def longest_key() -> str:
@@ -177,41 +165,3 @@ def longest_key() -> str:
     model = replace(model_preset("tiny"), num_layers=MODEL_RANGES["num_layers"].high)
     probe = Fidelity(num_microbatches=MAX_COUNT, dp=MAX_COUNT, num_layers=model.num_layers - 1)
     return probe.key(longest, model)
-
-
-def test_the_longest_key_fits(upgraded: str) -> None:
-    key = longest_key()
-    assert 200 < len(key) == 218 <= 240
-    for table in ("trials", "knob_steps"):
-        assign(upgraded, table, "layout_key = :key", key=key)
-        with closing(Database(upgraded)) as database, database.read() as session:
-            assert key in session.scalars(text(f"SELECT layout_key FROM {table}")).all()
-
-
-def test_trainers_of_r002_have_no_known_parameters(url: str) -> None:
-    with closing(Store.connect(url)) as store:
-        make_worker(store, "earlier", cluster="c", trainers={"theirs": "1"})
-        before = store.workers.find(live=False)
-    migrate.downgrade(url, "r002")
-    migrate.upgrade(url)
-    assert check_database(url).findings == ()
-    with closing(Store.connect(url)) as store:
-        assert store.workers.find(live=False) == before
-        assert store.workers.declared_parameters("c", "theirs") == [None]
-        assert store.workers.declared_parameters("c", "ours") == []
-
-
-def triggers(url: str) -> set[str]:
-    with closing(Database(url)) as database, database.read() as session:
-        query = "SELECT sql FROM sqlite_master WHERE type = 'trigger'"
-        return set(session.scalars(text(query)))
-
-
-def test_triggers_outlive_the_new_table(tmp_path: Path) -> None:
-    url = write_first_weeks(tmp_path / "results.sqlite3")
-    before = triggers(url)
-    assert before
-    migrate.downgrade(url, "r003")
-    assert triggers(url) == before
-    migrate.upgrade(url)
-    assert triggers(url) == before

@@ -88,9 +88,7 @@ def losses(offset: float) -> dict[str, Any]:
     return {"iterations": tuple(replace(i, loss=i.loss + offset * (i.index > 1)) for i in plain)}
 
 
-def test_a_cheap_probe_is_leased_as_the_part_that_runs_and_stands_for_its_layout(
-    bench: Bench,
-) -> None:
+def test_a_cheap_probe_is_leased_as_a_part_and_stands_for_its_layout(bench: Bench) -> None:
     added = bench.add(fidelity=SMALLEST)
     part = Layout(num_microbatches=8)
     assert added == bench.store.trials.get(added.id)
@@ -104,11 +102,8 @@ def test_a_cheap_probe_is_leased_as_the_part_that_runs_and_stands_for_its_layout
     assert request.model == with_layers(bench.spec.model, 2)
     assert request.layout.global_batch_size == 8
 
-
-@pytest.mark.sqlite_is_enough(False)
-def test_a_layout_has_one_trial_of_each_fidelity(bench: Bench) -> None:
+    # A layout has one trial of each fidelity.
     bench.add(fidelity=FEWER)
-    bench.add(fidelity=SMALLEST)
     whole = bench.add()
     assert (whole.layout, whole.full_layout, whole.num_layers) == (WHOLE, None, None)
     with pytest.raises(TrialDuplicateError, match=f"{WHOLE.key} at the same fidelity already"):
@@ -133,9 +128,7 @@ def test_a_cheap_probe_is_repeated_and_queued_again_as_it_was(bench: Bench) -> N
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
-    bench: Bench, database_url: str
-) -> None:
+def test_a_cheap_probe_has_no_place_beside_whole_layouts(bench: Bench, database_url: str) -> None:
     store, objective = bench.store, bench.spec.objective
     cheap = bench.probe(fidelity=FEWER, tokens_per_s=9000.0)
     assert cheap.state == "COMPLETED"
@@ -179,14 +172,9 @@ def test_two_cheap_probes_with_other_losses_are_both_measured_again(bench: Bench
     second = bench.probe(other, Fidelity(num_microbatches=8, dp=1, num_layers=2), **losses(0.5))
     assert second.reason == "diverged"
     assert bench.store.trials.in_doubt(bench.campaign) == [first.id, second.id]
-    for trial in (first, second):
-        bench.store.trials.repeat(trial.id)
-    assert bench.store.trials.in_doubt(bench.campaign) == []
 
 
-def test_a_later_campaign_learns_of_the_model_and_the_layout_that_ran(
-    store: Store, clock: TurnableClock
-) -> None:
+def test_a_later_campaign_learns_of_the_part_that_ran(store: Store, clock: TurnableClock) -> None:
     bench = Bench.of(store)
     bench.probe(fidelity=FEWER)
     bench.probe(fidelity=SMALLEST)

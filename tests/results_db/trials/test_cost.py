@@ -27,7 +27,7 @@ amounts = st.floats(0, 1e6, allow_nan=False)
 
 
 @given(held_s=amounts, nodes=amounts, used_nodes=amounts, iterations_s=amounts)
-def test_a_probe_s_parts_sum_to_what_it_held_and_none_is_negative(
+def test_the_parts_of_a_cost_sum_up(
     held_s: float, nodes: float, used_nodes: float, iterations_s: float
 ) -> None:
     cost = Cost.of_probe(
@@ -41,28 +41,27 @@ def test_a_probe_s_parts_sum_to_what_it_held_and_none_is_negative(
 @pytest.mark.parametrize(
     ("layout", "machine", "outcome", "said", "cost"),
     [
-        # On half a node.
-        (Layout(dp=4), {}, {}, {"nodes_held": 0.5, "iterations_s": 6}, Cost(iterations=3, start=2)),
-        # 12 of 16 devices: a node and a half.
-        (
-            Layout(num_nodes=2, dp=12),
-            {"num_nodes": 2},
-            {},
-            {"iterations_s": 6},
+        pytest.param(
+            *(Layout(dp=4), {}, {}, {"nodes_held": 0.5, "iterations_s": 6}),
+            Cost(iterations=3, start=2),
+            id="on half a node",
+        ),
+        pytest.param(
+            *(Layout(num_nodes=2, dp=12), {"num_nodes": 2}, {}, {"iterations_s": 6}),
             Cost(iterations=9, start=6, idle=5),
+            id="12 of 16 devices, a node and a half",
         ),
-        # Without a word on iterations those of the measurement count: twelve of 1/8 s.
-        (
-            Layout(),
-            {"devices_per_node": 1},
-            {"duration_s": 4, "tokens_per_s": 1024},
-            {},
+        pytest.param(
+            *(Layout(), {"devices_per_node": 1}, {"duration_s": 4, "tokens_per_s": 1024}, {}),
             Cost(iterations=1.5, start=2.5),
+            id="iterations of the measurement, twelve of 1/8 s",
         ),
-        # The time of one that failed is its start where nobody counted iterations.
-        (Layout(), {"devices_per_node": 1}, "crashed", {}, Cost(start=4)),
-        # Its worker gave it back.
-        (Layout(dp=8), {}, "cancelled", {}, Cost(lost=4)),
+        pytest.param(
+            *(Layout(), {"devices_per_node": 1}, "crashed", {}),
+            Cost(start=4),
+            id="no iterations were counted",
+        ),
+        pytest.param(*(Layout(dp=8), {}, "cancelled", {}), Cost(lost=4), id="given back"),
     ],
 )
 def test_a_probe_costs_what_it_held(
@@ -95,14 +94,12 @@ def beat(trial_id: int, **said: Any) -> BeatBody:
 @pytest.mark.parametrize(
     ("beats", "cost"),
     [
-        # It merely waited.
+        ([{}], Cost(lost=20)),
         ([{"phase": "waiting", "held_s": 0.0}], Cost()),
-        # A beat that comes late takes nothing back.
         (
             [{"held_s": 7.0, "nodes_held": 0.5}, {"held_s": 6.0, "nodes_held": 0.5}],
             Cost(lost=3.5),
         ),
-        # One that waits for a second run is charged for the first.
         (
             [
                 {"held_s": 8.0, "nodes_held": 0.5},
@@ -111,16 +108,17 @@ def beat(trial_id: int, **said: Any) -> BeatBody:
             Cost(lost=4.5),
         ),
     ],
+    ids=[
+        *("heard of for 10 s, on two nodes", "it merely waited"),
+        *("a beat that comes late takes nothing back", "it waited for a second run"),
+    ],
 )
 def test_a_lost_attempt_costs_what_its_worker_said_that_it_held(
-    store: Store,
-    clock: TurnableClock,
-    campaign: int,
-    worker: str,
-    running: int,
-    beats: list[dict[str, Any]],
-    cost: Cost,
+    store: Store, clock: TurnableClock, campaign: int, beats: list[dict[str, Any]], cost: Cost
 ) -> None:
+    worker, layout = make_worker(store, num_nodes=2).id, Layout(num_nodes=2, dp=2)
+    running = store.trials.add(campaign, layout).id
+    lease_one(store, worker)
     clock.forward(10)
     for said in beats:
         send_beats(store, worker, [beat(running, **said)])
@@ -131,22 +129,25 @@ def test_a_lost_attempt_costs_what_its_worker_said_that_it_held(
     assert attempt.cost == cost
     is_lost = beats[-1].get("phase") != "waiting"
     assert store.trials.get(running).lost_attempts == is_lost
-
-
-def test_a_late_outcome_turns_what_was_lost_into_what_it_was_spent_on(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store, devices_per_node=2)
-    layout = Layout(dp=2)
-    trial = store.trials.add(campaign, layout)
-    lease_one(store, worker.id)
+    # What the next attempt costs is added.
+    assert lease_one(store, worker).attempt == 2
     clock.forward(10)
-    send_beats(store, worker.id, [beat(trial.id, held_s=5.0, nodes_held=1.0)])
+    post_outcome(store, running, 2, completed(layout, duration_s=4))
+    assert store.trials.get(running).node_seconds == pytest.approx(cost.total + 8)
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(cost.total + 8)
+
+
+def test_a_late_outcome_corrects_the_cost(
+    store: Store, clock: TurnableClock, campaign: int, worker: str, running: int
+) -> None:
+    clock.forward(10)
+    send_beats(store, worker, [beat(running, held_s=5.0, nodes_held=1.0)])
     clock.forward(LEASE_S + 1)
     store.leases.expire()
     assert store.campaigns.get(campaign).cost == Cost(lost=5)
-    post_outcome(store, trial.id, 1, completed(layout, duration_s=8), iterations_s=6)
-    assert store.campaigns.get(campaign).cost == Cost(iterations=6, start=2)
+    told = completed(duration_s=8, tokens_per_s=1e4)
+    post_outcome(store, running, 1, told, iterations_s=6, nodes_held=0.125)
+    assert store.campaigns.get(campaign).cost == Cost(iterations=0.75, start=0.25)
 
 
 def idle(store: Store, clock: TurnableClock, worker_id: str, node_s: float) -> None:
@@ -155,23 +156,25 @@ def idle(store: Store, clock: TurnableClock, worker_id: str, node_s: float) -> N
     store.allocations.share_idle_time()
 
 
-def test_an_allocation_s_idle_time_is_shared_among_the_running_campaigns_of_its_cluster(
+def test_idle_time_is_shared_among_campaigns_that_run_there(
     store: Store, clock: TurnableClock
 ) -> None:
+    worker = make_worker(store)
+    clock.forward(100)
+    idle(store, clock, worker.id, 100)  # no campaign runs: nobody's
     first, second = make_campaign(store), make_campaign(store, "second")
     elsewhere = make_campaign(store, "elsewhere", cluster="frontier")
-    worker = make_worker(store)
-    idle(store, clock, worker.id, 10)
+    idle(store, clock, worker.id, 110)
     store.campaigns.pause(second)
     for _ in range(3):
-        idle(store, clock, worker.id, 14)
+        idle(store, clock, worker.id, 114)
     costs = [store.campaigns.get(campaign).cost.idle for campaign in (first, second, elsewhere)]
     assert costs == [9, 5, 0]
     assert store.campaigns.get(first).node_seconds == 0, "a budget counts what probes held"
-    assert store.allocations.get(worker.id).cost == Cost(idle=14)
+    assert store.allocations.get(worker.id).cost == Cost(idle=114)
 
 
-def test_idle_time_that_was_told_counts_once_whatever_is_lost_repeated_or_started_anew(
+def test_idle_time_counts_once(
     store: Store, clock: TurnableClock, campaign: int, worker: str
 ) -> None:
     for told in (2, 5, 5, 3, 9):  # 3: a beat that comes late; those between 5 and 9 were lost
@@ -182,18 +185,8 @@ def test_idle_time_that_was_told_counts_once_whatever_is_lost_repeated_or_starte
     assert store.campaigns.get(campaign).cost.idle == 13
 
 
-def test_idle_time_while_no_campaign_runs_is_nobody_s(store: Store, clock: TurnableClock) -> None:
-    worker = make_worker(store)
-    clock.forward(100)
-    idle(store, clock, worker.id, 100)
-    campaign = make_campaign(store)
-    idle(store, clock, worker.id, 101)
-    assert store.campaigns.get(campaign).cost.idle == 1
-    assert store.allocations.get(worker.id).cost.idle == 101
-
-
 @pytest.mark.sqlite_is_enough(False)
-def test_the_parts_of_the_metrics_sum_to_those_of_all_campaigns_and_of_all_allocations(
+def test_metrics_are_sums_of_campaigns_and_of_allocations(
     store: Store, clock: TurnableClock
 ) -> None:
     ended, running = make_campaign(store, "ended"), make_campaign(store, "running")

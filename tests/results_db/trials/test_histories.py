@@ -25,7 +25,7 @@ FEW: Final = settings(
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
-SOME: Final = settings(ANY, max_examples=4, stateful_step_count=45)
+SOME: Final = settings(ANY, max_examples=3, stateful_step_count=40)
 MANY: Final = settings(ANY, max_examples=12, stateful_step_count=60)
 
 NewDatabase = Callable[[], AbstractContextManager[str]]
@@ -63,6 +63,7 @@ def _run(new_database: NewDatabase, how_many: settings) -> None:
     run_state_machine_as_test(Histories, settings=how_many)
 
 
+@pytest.mark.sqlite_is_enough
 def test_any_order_of_events_gives_a_legal_history(new_database: NewDatabase) -> None:
     _run(new_database, FEW)
 

@@ -20,6 +20,7 @@ from tests.kit.store import (
     make_iterations,
     make_worker,
     post_outcome,
+    run_trial,
     send_beats,
     take_leases,
 )
@@ -27,41 +28,25 @@ from tests.tuner.factories import make_spec
 
 pytestmark = pytest.mark.sqlite_is_enough
 
-SPEC = make_spec()
-
 
 def lose_lease(store: Store, clock: TurnableClock) -> None:
     clock.forward(LEASE_S + 1)
     assert store.leases.expire()
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("reason", "state"),
-    [
-        ("out_of_memory", "INFEASIBLE"),
-        ("crashed", "FAILED"),
-        ("timeout", "FAILED"),
-        ("diverged", "FAILED"),
-        ("unsupported", "FAILED"),
-    ],
-)
-def test_a_failure_ends_the_trial_and_keeps_its_reason(
-    store: Store, running: int, reason: str, state: str
-) -> None:
-    assert post_outcome(store, running, 1, failed(reason)).accepted
-    detail = store.trials.detail(running)
-    assert (detail.trial.state, detail.trial.reason) == (state, reason)
-    assert detail.trial.message == f"rank 1 of 2: {reason}"
-    assert detail.trial.node == "node-1"
-    assert detail.trial.measurement is None
-    assert detail.log_tail == "Traceback ..."
+def test_a_failure_ends_the_trial_and_keeps_its_reason(store: Store, campaign: int) -> None:
+    for number, reason in enumerate(("out_of_memory", "crashed", "diverged", "unsupported"), 1):
+        trial = run_trial(store, campaign, Layout(micro_batch_size=number), failed(reason))
+        detail = store.trials.detail(trial)
+        state = "INFEASIBLE" if reason == "out_of_memory" else "FAILED"
+        assert (detail.trial.state, detail.trial.reason) == (state, reason)
+        assert detail.trial.message == f"rank 1 of 2: {reason}"
+        assert (detail.trial.node, detail.trial.measurement) == ("node-1", None)
+        assert detail.log_tail == "Traceback ..."
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_posting_an_outcome_again_changes_nothing(
-    store: Store, campaign: int, running: int
-) -> None:
+def test_an_outcome_posted_again_changes_nothing(store: Store, campaign: int, running: int) -> None:
     first = post_outcome(store, running, 1, completed(tokens_per_s=100.0))
     before = store.trials.detail(running)
     again = post_outcome(store, running, 1, completed(tokens_per_s=100.0))
@@ -77,7 +62,7 @@ def test_posting_an_outcome_again_changes_nothing(
 
 
 @pytest.mark.parametrize("first", ["node_lost", "cancelled", "crashed"])
-def test_an_attempt_that_says_something_else_afterwards_is_not_told_that_it_was_taken(
+def test_the_first_outcome_of_an_attempt_stands(
     store: Store, worker: str, running: int, first: str
 ) -> None:
     before = post_outcome(store, running, 1, failed(first))
@@ -87,7 +72,7 @@ def test_an_attempt_that_says_something_else_afterwards_is_not_told_that_it_was_
     assert post_outcome(store, running, 1, failed(first)) == before
 
 
-def test_an_attempt_is_not_credited_with_the_measurement_of_another(
+def test_a_result_belongs_to_its_attempt(
     store: Store, clock: TurnableClock, worker: str, running: int
 ) -> None:
     post_outcome(store, running, 1, failed("node_lost"))
@@ -98,18 +83,21 @@ def test_an_attempt_is_not_credited_with_the_measurement_of_another(
     assert post_outcome(store, running, 2, completed()).accepted
 
 
-def test_a_late_measurement_of_a_waiting_trial_is_taken(
-    store: Store, clock: TurnableClock, worker: str, running: int
+def test_a_late_measurement_is_taken_and_paid_for(
+    store: Store, clock: TurnableClock, campaign: int, worker: str, running: int
 ) -> None:
     lose_lease(store, clock)
-    receipt = post_outcome(store, running, 1, completed())
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(0)
+    receipt = post_outcome(store, running, 1, completed(duration_s=30))
     assert (receipt.accepted, receipt.state) == (True, "COMPLETED")
-    assert store.trials.get(running).lost_attempts == 0
+    trial = store.trials.get(running)
+    assert (trial.lost_attempts, trial.node_seconds) == (0, pytest.approx(30))
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(30)
     assert take_leases(store, worker, 1) == []
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_a_late_measurement_stops_the_attempt_that_runs_now(
+def test_a_late_result_stops_the_next_attempt(
     store: Store, clock: TurnableClock, running: int
 ) -> None:
     lose_lease(store, clock)
@@ -127,17 +115,7 @@ def test_a_late_measurement_stops_the_attempt_that_runs_now(
     assert post_outcome(store, running, 2, completed()) == too_late
 
 
-def test_what_a_late_attempt_really_cost_replaces_what_was_guessed(
-    store: Store, clock: TurnableClock, campaign: int, running: int
-) -> None:
-    lose_lease(store, clock)
-    assert store.campaigns.get(campaign).node_seconds == pytest.approx(0)
-    post_outcome(store, running, 1, completed(duration_s=30))
-    assert store.trials.get(running).node_seconds == pytest.approx(30)
-    assert store.campaigns.get(campaign).node_seconds == pytest.approx(30)
-
-
-def test_an_outcome_after_the_trial_has_ended_is_not_taken_but_paid_for(
+def test_an_outcome_after_the_end_is_paid_for(
     store: Store, clock: TurnableClock, campaign: int, running: int
 ) -> None:
     lose_lease(store, clock)
@@ -148,15 +126,17 @@ def test_an_outcome_after_the_trial_has_ended_is_not_taken_but_paid_for(
     assert store.campaigns.get(campaign).node_seconds == pytest.approx(7)
 
 
-def test_a_lost_node_costs_an_attempt_and_teaches_nothing(
+def test_three_lost_nodes_end_a_trial(
     store: Store, campaign: int, worker: str, running: int
 ) -> None:
-    receipt = post_outcome(store, running, 1, failed("node_lost"))
-    assert (receipt.accepted, receipt.state) == (True, "PENDING")
-    assert store.trials.get(running).lost_attempts == 1
-    for attempt in (2, 3):
-        assert lease_one(store, worker).attempt == attempt
-        receipt = post_outcome(store, running, attempt, failed("node_lost"))
+    for attempt, (reason, lost) in enumerate((("cancelled", 0), ("node_lost", 1)), 1):
+        receipt = post_outcome(store, running, attempt, failed(reason))
+        assert (receipt.accepted, receipt.state) == (True, "PENDING")
+        assert store.trials.get(running).lost_attempts == lost
+        assert lease_one(store, worker).attempt == attempt + 1
+    post_outcome(store, running, 3, failed("node_lost"))
+    assert lease_one(store, worker).attempt == 4
+    receipt = post_outcome(store, running, 4, failed("node_lost"))
     assert receipt.state == "FAILED"
     ended = store.trials.detail(running)
     assert (ended.trial.reason, ended.trial.node) == ("node_lost", "node-1")
@@ -164,16 +144,7 @@ def test_a_lost_node_costs_an_attempt_and_teaches_nothing(
     assert len(store.trials.ended_since(campaign, 0)) == 1
 
 
-def test_a_worker_that_stops_a_trial_nobody_cancelled_puts_it_back(
-    store: Store, worker: str, running: int
-) -> None:
-    receipt = post_outcome(store, running, 1, failed("cancelled"))
-    assert (receipt.accepted, receipt.state) == (True, "PENDING")
-    assert store.trials.get(running).lost_attempts == 0
-    assert lease_one(store, worker).attempt == 2
-
-
-def test_stopping_an_attempt_that_was_superseded_does_not_touch_the_trial(
+def test_a_superseded_attempt_stops_without_effect(
     store: Store, clock: TurnableClock, running: int
 ) -> None:
     lose_lease(store, clock)
@@ -187,9 +158,7 @@ def test_stopping_an_attempt_that_was_superseded_does_not_touch_the_trial(
     assert (trial.worker_id, trial.attempt, trial.lost_attempts) == (other.id, 2, 1)
 
 
-def test_a_measurement_that_came_before_the_stop_is_kept(
-    store: Store, campaign: int, running: int
-) -> None:
+def test_a_measurement_before_the_stop_is_kept(store: Store, campaign: int, running: int) -> None:
     store.campaigns.cancel(campaign)
     assert post_outcome(store, running, 1, completed()).state == "COMPLETED"
 
@@ -202,46 +171,38 @@ def test_an_attempt_that_never_was_is_refused(store: Store, running: int) -> Non
     assert store.trials.get(running).state == "RUNNING"
 
 
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"peak_memory_bytes_by_stage": (5 << 30, 2)}, "peak memory of 2 stages; the layout has pp=1"),
+    ({"peak_memory_bytes": 10**12}, "931.3 GiB is more than the device has, 4 GiB as it is"),
+    ({"peak_memory_bytes": 1 << 20}, "1 MiB is less than a rank of the layout"),
+    (
+        {"tokens_per_step": 128_000, "tokens_per_s": 1e6},
+        r"128000 tokens are not those of the layout, 128 \(dp",
+    ),
+    (
+        {"tokens_per_s_per_device": 500.0},
+        r"500\.0 is not tokens_per_s=1000\.0 over the 1 devices of the layout",
+    ),
+    ({"timed": 1}, "1 is not the number of timed iterations that the probe was asked for, 10"),
+    ({"iterations": make_iterations(0.1, warmup=1)}, "1 iterations of warm-up are not 2 to"),
+    ({"timed": 2, "shortened": True}, "2 of 10 iterations were timed; .* stopped before 3"),
+    ({"duration_s": 1e6}, r"duration_s=1e\+06, and 1\.000 s have passed since the trial was"),
+]
+"""Changes of a measurement, and how it is refused then."""
+
+
 @pytest.mark.sqlite_is_enough(False)
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"peak_memory_bytes_by_stage": (5 << 30, 2)},
-            "peak memory of 2 stages; the layout has pp=1",
-        ),
-        ({"peak_memory_bytes": 10**12}, "931.3 GiB is more than the device has, 4 GiB as it is"),
-        ({"peak_memory_bytes": 1 << 20}, "1 MiB is less than a rank of the layout"),
-        (
-            {"tokens_per_step": 128_000, "tokens_per_s": 1e6},
-            r"128000 tokens are not those of the layout, 128 \(dp",
-        ),
-        (
-            {"tokens_per_s_per_device": 500.0},
-            r"500\.0 is not tokens_per_s=1000\.0 over the 1 devices of the layout",
-        ),
-        ({"timed": 1}, "1 is not the number of timed iterations that the probe was asked for, 10"),
-        ({"iterations": make_iterations(0.1, warmup=1)}, "1 iterations of warm-up are not 2 to"),
-        (
-            {"timed": 2, "shortened": True},
-            "2 of 10 iterations were timed; .* stopped before 3",
-        ),
-        ({"duration_s": 1e6}, r"duration_s=1e\+06, and 1\.000 s have passed since the trial was"),
-    ],
-)
-def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
-    database_url: str, changes: dict[str, Any], message: str
-) -> None:
+def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(database_url: str) -> None:
     clock = TurnableClock()
     with closing(Store(database_url, clock=clock)) as store:
-        campaign = store.campaigns.create(SPEC.to_mapping(), num_legal_layouts=1).id
+        campaign = store.campaigns.create(make_spec().to_mapping(), num_legal_layouts=1).id
         trial_id = store.trials.add(campaign, Layout()).id
         lease_one(store, make_worker(store).id)
         clock.forward(1)
-        with pytest.raises(MeasurementInvalidError, match=message):
-            post_outcome(store, trial_id, 1, completed(**changes))
-        assert store.trials.get(trial_id).state == "RUNNING"
-        assert store.campaigns.get(campaign).node_seconds == 0
+        for changes, message in IMPOSSIBLE:
+            with pytest.raises(MeasurementInvalidError, match=message):
+                post_outcome(store, trial_id, 1, completed(**changes))
+            assert store.trials.get(trial_id).state == "RUNNING"
+            assert store.campaigns.get(campaign).node_seconds == 0
         assert post_outcome(store, trial_id, 1, completed()).accepted
         assert store.campaigns.get(campaign).node_seconds == 1, "4 s are stated, and 1 s has passed"

@@ -35,6 +35,8 @@ from tests.kit.store import (
     take_leases,
 )
 
+pytestmark = pytest.mark.sqlite_is_enough
+
 SIMULATOR = simulator_trainer()
 SIMULATION = {"seed": 7, "version": SIMULATOR_VERSION}
 DAY_S = 86400.0
@@ -74,12 +76,7 @@ def rehearse(store: Store, campaign: int, worker: str, layout: Layout | None = N
     return run_trial(store, campaign, layout, simulated(layout), worker=worker)
 
 
-def end(store: Store, clock: TurnableClock, campaign: int) -> None:
-    clock.forward(1)
-    store.campaigns.end(campaign, "COMPLETED", "budget", "")
-    clock.forward(1)
-
-
+@pytest.mark.sqlite_is_enough(False)
 def test_workers_get_only_trials_of_their_kind_and_version(store: Store) -> None:
     measured = store.trials.add(make_campaign(store), Layout()).id
     rehearsed = store.trials.add(simulated_campaign(store), Layout()).id
@@ -108,28 +105,23 @@ def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableC
     assert (record.measurement.trainer, record.measurement.trainer_version) == (SIMULATOR, "1")
 
 
-def test_a_lost_simulated_attempt_costs_what_its_clock_said(
+def test_simulated_costs_are_those_of_the_simulated_clock(
     store: Store, clock: TurnableClock
 ) -> None:
-    worker, campaign = simulated_worker(store), simulated_campaign(store)
-    first, second = (store.trials.add(campaign, Layout(tp=tp)).id for tp in (1, 2))
-    take_leases(store, worker, 2)
-    clock.forward(1)
+    rehearsing, measuring = simulated_worker(store), make_worker(store).id
+    rehearsal, measured = simulated_campaign(store), make_campaign(store)
+    first, second = (store.trials.add(rehearsal, Layout(tp=tp)).id for tp in (1, 2))
+    take_leases(store, rehearsing, 2)
+    clock.forward(10)
     said = BeatBody(trial_id=first, attempt=1, iterations_done=3, held_s=DAY_S)
-    send_beats(store, worker, [said])
+    for sender, beats, idle_s in ((rehearsing, [said], DAY_S / 2), (measuring, [], 5.0)):
+        send_beats(store, sender, beats, status=StatusBody(idle_node_s=idle_s))
+    store.allocations.share_idle_time()
     clock.forward(100)
     assert sorted(store.leases.expire()) == [first, second]
-    assert store.campaigns.get(campaign).cost.lost == DAY_S, "nothing for the other one"
-
-
-def test_idle_time_is_shared_within_one_kind(store: Store, clock: TurnableClock) -> None:
-    measured, rehearsal = make_campaign(store), simulated_campaign(store)
-    for worker, idle_s in ((simulated_worker(store), DAY_S), (make_worker(store).id, 5.0)):
-        clock.forward(10)
-        send_beats(store, worker, [], status=StatusBody(idle_node_s=idle_s))
-    store.allocations.share_idle_time()
-    idle = [store.campaigns.get(each).cost.idle for each in (measured, rehearsal)]
-    assert idle == [5.0, DAY_S]
+    cost = store.campaigns.get(rehearsal).cost
+    assert (cost.lost, cost.idle) == (DAY_S, DAY_S / 2), "nothing for the second trial"
+    assert store.campaigns.get(measured).cost.idle == 5.0
 
 
 def test_each_kind_knows_its_own_largest_allocation_and_what_is_too_large(store: Store) -> None:
@@ -149,44 +141,32 @@ def test_each_kind_knows_its_own_largest_allocation_and_what_is_too_large(store:
     ]
 
 
-def test_simulated_trials_calibrate_no_measured_campaign(
-    store: Store, clock: TurnableClock
-) -> None:
-    worker = simulated_worker(store)
-    rehearsal = simulated_campaign(store)
+def test_trials_calibrate_campaigns_of_their_kind_alone(store: Store, clock: TurnableClock) -> None:
+    # The simulated worker came last, and its versions are those of no measured campaign.
+    measuring, rehearsing = make_worker(store).id, simulated_worker(store)
+    measured, rehearsal = make_campaign(store), simulated_campaign(store)
+    run_trial(store, measured, worker=measuring)
     for _ in range(2):
-        rehearse(store, rehearsal, worker)
-    end(store, clock, rehearsal)
-    measured, second = make_campaign(store), simulated_campaign(store, "second")
-    for campaign, known in ((measured, 0), (second, 2)):
-        record = store.campaigns.get(campaign)
-        assert store.plans.count_known_trials(record) == known
+        rehearse(store, rehearsal, rehearsing)
+    for campaign in (measured, rehearsal):
+        clock.forward(1)
+        store.campaigns.end(campaign, "COMPLETED", "budget", "")
+    clock.forward(1)
+    for campaign, known in ((make_campaign(store, "next"), 1), (simulated_campaign(store, "2"), 2)):
+        assert store.plans.count_known_trials(store.campaigns.get(campaign)) == known
         with store._db.read() as session:
             assert len(earlier_repeats(session, campaign)) == known // 2
 
 
-def test_measured_trials_calibrate_the_next_campaign_although_a_simulated_worker_came(
-    store: Store, clock: TurnableClock
-) -> None:
-    worker, earlier = make_worker(store).id, make_campaign(store)
-    run_trial(store, earlier, worker=worker)
-    end(store, clock, earlier)
-    simulated_worker(store)
-    record = store.campaigns.get(make_campaign(store, "next"))
-    assert store.plans.count_known_trials(record) == 1
-    record = store.campaigns.get(simulated_campaign(store))
-    assert store.plans.count_known_trials(record) == 0
-
-
-@pytest.mark.parametrize(("earlier", "later"), [(SIMULATION, None), (None, SIMULATION)])
-def test_no_campaign_starts_from_one_of_the_other_kind_by_name(
-    store: Store, earlier: Any, later: Any
-) -> None:
-    sections = [{} if each is None else {"simulated": each} for each in (earlier, later)]
-    store.campaigns.create(make_spec("earlier", **sections[0]), num_legal_layouts=1)
-    spec = make_spec("later", start_from=["earlier"], **sections[1])
-    with pytest.raises(CampaignInvalidError, match="says nothing certain"):
-        store.campaigns.create(spec, num_legal_layouts=1)
+def test_no_campaign_starts_from_one_of_the_other_kind_by_name(store: Store) -> None:
+    for name, earlier, later in (
+        ("rehearsed", {"simulated": SIMULATION}, {}),
+        ("measured", {}, {"simulated": SIMULATION}),
+    ):
+        store.campaigns.create(make_spec(name, **earlier), num_legal_layouts=1)
+        spec = make_spec("later", start_from=[name], **later)
+        with pytest.raises(CampaignInvalidError, match="says nothing certain"):
+            store.campaigns.create(spec, num_legal_layouts=1)
 
 
 def test_a_plan_of_a_measured_campaign_rests_on_no_simulated_trial(store: Store) -> None:

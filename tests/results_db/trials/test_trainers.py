@@ -15,6 +15,7 @@ from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     TurnableClock,
     lease_one,
+    make_campaign,
     make_iterations,
     make_spec,
     make_worker,
@@ -49,27 +50,20 @@ def test_a_worker_gets_only_trials_of_trainers_that_it_lists(store: Store) -> No
     trial = store.trials.add(campaign, TP1)
     plain, other = make_worker(store, "plain").id, worker_with(store, "other", another="1")
     assert take_leases(store, plain, 1) == take_leases(store, other, 1) == []
-    assert lease_one(store, worker_with(store, "right", theirs="1.2")).trial_id == trial.id
+    right = worker_with(store, "right", theirs="1.2")
+    assert lease_one(store, right).trial_id == trial.id
+    ours = store.trials.add(make_campaign(store, "ours"), TP1)
+    assert lease_one(store, right).trial_id == ours.id, "it runs the embedded one too"
 
 
-def test_a_worker_with_trainers_still_runs_the_embedded_one(store: Store) -> None:
-    campaign = store.campaigns.create(make_spec("ours"), num_legal_layouts=100).id
-    trial = store.trials.add(campaign, TP1)
-    assert lease_one(store, worker_with(store, theirs="1.2")).trial_id == trial.id
-
-
-def test_a_measurement_carries_trainer_version_and_the_source_of_its_tokens(store: Store) -> None:
-    worker = worker_with(store, theirs="1.2")
-    trial = run(store, campaign_of(store, "theirs"), worker, TP1, tokens="assumed")
+def test_a_measurement_carries_its_trainer_and_that_of_another_is_refused(store: Store) -> None:
+    campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
+    trial = run(store, campaign, worker, TP1, tokens="assumed")
     kept = store.trials.get(trial).measurement
     assert kept is not None
     assert (kept.trainer, kept.trainer_version, kept.tokens) == ("theirs", "1.2", "assumed")
-
-
-def test_a_measurement_of_another_trainer_is_refused(store: Store) -> None:
-    worker = worker_with(store, theirs="1.2")
     with pytest.raises(MeasurementInvalidError, match=r"'another'.*measures with 'theirs'"):
-        run(store, campaign_of(store, "theirs"), worker, TP1, trainer="another")
+        run(store, campaign, worker, TP2, trainer="another")
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -91,13 +85,9 @@ def losses(value: float | None) -> tuple[Iteration, ...]:
 
 @pytest.mark.parametrize(
     ("same_data", "other", "state"),
-    [
-        (True, 4.0, "FAILED"),
-        (False, 4.0, "COMPLETED"),
-        (True, None, "COMPLETED"),
-    ],
+    [(True, 4.0, "FAILED"), (False, 4.0, "COMPLETED"), (True, None, "COMPLETED")],
 )
-def test_losses_are_compared_only_where_layouts_read_the_same_data(
+def test_only_losses_of_the_same_data_are_compared(
     store: Store, same_data: bool, other: float | None, state: str
 ) -> None:
     campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
@@ -114,9 +104,7 @@ def test_losses_are_compared_only_where_layouts_read_the_same_data(
     assert store.trials.get(trial).state == state
 
 
-def test_campaigns_learn_only_from_the_same_trainer_of_the_same_version(
-    store: Store, clock: TurnableClock
-) -> None:
+def test_campaigns_learn_only_from_the_same_trainer(store: Store, clock: TurnableClock) -> None:
     box = {"cluster": {"name": "local-cpu", "device": "CPU", "num_nodes": 1, "devices_per_node": 8}}
 
     def ended(name: str, trainer: str, version: str, layout: Layout) -> None:

@@ -15,6 +15,8 @@ from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from tests.kit.store import ODD, failed, make_campaign, make_worker, run_trial
 
+pytestmark = pytest.mark.sqlite_is_enough
+
 
 @pytest.fixture
 def two(store: Store) -> Store:
@@ -34,60 +36,43 @@ def found(store: Store, **stated: Any) -> list[int]:
         return list(session.scalars(query.where(*conditions(wanted)).order_by(Trial.number)))
 
 
-def test_every_knob_of_a_layout_can_be_filtered_by() -> None:
+def test_each_knob_of_a_layout_holds_trials_to_its_values(two: Store) -> None:
     assert set(LAYOUT_FIELDS) < set(KNOB_FIELDS)
+    for knob in KNOB_FIELDS:
+        plain, odd = getattr(Layout(), knob), getattr(ODD, knob)
+        assert found(two, **{knob: (odd,)}) == [2], knob
+        assert found(two, **{knob: (plain,)}) == [1], knob
+        assert found(two, **{knob: (plain, odd)}) == [1, 2], knob
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("knob", KNOB_FIELDS)
-def test_each_knob_holds_trials_to_its_values(two: Store, knob: str) -> None:
-    plain, odd = getattr(Layout(), knob), getattr(ODD, knob)
-    assert found(two, **{knob: (odd,)}) == [2]
-    assert found(two, **{knob: (plain,)}) == [1]
-    assert found(two, **{knob: (plain, odd)}) == [1, 2]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("metric", METRICS)
-def test_each_metric_has_a_least_and_a_most_that_include_their_ends(
-    two: Store, metric: str
-) -> None:
+def test_each_metric_has_a_least_and_a_most_that_include_their_ends(two: Store) -> None:
     first, second = (two.trials.get(id_) for id_ in (1, 2))
-    values = []
-    for trial in (first, second):
-        assert trial.measurement is not None
-        values.append(
+    for metric in METRICS:
+        values = [
             trial.objective(metric)
             if metric == "tokens_per_node_hour"
             else getattr(trial.measurement, metric)
-        )
-    low, high = sorted(values)
-    of_low = [1 + values.index(low)]
-    of_high = [1 + values.index(high)]
-    assert found(two, **{f"max_{metric}": low}) == of_low
-    assert found(two, **{f"min_{metric}": high}) == of_high
-    assert found(two, **{f"min_{metric}": low, f"max_{metric}": high}) == [1, 2]
+            for trial in (first, second)
+        ]
+        low, high = sorted(values)
+        assert found(two, **{f"max_{metric}": low}) == [1 + values.index(low)], metric
+        assert found(two, **{f"min_{metric}": high}) == [1 + values.index(high)], metric
+        assert found(two, **{f"min_{metric}": low, f"max_{metric}": high}) == [1, 2], metric
 
 
-def test_states_reasons_and_nodes_are_filtered_by(two: Store) -> None:
+@pytest.mark.sqlite_is_enough(False)
+def test_states_reasons_nodes_and_bounds_are_filtered_by_and_all_must_hold(two: Store) -> None:
     campaign = two.campaigns.by_name("first").id
     run_trial(two, campaign, Layout(tp=4), failed("crashed"))
     two.trials.add(campaign, Layout(tp=8))
+    assert found(two) == [1, 2, 3, 4]
     assert found(two, states=("FAILED", "PENDING")) == [3, 4]
     assert found(two, reasons=("crashed",)) == [3]
     assert found(two, nodes=("node-1",)) == [3]
     assert found(two, nodes=("node-2",)) == []
-
-
-def test_all_that_is_stated_must_hold(two: Store) -> None:
     assert found(two, tp=(2,), min_tokens_per_s=200.0) == [2]
     assert found(two, tp=(1,), min_tokens_per_s=200.0) == []
-    assert found(two) == [1, 2]
-
-
-def test_a_bound_leaves_out_what_was_not_measured(two: Store) -> None:
-    two.trials.add(two.campaigns.by_name("first").id, Layout(tp=8))
-    assert found(two, min_tokens_per_s=0.0) == [1, 2]
+    assert found(two, min_tokens_per_s=0.0) == [1, 2], "what was not measured is left out"
     assert TrialFilter(min_mfu=0.0).needs_measurement
     assert not TrialFilter(tp=(1,)).needs_measurement
 
@@ -117,7 +102,7 @@ def test_a_filter_that_no_trial_can_meet_is_refused(stated: dict[str, Any], word
         TrialFilter(**stated)
 
 
-def test_a_filter_is_a_value() -> None:
+def test_a_filter_is_a_value_and_has_no_other_fields() -> None:
     one, same = TrialFilter(min_mfu=0.3, tp=(2,)), TrialFilter(tp=(2,), min_mfu=0.3, pp=())
     assert one == same
     assert hash(one) == hash(same)
@@ -125,9 +110,6 @@ def test_a_filter_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
     assert (one.tp, one.pp, one.min_mfu, one.max_mfu) == ((2,), (), 0.3, None)
     assert TrialFilter(tp=(), min_mfu=None) == TrialFilter()
-
-
-def test_a_field_that_there_is_not_is_refused() -> None:
     with pytest.raises(TypeError, match="TrialFilter has no field 'tpp'"):
         TrialFilter(tpp=(2,))
     with pytest.raises(AttributeError, match="TrialFilter has no field 'tpp'"):

@@ -1,24 +1,30 @@
+"""Trials: what is kept of them, and what users wish of them."""
+
+from __future__ import annotations
+
 import dataclasses
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import UniqueConstraint, update
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
-from results_db.database.database import breaks_unique
+from results_db.actor import Actor
 from results_db.errors import (
     CampaignNotFoundError,
-    ObjectiveUnknownError,
+    CampaignStateError,
     TrialDuplicateError,
+    TrialLogNotFoundError,
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models.base import Base
-from results_db.models.tables import Campaign, Trial
-from results_db.records import REPEAT_REASONS
+from results_db.models.service_tables import AuditRow, EventRow
+from results_db.models.tables import Campaign
+from results_db.records import REPEAT_REASONS, TrialRecord
 from results_db.store import Store
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.protocol.worker_messages import BeatBody
+from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     ODD,
     completed,
@@ -30,51 +36,36 @@ from tests.kit.store import (
     post_outcome,
     ranked_trials,
     run_trial,
+    send_beats,
     take_leases,
 )
 
+pytestmark = pytest.mark.sqlite_is_enough
 
-def test_a_layout_comes_back_as_it_was(store: Store, campaign: int) -> None:
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_layout_is_kept_whole_and_tried_once_in_a_campaign(store: Store, campaign: int) -> None:
     trial = store.trials.add(campaign, ODD)
     assert trial.layout == ODD == store.trials.get(trial.id).layout
     assert trial.layout_key == ODD.key
     assert (trial.state, trial.number, trial.attempt) == ("PENDING", 1, 0)
-
-
-def test_every_knob_has_a_column_of_its_own() -> None:
-    assert set(LAYOUT_FIELDS) <= set(Trial.__table__.columns.keys())
-
-
-def test_a_layout_is_tried_once_in_a_campaign(store: Store) -> None:
-    first, second = make_campaign(store, "a"), make_campaign(store, "b")
-    store.trials.add(first, ODD)
     with pytest.raises(TrialDuplicateError, match=ODD.key):
-        store.trials.add(first, ODD)
-    store.trials.add(second, ODD)
+        store.trials.add(campaign, ODD)
+    store.trials.add(make_campaign(store, "other"), ODD)
     # The refused one took no number.
-    assert store.trials.add(first, Layout()).number == 2
-
-
-def test_a_trial_needs_a_campaign(store: Store) -> None:
+    assert store.trials.add(campaign, Layout()).number == 2
     with pytest.raises(CampaignNotFoundError, match="no campaign 9"):
         store.trials.add(9, ODD)
 
 
-def test_a_repeat_is_deliberate_and_says_what_it_repeats(
-    store: Store, campaign: int, worker: str
-) -> None:
-    first = store.trials.add(campaign, Layout())
-    with pytest.raises(TrialStateError, match="PENDING"):
-        store.trials.repeat(first.id)
-    post_outcome(store, first.id, lease_one(store, worker).attempt, completed())
+def test_a_repeat_says_which_trial_it_repeats(store: Store, campaign: int, worker: str) -> None:
+    first = run_trial(store, campaign)
     second = store.trials.get(run_trial(store, campaign, outcome=failed()))
-    assert (second.repeat_of, second.repeat_index, second.number) == (first.id, 1, 2)
+    assert (second.repeat_of, second.repeat_index, second.number) == (first, 1, 2)
     assert store.trials.repeat(second.id).repeat_index == 2
 
 
-def test_a_repeat_keeps_its_reason_and_one_for_a_user_is_a_request(
-    store: Store, campaign: int
-) -> None:
+def test_a_repeat_keeps_its_reason_and_a_users_is_a_request(store: Store, campaign: int) -> None:
     first = run_trial(store, campaign)
     crashed = run_trial(store, campaign, Layout(tp=2), outcome=failed())
     assert store.trials.get(first).repeat_reason is None
@@ -97,48 +88,32 @@ FP16: dict[str, Any] = {
 """What fp16 on a GPU adds to a measurement."""
 
 
-@pytest.mark.parametrize(
-    ("layout", "changes"),
-    [
+@pytest.mark.sqlite_is_enough(False)
+def test_a_completed_trial_keeps_all_that_was_measured(store: Store, campaign: int) -> None:
+    for layout, changes in (
         (Layout(pp=4), {}),
         (Layout(pp=2, precision="fp16"), FP16),
         (Layout(), {"others_share": 0.25, "throttled": True}),
-        (Layout(), {"breakdown": None}),
+        (Layout(dp=2), {"breakdown": None}),
         (Layout(tp=2), {"shortened": True, "iterations_asked": 10, "timed": 3}),
-    ],
-)
-def test_a_completed_trial_keeps_all_that_was_measured(
-    store: Store, campaign: int, layout: Layout, changes: dict[str, Any]
-) -> None:
-    detail = store.trials.detail(run_trial(store, campaign, layout, **changes))
-    sent = vars_of(make_measurement(layout, **changes))
-    assert detail.trial.state == "COMPLETED"
-    assert detail.iterations == sent.pop("iterations")
-    assert vars_of(detail.trial.measurement) == sent
-    assert detail.environment == make_environment()
-    assert detail.log_tail == "the last line\n"
-    assert [(a.attempt, a.ending, a.worker_name) for a in detail.attempts] == [
-        (1, "reported", "w1")
-    ]
-    (ranked,) = ranked_trials(store, campaign, "tokens_per_s")
-    assert ranked == detail.trial
+    ):
+        detail = store.trials.detail(run_trial(store, campaign, layout, **changes))
+        sent = vars_of(make_measurement(layout, **changes))
+        assert detail.trial.state == "COMPLETED"
+        assert detail.iterations == sent.pop("iterations")
+        assert vars_of(detail.trial.measurement) == sent
+        assert detail.environment == make_environment()
+        assert detail.log_tail == "the last line\n"
+        (attempt,) = detail.attempts
+        assert (attempt.attempt, attempt.ending, attempt.worker_name) == (1, "reported", "w1")
+        assert detail.trial in ranked_trials(store, campaign, "tokens_per_s")
 
 
 def vars_of(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def test_an_unknown_trial_is_named_in_the_error(store: Store, campaign: int) -> None:
-    for read in (store.trials.get, store.trials.detail, store.trials.repeat):
-        with pytest.raises(TrialNotFoundError, match="no trial 5"):
-            read(5)
-    with pytest.raises(TrialNotFoundError, match="no trial number 5"):
-        store.trials.by_number(campaign, 5)
-
-
-def test_trials_are_listed_by_number_state_and_page(
-    store: Store, campaign: int, worker: str
-) -> None:
+def test_trials_are_listed_by_number_and_state(store: Store, campaign: int, worker: str) -> None:
     run_trial(store, campaign)
     for tp in (2, 4, 8):
         store.trials.add(campaign, Layout(tp=tp))
@@ -149,9 +124,7 @@ def test_trials_are_listed_by_number_state_and_page(
     assert store.campaigns.count_trials(campaign) == {"PENDING": 3, "COMPLETED": 1, **none}
 
 
-def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(
-    store: Store, campaign: int, worker: str
-) -> None:
+def test_trials_end_in_an_order_of_their_own(store: Store, campaign: int, worker: str) -> None:
     ids = [store.trials.add(campaign, Layout(tp=tp)).id for tp in (1, 2, 4)]
     take_leases(store, worker, 3)
     post_outcome(store, ids[2], 1, failed("out_of_memory"))
@@ -163,13 +136,7 @@ def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(
     assert [t.id for t in store.trials.ended_since(campaign, 2)] == [ids[1]]
 
 
-def test_an_unknown_objective_is_refused_with_the_choices(store: Store, campaign: int) -> None:
-    with pytest.raises(
-        ObjectiveUnknownError, match="'speed' is not one of tokens_per_s_per_device"
-    ):
-        ranked_trials(store, campaign, "speed")
-
-
+@pytest.mark.sqlite_is_enough(False)
 def test_only_a_layout_that_was_tried_is_called_a_duplicate(store: Store, campaign: int) -> None:
     store.trials.add(campaign, Layout())
     with store._db.write() as session:
@@ -183,26 +150,129 @@ def test_only_a_layout_that_was_tried_is_called_a_duplicate(store: Store, campai
         store.trials.add(campaign, Layout())
 
 
-class FromPostgres(Exception):
-    """What psycopg raises, as far as it is looked at."""
-
-    def __init__(self, constraint_name: str | None) -> None:
-        self.diag = SimpleNamespace(constraint_name=constraint_name)
+PLAIN = Layout()
 
 
-@pytest.mark.parametrize(
-    ("table", "columns"),
-    [("campaigns", ("name",)), ("trials", ("campaign_id", "layout_key", "repeat_index"))],
-)
-def test_a_broken_constraint_is_known_by_its_name_where_the_database_tells_it(
-    table: str, columns: tuple[str, ...]
+def ended(store: Store, campaign: int, reason: str | None = None) -> TrialRecord:
+    """A trial of the plain layout that has ended."""
+    outcome = None if reason is None else failed(reason)
+    return store.trials.get(run_trial(store, campaign, PLAIN, outcome))
+
+
+def audit(store: Store) -> list[tuple[str, str, str, dict[str, Any]]]:
+    query = select(AuditRow).where(AuditRow.target_kind == "trial").order_by(AuditRow.id)
+    with store._db.read() as session:
+        return [(r.actor, r.action, r.target, r.details) for r in session.scalars(query)]
+
+
+def test_a_completed_trial_is_measured_again_not_queued_again(store: Store, campaign: int) -> None:
+    trial = ended(store, campaign)
+    with pytest.raises(TrialStateError, match=r"COMPLETED; only a FAILED, .* repeat it"):
+        store.trials.requeue(trial.id)
+    physics = store.by(Actor(name="physics", role="submitter"))
+    added = physics.trials.measure_again(trial.id, times=3)
+    assert [(t.number, t.repeat_index) for t in added] == [(2, 1), (3, 2), (4, 3)]
+    assert {(t.layout, t.state, t.repeat_of) for t in added} == {(PLAIN, "PENDING", trial.id)}
+    details = {"campaign": "first", "number": 1, "added": [2, 3, 4]}
+    assert audit(store) == [("physics", "trial.repeat", str(trial.id), details)]
+    store.trials.cancel(added[-1].id)
+    query = select(EventRow.kind).where(EventRow.trial_id == added[-1].id).order_by(EventRow.id)
+    with store._db.read() as session:
+        assert list(session.scalars(query)) == ["trial.added", "trial.ended"]
+
+
+@pytest.mark.parametrize("reason", ["crashed", "out_of_memory"])
+def test_a_failed_trial_is_queued_again_once(store: Store, campaign: int, reason: str) -> None:
+    trial = ended(store, campaign, reason)
+    with pytest.raises(TrialStateError, match="only a COMPLETED one is measured again: requeue it"):
+        store.trials.measure_again(trial.id)
+    again = store.trials.requeue(trial.id)
+    assert (again.number, again.state, again.repeat_of) == (2, "PENDING", trial.id)
+    assert store.trials.get(trial.id).state == trial.state, "the first keeps its end"
+    with pytest.raises(TrialStateError, match="trial number 2 is of the same layout, and PENDING"):
+        store.trials.requeue(trial.id)
+    assert [entry[1] for entry in audit(store)] == ["trial.requeue"]
+    store.trials.cancel(again.id)
+    assert store.trials.requeue(trial.id).number == 3
+
+
+def test_a_cancelled_trial_can_be_queued_again(store: Store, campaign: int, worker: str) -> None:
+    trial = store.trials.add(campaign, PLAIN)
+    cancelled = store.trials.cancel(trial.id)
+    assert (cancelled.state, cancelled.reason) == ("CANCELLED", "cancelled")
+    assert cancelled.message == "cancelled by the user"
+    again = store.trials.requeue(trial.id)
+    lease = lease_one(store, worker)
+    assert lease.trial_id == again.id, "the cancelled one is leased no more"
+    post_outcome(store, again.id, lease.attempt, completed(PLAIN))
+    assert store.trials.get(again.id).state == "COMPLETED"
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_running_trial_is_cancelled_by_its_worker(
+    store: Store, worker: str, running: int, is_lost: bool
 ) -> None:
-    (name,) = (
-        str(constraint.name)
-        for constraint in Base.metadata.tables[table].constraints
-        if isinstance(constraint, UniqueConstraint)
-        and tuple(column.name for column in constraint.columns) == columns
-    )
-    for told, broken in ((name, True), (f"{name}_too", False), (None, False)):
-        error = IntegrityError("INSERT", {}, FromPostgres(told))
-        assert breaks_unique(error, table, *columns) is broken
+    assert store.trials.cancel(running).state == "RUNNING"
+    assert store.trials.cancel(running).state == "RUNNING", "twice is once"
+    beat = BeatBody(trial_id=running, attempt=1, iterations_done=1)
+    assert send_beats(store, worker, [beat]).stop == (running,)
+    if is_lost:
+        store.workers.drain(worker)
+    else:
+        post_outcome(store, running, 1, failed("cancelled"))
+    assert store.trials.get(running).state == "CANCELLED"
+    assert store.trials.cancel(running).state == "CANCELLED", "once more is no error"
+    assert [entry[1] for entry in audit(store)] == ["trial.cancel"]
+
+
+def test_an_open_trial_is_not_repeated(store: Store, campaign: int, running: int) -> None:
+    waiting = store.trials.add(campaign, Layout(tp=2)).id
+    for trial, state in ((running, "RUNNING"), (waiting, "PENDING")):
+        for wish in (store.trials.measure_again, store.trials.requeue, store.trials.repeat):
+            with pytest.raises(TrialStateError, match=state):
+                wish(trial)
+
+
+def test_a_campaign_that_has_ended_takes_no_repeats(store: Store, campaign: int) -> None:
+    good = ended(store, campaign)
+    bad = run_trial(store, campaign, Layout(tp=2), failed())
+    store.campaigns.cancel(campaign)
+    with pytest.raises(CampaignStateError, match="takes no trials"):
+        store.trials.measure_again(good.id, times=2)
+    with pytest.raises(CampaignStateError, match="takes no trials"):
+        store.trials.requeue(bad)
+    assert len(store.trials.find(campaign)) == 2
+
+
+def test_what_is_not_there_is_neither_read_nor_changed(store: Store, campaign: int) -> None:
+    trials = store.trials
+    for call in (trials.get, trials.detail, trials.repeat, trials.log, trials.cancel):
+        with pytest.raises(TrialNotFoundError, match="there is no trial 7"):
+            call(7)
+    for wish in (trials.measure_again, trials.requeue):
+        with pytest.raises(TrialNotFoundError, match="there is no trial 7"):
+            wish(7)
+    with pytest.raises(TrialNotFoundError, match="no trial number 5"):
+        trials.by_number(campaign, 5)
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_repeats_asked_for_at_once_get_one_number_each(store: Store, campaign: int) -> None:
+    trial = ended(store, campaign)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(store.trials.measure_again, [trial.id] * 12))
+    repeats = store.trials.find(campaign)[1:]
+    assert [t.number for t in repeats] == list(range(2, 14))
+    assert sorted(t.repeat_index for t in repeats) == list(range(1, 13))
+
+
+def test_a_trial_without_a_log_says_why(store: Store, campaign: int, worker: str) -> None:
+    trial = store.trials.add(campaign, PLAIN)
+    with pytest.raises(TrialLogNotFoundError, match="PENDING and has no log: it comes with"):
+        store.trials.log(trial.id)
+    post_outcome(store, trial.id, lease_one(store, worker).attempt, failed())
+    assert store.trials.log(trial.id) == "Traceback ..."
+    other = store.trials.add(campaign, Layout(tp=2))
+    store.trials.cancel(other.id)
+    with pytest.raises(TrialLogNotFoundError, match="CANCELLED and has no log: its ranks printed"):
+        store.trials.log(other.id)

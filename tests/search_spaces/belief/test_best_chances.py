@@ -17,7 +17,7 @@ from search_spaces.spec.presets.models import MODEL_PRESETS
 
 A100 = CLUSTER_PRESETS["a100-sxm"]
 MODEL = MODEL_PRESETS["llama-7b"]
-LAYOUTS = tuple(
+COLUMNS = LayoutColumns.of_each(
     Layout(tp=tp, dp=8 // tp, num_microbatches=4 * tp, zero_stage=1, precision="bf16")
     for tp in (1, 2, 4, 8)
 )
@@ -38,9 +38,7 @@ def test_chances_are_shares_of_draws_and_count_only_what_runs() -> None:
     np.testing.assert_allclose(chances.best, [1 / 3, 2 / 3])
     np.testing.assert_allclose(chances.near, [2 / 3, 1.0])
     assert chances.probes_needed == 2
-
-
-def test_a_layout_within_5_percent_of_the_best_needs_no_further_probe() -> None:
+    # A layout within 5 % of the best needs no further probe.
     objectives = np.log([[1.00, 0.96], [1.00, 1.04], [1.00, 1.04]])
     chances = BestChances.of(objectives, np.ones((3, 2), dtype=bool))
     np.testing.assert_allclose(chances.near, [1.0, 1.0])
@@ -48,29 +46,23 @@ def test_a_layout_within_5_percent_of_the_best_needs_no_further_probe() -> None:
 
 
 def test_chances_follow_predicted_speed_and_memory() -> None:
-    columns = LayoutColumns.of_each(LAYOUTS)
-    chances = DRAWS.chances(columns, np.zeros(4), CAPACITY)
+    chances = DRAWS.chances(COLUMNS, np.zeros(4), CAPACITY)
     assert chances.best.sum() == pytest.approx(1.0)
     assert (np.diff(chances.near) >= 0).all()
     assert chances.near[-1] == 1.0
-    steps, _ = DRAWS.time.predict(columns, MODEL, A100, software="megatron-lm")
-    fits = DRAWS.memory.fits(columns, MODEL, CAPACITY)
+    steps, _ = DRAWS.time.predict(COLUMNS, MODEL, A100, software="megatron-lm")
+    fits = DRAWS.memory.fits(COLUMNS, MODEL, CAPACITY)
     assert fits.min() < 0.5 < fits.max(), "the layouts differ in whether they fit"
     assert chances.best.argmax() == np.where(fits > 0.5, steps, np.inf).argmin()
-    favoured = DRAWS.chances(columns, np.array([0.0, 0.0, 0.0, 3.0]), CAPACITY)
+    favoured = DRAWS.chances(COLUMNS, np.array([0.0, 0.0, 0.0, 3.0]), CAPACITY)
     assert favoured.best.argmax() == 3
 
 
 def test_intervals_are_narrow_where_errors_of_trainer_and_device_are_known() -> None:
-    columns = LayoutColumns.of_each(LAYOUTS)
-    widths = {
-        software: float(np.median(TimeCalibration().predict(
-            columns, MODEL, A100, software=software
-        )[1]))
+    known, unknown = (
+        float(np.median(TimeCalibration().predict(COLUMNS, MODEL, A100, software=software)[1]))
         for software in ("megatron-lm", "a new trainer")
-    }  # fmt: skip
-    assert (
-        np.exp(2 * 1.96 * widths["megatron-lm"]) < 1.8 < np.exp(2 * 1.96 * widths["a new trainer"])
     )
+    assert np.exp(2 * 1.96 * known) < 1.8 < np.exp(2 * 1.96 * unknown)
     other = replace(A100, device="a new device")
     assert known_share("megatron-lm", other) == known_share("", A100) == 1.0

@@ -38,16 +38,9 @@ WHOLE = Fidelity(num_microbatches=64, dp=8, num_layers=MODEL.num_layers)
 def test_a_part_that_takes_what_the_closed_form_expects_stands_for_the_expected_step() -> None:
     expected = float(step_time_s(LAYOUT, MODEL, CLUSTER)[0])
     parts = fidelities(LAYOUT, MODEL, CLUSTER)
+    reduced = ("", ", 1 of 8 replicas", ", 1 of 8 replicas, 8 of 32 layers")
     assert [part.words(LAYOUT, MODEL) for part in parts] == [
-        "8 of 64 micro-batches",
-        "8 of 64 micro-batches, 1 of 8 replicas",
-        "8 of 64 micro-batches, 1 of 8 replicas, 8 of 32 layers",
-        "16 of 64 micro-batches",
-        "16 of 64 micro-batches, 1 of 8 replicas",
-        "16 of 64 micro-batches, 1 of 8 replicas, 8 of 32 layers",
-        "32 of 64 micro-batches",
-        "32 of 64 micro-batches, 1 of 8 replicas",
-        "32 of 64 micro-batches, 1 of 8 replicas, 8 of 32 layers",
+        f"{num} of 64 micro-batches{others}" for num in (8, 16, 32) for others in reduced
     ]
     for part in parts:
         ran = float(step_time_s(part.reduced(LAYOUT), part.reduced_model(MODEL), CLUSTER)[0])

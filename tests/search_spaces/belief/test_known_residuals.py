@@ -38,6 +38,9 @@ def wavy(model: ModelShape, layouts: Sequence[Layout], *, software: str = "") ->
     ]
 
 
+SOUND = wavy(SMALL, LAYOUTS)
+
+
 def expected(samples: list[Sample], model: ModelShape, *, software: str = "") -> Floats:
     origin = Origin(
         cluster=A100.name, software=software, model=model, num_devices=16, campaign="this"
@@ -50,34 +53,25 @@ def scatter(values: Floats) -> float:
 
 
 def test_an_error_of_the_form_is_expected_of_a_deeper_model_too() -> None:
-    samples = wavy(SMALL, LAYOUTS)
-    calibrated, _ = TimeCalibration.fit(samples).predict(COLUMNS, DEEPER, A100)
+    calibrated, _ = TimeCalibration.fit(SOUND).predict(COLUMNS, DEEPER, A100)
     truth = np.log([each.step_time_s or 0.0 for each in wavy(DEEPER, LAYOUTS)])
     off = truth - calibrated
-    assert scatter(off - expected(samples, DEEPER)) < 0.7 * scatter(off)
+    assert scatter(off - expected(SOUND, DEEPER)) < 0.7 * scatter(off)
 
 
-def test_the_expected_residual_shrinks_with_the_doublings_of_parameters() -> None:
-    samples = wavy(SMALL, LAYOUTS)
+def test_the_expected_residual_is_of_the_same_software_and_shrinks_with_the_parameters() -> None:
     doublings = np.log2(LARGE.num_parameters / SMALL.num_parameters)
-    np.testing.assert_allclose(
-        expected(samples, LARGE), expected(samples, SMALL) * np.exp(-doublings / 4.0)
-    )
-
-
-def test_residuals_of_other_software_say_nothing() -> None:
-    assert not expected(wavy(SMALL, LAYOUTS, software="another"), SMALL).any()
-    assert expected(wavy(SMALL, LAYOUTS, software="another"), SMALL, software="another").any()
-
-
-def test_without_measurements_the_residual_is_zero() -> None:
+    shrunk = expected(SOUND, SMALL) * np.exp(-doublings / 4.0)
+    np.testing.assert_allclose(expected(SOUND, LARGE), shrunk)
+    others = wavy(SMALL, LAYOUTS, software="another")
+    assert not expected(others, SMALL).any()
+    assert expected(others, SMALL, software="another").any()
     assert not expected([], SMALL).any()
 
 
 def test_a_slowed_run_hardly_teaches_the_residual() -> None:
-    sound = wavy(SMALL, LAYOUTS)
-    slowed = [replace(sound[0], step_time_s=3.0 * (sound[0].step_time_s or 0.0)), *sound[1:]]
-    moved = np.abs(expected(slowed, SMALL) - expected(sound, SMALL))
+    slowed = [replace(SOUND[0], step_time_s=3.0 * (SOUND[0].step_time_s or 0.0)), *SOUND[1:]]
+    moved = np.abs(expected(slowed, SMALL) - expected(SOUND, SMALL))
     assert moved[0] < 0.1  # its own layout is judged by the others: the run was 1.1 too slow
     assert moved[1:].max() < 0.01
 

@@ -10,17 +10,15 @@ from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.peaks.memory import MemoryBelief, StagePeak
 from search_spaces.estimates.memory import memory_terms, peak_memory_bytes, stage_memory
 from search_spaces.estimates.storage import MEGATRON_LIKE
-from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from tests.kit.layouts import filled_layouts
 
 GIB = 1 << 30
 MODEL = model_preset("llama-8b")
-CLUSTER = Cluster(
-    name="eighty", device="gpu", num_nodes=8, devices_per_node=8, device_memory_bytes=80 * GIB
-)
+CLUSTER = replace(CLUSTER_PRESETS["h100-sxm"], device_memory_bytes=80 * GIB)
 OTHERS = "another trainer"
 LAYOUTS = filled_layouts(
     16,
@@ -75,13 +73,10 @@ def moved(told: Sample, belief: MemoryBelief = NEW) -> float:
     return float((after / before).item())
 
 
-@pytest.mark.parametrize("factor", [0.7, 1.0, 1.4])
-def test_a_factor_on_all_of_memory_is_found_within_a_dozen_probes(factor: float) -> None:
-    belief = NEW.told(outcomes(factor * ESTIMATES, step=6))
-    assert np.median(errors(belief, factor * ESTIMATES)) < 0.05
-
-
-def test_a_factor_on_one_term_is_told_from_the_others() -> None:
+def test_a_factor_on_all_of_memory_or_on_one_term_is_found() -> None:
+    for factor in (0.7, 1.0, 1.4):
+        belief = NEW.told(outcomes(factor * ESTIMATES, step=6))
+        assert np.median(errors(belief, factor * ESTIMATES)) < 0.05, factor
     terms = memory_terms(COLUMNS, MODEL, MEGATRON_LIKE).num_bytes
     of_terms = np.array([1.0, 1.0, 1.5, 1.0, 1.0, 1.0])
     truth = (terms * of_terms[:, None]).sum(axis=1).max(axis=0)
@@ -89,66 +84,49 @@ def test_a_factor_on_one_term_is_told_from_the_others() -> None:
     assert errors(NEW, truth).max() > 0.2
 
 
-@pytest.mark.parametrize(
-    ("gib", "state", "low", "high"),
-    [
+def test_an_outcome_moves_the_peak_of_its_layout() -> None:
+    for gib, state, low, high in (
         (70, "infeasible", 1.02, 10),  # running out of memory raises the peak
         (80, "completed", 0.1, 0.98),  # running lowers it
         (1000, "infeasible", 0.99, 1.01),  # what was expected changes nothing
         (10, "completed", 0.99, 1.01),
         (72, "failed", 1.01, 10),  # an unexplained failure counts only where memory was short
         (20, "failed", 0.999, 1.001),
-    ],
-)
-def test_an_outcome_moves_the_peak_of_its_layout(
-    gib: float, state: str, low: float, high: float
-) -> None:
-    assert low < moved(sample(nearest(gib), state=state)) < high
-
-
-def test_the_embedded_trainer_says_when_memory_runs_out_so_a_failure_is_another_thing() -> None:
+    ):
+        assert low < moved(sample(nearest(gib), state=state)) < high, (gib, state)
+    # The embedded trainer says when memory runs out, so that a failure is another thing.
     own = MemoryBelief.prior(CLUSTER)
     assert moved(sample(nearest(80), state="failed", software=""), own) == 1.0
     assert moved(sample(nearest(80), state="infeasible", software=""), own) > 1.0
 
 
 def test_the_probability_of_fitting_is_one_and_grows_with_the_memory() -> None:
+    sizes = (8, 16, 40, 80, 200, 1000)
     for belief in (NEW, NEW.told(outcomes(ESTIMATES, step=7))):
-        sizes = (8, 16, 40, 80, 200, 1000)
         fits = np.array([belief.fits(COLUMNS, MODEL, gib * GIB) for gib in sizes])
         assert np.all(np.diff(fits, axis=0) >= 0)
         assert np.all((fits >= 0) & (fits <= 1))
         assert fits[0].min() < 0.01
         assert fits[-1].max() > 0.99
-
-
-def test_nothing_is_ruled_out_before_anything_was_measured() -> None:
     fits = NEW.fits(COLUMNS, MODEL, 80 * GIB)
     assert fits[ESTIMATES < 1.2 * 80 * GIB].min() > 0.02
-    assert fits.min() > 0.0
+    assert fits.min() > 0.0, "nothing is ruled out before anything was measured"
 
 
-def test_many_layouts_at_once_are_as_one_at_a_time() -> None:
-    belief = NEW.told(outcomes(ESTIMATES, step=5))
+def test_many_layouts_or_samples_at_once_are_as_one_at_a_time_in_any_order() -> None:
+    samples = outcomes(1.2 * ESTIMATES, step=4)
+    belief = NEW.told(samples)
     many = np.array(belief.peak_bytes(COLUMNS, MODEL))
     each = np.array([np.ravel(belief.peak_bytes(layout, MODEL)) for layout in LAYOUTS]).T
     np.testing.assert_allclose(many, each, rtol=1e-9)
-    terms = belief.terms(COLUMNS, MODEL)
-    np.testing.assert_allclose(
-        belief.fits(terms, MODEL, 80 * GIB), belief.fits(COLUMNS, MODEL, 80 * GIB), rtol=1e-4
+    fits = (
+        belief.fits(asked, MODEL, 80 * GIB) for asked in (belief.terms(COLUMNS, MODEL), COLUMNS)
     )
-
-
-def test_neither_order_nor_batches_of_what_is_told_matter() -> None:
-    samples = outcomes(1.2 * ESTIMATES, step=4)
+    np.testing.assert_allclose(*fits, rtol=1e-4)
     one_by_one = NEW
-    for each in reversed(samples):
-        one_by_one = one_by_one.told([each])
-    np.testing.assert_allclose(
-        np.array(NEW.told(samples).peak_bytes(COLUMNS, MODEL)),
-        np.array(one_by_one.peak_bytes(COLUMNS, MODEL)),
-        rtol=1e-6,
-    )
+    for each_sample in reversed(samples):
+        one_by_one = one_by_one.told([each_sample])
+    np.testing.assert_allclose(np.array(one_by_one.peak_bytes(COLUMNS, MODEL)), many, rtol=1e-6)
 
 
 def test_samples_count_for_less_the_farther_they_come_from() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.spec.layout import Layout
@@ -23,29 +22,22 @@ LAYOUTS = (
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
-@pytest.fixture
-def stalls() -> PipelineStalls:
-    return PipelineStalls(LayoutColumns.of_each(LAYOUTS), CLUSTER)
+STALLS = PipelineStalls(LayoutColumns.of_each(LAYOUTS), CLUSTER)
 
 
-def test_only_pipelines_across_nodes_are_at_risk_more_so_on_more_nodes(
-    stalls: PipelineStalls,
-) -> None:
-    risks = stalls.probability(np.arange(4), NOTHING, np.zeros(0))
+def test_pipelines_across_nodes_are_at_risk_which_each_measured_one_makes_more_or_less_real() -> (
+    None
+):
+    risks = STALLS.probability(np.arange(4), NOTHING, np.zeros(0))
     np.testing.assert_allclose(risks, [0.0, 0.0, 2 / 34, 0.5])
-
-
-def test_each_measured_pipeline_tells_how_real_the_risk_is(stalls: PipelineStalls) -> None:
-    both = np.array([PAIR, MANY])
-    sound = stalls.probability(both, np.array([PAIR]), np.array([0.0]))
-    np.testing.assert_allclose(sound, [1 / 34, 0.25])
-    stalled = stalls.probability(both, np.array([PAIR]), np.array([1.0]))
-    np.testing.assert_allclose(stalled, [(2 / 34 + 1) / 2, 0.75])
-
-
-def test_layouts_without_risk_do_not_change_it(stalls: PipelineStalls) -> None:
-    told = stalls.probability(np.array([MANY]), np.array([INSIDE, REPLICAS]), np.array([1.0, 1.0]))
+    # Layouts without risk do not change it.
+    told = STALLS.probability(np.array([MANY]), np.array([INSIDE, REPLICAS]), np.array([1.0, 1.0]))
     np.testing.assert_allclose(told, [0.5])
+    both = np.array([PAIR, MANY])
+    sound = STALLS.probability(both, np.array([PAIR]), np.array([0.0]))
+    np.testing.assert_allclose(sound, [1 / 34, 0.25])
+    stalled = STALLS.probability(both, np.array([PAIR]), np.array([1.0]))
+    np.testing.assert_allclose(stalled, [(2 / 34 + 1) / 2, 0.75])
 
 
 def test_of_an_unknown_trainer_it_is_a_hypothesis_that_pipelines_stall_at_all() -> None:

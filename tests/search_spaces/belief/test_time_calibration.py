@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,30 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s
-from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
 from tests.kit.layouts import filled_layouts
 
 A100 = CLUSTER_PRESETS["a100-sxm"]
-SMALL = ModelShape(
-    name="small",
-    family="gpt",
-    num_layers=24,
-    hidden_size=2048,
-    ffn_hidden_size=8192,
-    num_heads=16,
-    num_kv_heads=16,
-    seq_length=2048,
-    vocab_size=51200,
-    tied_embeddings=True,
-)
+SMALL = replace(model_preset("gpt-1.3b"), name="small")
 LARGE = replace(SMALL, name="large", num_layers=48, hidden_size=6144, ffn_hidden_size=24576)
 LAYOUTS = filled_layouts(
     16,
@@ -42,6 +33,7 @@ LAYOUTS = filled_layouts(
     micro_batch_size=(1, 2, 4, 8),
     zero_stage=(0, 1),
 )
+COLUMNS = LayoutColumns.of_each(LAYOUTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,47 +42,40 @@ class Truth:
 
     factors: dict[str, float]
     noise: float = 0.0
-    seed: int = 0
 
-    def samples(
-        self, model: ModelShape, layouts: Iterable[Layout], *, cluster: Cluster = A100
-    ) -> list[Sample]:
-        rng = np.random.default_rng(self.seed)
+    def samples(self, model: ModelShape, layouts: Sequence[Layout]) -> list[Sample]:
+        rng = np.random.default_rng(0)
+        times_s = self.step_times_s(model, layouts)
+        times_s *= np.exp(rng.normal(0, self.noise, len(layouts)))
         return [
-            Sample(
-                model=model,
-                cluster=cluster,
-                layout=layout,
-                state="completed",
-                step_time_s=self.step_time_s(model, layout)
-                * float(np.exp(rng.normal(0, self.noise))),
-            )
-            for layout in layouts
+            Sample(model=model, cluster=A100, layout=layout, state="completed", step_time_s=time_s)
+            for layout, time_s in zip(layouts, times_s.tolist(), strict=True)
         ]
 
-    def step_time_s(self, model: ModelShape, layout: Layout) -> float:
+    def step_times_s(self, model: ModelShape, layouts: Sequence[Layout]) -> NDArray[np.float64]:
         factors = PRIOR * np.array([self.factors.get(name, 1.0) for name in TERM_NAMES])
-        return float(step_time_s(layout, model, A100, factors)[0])
+        return step_time_s(LayoutColumns.of_each(layouts), model, A100, factors)
 
 
 SLOW_LINKS = Truth(factors={"tensor_inside": 2.5, "matrices": 1.2, "data_across": 2.0}, noise=0.01)
+COLD = TimeCalibration.fit()
 
 
 def errors(
     calibration: TimeCalibration, truth: Truth, model: ModelShape, **asks: Any
 ) -> np.ndarray:
     """Relative errors over all layouts."""
-    predicted = [calibration.predict(layout, model, A100, **asks)[0][0] for layout in LAYOUTS]
-    true = [truth.step_time_s(model, layout) for layout in LAYOUTS]
-    return np.abs(np.exp(predicted) / np.array(true) - 1)
+    predicted, _ = calibration.predict(COLUMNS, model, A100, **asks)
+    return np.abs(np.exp(predicted) / truth.step_times_s(model, LAYOUTS) - 1)
 
 
 def test_without_samples_the_estimate_is_the_formula_s() -> None:
-    mean, deviation = TimeCalibration.fit().predict(LAYOUTS[0], SMALL, A100)
-    assert np.exp(mean) == pytest.approx(
-        step_time_s(LAYOUTS[0], SMALL, A100, score_traffic=score_traffic_of("", A100))
-    )
+    mean, deviation = COLD.predict(LAYOUTS[0], SMALL, A100)
+    formula_s = step_time_s(LAYOUTS[0], SMALL, A100, score_traffic=score_traffic_of("", A100))
+    assert np.exp(mean) == pytest.approx(formula_s)
     assert 0.1 < deviation[0] < 1.0
+    failed = Sample(model=SMALL, cluster=A100, layout=LAYOUTS[0], state="infeasible")
+    assert COLD.told([failed], campaign="mine") is COLD
 
 
 def test_factors_that_made_the_samples_are_found_again() -> None:
@@ -103,25 +88,24 @@ def test_factors_that_made_the_samples_are_found_again() -> None:
     assert np.all(np.diag(factors.covariance) > 0)
 
 
-def test_ten_samples_predict_the_other_layouts() -> None:
-    cold = errors(TimeCalibration.fit(), SLOW_LINKS, SMALL)
+def test_ten_samples_predict_the_other_layouts_in_narrow_intervals() -> None:
     few = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS[::6]))
-    warm = errors(few, SLOW_LINKS, SMALL)
-    assert cold.mean() > 0.15
-    assert warm.mean() < 0.05
+    assert errors(COLD, SLOW_LINKS, SMALL).mean() > 0.15
+    assert errors(few, SLOW_LINKS, SMALL).mean() < 0.05
+    mean, deviation = few.predict(COLUMNS, SMALL, A100)
+    assert deviation[7] < 0.5 * COLD.predict(LAYOUTS[7], SMALL, A100)[1][0]
+    off = (np.log(SLOW_LINKS.step_times_s(SMALL, LAYOUTS)) - mean) / deviation
+    assert np.mean(np.abs(off) < 2) > 0.9
 
 
-def test_another_model_s_samples_are_worth_most_of_its_own() -> None:
-    known = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS))
-    cold = errors(TimeCalibration.fit(), SLOW_LINKS, LARGE).mean()
+def test_samples_of_the_same_campaign_weigh_most_and_of_another_model_less() -> None:
+    known = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS[::2]))
+    cold = errors(COLD, SLOW_LINKS, LARGE).mean()
     elsewhere = errors(known, SLOW_LINKS, LARGE).mean()
     assert elsewhere < 0.6 * cold
     two = SLOW_LINKS.samples(LARGE, [LAYOUTS[0], LAYOUTS[-1]])
     own = errors(known.told(two, campaign="mine"), SLOW_LINKS, LARGE, campaign="mine").mean()
     assert own < elsewhere
-
-
-def test_a_campaign_weighs_its_own_samples_most() -> None:
     known = TimeCalibration.fit(Truth(factors={}).samples(SMALL, LAYOUTS[::6]))
     slow = Truth(factors=dict.fromkeys(TERM_NAMES, 1.3))
     told = known.told(slow.samples(SMALL, LAYOUTS[::6]), campaign="mine")
@@ -138,44 +122,20 @@ def test_one_slow_run_changes_the_calibration_little() -> None:
     assert errors(bent, SLOW_LINKS, SMALL).mean() < errors(healthy, SLOW_LINKS, SMALL).mean() + 0.05
 
 
-def test_samples_narrow_the_spread() -> None:
-    cold = TimeCalibration.fit().predict(LAYOUTS[7], SMALL, A100)[1][0]
-    calibration = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS[::6]))
-    assert calibration.predict(LAYOUTS[7], SMALL, A100)[1][0] < 0.5 * cold
-
-
-def test_most_measurements_lie_within_two_deviations() -> None:
-    calibration = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS[::6]))
-    off = []
-    for layout in LAYOUTS:
-        mean, deviation = calibration.predict(layout, SMALL, A100)
-        off.append((np.log(SLOW_LINKS.step_time_s(SMALL, layout)) - mean[0]) / deviation[0])
-    assert np.mean(np.abs(off) < 2) > 0.9
-
-
 def test_telling_one_by_one_comes_to_the_same_as_telling_at_once() -> None:
     samples = SLOW_LINKS.samples(SMALL, LAYOUTS[::12])
-    step_by_step = TimeCalibration.fit()
+    step_by_step = COLD
     for sample in samples:
         step_by_step = step_by_step.told([sample], campaign="mine")
-    at_once = TimeCalibration.fit().told(samples, campaign="mine")
-    for layout in LAYOUTS[::7]:
-        one = step_by_step.predict(layout, SMALL, A100, campaign="mine")[0]
-        other = at_once.predict(layout, SMALL, A100, campaign="mine")[0]
-        assert one == pytest.approx(other, abs=0.02)
+    at_once = COLD.told(samples, campaign="mine")
+    one, other = (
+        each.predict(COLUMNS, SMALL, A100, campaign="mine")[0] for each in (step_by_step, at_once)
+    )
+    assert one == pytest.approx(other, abs=0.02)
 
 
-def test_failed_samples_do_not_change_the_calibration() -> None:
-    failed = Sample(model=SMALL, cluster=A100, layout=LAYOUTS[0], state="infeasible")
-    known = TimeCalibration.fit()
-    assert known.told([failed], campaign="mine") is known
-
-
-@given(
-    st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12),
-    st.integers(0, len(LAYOUTS) - 1),
-)
-@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), st.integers(0, len(LAYOUTS) - 1))
+@settings(max_examples=25)
 def test_whatever_was_measured_factors_are_positive_and_predictions_finite(
     times_s: list[float], first: int
 ) -> None:
@@ -194,23 +154,14 @@ def test_whatever_was_measured_factors_are_positive_and_predictions_finite(
 
 
 def test_a_warning_lists_what_is_asked_beyond_the_measurements() -> None:
-    known = TimeCalibration.fit(
-        SLOW_LINKS.samples(SMALL, [layout for layout in LAYOUTS if layout.tp <= 2])
-    )
+    known = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, [x for x in LAYOUTS if x.tp <= 2]))
     assert known.outside(LAYOUTS[0], SMALL, A100) is None
-    warning = known.outside(
-        Layout(num_nodes=2, tp=8, pp=2, recompute="full", precision="bf16", num_microbatches=32),
-        LARGE,
-        A100,
-    )
+    asked = replace(LAYOUTS[0], tp=8, pp=2, dp=1, recompute="full", num_microbatches=32)
+    warning = known.outside(asked, LARGE, A100)
     assert warning is not None
     assert "tp 8, measured 1 to 2" in warning
     assert "recompute full, measured none" in warning
     assert "hidden_size 6144, measured 2048" in warning
-
-
-def test_a_warning_says_where_nothing_was_measured() -> None:
-    known = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS))
-    warning = known.outside(LAYOUTS[0], SMALL, CLUSTER_PRESETS["frontier"], software="megatron")
-    assert warning is not None
-    assert "not calibrated for megatron on frontier" in warning
+    elsewhere = known.outside(LAYOUTS[0], SMALL, CLUSTER_PRESETS["frontier"], software="megatron")
+    assert elsewhere is not None
+    assert "not calibrated for megatron on frontier" in elsewhere

@@ -19,10 +19,10 @@ from search_spaces.estimates.storage import (
     storage_hypotheses,
     storage_of,
 )
-from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS
+from tests.kit.layouts import filled_layouts
 
 A100 = CLUSTER_PRESETS["a100-sxm"]
 MODEL = replace(
@@ -33,28 +33,24 @@ MODEL = replace(
     num_heads=40,
     num_kv_heads=40,
 )
-LAYOUTS = tuple(
-    Layout(
-        tp=tp, pp=pp, dp=64 // tp // pp, micro_batch_size=size, num_microbatches=8, num_nodes=8,
-        zero_stage=1, precision="bf16",
-    )
-    for tp in (1, 2, 4)
-    for pp in (1, 2, 4)
-    for size in (1, 2, 4)
-)  # fmt: skip
+LAYOUTS = filled_layouts(
+    64,
+    fixed={"num_nodes": 8, "num_microbatches": 8, "zero_stage": 1, "precision": "bf16"},
+    tp=(1, 2, 4),
+    pp=(1, 2, 4),
+    micro_batch_size=(1, 2, 4),
+)
 COLUMNS = LayoutColumns.of_each(LAYOUTS)
 CAPACITY = float(A100.device_memory_bytes)
 UNKNOWN = TrainerMemory.prior(A100, software="a new trainer")
 
 
-def samples(name: str, *, with_peaks: bool, number: int = len(LAYOUTS)) -> list[Sample]:
+def samples(name: str, *, with_peaks: bool) -> list[Sample]:
     """What a trainer that stores as a hypothesis says would measure."""
-    (storage,) = (
-        each.storage for each in storage_hypotheses("a new trainer", A100) if each.name == name
-    )
-    peaks = peak_memory_bytes(COLUMNS, MODEL, storage)
+    hypotheses = storage_hypotheses("a new trainer", A100)
+    (storage,) = (each.storage for each in hypotheses if each.name == name)
     found = []
-    for layout, peak in list(zip(LAYOUTS, peaks, strict=True))[:: max(1, len(LAYOUTS) // number)]:
+    for layout, peak in zip(LAYOUTS, peak_memory_bytes(COLUMNS, MODEL, storage), strict=True):
         ran = peak < 0.94 * CAPACITY
         found.append(
             Sample(
@@ -84,13 +80,10 @@ def test_a_known_trainer_is_one_hypothesis_and_predicts_as_before() -> None:
         alone = MemoryBelief.prior(A100, software=software)
         assert len(memory.beliefs) == 1
         assert memory.deciding(COLUMNS, MODEL, CAPACITY) is None
-        for mine, before in zip(
-            memory.peak_bytes(COLUMNS, MODEL), alone.peak_bytes(COLUMNS, MODEL), strict=True
-        ):
-            np.testing.assert_array_equal(mine, before)
-        np.testing.assert_array_equal(
-            memory.fits(COLUMNS, MODEL, CAPACITY), alone.fits(COLUMNS, MODEL, CAPACITY)
-        )
+        mine, before = (np.array(each.peak_bytes(COLUMNS, MODEL)) for each in (memory, alone))
+        np.testing.assert_array_equal(mine, before)
+        mine, before = (each.fits(COLUMNS, MODEL, CAPACITY) for each in (memory, alone))
+        np.testing.assert_array_equal(mine, before)
 
 
 def test_an_unknown_trainer_has_eight_to_sixteen_hypotheses_of_weight_one_together() -> None:
@@ -99,6 +92,11 @@ def test_an_unknown_trainer_has_eight_to_sixteen_hypotheses_of_weight_one_togeth
     assert sum(each.weight for each in every) == pytest.approx(1.0)
     assert len({each.storage for each in every}) == len(every)
     assert storage_of("a new trainer", A100) is MEGATRON_LIKE
+    # Fused attention is not charged for scores that it never stores.
+    fused, option = score_traffic_of("nanotron", A100), score_traffic_of("megatron-lm", A100)
+    assert (fused, option) == (pytest.approx(0.1), 1.0)
+    assert fused < score_traffic_of("a new trainer", A100) < option
+    assert NANOTRON.fused_attention
 
 
 def test_p_fits_is_the_weighted_mean_and_no_layout_is_ruled_out() -> None:
@@ -112,41 +110,29 @@ def test_p_fits_is_the_weighted_mean_and_no_layout_is_ruled_out() -> None:
     assert (fits[decided] > 0.1).all()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fp32 gradients, fused attention, two copies of the logits",
-        "16-bit gradients that ZeRO shards, fused attention, two copies of the logits",
-        "three copies of a gradient, fused attention, two copies of the logits",
-    ],
-)
-def test_measured_peaks_find_the_gradients_that_a_trainer_keeps(name: str) -> None:
-    told = UNKNOWN.told(samples(name, with_peaks=True))
-    gradients = name.partition(",")[0]
-    assert share(UNKNOWN, f"{gradients},") < 0.4
-    assert share(told, f"{gradients},") > 0.9
+def test_measured_peaks_find_the_gradients_that_a_trainer_keeps() -> None:
+    for gradients in (
+        "fp32 gradients",
+        "16-bit gradients that ZeRO shards",
+        "three copies of a gradient",
+    ):
+        name = f"{gradients}, fused attention, two copies of the logits"
+        told = UNKNOWN.told(samples(name, with_peaks=True))
+        assert share(UNKNOWN, f"{gradients},") < 0.4
+        assert share(told, f"{gradients},") > 0.9
 
 
 def test_outcomes_alone_weigh_against_hypotheses_that_they_contradict() -> None:
-    name = "16-bit gradients, attention that is not fused"
-    told = UNKNOWN.told(samples(name, with_peaks=False))
-    assert share(told, "three copies of a gradient") < share(UNKNOWN, "three copies of a gradient")
-    losses = [
-        -np.log([
-            fits if sample.state == "completed" else 1.0 - fits
-            for sample, fits in zip(
-                samples(name, with_peaks=False), memory.fits(COLUMNS, MODEL, CAPACITY), strict=True
-            )
-        ]).mean()
-        for memory in (UNKNOWN, told)
-    ]  # fmt: skip
+    name, copies = "16-bit gradients, attention that is not fused", "three copies of a gradient"
+    outcomes = samples(name, with_peaks=False)
+    told = UNKNOWN.told(outcomes)
+    assert share(told, copies) < share(UNKNOWN, copies)
+    ran = np.array([each.state == "completed" for each in outcomes])
+    before, after = (memory.fits(COLUMNS, MODEL, CAPACITY) for memory in (UNKNOWN, told))
+    losses = [-np.log(np.where(ran, fits, 1.0 - fits)).mean() for fits in (before, after)]
     assert losses[1] < 0.6 * losses[0]
-
-
-def test_outcomes_of_another_trainer_do_not_move_the_weights() -> None:
-    others = [replace(each, software="megatron-lm") for each in samples(
-        "16-bit gradients, attention that is not fused", with_peaks=True
-    )]  # fmt: skip
+    # Those of another trainer do not move the weights.
+    others = [replace(each, software="megatron-lm") for each in samples(name, with_peaks=True)]
     np.testing.assert_allclose(UNKNOWN.told_elsewhere(others).weights, UNKNOWN.weights, atol=1e-9)
 
 
@@ -171,11 +157,3 @@ def test_a_mixture_has_the_mean_and_the_spread_of_its_parts() -> None:
     )
     assert mean.item() == pytest.approx(2.5)
     assert deviation.item() == pytest.approx(math.sqrt(0.25 * 0.01 + 0.75 * 0.04 + 0.75))
-
-
-def test_fused_attention_is_not_charged_for_scores_that_it_never_stores() -> None:
-    fused, option = score_traffic_of("nanotron", A100), score_traffic_of("megatron-lm", A100)
-    assert fused == pytest.approx(0.1)
-    assert option == 1.0
-    assert fused < score_traffic_of("a new trainer", A100) < option
-    assert NANOTRON.fused_attention

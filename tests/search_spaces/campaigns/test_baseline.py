@@ -34,64 +34,61 @@ def make_spec(baseline: Any, space: Any = None, **changes: Any) -> CampaignSpec:
     return spec_of(**{"cluster": CLUSTER, "space": space or SPACE, "baseline": baseline} | changes)
 
 
-SEVERAL_PRECISIONS = {
-    **CLUSTER,
-    "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12},
-    "device": "a device",
-}
-
-
 @pytest.mark.parametrize(
-    ("baseline", "changes", "space", "filled_in"),
+    ("baseline", "space", "filled_in"),
     [
-        # zero_stage has one value in the space; pp, micro_batch_size and recompute have several.
+        # zero_stage has one value in the space; pp, micro_batch_size and recompute have several,
+        # as has the precision, which is the cluster's.
         (
             {"tp": 2},
-            {},
-            {},
-            {"dp": 4, "pp": 1, "num_microbatches": 4, "zero_stage": 1, "precision": "fp32"},
+            {"precision": ["fp32", "bf16"]},
+            {"dp": 4, "pp": 1, "num_microbatches": 4, "zero_stage": 1, "precision": "bf16"},
         ),
         # Replicas fill the nodes, and micro-batches make the batch.
         (
             {"tp": 4, "micro_batch_size": 2},
-            {},
             {"num_nodes": 2},
             {"num_nodes": 2, "dp": 4, "num_microbatches": 2},
         ),
         # Values of the space stand for them too.
         (
             {"tp": 2},
-            {},
             {"dp": 2, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": 3},
             {"dp": 2, "num_microbatches": 3},
-        ),
-        # The precision is that of the cluster where the space has several.
-        (
-            {},
-            {"cluster": SEVERAL_PRECISIONS},
-            {"precision": ["fp32", "bf16"]},
-            {"precision": "bf16"},
         ),
     ],
 )
 def test_missing_knobs_follow_from_the_space_the_nodes_and_the_cluster(
-    baseline: dict[str, Any],
-    changes: dict[str, Any],
-    space: dict[str, Any],
-    filled_in: dict[str, Any],
+    baseline: dict[str, Any], space: dict[str, Any], filled_in: dict[str, Any]
 ) -> None:
-    found = make_spec(baseline, {**SPACE, **space}, **changes).baseline
-    assert found is not None
-    assert found.to_mapping() | filled_in | baseline == found.to_mapping()
+    cluster = {**CLUSTER, "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12}, "device": "a device"}
+    spec = make_spec(baseline, {**SPACE, **space}, cluster=cluster)
+    assert spec.baseline is not None
+    found = spec.baseline.to_mapping()
+    assert found | filled_in | baseline == found
+    assert spec.to_mapping()["baseline"] == found
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
 
 
-def test_micro_batches_that_follow_from_nothing_must_be_stated() -> None:
+def test_a_campaign_without_a_baseline_has_none() -> None:
+    spec = make_spec(None)
+    assert (spec.baseline, spec.baseline_is_outside) == (None, False)
+    assert spec.to_mapping()["baseline"] is None
+
+
+def test_knobs_that_follow_from_nothing_or_leave_devices_idle_must_be_stated() -> None:
     space = {**SPACE, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": [1, 2]}
     with pytest.raises(CampaignInvalidError, match=r"baseline\.num_microbatches: it is missing"):
         make_spec({"tp": 2}, space)
     stated = make_spec({"tp": 2, "num_microbatches": 2}, space).baseline
     assert stated is not None
     assert stated.num_microbatches == 2
+    # 6 of 8 devices; a baseline that says dp: 2 itself may leave two of them idle.
+    six: dict[str, Any] = {"space": {**SPACE, "global_batch_size": 12}}
+    six["model"] = {"preset": "tiny", "num_layers": 6}
+    with pytest.raises(CampaignInvalidError, match="does not fill"):
+        make_spec({"pp": 3, "tp": 1}, **six)
+    assert make_spec({"pp": 3, "dp": 2}, **six).baseline_is_outside
 
 
 def test_an_illegal_baseline_is_refused_with_the_sentence_of_each_rule() -> None:
@@ -105,16 +102,6 @@ def test_an_illegal_baseline_is_refused_with_the_sentence_of_each_rule() -> None
     assert said == [f"baseline: {sentence}" for sentence in told]
 
 
-def test_replicas_that_were_filled_in_must_fill_the_node() -> None:
-    # 6 of 8 devices; a baseline that says dp: 2 itself may leave two of them idle.
-    space = {**SPACE, "global_batch_size": 12}
-    with pytest.raises(CampaignInvalidError, match="does not fill"):
-        make_spec({"pp": 3, "tp": 1}, space, model={"preset": "tiny", "num_layers": 6})
-    stated = make_spec({"pp": 3, "dp": 2}, space, model={"preset": "tiny", "num_layers": 6})
-    assert stated.baseline is not None
-    assert stated.baseline_is_outside
-
-
 @pytest.mark.parametrize(
     ("baseline", "space", "changes", "fields"),
     [
@@ -125,13 +112,9 @@ def test_replicas_that_were_filled_in_must_fill_the_node() -> None:
             ["baseline.recompute", "baseline.tp", "baseline.tq", "seed", "strategy"],
         ),
         # Wrong knobs are told where the space is wrong too; right ones cannot be judged then.
-        (
-            {"tp": 0},
-            {"global_batch_size": 0},
-            {},
-            ["baseline.tp", "space.global_batch_size"],
-        ),
+        ({"tp": 0}, {"global_batch_size": 0}, {}, ["baseline.tp", "space.global_batch_size"]),
         ({"tp": 3}, {"global_batch_size": 0}, {}, ["space.global_batch_size"]),
+        *((no_mapping, SPACE, {}, ["baseline"]) for no_mapping in ("n1-tp2", 7, [1, 2], {3: 4})),
     ],
 )
 def test_all_errors_of_the_document_are_told_at_once(
@@ -140,27 +123,6 @@ def test_all_errors_of_the_document_are_told_at_once(
     with pytest.raises(SearchSpaceError) as refused:
         make_spec(baseline, space, **changes)
     assert sorted(str(part.field) for part in refused.value.parts) == fields
-
-
-@pytest.mark.parametrize("written", ["n1-tp2", 7, [1, 2], {3: 4}])
-def test_a_baseline_must_be_a_mapping(written: Any) -> None:
-    with pytest.raises(CampaignInvalidError, match="baseline"):
-        make_spec(written)
-
-
-def test_a_campaign_without_a_baseline_has_none() -> None:
-    spec = make_spec(None)
-    assert spec.baseline is None
-    assert not spec.baseline_is_outside
-    assert spec.to_mapping()["baseline"] is None
-
-
-def test_the_resolved_document_states_every_knob_of_it() -> None:
-    spec = make_spec({"tp": 2})
-    assert spec.baseline is not None
-    document = spec.to_mapping()
-    assert document["baseline"] == spec.baseline.to_mapping()
-    assert CampaignSpec.from_mapping(document) == spec
 
 
 @pytest.mark.parametrize(
@@ -181,18 +143,11 @@ def test_a_legal_layout_is_outside_exactly_where_the_legal_set_lacks_it(
     spec = make_spec(None, space, cluster=cluster)
     legal = spec.legal_set()
     inside = 0
-    for nodes, tp, pp, dp, micro, times in itertools.product(
-        (1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 3, 4, 8), (1, 2, 4), (1, 2, 4, 8)
+    names = ("num_nodes", "tp", "pp", "dp", "micro_batch_size", "num_microbatches")
+    for values in itertools.product(
+        (1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2), (1, 2, 4, 8)
     ):
-        layout = Layout(
-            num_nodes=nodes,
-            tp=tp,
-            pp=pp,
-            dp=dp,
-            micro_batch_size=micro,
-            num_microbatches=times,
-            zero_stage=1,
-        )
+        layout = Layout(zero_stage=1, **dict(zip(names, values, strict=True)))
         if violations(layout, spec.model, spec.cluster, global_batch=spec.space.global_batch):
             continue
         holds = spec.space.holds(layout, devices_per_node)

@@ -14,6 +14,10 @@ from search_spaces.estimates.fitting import count_fitting
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
+from search_spaces.spec.rules import violations
+from tests.kit.campaigns import spec_of as least_of
+
+BATCH = {"global_batch_size": 1024}
 
 
 def document(**fields: Any) -> dict[str, Any]:
@@ -21,7 +25,7 @@ def document(**fields: Any) -> dict[str, Any]:
         "name": "first",
         "model": "llama-8b",
         "cluster": {"preset": "h100-sxm", "num_nodes": 64},
-        "space": {"global_batch_size": 1024},
+        "space": BATCH,
         "budget": {"trials": 3},
     }
     return least | fields
@@ -31,28 +35,35 @@ def spec_of(**fields: Any) -> CampaignSpec:
     return CampaignSpec.from_document(document(**fields))
 
 
-@pytest.mark.parametrize("cluster", CLUSTER_PRESETS)
-@pytest.mark.parametrize(
-    ("num_nodes", "models"),
-    [
-        (4, ("llama-1b", "llama-8b", "gpt-22b")),
-        (32, ("llama-8b", "gpt-22b", "llama-70b")),
-        (256, ("llama-8b", "llama-70b", "gpt-175b")),
-    ],
-)
-def test_every_preset_has_layouts_that_fit(
-    cluster: str, num_nodes: int, models: tuple[str, ...]
-) -> None:
-    for model in models:
-        spec = spec_of(model=model, cluster={"preset": cluster, "num_nodes": num_nodes})
-        legal = spec.legal_set()
-        spec.refuse_if_too_large(legal)
-        assert len(legal) >= 5, (model, cluster)
-        assert count_fitting(legal, spec.model, spec.allowed_memory_bytes).num_fitting >= 5
-        assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
-        assert num_nodes in spec.space.values("num_nodes")
-        assert spec.space.values("precision") == (spec.cluster.default_precision,)
-        assert spec.warned_of_few(legal).warnings == spec.warnings
+SIZES = [
+    (4, ("llama-1b", "gpt-22b")),
+    (32, ("llama-8b", "llama-70b")),
+    (256, ("llama-70b", "gpt-175b")),
+]
+CASES = [
+    (cluster, num_nodes, models[at % 2])
+    for at, cluster in enumerate(CLUSTER_PRESETS)
+    for num_nodes, models in SIZES
+]
+CASES += [
+    ("h100-sxm", 8, "qwen3-30b-a3b"),
+    ("frontier", 16, "gpt-oss-120b"),
+    ("gb300", 64, "qwen3-235b-a22b"),
+]
+
+
+@pytest.mark.parametrize(("cluster", "num_nodes", "model"), CASES)
+def test_every_preset_has_layouts_that_fit(cluster: str, num_nodes: int, model: str) -> None:
+    spec = spec_of(model=model, cluster={"preset": cluster, "num_nodes": num_nodes})
+    legal = spec.legal_set()
+    spec.refuse_if_too_large(legal)
+    assert len(legal) >= 5
+    assert count_fitting(legal, spec.model, spec.allowed_memory_bytes).num_fitting >= 5
+    assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
+    assert num_nodes in spec.space.values("num_nodes")
+    assert spec.space.values("precision") == (spec.cluster.default_precision,)
+    assert spec.warned_of_few(legal).warnings == spec.warnings
+    assert (len(set(legal.column("ep"))) > 1) == (spec.model.num_experts > 0)
 
 
 def test_a_large_model_has_every_axis_and_a_small_one_keeps_degrees_of_one() -> None:
@@ -64,96 +75,11 @@ def test_a_large_model_has_every_axis_and_a_small_one_keeps_degrees_of_one() -> 
     for knob in ("tp", "pp", "vpp"):
         assert small.values(knob) == (1,), knob
     assert small.values("recompute") == ("none",)
+    cores = spec_of(model="tiny", cluster="local-cpu", space={"global_batch_size": 8}).space
+    assert cores.num_combinations <= 64
 
 
-def test_long_sequences_open_context_parallelism() -> None:
-    def of(seq_length: int, **changes: Any) -> Any:
-        model = {"preset": "llama-8b", "seq_length": seq_length}
-        return spec_of(model=model, **changes).space
-
-    assert of(4096).values("cp") == (1,)
-    assert of(4096).values("cp_comm_type") == ("all_gather",)
-    assert "cp" not in of(4096).to_mapping()
-    assert of(8192).values("cp") == (1, 2)
-    assert of(8192).values("cp_comm_type") == ("all_gather", "p2p", "a2a")
-    assert of(32768).values("cp") == (1, 2, 4, 8)
-    stated = {"global_batch_size": 1024, "cp": 4, "tp": 1}
-    assert of(32768, space=stated).values("cp") == (4,)
-
-
-def experts_of(model: str, nodes: int, cluster: str = "h100-sxm", **space: Any) -> CampaignSpec:
-    return spec_of(
-        model=model,
-        cluster={"preset": cluster, "num_nodes": nodes},
-        space={"global_batch_size": 1024, **space},
-        objective="tokens_per_s",
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "nodes", "degrees"),
-    [
-        ("qwen3-30b-a3b", 2, (1, 2, 4, 8, 16)),
-        ("qwen3-30b-a3b", 16, (1, 2, 4, 8, 16, 32, 64)),
-        ("mixtral-8x7b", 16, (1, 2, 4, 8)),
-        ("llama-8b", 16, (1,)),
-    ],
-)
-def test_experts_are_divided_by_powers_of_two_up_to_64(
-    model: str, nodes: int, degrees: tuple[int, ...]
-) -> None:
-    space = experts_of(model, nodes).space
-    assert space.values("ep") == degrees
-    assert space.values("etp") == (1,)
-    assert ("ep" in space.auto) == (degrees != (1,))
-    assert "etp" not in space.to_mapping()
-
-
-def test_degrees_start_where_the_experts_may_fit_and_go_beyond_64_if_need_be() -> None:
-    whole = {"global_batch_size": 1024, "tp": 1, "pp": 1, "zero_stage": 0}
-    for size, degrees in ((80, (16, 32, 64)), (34, (128,))):
-        cluster = {"preset": "h100-sxm", "num_nodes": 32, "device_memory_bytes": size << 30}
-        space = spec_of(model="qwen3-30b-a3b", cluster=cluster, space=whole).space
-        assert space.values("ep") == degrees
-
-
-@pytest.mark.parametrize("cluster", ["h100-sxm", "frontier", "gb300"])
-@pytest.mark.parametrize(
-    ("model", "nodes"), [("qwen3-30b-a3b", 8), ("gpt-oss-120b", 16), ("qwen3-235b-a22b", 64)]
-)
-def test_models_with_experts_have_layouts_that_fit(cluster: str, model: str, nodes: int) -> None:
-    spec = experts_of(model, nodes, cluster)
-    legal = spec.legal_set()
-    spec.refuse_if_too_large(legal)
-    assert count_fitting(legal, spec.model, spec.allowed_memory_bytes).num_fitting >= 5
-    assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
-    assert len(set(legal.column("ep"))) > 1
-
-
-@pytest.mark.parametrize(
-    ("tp", "expected"), [(1, (False,)), ([1, 2], (False, True)), ([2, 4], (True,))]
-)
-def test_tokens_are_cut_wherever_tp_stands_beside_experts(tp: Any, expected: Any) -> None:
-    assert experts_of("qwen3-30b-a3b", 8, tp=tp).space.values("sequence_parallel") == expected
-    many = {
-        "num_microbatches": {"from": 1, "to": 300},
-        "global_batch_size": {"min": 1, "max": 9999},
-    }
-    large = experts_of("qwen3-30b-a3b", 8, tp=tp, dp={"from": 1, "to": 64}, **many)
-    assert large.space.values("sequence_parallel") == expected
-    assert large.space.num_combinations <= MAX_AUTO_COMBINATIONS
-
-
-def test_a_sequence_that_fits_no_device_is_shared() -> None:
-    small = {"preset": "h100-sxm", "num_nodes": 4, "device_memory_bytes": 8 << 30}
-    model = {"preset": "llama-1b", "seq_length": 262144}
-    space = spec_of(model=model, cluster=small).space
-    least = min(space.values("cp"))
-    assert least > 1
-    assert max(space.values("cp")) >= least
-
-
-def test_a_batch_with_fewer_sequences_than_devices_opens_the_degrees() -> None:
+def test_too_few_sequences_for_the_devices_open_the_degrees() -> None:
     spec = spec_of(
         model="llama-1b",
         cluster={"preset": "mi300x", "num_nodes": 64},
@@ -164,24 +90,77 @@ def test_a_batch_with_fewer_sequences_than_devices_opens_the_degrees() -> None:
     assert len(spec.legal_set()) >= 5
 
 
-def test_a_small_model_on_the_cores_of_this_machine_has_a_small_space() -> None:
-    space = spec_of(model="tiny", cluster="local-cpu", space={"global_batch_size": 8}).space
-    assert space.num_combinations <= 64
+def test_long_sequences_open_context_parallelism() -> None:
+    def of(seq_length: int, **changes: Any) -> Any:
+        model = {"preset": "llama-8b", "seq_length": seq_length}
+        return spec_of(**{"model": model} | changes).space
+
+    assert of(4096).values("cp") == (1,)
+    assert of(4096).values("cp_comm_type") == ("all_gather",)
+    assert "cp" not in of(4096).to_mapping()
+    assert of(8192).values("cp") == (1, 2)
+    assert of(8192).values("cp_comm_type") == ("all_gather", "p2p", "a2a")
+    assert of(32768).values("cp") == (1, 2, 4, 8)
+    assert of(32768, space={**BATCH, "cp": 4, "tp": 1}).values("cp") == (4,)
+    # A sequence that fits no device is shared.
+    small = {"preset": "h100-sxm", "num_nodes": 4, "device_memory_bytes": 8 << 30}
+    assert (
+        min(
+            of(262144, model={"preset": "llama-1b", "seq_length": 262144}, cluster=small).values(
+                "cp"
+            )
+        )
+        > 1
+    )
 
 
-@pytest.mark.parametrize(
-    ("objective", "nodes"),
-    [
+def experts_of(model: str, nodes: int, **space: Any) -> Any:
+    cluster = {"preset": "h100-sxm", "num_nodes": nodes}
+    return spec_of(
+        model=model, cluster=cluster, space=BATCH | space, objective="tokens_per_s"
+    ).space
+
+
+def test_experts_are_divided_by_powers_of_two_that_fit_up_to_64_or_beyond_if_need_be() -> None:
+    for model, nodes, degrees in (
+        ("qwen3-30b-a3b", 2, (1, 2, 4, 8, 16)),
+        ("qwen3-30b-a3b", 16, (1, 2, 4, 8, 16, 32, 64)),
+        ("mixtral-8x7b", 16, (1, 2, 4, 8)),
+        ("llama-8b", 16, (1,)),
+    ):
+        space = experts_of(model, nodes)
+        assert space.values("ep") == degrees
+        assert space.values("etp") == (1,)
+        assert ("ep" in space.auto) == (degrees != (1,))
+        assert "etp" not in space.to_mapping()
+    whole = {**BATCH, "tp": 1, "pp": 1, "zero_stage": 0}
+    for size, degrees in ((80, (16, 32, 64)), (34, (128,))):
+        cluster = {"preset": "h100-sxm", "num_nodes": 32, "device_memory_bytes": size << 30}
+        space = spec_of(model="qwen3-30b-a3b", cluster=cluster, space=whole).space
+        assert space.values("ep") == degrees
+
+
+def test_tokens_are_cut_wherever_tp_stands_beside_experts() -> None:
+    many = {"num_microbatches": {"from": 1, "to": 300}, "dp": {"from": 1, "to": 64}}
+    many["global_batch_size"] = {"min": 1, "max": 9999}
+    for tp, expected in ((1, (False,)), ([1, 2], (False, True)), ([2, 4], (True,))):
+        assert experts_of("qwen3-30b-a3b", 8, tp=tp).values("sequence_parallel") == expected
+        large = experts_of("qwen3-30b-a3b", 8, tp=tp, **many)
+        assert large.values("sequence_parallel") == expected
+        assert large.num_combinations <= MAX_AUTO_COMBINATIONS
+
+
+def test_fewer_nodes_are_tried_where_the_objective_is_per_device_or_cost() -> None:
+    for objective, nodes in (
         ("tokens_per_s", (64,)),
         (["tokens_per_s", "memory_headroom"], (64,)),
         ("tokens_per_s_per_device", (16, 32, 64)),
         (["tokens_per_s", "tokens_per_node_hour"], (16, 32, 64)),
-    ],
-)
-def test_fewer_nodes_are_tried_where_the_objective_is_per_device_or_cost(
-    objective: Any, nodes: tuple[int, ...]
-) -> None:
-    assert spec_of(objective=objective).space.values("num_nodes") == nodes
+    ):
+        assert spec_of(objective=objective).space.values("num_nodes") == nodes, objective
+    baseline = spec_of(baseline={"tp": 8, "zero_stage": 1}).baseline
+    assert baseline is not None
+    assert baseline.num_nodes == 64, "it runs on the stated nodes"
 
 
 def test_the_nodes_are_those_of_the_cluster_else_of_the_largest_allocation_else_asked_for() -> None:
@@ -196,26 +175,27 @@ def test_the_nodes_are_those_of_the_cluster_else_of_the_largest_allocation_else_
     assert asked == ["frontier"]
     with pytest.raises(SearchSpaceError, match=r"space\.num_nodes: .* 9856 nodes of frontier"):
         CampaignSpec.from_document(whole)
-    stated = {**whole, "space": {"global_batch_size": 1024, "num_nodes": 8}}
+    stated = {**whole, "space": {**BATCH, "num_nodes": 8}}
     assert CampaignSpec.from_document(stated).space.values("num_nodes") == (8,)
 
 
-@pytest.mark.parametrize("knob", [*KNOBS])
-def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out(knob: str) -> None:
+def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out() -> None:
     # A batch between bounds, so that num_microbatches is a knob.
     space = {"global_batch_size": {"min": 256, "max": 512}}
     absent = spec_of(space=space)
-    assert spec_of(space={**space, knob: "auto"}) == absent
-    value = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
-    value |= {"pipeline_split": "head", "cp_comm_type": "p2p", "schedule": "gpipe"}
-    value |= {"rank_order": "tp_cp_pp_dp"}
-    stated = spec_of(space={**space, knob: value.get(knob, 2)}).space
-    assert stated.values(knob) == (value.get(knob, 2),)
-    assert knob not in stated.auto
+    values = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
+    values |= {"pipeline_split": "head", "cp_comm_type": "p2p", "schedule": "gpipe"}
+    values |= {"rank_order": "tp_cp_pp_dp"}
     # A new knob at its default is in no document; the space is so large that cp has one way.
     left_out = ("dp", "tp_columns", "ep", "etp", "pipeline_split", "cp_comm_type")
     left_out += ("schedule", "rank_order")
-    assert (knob in absent.space.auto) == (knob not in left_out)
+    for knob in KNOBS:
+        stated = spec_of(space={**space, knob: values.get(knob, 2)}).space
+        assert stated.values(knob) == (values.get(knob, 2),)
+        assert knob not in stated.auto
+        assert (knob in absent.space.auto) == (knob not in left_out)
+    for knob in ("tp", "num_microbatches", "precision", "schedule"):
+        assert spec_of(space={**space, knob: "auto"}) == absent
 
 
 LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}
@@ -223,25 +203,23 @@ LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}
 
 
 def test_another_split_is_tried_where_it_makes_more_pipelines_legal() -> None:
-    space = spec_of(model=LAYERS_126).space
-    assert space.values("pipeline_split") == ("layers", "embedding_and_head")
-    assert {2, 4, 8} <= set(space.values("pp"))
-    assert "pipeline_split" in space.auto
-    legal = spec_of(model=LAYERS_126).legal_set()
-    assert {legal.layout(place).pp for place in range(len(legal))} >= {2, 4, 8}
+    spec = spec_of(model=LAYERS_126)
+    assert spec.space.values("pipeline_split") == ("layers", "embedding_and_head")
+    assert {2, 4, 8} <= set(spec.space.values("pp"))
+    assert "pipeline_split" in spec.space.auto
+    assert {2, 4, 8} <= set(spec.legal_set().column("pp"))
 
     even = spec_of(model="llama-70b").space
     assert even.values("pipeline_split") == ("layers",)
     assert "pipeline_split" not in even.to_mapping()
 
-    stated = {"global_batch_size": 1024, "pipeline_split": "layers"}
-    assert not {4, 8} & set(spec_of(model=LAYERS_126, space=stated).space.values("pp"))
-    stated = {"global_batch_size": 1024, "pp": 8}
-    assert spec_of(model=LAYERS_126, space=stated).space.values("pipeline_split") == (
-        "embedding_and_head",
-    )
+    def stated(model: Any, **knobs: Any) -> Any:
+        return spec_of(model=model, space=BATCH | knobs).space
+
+    assert not {4, 8} & set(stated(LAYERS_126, pipeline_split="layers").values("pp"))
     odd = {"preset": "llama-70b", "num_layers": 127}
-    assert spec_of(model=odd, space=stated).space.values("pipeline_split") == ("embedding", "head")
+    assert stated(LAYERS_126, pp=8).values("pipeline_split") == ("embedding_and_head",)
+    assert stated(odd, pp=8).values("pipeline_split") == ("embedding", "head")
 
 
 def test_a_space_with_large_stated_knobs_stays_below_the_limit() -> None:
@@ -284,14 +262,12 @@ def test_a_wrong_knob_is_refused_as_ever_beside_words_auto() -> None:
         ({"auto": ["tpp"]}, r"space\.auto: .* is not a list of knobs"),
     ):
         with pytest.raises(SearchSpaceError, match=says):
-            spec_of(space={"global_batch_size": 1024, "pp": "auto", **wrong})
+            spec_of(space={**BATCH, "pp": "auto", **wrong})
 
 
 def test_few_legal_layouts_are_a_warning_once() -> None:
-    spec = spec_of(
-        space={"global_batch_size": 1024, "tp": 8, "pp": 1, "zero_stage": 1, "recompute": "full"}
-        | {"micro_batch_size": 1, "num_nodes": 64, "cp": 1}
-    )
+    few = {"tp": 8, "pp": 1, "zero_stage": 1, "micro_batch_size": 1, "num_nodes": 64, "cp": 1}
+    spec = spec_of(space={**BATCH, **few, "recompute": "full"})
     legal = spec.legal_set()
     assert len(legal) == 2
     warned = spec.warned_of_few(legal)
@@ -300,7 +276,41 @@ def test_few_legal_layouts_are_a_warning_once() -> None:
     assert warned.warned_of_few(legal) == warned
 
 
-def test_the_baseline_runs_on_the_stated_nodes() -> None:
-    spec = spec_of(baseline={"tp": 8, "zero_stage": 1})
-    assert spec.baseline is not None
-    assert spec.baseline.num_nodes == 64
+GPU: dict[str, Any] = {"name": "ours", "device": "a device", "num_nodes": 1}
+GPU |= {"devices_per_node": 2, "device_memory_bytes": 8 << 30}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "peaks", "expected"),
+    [
+        *((name, {}, "bf16") for name in CLUSTER_PRESETS),
+        ("local-cpu", {}, "fp32"),
+        ("local-cpu", {"fp32": 1e11, "bf16": 1e12}, "fp32"),
+        ("local-cpu", {"bf16": 1e12}, "bf16"),
+        (GPU, {"fp32": 15.7e12, "fp16": 125e12}, "fp16"),
+        (GPU, {"fp32": 9e12}, "fp32"),
+        (GPU, {}, "fp32"),
+    ],
+    ids=str,
+)
+def test_a_campaign_without_a_precision_takes_the_one_that_its_cluster_is_used_with(
+    cluster: Any, peaks: dict[str, float], expected: str
+) -> None:
+    described = {"preset": cluster} if isinstance(cluster, str) else cluster
+    described = described | ({"peak_flops_per_s": peaks} if peaks else {})
+    spec = least_of(model="gpt-125m", cluster=described, space={"global_batch_size": 64})
+    assert spec.to_mapping()["space"]["precision"] == expected
+    assert spec.space.values("precision") == (spec.cluster.default_precision,) == (expected,)
+    layout = spec.legal_set().layout(0)
+    assert layout.precision == expected
+    assert not violations(layout, spec.model, spec.cluster)
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+
+
+def test_a_stated_precision_stays_and_so_does_that_of_a_preset_of_a_space() -> None:
+    stated = least_of(space={"global_batch_size": 64, "precision": ["fp32", "fp16"]})
+    assert stated.space.values("precision") == ("fp32", "fp16")
+    for name, preset in SPACE_PRESETS.items():
+        for space in (name, {"preset": name, "global_batch_size": 640}):
+            found = least_of(model="gpt-125m", space=space).space.values("precision")
+            assert found == preset.values("precision"), name

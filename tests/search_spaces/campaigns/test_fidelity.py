@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from search_spaces.campaigns.fidelity import Fidelity, cheap_iterations, fidelities, fidelity_of
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 
 MODEL = model_preset("gpt-175b")
+QWEN = model_preset("qwen3-30b-a3b")
 FRONTIER = CLUSTER_PRESETS["frontier"]
 LARGE = Layout(
-    num_nodes=16,
-    tp=8,
-    pp=8,
-    dp=2,
-    micro_batch_size=1,
-    num_microbatches=640,
-    recompute="full",
-    precision="bf16",
+    num_nodes=16, tp=8, pp=8, dp=2, num_microbatches=640, recompute="full", precision="bf16"
 )
 
 
@@ -31,71 +27,38 @@ def found(layout: Layout) -> list[Fidelity]:
     return [each for each in every if each.num_microbatches == every[0].num_microbatches]
 
 
-def test_micro_batches_go_first_then_replicas_and_then_layers() -> None:
+def test_micro_batches_go_first_then_replicas_then_layers_and_double_up_to_half() -> None:
     fewer, one_replica, few_layers = found(LARGE)
     assert fewer == Fidelity(num_microbatches=16, dp=2, num_layers=96)  # two pipelines full
     assert one_replica == Fidelity(num_microbatches=16, dp=1, num_layers=96)
     assert few_layers == Fidelity(num_microbatches=16, dp=1, num_layers=16)  # two a stage
-
-
-def test_parts_have_twice_as_many_micro_batches_up_to_half_of_the_layouts() -> None:
-    shortest = found(LARGE)
     assert fidelities(LARGE, MODEL, FRONTIER) == [
         replace(each, num_microbatches=count)
         for count in (16, 32, 64, 128, 256)
-        for each in shortest
+        for each in found(LARGE)
     ]
-    few = replace(LARGE, num_microbatches=64)
-    assert {each.num_microbatches for each in fidelities(few, MODEL, FRONTIER)} == {16, 32}
-
-
-def test_fewer_layers_divide_over_the_stages_of_an_uneven_pipeline() -> None:
-    layout = replace(LARGE, pipeline_split="embedding_and_head")
-    *_, few_layers = fidelities(layout, replace(MODEL, num_layers=94), FRONTIER)
-    assert few_layers.num_layers == 14  # 16 with the ends, two a stage
+    for layout, counts in (
+        (replace(LARGE, num_microbatches=64), {16, 32}),
+        (replace(LARGE, num_microbatches=32), {16}),
+        (replace(LARGE, num_microbatches=31), set()),  # cheap already
+        # An interleaved schedule gets a multiple of its stages.
+        (replace(LARGE, num_nodes=12, pp=6, vpp=2), {12, 24, 48, 96, 192}),
+    ):
+        parts = fidelities(layout, MODEL, FRONTIER)
+        assert {each.num_microbatches for each in parts} == counts, layout.key
+    assert [cheap_iterations(count) for count in (1, 4, 10, 100)] == [1, 4, 4, 4]
 
 
 def test_what_runs_has_the_nodes_of_its_replicas_and_all_other_knobs() -> None:
-    _, one_replica, few_layers = found(LARGE)
+    fewer, one_replica, few_layers = found(LARGE)
     assert one_replica.reduced(LARGE) == replace(LARGE, num_nodes=8, dp=1, num_microbatches=16)
     assert one_replica.reduced_model(MODEL) is MODEL
     reduced = few_layers.reduced_model(MODEL)
     assert (reduced.num_layers, reduced.hidden_size) == (16, MODEL.hidden_size)
     assert reduced.name == "gpt-175b-16-layers"
-
-
-def test_zero_keeps_its_replicas_because_the_shards_would_grow() -> None:
-    assert {each.dp for each in found(replace(LARGE, zero_stage=1))} == {2}
-
-
-def test_replicas_fill_whole_nodes() -> None:
-    layout = replace(LARGE, num_nodes=2, tp=2, pp=2, dp=4)
-    assert [each.dp for each in found(layout)][:2] == [4, 2]  # dp 1 would take half a node
-
-
-def test_replicas_divide_the_experts_as_before() -> None:
-    model = model_preset("qwen3-30b-a3b")
-    layout = replace(LARGE, num_nodes=8, tp=1, pp=1, dp=64, ep=16)
-    assert [each.dp for each in fidelities(layout, model, FRONTIER)][:2] == [64, 16]
-    whole = replace(layout, ep=1)
-    assert [each.dp for each in fidelities(whole, model, FRONTIER)][:2] == [64, 8]
-
-
-@pytest.mark.parametrize(("microbatches", "is_cheap"), [(31, False), (32, True)])
-def test_a_layout_with_few_micro_batches_is_cheap_already(
-    microbatches: int, is_cheap: bool
-) -> None:
-    assert bool(found(replace(LARGE, num_microbatches=microbatches))) == is_cheap
-
-
-def test_an_interleaved_schedule_gets_a_multiple_of_its_stages() -> None:
-    layout = replace(LARGE, num_nodes=12, pp=6, vpp=2)
-    parts = fidelities(layout, MODEL, FRONTIER)
-    assert {each.num_microbatches for each in parts} == {12, 24, 48, 96, 192}
-
-
-def test_its_name_and_its_words_say_what_is_reduced() -> None:
-    fewer, _, few_layers = found(LARGE)
+    for each in found(LARGE):
+        assert fidelity_of(LARGE, each.reduced(LARGE), each.num_layers) == each, "it is read back"
+        assert each.keeps_memory(MODEL) == (each.num_layers == 96)
     assert fewer.key(LARGE, MODEL) == f"{LARGE.key}~mb16-dp2"
     assert few_layers.key(LARGE, MODEL) == f"{LARGE.key}~mb16-dp1-l16"
     assert fewer.words(LARGE, MODEL) == "16 of 640 micro-batches"
@@ -103,9 +66,28 @@ def test_its_name_and_its_words_say_what_is_reduced() -> None:
         "16 of 640 micro-batches, 1 of 2 replicas, 16 of 96 layers"
     )
 
+    uneven = replace(LARGE, pipeline_split="embedding_and_head")
+    *_, few_layers = fidelities(uneven, replace(MODEL, num_layers=94), FRONTIER)
+    assert few_layers.num_layers == 14  # 16 with the ends, two a stage
 
-def test_only_a_part_with_all_layers_tells_the_memory() -> None:
-    assert [each.keeps_memory(MODEL) for each in found(LARGE)] == [True, True, False]
+
+@pytest.mark.parametrize(
+    ("model", "changes", "replicas"),
+    [
+        # The shards would grow.
+        (MODEL, {"zero_stage": 1}, [2, 2]),
+        # dp 1 would take half a node.
+        (MODEL, {"num_nodes": 2, "tp": 2, "pp": 2, "dp": 4}, [4, 2]),
+        (QWEN, {"num_nodes": 8, "tp": 1, "pp": 1, "dp": 64, "ep": 16}, [64, 16]),
+        (QWEN, {"num_nodes": 8, "tp": 1, "pp": 1, "dp": 64}, [64, 8]),
+    ],
+    ids=["zero", "half a node", "experts", "whole experts"],
+)
+def test_replicas_fill_nodes_keep_shards_and_divide_the_experts_as_before(
+    model: ModelShape, changes: dict[str, Any], replicas: list[int]
+) -> None:
+    parts = fidelities(replace(LARGE, **changes), model, FRONTIER)
+    assert [each.dp for each in parts][:2] == replicas
 
 
 @pytest.mark.parametrize(("dense", "of_sixteen"), [(3, 0), (6, 1), (48, 8), (95, 15)])
@@ -121,12 +103,3 @@ def test_dense_layers_and_layers_with_experts_stay_in_proportion(
     width = 8192 if of_sixteen else model.moe_ffn_hidden_size
     assert reduced.ffn_hidden_size == width
     assert reduced.moe_ffn_hidden_size == model.moe_ffn_hidden_size
-
-
-def test_a_fidelity_is_read_back_from_what_ran() -> None:
-    for each in found(LARGE):
-        assert fidelity_of(LARGE, each.reduced(LARGE), each.num_layers) == each
-
-
-def test_a_cheap_probe_times_few_iterations() -> None:
-    assert [cheap_iterations(count) for count in (1, 4, 10, 100)] == [1, 4, 4, 4]

@@ -28,59 +28,38 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
     raise AssertionError("the handshake never ended")
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 def served_with(certificate: trustme.LeafCert) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
     return context
 
 
-def test_the_pinned_certificate_is_trusted_under_any_name_and_no_other_is(
-    authority: trustme.CA, tmp_path: Path
+@pytest.mark.parametrize("is_between", [False, True], ids=["authority", "child authority"])
+def test_the_pinned_certificate_is_trusted_under_any_name_and_no_other_of_its_authority(
+    is_between: bool, tmp_path: Path
 ) -> None:
-    ours = authority.issue_cert("login1.example.org")
-    another = authority.issue_cert("login1.example.org")  # signed by the same authority
+    authority = trustme.CA()
+    issuer = authority.create_child_ca() if is_between else authority
+    ours, another = (issuer.issue_cert("login1.example.org") for _ in range(2))
     file = tmp_path / "service.pem"
     for blob in ours.cert_chain_pems:
         blob.write_to_path(file, append=True)
+    assert file.read_text().count("BEGIN CERTIFICATE") == 1 + is_between
     shake_hands(trusting(file), served_with(ours))
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(trusting(file), served_with(another))
 
 
-def test_an_authority_in_the_chain_is_not_trusted_for_others(
-    authority: trustme.CA, tmp_path: Path
-) -> None:
-    between = authority.create_child_ca()
-    ours, another = between.issue_cert("a.example"), between.issue_cert("b.example")
+def test_a_file_without_a_certificate_is_one_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "service.pem"
-    for blob in ours.cert_chain_pems:
-        blob.write_to_path(file, append=True)
-    assert file.read_text().count("BEGIN CERTIFICATE") == 2
-    shake_hands(trusting(file), served_with(ours))
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(trusting(file), served_with(another))
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
+    with pytest.raises(CertificateUnreadableError, match="cannot be read"):
+        trusting(file)
+    for content, why in (
         (b"", "holds no certificate"),
         (b"\xff\xfe", "cannot be read"),
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cannot be read"),
         (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "holds no certificate"),
-    ],
-)
-def test_a_file_without_a_certificate_is_one_clear_error(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
-    file = tmp_path / "service.pem"
-    file.write_bytes(content)
-    with pytest.raises(CertificateUnreadableError, match=why):
-        trusting(file)
-    with pytest.raises(CertificateUnreadableError, match="cannot be read"):
-        trusting(tmp_path / "missing.pem")
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CertificateUnreadableError, match=why):
+            trusting(file)

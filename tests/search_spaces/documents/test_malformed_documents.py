@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import resolve_cluster
@@ -27,10 +28,15 @@ from tests.kit.odd_values import ODD_TEXTS, nested, odd_texts, one_of
 BAD_FAITH: list[Any] = [
     *(text for text in ODD_TEXTS if len(text) < 1000),
     *(json.loads(nested(depth)) for depth in (101, 300)),
-    *(int("9" * 4000), 10**5000, -math.inf, dict.fromkeys(map(str, range(500)), 1)),
-    *(1 << 20, 1 << 63, -(1 << 70), 10**400),
-    *(1e308, 5e-324, math.inf, math.nan),
-    *("\ud800", "half \udfff a pair", "one\ntwo", "bell\x07", "9" * 5000),
+    *(
+        int("9" * 4000),
+        10**5000,
+        1 << 20,
+        1 << 63,
+        -(1 << 70),
+        dict.fromkeys(map(str, range(500)), 1),
+    ),
+    *(1e308, 5e-324, math.inf, -math.inf, math.nan, "\ud800", "9" * 5000),
 ]
 SCALARS = (
     st.none()
@@ -56,21 +62,8 @@ JSON = st.recursive(
 
 SPACE_FIELDS = ["global_batch_size", "allow_tp_across_nodes", "preset", *LAYOUT_FIELDS]
 MODEL_FIELDS = ["preset", *ModelShape.__dataclass_fields__]
-CLUSTER_FIELDS = [
-    "preset",
-    "name",
-    "device",
-    "source",
-    "num_nodes",
-    "devices_per_node",
-    "device_memory_gb",
-    "device_memory_bytes",
-    "peak_flops_per_s",
-    "memory_bandwidth_bytes_per_s",
-    "intra_node_bandwidth_bytes_per_s",
-    "inter_node_bandwidth_bytes_per_s",
-]
-CAMPAIGN = {
+CLUSTER_FIELDS = ["preset", "device_memory_gb", *Cluster.__dataclass_fields__]
+CAMPAIGN: dict[str, Any] = {
     "name": "fuzz",
     "model": "tiny",
     "cluster": {"preset": "local-cpu"},
@@ -121,7 +114,7 @@ READERS: dict[str, tuple[list[str], list[Callable[[Any], object]]]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_a_document_is_read_or_refused(name: str, data: st.DataObject) -> None:
     names, readers = READERS[name]
@@ -132,12 +125,8 @@ def test_a_document_is_read_or_refused(name: str, data: st.DataObject) -> None:
 
 
 def campaign_with(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    document: dict[str, Any] = dict(CAMPAIGN)
-    if len(path) == 2:
-        document[path[0]] = {**document[path[0]], path[1]: value}
-    else:
-        document[path[0]] = value
-    return document
+    first, *inner = path
+    return CAMPAIGN | {first: {**CAMPAIGN[first], inner[0]: value} if inner else value}
 
 
 def judge(document: Any) -> None:
@@ -146,7 +135,7 @@ def judge(document: Any) -> None:
     spec.refuse_if_too_large()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(path=st.sampled_from(PATHS), value=JSON)
 def test_a_campaign_with_one_field_changed_is_judged_or_refused(
     path: tuple[str, ...], value: Any
@@ -154,14 +143,17 @@ def test_a_campaign_with_one_field_changed_is_judged_or_refused(
     is_read_or_refused(judge, campaign_with(path, value))
 
 
-@pytest.mark.sampled(4)
+WRAPPINGS: list[Callable[[Any], Any]] = [
+    lambda value: [value],
+    lambda value: [value] * 17,
+    lambda value: {"from": value},
+    lambda value: {"2": value},
+]
+
+
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 def test_values_of_bad_faith_are_judged_or_refused_in_every_field(path: tuple[str, ...]) -> None:
-    for value in BAD_FAITH:
-        for document in (value, [value], [value] * 17, {"from": value}, {"2": value}):
+    for at, value in enumerate(BAD_FAITH):
+        for document in (value, WRAPPINGS[at % len(WRAPPINGS)](value)):
             is_read_or_refused(judge, campaign_with(path, document))
-
-
-def test_the_suppression_above_lets_other_errors_through() -> None:
-    with pytest.raises(TypeError):
-        is_read_or_refused(len, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -13,8 +14,13 @@ import pytest
 from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.step_shape import StepShape
-from search_spaces.estimates.storage import EMBEDDED_TRAINER, MEGATRON_BRIDGE, MEGATRON_LIKE
-from search_spaces.estimates.time import TERM_NAMES, step_time_s, time_terms
+from search_spaces.estimates.storage import (
+    EMBEDDED_TRAINER,
+    MEGATRON_BRIDGE,
+    MEGATRON_LIKE,
+    TrainerStorage,
+)
+from search_spaces.estimates.time import TERM_NAMES, time_terms
 from search_spaces.estimates.time_terms import all_terms
 from search_spaces.mesh import coordinates, expert_coordinates
 from search_spaces.spec.layout import ZERO_STAGES, Layout
@@ -47,38 +53,9 @@ FOLDED = [
 ]
 
 
-def one_expert(model: ModelShape) -> ModelShape:
-    """A mixture of one expert, which every token takes: a dense model and a small router."""
-    return replace(model, num_experts=1, experts_per_token=1)
-
-
 def terms(model: ModelShape, layout: Layout = LAYOUT) -> dict[str, float]:
     found = time_terms(layout, model, H100)
     return dict(zip(found.names, found.seconds[0].tolist(), strict=True))
-
-
-def test_all_parameters_are_held_whatever_a_token_takes() -> None:
-    """Of two ranks, each half of every matrix, and all norms and routers."""
-    stages = stage_memory(LAYOUT, MIXTRAL)
-    routers = MIXTRAL.num_layers * MIXTRAL.hidden_size * (8 + 2) + MIXTRAL.hidden_size
-    held = sum(stage.weights_bytes for stage in stages) / 2
-    assert held == pytest.approx((MIXTRAL.num_parameters - routers) / 2 + routers, rel=1e-9)
-    fewer = replace(MIXTRAL, experts_per_token=1)
-    assert [s.weights_bytes for s in stage_memory(LAYOUT, fewer)] == [
-        s.weights_bytes for s in stages
-    ]
-
-
-def test_dense_first_layers_are_held_by_the_first_stages() -> None:
-    mixed = replace(MIXTRAL, num_dense_layers=12, ffn_hidden_size=4096)
-    layer = stage_memory(replace(LAYOUT, tp=1, etp=1), MIXTRAL)[1].weights_bytes / 2 / 8
-    dense = stage_memory(replace(LAYOUT, tp=1, etp=1), mixed.dense)[1].weights_bytes / 2 / 8
-    found = [stage.weights_bytes / 2 for stage in stage_memory(replace(LAYOUT, tp=1, etp=1), mixed)]
-    assert found[1] == pytest.approx(4 * layer + 4 * dense)
-    assert found[2] == pytest.approx(8 * layer)
-    embedding = mixed.vocab_size * mixed.hidden_size
-    assert found[0] == pytest.approx(8 * dense + embedding)
-    assert sum(found) == pytest.approx(mixed.num_parameters)
 
 
 def layer_parameters(layout: Layout, layer: int) -> tuple[int, int]:
@@ -101,34 +78,27 @@ def sharing(layout: Layout) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("zero_stage", ZERO_STAGES)
-@pytest.mark.parametrize(
-    "layout",
-    [*FOLDED, *(replace(each, zero_replicas=2) for each in FOLDED if each.edp > 1)],
-    ids=lambda layout: layout.key,
-)
-def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(
-    layout: Layout, zero_stage: int
-) -> None:
-    layout = replace(layout, zero_stage=zero_stage)
-    shards = sharing(layout) if zero_stage else (1, 1)
-    for stage, found in enumerate(stage_memory(layout, MIXED)):
-        layers = layout.layers_of_stage(stage, MIXED.num_layers)
-        others, experts = map(sum, zip(*(layer_parameters(layout, i) for i in layers), strict=True))
-        norm = 4096 if stage == layout.pp - 1 else 0
-        end = MIXED.vocab_size * 4096 // layout.tp + norm if stage in (0, layout.pp - 1) else 0
-        whole = others + end + experts
-        share = (others + end) / shards[0] + experts / shards[1]
-        # The largest two in succession, ends included; what nobody shares is no copy.
-        copied = [
-            sum(n for n, d in zip(layer_parameters(layout, i), shards, strict=True) if d > 1)
-            for i in layers
-        ]
-        ends = [end if shards[0] > 1 else 0] * (stage in (0, layout.pp - 1))
-        copied = [*copied, *ends] if stage else [*ends, *copied]
-        gathered = share + max(a + b for a, b in pairwise(copied))
-        assert found.optimizer_bytes == pytest.approx(12 * share)
-        assert found.gradients_bytes == pytest.approx(4 * (gathered if zero_stage > 1 else whole))
-        assert found.weights_bytes == pytest.approx(2 * (gathered if zero_stage == 3 else whole))
+def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(zero_stage: int) -> None:
+    with_copies = [replace(each, zero_replicas=2) for each in FOLDED if each.edp > 1]
+    for layout in (replace(each, zero_stage=zero_stage) for each in (*FOLDED, *with_copies)):
+        shards = sharing(layout) if zero_stage else (1, 1)
+        for stage, found in enumerate(stage_memory(layout, MIXED)):
+            layers = layout.layers_of_stage(stage, MIXED.num_layers)
+            of_layers = [layer_parameters(layout, i) for i in layers]
+            others, experts = map(sum, zip(*of_layers, strict=True))
+            norm = 4096 if stage == layout.pp - 1 else 0
+            end = MIXED.vocab_size * 4096 // layout.tp + norm if stage in (0, layout.pp - 1) else 0
+            whole = others + end + experts
+            share = (others + end) / shards[0] + experts / shards[1]
+            # The largest two in succession, ends included; what nobody shares is no copy.
+            copied = [sum(n for n, d in zip(i, shards, strict=True) if d > 1) for i in of_layers]
+            ends = [end if shards[0] > 1 else 0] * (stage in (0, layout.pp - 1))
+            copied = [*copied, *ends] if stage else [*ends, *copied]
+            gathered = share + max(a + b for a, b in pairwise(copied))
+            gradients, weights = (gathered if zero_stage > at else whole for at in (1, 2))
+            assert found.optimizer_bytes == pytest.approx(12 * share), layout.key
+            assert found.gradients_bytes == pytest.approx(4 * gradients), layout.key
+            assert found.weights_bytes == pytest.approx(2 * weights), layout.key
 
 
 @pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
@@ -136,85 +106,66 @@ def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: La
     """Per row 2 f / etp in 16 bits and 32 bytes; the input and 8 where it came from elsewhere.
 
     Other trainers keep the sorted input always, and the activation and its product beside 2 f.
+    Inputs are gathered for attention and a shared expert over tp, and for others over etp: the
+    embedded trainer keeps them beyond one that gathers again.
     """
     more = replace(MIXTRAL, experts_per_token=3)
-    rows = layout.etp * 4096 // (layout.cp * layout.tp)  # one a token; a sequence a micro-batch
+    own = 4096 // (layout.cp * layout.tp)  # tokens of a rank between layers
+    rows = layout.etp * own  # one a token; a sequence a micro-batch
     layers = len(layout.layers_of_stage(0, 32)) * layout.pp  # micro-batches in flight there
     width = 14336 / layout.etp
     came = 4096 if layout.ep > 1 else 0
+
+    def kept(model: ModelShape, storage: TrainerStorage) -> float:
+        return stage_memory(layout, model, storage)[0].activations_bytes
+
     for storage, elements in (
         (EMBEDDED_TRAINER, 2 * width + came),
         (MEGATRON_LIKE, 4 * width + 4096),
     ):
-        a, b = (stage_memory(layout, m, storage)[0].activations_bytes for m in (MIXTRAL, more))
         index = 40 if layout.ep > 1 else 32
-        assert b - a == pytest.approx(layers * rows * (2 * elements + index))
-
-
-@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
-def test_inputs_are_gathered_for_attention_and_a_shared_expert_over_tp_and_for_others_over_etp(
-    layout: Layout,
-) -> None:
-    """What the embedded trainer keeps beyond one that gathers again."""
-    own = 4096 // (layout.cp * layout.tp)  # tokens of a rank between layers
-    layers = 4096 * 2 * len(layout.layers_of_stage(0, 32)) * layout.pp
+        added = kept(more, storage) - kept(MIXTRAL, storage)
+        assert added == pytest.approx(layers * rows * (2 * elements + index))
     for shared in (0, 2048):
         model = replace(MIXTRAL, shared_expert_ffn_hidden_size=shared)
-        kept, again = (
-            stage_memory(layout, model, replace(EMBEDDED_TRAINER, gathered_share=share))[0]
-            for share in (1.0, 0.0)
+        whole, again = (
+            kept(model, replace(EMBEDDED_TRAINER, gathered_share=share)) for share in (1.0, 0.0)
         )
         tokens = (1 + bool(shared)) * (layout.tp - 1) * own + (layout.etp - 1) * own
-        assert kept.activations_bytes - again.activations_bytes == layers * tokens
+        assert whole - again == layers * 4096 * 2 * tokens
 
 
 def test_the_work_is_that_of_the_experts_that_a_token_takes() -> None:
     dense = terms(MIXTRAL.dense)
-    one, two = terms(one_expert(MIXTRAL)), terms(replace(one_expert(MIXTRAL), num_experts=2))
+    # A mixture of one expert, which every token takes: a dense model and a small router.
+    alone = replace(MIXTRAL, num_experts=1, experts_per_token=1)
+    one, two = terms(alone), terms(replace(alone, num_experts=2))
     assert one["matrices"] == dense["matrices"]
     assert one["attention"] == dense["attention"] == two["attention"]
     assert two["matrices"] == pytest.approx(one["matrices"], rel=0.05)  # rows are halved
     assert two["matrix_bytes"] > one["matrix_bytes"]
     both = terms(replace(MIXTRAL, num_experts=2))
     active = MIXTRAL.num_attention_matrix_parameters + 2 * 3 * 4096 * 14336
-    assert both["matrices"] / one["matrices"] == pytest.approx(
-        active / MIXTRAL.dense.num_layer_matrix_parameters, rel=0.05
-    )
+    ratio = active / MIXTRAL.dense.num_layer_matrix_parameters
+    assert both["matrices"] / one["matrices"] == pytest.approx(ratio, rel=0.05)
 
 
-def test_a_window_shortens_attention_and_a_wide_head_lengthens_it() -> None:
+def test_attention_follows_window_and_head_and_layers_of_both_kinds_take_the_mean() -> None:
     windowed = replace(MIXTRAL, attention_window=1024)
     share = (4096**2 - 3072**2) / 4096**2
     assert terms(windowed)["attention"] == pytest.approx(share * terms(MIXTRAL)["attention"])
     wide = replace(MIXTRAL, head_dim=256)
     assert terms(wide)["attention"] == 2 * terms(MIXTRAL)["attention"]
-
-
-def test_layers_of_both_kinds_take_the_mean_time() -> None:
     mixed = replace(MIXTRAL, num_dense_layers=8)
     found, expert, dense = (terms(m)["matrices"] for m in (mixed, MIXTRAL, mixed.dense))
     assert found == pytest.approx(0.75 * expert + 0.25 * dense)
-    assert float(step_time_s(LAYOUT, mixed, H100)[0]) > 0
-
-
-def groups_of(layout: Layout, of: Callable[[int], Any]) -> list[list[int]]:
-    """The ranks of the first stage, grouped by some of their coordinates."""
-    groups: dict[Any, list[int]] = {}
-    for rank in range(layout.tp * layout.cp * layout.dp):
-        groups.setdefault(of(rank), []).append(rank)
-    return list(groups.values())
-
-
-def on_nodes(ranks: list[int]) -> list[int]:
-    """How many of some ranks are on each of their nodes of 8 devices."""
-    nodes = [rank // 8 for rank in ranks]
-    return [nodes.count(node) for node in sorted(set(nodes))]
 
 
 @pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
 def test_links_of_experts_are_those_between_the_ranks_of_the_mesh(layout: Layout) -> None:
     links = Links(LayoutColumns.of(layout), H100)
-    places = [expert_coordinates(rank, layout) for rank in range(layout.tp * layout.cp * layout.dp)]
+    ranks = range(layout.tp * layout.cp * layout.dp)
+    places = [expert_coordinates(rank, layout) for rank in ranks]
     axes: list[tuple[GroupLinks, Callable[[int], Any]]] = [
         (links.expert_tensor, lambda rank: (places[rank].ep_rank, places[rank].edp_rank)),
         (links.expert, lambda rank: (places[rank].etp_rank, places[rank].edp_rank)),
@@ -222,9 +173,12 @@ def test_links_of_experts_are_those_between_the_ranks_of_the_mesh(layout: Layout
         (links.data, lambda rank: coordinates(rank, layout).tp_rank),
     ]
     for found, of in axes:
-        groups = groups_of(layout, of)
-        assert {len(group) for group in groups} == {int(found.ranks)}
-        counts = [on_nodes(group) for group in groups]
+        # How many ranks of a group are on each of its nodes of 8 devices.
+        nodes: dict[Any, Counter[int]] = defaultdict(Counter)
+        for rank in ranks:
+            nodes[of(rank)][rank // 8] += 1
+        counts = [list(each.values()) for each in nodes.values()]
+        assert {sum(count) for count in counts} == {int(found.ranks)}
         assert {here for count in counts for here in count} == {int(found.here)}
         assert {len(count) == 1 for count in counts} == {bool(found.inside)}
         assert float(found.doublings) == np.log2(len(counts[0]))
@@ -235,27 +189,27 @@ def test_links_of_experts_are_those_between_the_ranks_of_the_mesh(layout: Layout
     [
         ({"dp": 8, "ep": 8}, 7 / 8, 0),
         ({"dp": 16, "ep": 4}, 3 / 4, 0),
-        ({"dp": 16, "ep": 16}, 7 / 16, 8 / 16),
         ({"dp": 16, "ep": 8, "etp": 2}, 3 / 8, 4 / 8),
         ({"dp": 8, "cp": 2, "ep": 16}, 7 / 16, 8 / 16),
         ({"dp": 8, "tp": 2, "ep": 16, "sequence_parallel": True}, 7 / 16, 8 / 16),
         ({"dp": 16}, 0, 0),
     ],
+    ids=str,
 )
-@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_rows_are_exchanged_four_times_and_six_with_full_recomputation(
-    knobs: dict[str, Any], near: float, far: float, recompute: str
+    knobs: dict[str, Any], near: float, far: float
 ) -> None:
     model = replace(MIXTRAL, num_experts=16)
-    layout = Layout(num_microbatches=3, precision="bf16", recompute=recompute, **knobs)  # type: ignore[arg-type]
-    times, counted = (4, 1) if recompute == "none" else (6, 2)
+    layout = Layout(num_microbatches=3, precision="bf16", **knobs)
     rows = layout.etp * 4096 * 2 / (layout.cp * layout.tp)
-    sent = 32 * 3 * times * rows * 4096 * 2
-    found = terms(model, layout)
-    assert found["exchange_inside"] == pytest.approx(near * sent / 360e9)
-    assert found["exchange_across"] == pytest.approx(far * sent / 50e9)
     latency_s = 0 if layout.ep == 1 else 4e-5 + (14e-6 if far else 3.4e-6)
-    assert found["exchange_latency"] == pytest.approx(32 * 3 * (times + counted) * latency_s)
+    full = replace(layout, recompute="full")
+    for each, times, counted in ((layout, 4, 1), (full, 6, 2)):
+        sent = 32 * 3 * times * rows * 4096 * 2
+        found = terms(model, each)
+        assert found["exchange_inside"] == pytest.approx(near * sent / 360e9)
+        assert found["exchange_across"] == pytest.approx(far * sent / 50e9)
+        assert found["exchange_latency"] == pytest.approx(32 * 3 * (times + counted) * latency_s)
 
 
 def test_experts_of_whole_width_are_not_reduced_over_tp() -> None:
@@ -288,40 +242,33 @@ def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_them() -> None
     assert alone["data_inside"] == pytest.approx(4 * 2 * 7 / 8 * others / 360e9)
 
 
-def test_products_of_local_experts_have_the_rows_of_all_ranks() -> None:
+def test_products_of_local_experts_have_the_rows_of_all_ranks_and_fp8_inputs_are_halved() -> None:
     """ep makes fewer and longer products of the same work; etp at the same rows narrower ones."""
     layout = Layout(dp=8, precision="bf16")
     whole, spread, narrow = (
-        terms(MIXTRAL, replace(layout, **knobs))  # type: ignore[arg-type]
-        for knobs in ({}, {"ep": 8}, {"etp": 8})
+        terms(MIXTRAL, each) for each in (layout, replace(layout, ep=8), replace(layout, etp=8))
     )
     assert spread["matrices"] < whole["matrices"]
     assert narrow["matrices"] == pytest.approx(whole["matrices"], rel=0.05)
     assert spread["matrix_bytes"] < whole["matrix_bytes"]
     assert spread["elementwise"] == whole["elementwise"] < narrow["elementwise"]
-
-
-@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
-@pytest.mark.parametrize("model", [MIXED, MIXED.dense], ids=["experts", "dense"])
-def test_every_term_is_made_once(layout: Layout, model: ModelShape) -> None:
-    expected = dict.fromkeys(TERM_NAMES, 1.0)
-    found = list(all_terms(StepShape.of(LayoutColumns.of(layout), model, H100), expected))
-    none = {"context"} if layout.cp == 1 else set()
-    none |= {name for name in TERM_NAMES if name.startswith("exchange") and not model.num_experts}
-    assert sorted(name for name, _ in found) == sorted(set(TERM_NAMES) - none)
-    assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)
-
-
-def test_inputs_of_fp8_products_may_be_kept_in_fp8() -> None:
-    """Of attention's two products, and of the rows of experts: h and f, of 16 bits or of 8."""
-    layout = Layout(precision="fp8", ep=4, dp=4)
-    kept, half = (
-        stage_memory(layout, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
-        for in_fp8 in (False, True)
+    # Kept in fp8: inputs of attention's two products, and of the rows of experts: h and f.
+    fp8 = Layout(precision="fp8", ep=4, dp=4)
+    kept, half, in_bf16 = (
+        stage_memory(each, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
+        for each, in_fp8 in ((fp8, False), (fp8, True), (replace(fp8, precision="bf16"), True))
     )
     inputs = 4096 + 4096 + 2 * (4096 + 14336)
     assert kept.activations_bytes - half.activations_bytes == 32 * 4096 * inputs
-    in_bf16 = replace(layout, precision="bf16")
-    assert stage_memory(in_bf16, MIXTRAL, MEGATRON_BRIDGE)[0].activations_bytes > (
-        half.activations_bytes
-    )
+    assert in_bf16.activations_bytes > half.activations_bytes
+
+
+@pytest.mark.parametrize("model", [MIXED, MIXED.dense], ids=["experts", "dense"])
+def test_every_term_is_made_once(model: ModelShape) -> None:
+    for layout in FOLDED:
+        expected = dict.fromkeys(TERM_NAMES, 1.0)
+        found = list(all_terms(StepShape.of(LayoutColumns.of(layout), model, H100), expected))
+        none = {"context"} if layout.cp == 1 else set()
+        none |= {name for name in TERM_NAMES if name.startswith("exchange") and model is not MIXED}
+        assert sorted(name for name, _ in found) == sorted(set(TERM_NAMES) - none)
+        assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
 from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from search_spaces.protocol.metrics import METRICS
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.objectives import OBJECTIVES
 from search_spaces.spec.presets.models import model_preset
 
 
@@ -46,17 +49,8 @@ BREAKDOWN = Breakdown(
 )
 """Of the half second that `make_measurement` took."""
 
-SKIPPED = Iteration(index=2, kind="timed", step_time_s=0.5, loss=6.9, grad_norm=None)
 
-ENVIRONMENT = Environment(
-    host="node1",
-    device="CPU core",
-    backend="gloo",
-    python_version="3.11",
-    torch_version="2.13",
-    numpy_version="2.4",
-    git_revision="unknown",
-)
+ENVIRONMENT = Environment(**{field.name: f"a {field.name}" for field in fields(Environment)})
 
 
 def make_outcome() -> Outcome:
@@ -65,25 +59,24 @@ def make_outcome() -> Outcome:
     )
 
 
+TIMED = Iteration(index=2, kind="timed", step_time_s=0.5, loss=6.9, grad_norm=None)
+EVERYTHING = make_measurement(
+    iterations=(*make_measurement().iterations, TIMED),
+    breakdown=BREAKDOWN,
+    peak_reserved_bytes_by_stage=(1 << 21, 1 << 20),
+    skipped_steps=1,
+    shortened=True,
+    iterations_asked=10,
+    others_share=0.4,
+    throttled=False,
+)
+
+
 @pytest.mark.parametrize(
     "outcome",
     [
         make_outcome(),
-        Outcome(
-            state="completed",
-            duration_s=9.5,
-            measurement=make_measurement(
-                iterations=(*make_measurement().iterations, SKIPPED),
-                breakdown=BREAKDOWN,
-                peak_reserved_bytes_by_stage=(1 << 21, 1 << 20),
-                warmup_settled=True,
-                skipped_steps=1,
-                shortened=True,
-                iterations_asked=10,
-                others_share=0.4,
-                throttled=False,
-            ),
-        ),
+        Outcome(state="completed", duration_s=9.5, measurement=EVERYTHING),
         Outcome(state="failed", reason="implausible", message="hfu is 1.2"),
         Outcome(state="infeasible", reason="out_of_memory", message="rank 3", node="node1"),
         Outcome(state="failed", reason="timeout", log_tail="a\nb", environment=ENVIRONMENT),
@@ -94,21 +87,24 @@ def make_outcome() -> Outcome:
 def test_an_outcome_survives_the_round_trip_through_json(outcome: Outcome) -> None:
     document = json.loads(json.dumps(outcome.to_mapping(), allow_nan=False))
     assert Outcome.from_mapping(document) == outcome
+    if outcome == make_outcome():  # of a trainer that tells no breakdown
+        for name in ("breakdown", "peak_reserved_bytes_by_stage", "skipped_steps", "shortened"):
+            del document["measurement"][name]
+        assert Outcome.from_mapping(document) == outcome
 
 
-def test_an_outcome_of_a_trainer_that_tells_no_breakdown_is_read() -> None:
-    document = make_outcome().to_mapping()
-    for name in ("breakdown", "peak_reserved_bytes_by_stage", "skipped_steps", "shortened"):
-        del document["measurement"][name]
-    assert Outcome.from_mapping(document) == make_outcome()
-
-
-def test_the_shares_of_a_breakdown_are_of_the_whole_by_name() -> None:
+def test_the_shares_of_a_breakdown_are_of_the_whole_and_its_parts_not_negative() -> None:
     parts = Breakdown(
         compute_s=0.3, tp_s=0.1, pp_s=0.0, dp_s=0.05, optimizer_s=0.05, unexplained_s=0.0
     )
     expected = {"compute": 0.6, "tp": 0.2, "pp": 0, "dp": 0.1, "optimizer": 0.1, "unexplained": 0}
     assert parts.shares == pytest.approx(expected)
+    for part in ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s"):
+        with pytest.raises(OutcomeInvalidError, match=rf"{part}: -0\.1 is not a finite number of"):
+            replace(BREAKDOWN, **{part: -0.1})
+    assert replace(BREAKDOWN, unexplained_s=-0.01).unexplained_s == -0.01
+    with pytest.raises(OutcomeInvalidError, match="unexplained_s: nan is not a finite number"):
+        replace(BREAKDOWN, unexplained_s=float("nan"))
 
 
 def test_a_probe_request_survives_the_round_trip_through_json() -> None:
@@ -153,9 +149,6 @@ RESERVED = "measurement.peak_reserved_bytes_by_stage"
         ("duration_s", 1e308, "duration_s: 1e+308 s are more than 1000000000"),
         ("message", "a \udc80 b", "message: 'a \\udc80 b' holds a lone surrogate"),
         ("environment.host", 3, "environment.host: 3 is not a string"),
-        ("environment.host", "\ud800", "environment.host: '\\ud800' holds a lone surrogate"),
-        (f"{M}.peak_source", "\udfff", "measurement.peak_source: '\\udfff' holds a lone"),
-        (f"{M}.mfu", float("nan"), "measurement.mfu: nan is not a finite number"),
         (f"{M}.mfu", -0.1, "mfu: -0.1 is not a finite number of at least 0"),
         (f"{M}.mfu", ..., "measurement.mfu: a measurement lacks the field"),
         (f"{M}.speed", 3, "measurement: unknown field 'speed'"),
@@ -170,7 +163,6 @@ RESERVED = "measurement.peak_reserved_bytes_by_stage"
         (f"{M}.warmup_settled", 1, "warmup_settled: 1 is not true or false"),
         (f"{M}.others_share", 1.01, "measurement.others_share: 1.01 is more than 1"),
         (f"{M}.others_share", -0.1, "others_share: -0.1 is not a finite number of at least 0"),
-        (f"{M}.others_share", float("nan"), "others_share: nan is not a finite number"),
         (f"{M}.throttled", 1, "throttled: 1 is not true, false or null"),
         (f"{M}.peak_memory_bytes", 0, "peak_memory_bytes: 0 is not a whole number"),
         (BY_STAGE, 3, "by_stage: 3 is not a list"),
@@ -178,11 +170,7 @@ RESERVED = "measurement.peak_reserved_bytes_by_stage"
         (f"{BY_STAGE}.1", "3", "by_stage.1: '3' is not a whole"),
         (f"{BY_STAGE}.1", -1, "by_stage.1: -1 is not a whole"),
         (RESERVED, 3, "reserved_bytes_by_stage: 3 is not a"),
-        (
-            RESERVED,
-            [1 << 19, 1 << 20],
-            "stage.0: 512 KiB less was reserved than the 1 MiB that was",
-        ),
+        (RESERVED, [1 << 19, 1 << 20], "stage.0: 512 KiB less was reserved than the 1 MiB that"),
         (f"{M}.breakdown", 3, "measurement.breakdown: a breakdown is 3, not a mapping"),
         (f"{M}.breakdown", {"tp_s": 1}, "breakdown.compute_s: a breakdown lacks"),
         (f"{M}.iterations", [], "iterations: there is no timed iteration"),
@@ -200,43 +188,38 @@ RESERVED = "measurement.peak_reserved_bytes_by_stage"
     ],
 )
 def test_a_malformed_outcome_is_refused_with_the_field(path: str, value: Any, message: str) -> None:
-    with pytest.raises(OutcomeInvalidError) as caught:
+    with pytest.raises(OutcomeInvalidError, match=re.escape(message)):
         Outcome.from_mapping(changed(path, value))
-    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1.0])
-def test_an_invalid_measurement_is_refused_at_construction(figure: float) -> None:
-    with pytest.raises(OutcomeInvalidError, match="tokens_per_s"):
-        make_measurement(tokens_per_s=figure)
-    with pytest.raises(OutcomeInvalidError, match="duration_s"):
-        Outcome(state="failed", reason="crashed", duration_s=figure)
-    iteration = Iteration(index=0, kind="timed", step_time_s=1.0, loss=figure, grad_norm=1.0)
-    with pytest.raises(OutcomeInvalidError, match=r"iterations\.0\.loss"):
-        make_measurement(iterations=(iteration,))
+def test_an_invalid_measurement_is_refused_at_construction() -> None:
+    for figure in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(OutcomeInvalidError, match="tokens_per_s"):
+            make_measurement(tokens_per_s=figure)
+        with pytest.raises(OutcomeInvalidError, match="duration_s"):
+            Outcome(state="failed", reason="crashed", duration_s=figure)
+        iteration = Iteration(index=0, kind="timed", step_time_s=1.0, loss=figure, grad_norm=1.0)
+        with pytest.raises(OutcomeInvalidError, match=r"iterations\.0\.loss"):
+            make_measurement(iterations=(iteration,))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hfu": 1.2}, r"hfu: 1\.2 of the peak \(0\.2 TFLOP/s, measured matmul \(fp32\)\)"),
-        ({"mfu": 1.1}, r"mfu: 1\.1 of the peak"),
+        ({"hfu": 1.2}, "hfu: 1.2 of the peak (0.2 TFLOP/s, measured matmul (fp32))"),
+        ({"mfu": 1.1}, "mfu: 1.1 of the peak"),
         (
             {"breakdown": replace(BREAKDOWN, unexplained_s=0.03)},
-            r"breakdown: the parts add up to 0\.51",
+            "breakdown: the parts add up to 0.51",
         ),
-        (
-            {"peak_reserved_bytes_by_stage": (5,)},
-            r"by_stage: there are figures of 1 stages, .* of 2",
-        ),
+        ({"peak_reserved_bytes_by_stage": (5,)}, "by_stage: there are figures of 1 stages, "),
         ({"skipped_steps": 3}, "skipped_steps: 3 is more than 2"),
-        (
-            {"shortened": True, "iterations_asked": 1},
-            "iterations_asked: 1 is not a whole number of at least 2",
-        ),
-        (
-            {"shortened": True, "iterations_asked": None},
-            "iterations_asked: None is not a whole number of at least 2",
+        *(
+            (
+                {"shortened": True, "iterations_asked": asked},
+                f"_asked: {asked} is not a whole number",
+            )
+            for asked in (1, None)
         ),
         (
             {"shortened": False, "iterations_asked": 4},
@@ -247,39 +230,21 @@ def test_an_invalid_measurement_is_refused_at_construction(figure: float) -> Non
 def test_a_measurement_that_contradicts_itself_is_refused(
     changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(OutcomeInvalidError, match=message):
+    with pytest.raises(OutcomeInvalidError, match=re.escape(message)):
         make_measurement(**changes)
-
-
-def test_all_of_the_peak_of_the_device_may_be_used() -> None:
     assert make_measurement(peak_tflops_per_device=0.1, mfu=1.0, hfu=1.0).hfu == 1.0
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "message"),
-    [
-        ("cancelled", "crashed", "does not go with"),
-        ("cancelled", "out_of_memory", "does not go with"),
-        ("cancelled", "node_lost", "does not go with"),
-        ("failed", "cancelled", "does not go with"),
-        ("infeasible", "cancelled", "does not go with"),
+def test_a_state_goes_with_its_own_reasons_alone() -> None:
+    pairs: list[tuple[Any, Any, str]] = [
+        *(("cancelled", reason, "does not go with") for reason in ("crashed", "out_of_memory")),
+        *((state, "cancelled", "does not go with") for state in ("failed", "infeasible")),
         ("failed", "out_of_memory", "infeasible is out_of_memory"),
         ("infeasible", "crashed", "infeasible is out_of_memory"),
-        ("done", "crashed", "state: 'done' is unknown"),
-    ],
-)
-def test_a_state_goes_with_its_own_reasons_alone(state: Any, reason: Any, message: str) -> None:
-    with pytest.raises(OutcomeInvalidError, match=message):
-        Outcome(state=state, reason=reason)
-
-
-@pytest.mark.parametrize("part", ["compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s"])
-def test_no_part_of_an_iteration_is_negative_but_what_is_left_may_be(part: str) -> None:
-    with pytest.raises(OutcomeInvalidError, match=rf"{part}: -0\.1 is not a finite number of at"):
-        replace(BREAKDOWN, **{part: -0.1})
-    assert replace(BREAKDOWN, unexplained_s=-0.01).unexplained_s == -0.01
-    with pytest.raises(OutcomeInvalidError, match="unexplained_s: nan is not a finite number"):
-        replace(BREAKDOWN, unexplained_s=float("nan"))
+    ]
+    for state, reason, message in pairs:
+        with pytest.raises(OutcomeInvalidError, match=message):
+            Outcome(state=state, reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +266,15 @@ def test_a_malformed_probe_request_is_refused_with_the_field(
     field: str, value: Any, message: str
 ) -> None:
     request = ProbeRequest(model=model_preset("tiny"), layout=Layout()).to_mapping()
-    with pytest.raises(SearchSpaceError) as caught:
+    with pytest.raises(SearchSpaceError, match=re.escape(message)):
         ProbeRequest.from_mapping({**request, field: value})
-    assert message in str(caught.value)
+
+
+def test_a_metric_is_measured_or_follows_from_what_was_measured() -> None:
+    measured = {field.name for field in fields(Measurement)}
+    assert {name for name, metric in METRICS.items() if metric.is_measured} <= measured
+    derived = [name for name, metric in METRICS.items() if not metric.is_measured]
+    assert derived == ["tokens_per_node_hour"]
+    assert set(OBJECTIVES) < set(METRICS), "every objective that ranks is a metric"
+    assert METRICS["peak_memory_bytes"].is_whole
+    assert not METRICS["tokens_per_s"].is_whole

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from search_spaces.campaigns.campaign import CampaignSpec
@@ -11,42 +14,34 @@ from search_spaces.protocol.measurement import Measurement, routing_words
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
+from tests.kit.campaigns import spec_of
 from tests.search_spaces.protocol.test_outcome_documents import make_measurement
 
-CAMPAIGN = {
-    "name": "first",
-    "model": "tiny-moe",
-    "cluster": "local-cpu",
-    "space": {"global_batch_size": 8},
-    "budget": {"trials": 3},
-}
+
+def read(model: str = "tiny-moe", **probe: Any) -> CampaignSpec:
+    space = {"global_batch_size": 8}
+    return spec_of(model=model, cluster="local-cpu", space=space, probe=probe)
 
 
-def test_a_campaign_passes_its_routing_to_each_probe() -> None:
-    spec = CampaignSpec.from_document({**CAMPAIGN, "probe": {"balanced_routing": False}})
+def test_a_campaign_passes_its_routing_to_each_probe_and_by_default_states_none() -> None:
+    spec = read(balanced_routing=False)
     assert spec.to_mapping()["probe"]["balanced_routing"] is False
     assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
     request = spec.probe_request(Layout())
     assert not request.balanced_routing
     assert ProbeRequest.from_mapping(request.to_mapping()) == request
-
-
-def test_balanced_routing_is_the_default_and_not_stated() -> None:
-    spec = CampaignSpec.from_document(CAMPAIGN)
-    assert spec.probe_request(Layout()).balanced_routing
-    assert "balanced_routing" not in spec.to_mapping()["probe"]
-    assert "balanced_routing" not in spec.probe_request(Layout()).to_mapping()
+    plain = read()
+    assert plain.probe_request(Layout()).balanced_routing
+    for document in (plain.to_mapping()["probe"], plain.probe_request(Layout()).to_mapping()):
+        assert "balanced_routing" not in document
     assert "balanced_routing" not in make_measurement().to_mapping()
 
 
 def test_dense_models_have_no_routing_to_measure() -> None:
-    dense = {**CAMPAIGN, "model": "tiny", "probe": {"balanced_routing": False}}
-    with pytest.raises(
-        CampaignInvalidError, match=r"balanced_routing: false measures how unevenly"
-    ):
-        CampaignSpec.from_document(dense)
+    with pytest.raises(CampaignInvalidError, match="balanced_routing: false measures how unevenly"):
+        read("tiny", balanced_routing=False)
     with pytest.raises(CampaignInvalidError, match="is not true or false"):
-        CampaignSpec.from_document({**CAMPAIGN, "probe": {"balanced_routing": "no"}})
+        read(balanced_routing="no")
     with pytest.raises(SearchSpaceError, match="the model tiny has none; leave it out"):
         ProbeRequest(model=model_preset("tiny"), layout=Layout(), balanced_routing=False)
 
@@ -65,43 +60,36 @@ def test_a_measurement_of_other_routing_than_asked_for_is_refused() -> None:
 
 
 def refuse(measured: Measurement, request: ProbeRequest) -> None:
-    changes = {"warmup": 2}
+    warmup, timed = measured.iterations
     steps = [
-        measured.iterations[0],
+        warmup,
         *(
-            type(each)(index=place, kind=each.kind, step_time_s=0.5, loss=7.0, grad_norm=1.0)
-            for place, each in ((1, measured.iterations[0]), (2, measured.iterations[1]))
+            replace(each, index=at, step_time_s=0.5, loss=7.0)
+            for at, each in ((1, warmup), (2, timed))
         ),
     ]
-    tokens = 128
     whole = make_measurement(
         iterations=tuple(steps),
-        tokens_per_step=tokens,
-        tokens_per_s=2.0 * tokens,
-        tokens_per_s_per_device=2.0 * tokens,
+        tokens_per_step=128,
+        tokens_per_s=256.0,
+        tokens_per_s_per_device=256.0,
         peak_memory_bytes_by_stage=(1 << 20,),
         balanced_routing=measured.balanced_routing,
         expert_load=measured.expert_load,
     )
-    asked = ProbeRequest(model=request.model, layout=request.layout, iterations=1, **changes)
+    asked = replace(request, warmup=2)
     refuse_contradictions(whole, asked, device_memory_bytes=1 << 30, may_be_shortened=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"balanced_routing": True}, "state both, or neither"),
-        ({"expert_load": 1.0}, "state both, or neither"),
-        ({"balanced_routing": False, "expert_load": 0.5}, "the fullest expert has the mean"),
-        ({"balanced_routing": False, "expert_load": float("nan")}, "expert_load"),
-    ],
-)
-def test_impossible_loads_are_refused(changes: dict[str, object], says: str) -> None:
-    with pytest.raises(OutcomeInvalidError, match=says):
-        make_measurement(**changes)
-
-
-def test_people_read_how_a_probe_routed() -> None:
+def test_impossible_loads_are_refused_and_others_told_in_words() -> None:
+    for routing, load, says in (
+        (True, None, "state both, or neither"),
+        (None, 1.0, "state both, or neither"),
+        (False, 0.5, "the fullest expert has the mean"),
+        (False, float("nan"), "expert_load"),
+    ):
+        with pytest.raises(OutcomeInvalidError, match=says):
+            make_measurement(balanced_routing=routing, expert_load=load)
     assert routing_words(None, None) == ""
     assert routing_words(True, 1.0).startswith("balanced by force, not by the router")
     assert routing_words(False, 1.4) == "by the router; the fullest expert has 1.40 times the mean"

@@ -25,33 +25,33 @@ BOX = Cluster(name="box", device="card", num_nodes=3, devices_per_node=4, device
 TINY = model_preset("tiny")
 
 
-def subsets(values: list[Any]) -> st.SearchStrategy[list[Any]]:
-    return st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True)
+def subsets(*values: Any) -> st.SearchStrategy[list[Any]]:
+    return st.lists(st.sampled_from(values), min_size=1, max_size=2, unique=True)
 
 
 @st.composite
 def spaces(draw: st.DrawFn) -> SearchSpace:
     knobs: dict[str, Any] = {
-        "num_nodes": draw(subsets([1, 2, 3, 4])),
-        "tp": draw(subsets([1, 2, 3, 4, 8])),
-        "pp": draw(subsets([1, 2, 3, 4, 16])),
-        "vpp": draw(subsets([1, 2, 3])),
-        "micro_batch_size": draw(subsets([1, 2, 3, 8])),
-        "zero_stage": draw(subsets([0, 1])),
-        "zero_replicas": draw(subsets([1, 2, 3])),
-        "recompute": draw(subsets(["none", "selective", "full"])),
-        "sequence_parallel": draw(subsets([False, True])),
-        "precision": draw(subsets(["fp32", "bf16", "fp16"])),
+        "num_nodes": draw(subsets(1, 2, 3, 4)),
+        "tp": draw(subsets(1, 2, 3, 4, 8)),
+        "pp": draw(subsets(1, 2, 3, 4, 16)),
+        "vpp": draw(subsets(1, 2, 3)),
+        "micro_batch_size": draw(subsets(1, 2, 3, 8)),
+        "zero_stage": draw(subsets(0, 1)),
+        "zero_replicas": draw(subsets(1, 2, 3)),
+        "recompute": draw(subsets("none", "selective", "full")),
+        "sequence_parallel": draw(subsets(False, True)),
+        "precision": draw(subsets("fp32", "bf16", "fp16")),
         "allow_tp_across_nodes": draw(st.booleans()),
     }
     if draw(st.booleans()):
-        knobs["dp"] = draw(subsets([1, 2, 3, 4, 6, 12]))
+        knobs["dp"] = draw(subsets(1, 2, 3, 4, 6, 12))
     if draw(st.booleans()):
         knobs["global_batch_size"] = draw(st.sampled_from([1, 8, 24, 36]))
     else:
         low = draw(st.integers(1, 16))
         knobs["global_batch_size"] = {"min": low, "max": draw(st.integers(low + 1, 64))}
-        knobs["num_microbatches"] = draw(subsets([1, 2, 3, 4]))
+        knobs["num_microbatches"] = draw(subsets(1, 2, 3, 4))
     return SearchSpace.from_mapping(knobs)
 
 
@@ -60,32 +60,27 @@ def brute_force(
 ) -> list[Layout]:
     """Every legal layout, one at a time, by the definition of the derived knobs."""
     legal = []
+    options = {"global_batch": space.global_batch, "scopes": scopes}
+    options["allow_tp_across_nodes"] = space.allow_tp_across_nodes
     for values in itertools.product(*(space.values(knob) for knob in space.knobs)):
         chosen = dict(zip(space.knobs, values, strict=True))
         if "dp" not in chosen:
             devices = chosen["num_nodes"] * cluster.devices_per_node
-            if devices % (chosen["tp"] * chosen["pp"]):
+            chosen["dp"], rest = divmod(devices, chosen["tp"] * chosen["pp"])
+            if rest:
                 continue
-            chosen["dp"] = devices // (chosen["tp"] * chosen["pp"])
         if "num_microbatches" not in chosen:
-            sequences = space.global_batch.minimum
-            if sequences % (chosen["dp"] * chosen["micro_batch_size"]):
+            a_step = chosen["dp"] * chosen["micro_batch_size"]
+            chosen["num_microbatches"], rest = divmod(space.global_batch.minimum, a_step)
+            if rest:
                 continue
-            chosen["num_microbatches"] = sequences // (chosen["dp"] * chosen["micro_batch_size"])
         layout = Layout(**chosen)
-        if not violations(
-            layout,
-            model,
-            cluster,
-            global_batch=space.global_batch,
-            allow_tp_across_nodes=space.allow_tp_across_nodes,
-            scopes=scopes,
-        ):
+        if not violations(layout, model, cluster, **options):
             legal.append(layout)
     return legal
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50)
 @given(
     space=spaces(),
     model=st.sampled_from([TINY, model_preset("tiny-llama"), model_preset("gpt-125m")]),
@@ -107,26 +102,18 @@ def test_the_legal_set_is_what_a_loop_over_every_combination_finds(
 def test_the_legal_set_of_a_model_with_experts_is_what_a_loop_finds(
     scopes: frozenset[Scope],
 ) -> None:
-    space = SearchSpace(
-        global_batch_size=24,
-        num_nodes=[1, 2],
-        tp=[1, 2, 4],
-        pp=[1, 2],
-        ep=[1, 2, 3, 4, 8],
-        etp=[1, 2, 3],
-        zero_stage=[0, 1, 3],
-        zero_replicas=[1, 2, 4],
-        sequence_parallel=[False, True],
-    )
+    knobs = {"num_nodes": [1, 2], "tp": [1, 2, 4], "pp": [1, 2], "ep": [1, 2, 3, 8]}
+    knobs |= {"etp": [1, 2, 3], "zero_stage": [0, 3], "zero_replicas": [1, 2]}
+    space = SearchSpace(global_batch_size=24, sequence_parallel=[False, True], **knobs)
     model = model_preset("tiny-moe")
     legal = enumerate_legal(space, model, BOX, scopes=scopes)
     found = [legal.layout(position) for position in range(len(legal))]
     assert found == brute_force(space, model, BOX, scopes)
-    assert {layout.ep for layout in found} == {1, 2, 4, 8}
+    assert {layout.ep for layout in found} == {1, 2, 8}
     assert {layout.etp for layout in found} == {1, 2}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 @given(space=spaces())
 def test_positions_columns_and_layouts_agree(space: SearchSpace) -> None:
     legal = enumerate_legal(space, TINY, BOX, scopes=ALL_SCOPES - {"trainer"})
@@ -143,18 +130,7 @@ def test_positions_columns_and_layouts_agree(space: SearchSpace) -> None:
                 assert getattr(every_third, name)[position // 3] == code
 
 
-def test_no_two_values_of_a_knob_share_a_code() -> None:
-    for name, values in (
-        ("recompute", ("none", "selective", "full")),
-        ("precision", ("fp32", "bf16", "fp16")),
-        ("sequence_parallel", (False, True)),
-        ("tp", (1, 2, 8)),
-    ):
-        codes = [code_of(name, value) for value in values]
-        assert codes == sorted(set(codes)), name
-
-
-def test_each_rule_counts_what_it_excludes() -> None:
+def test_each_rule_counts_what_it_excludes_and_an_empty_set_says_so_with_an_example() -> None:
     space = SearchSpace(global_batch_size=12, tp=[1, 2, 8], pp=[1, 3], dp=1, zero_stage=[0, 1])
     legal = enumerate_legal(space, TINY, BOX)
     assert legal.num_combinations == 12
@@ -166,14 +142,10 @@ def test_each_rule_counts_what_it_excludes() -> None:
         "tp_within_node": 4,
     }
     assert [legal.layout(position).tp for position in range(len(legal))] == [1, 2]
-
-
-def test_an_empty_set_says_which_rule_excluded_how_many_and_gives_an_example() -> None:
-    space = SearchSpace(global_batch_size=16, tp=[8, 16], pp=[1, 3])
-    legal = enumerate_legal(space, TINY, BOX)
-    assert len(legal) == 0
+    empty = enumerate_legal(SearchSpace(global_batch_size=16, tp=[8, 16], pp=[1, 3]), TINY, BOX)
+    assert len(empty) == 0
     with pytest.raises(NoLegalLayoutError) as caught:
-        legal.refuse_if_empty()
+        empty.refuse_if_empty()
     assert str(caught.value).startswith(
         "none of the 4 combinations is legal: heads_over_tp excludes 4 "
         "(as: num_heads=4 is not divisible by tp=8), "
@@ -191,24 +163,20 @@ def test_a_derived_dp_must_fill_the_node() -> None:
     )
 
 
-def test_a_layout_outside_the_set_has_no_position() -> None:
+def test_a_layout_outside_the_set_has_no_position_and_no_position_outside_has_a_layout() -> None:
     legal = enumerate_legal(SearchSpace(global_batch_size=16, tp=[1, 2]), TINY, BOX)
     inside = legal.layout(0)
     assert legal.index_of(inside) == 0
     for changes in ({"tp": 4}, {"dp": 2}, {"num_microbatches": 3}, {"precision": "bf16"}):
-        assert legal.index_of(Layout(**{**inside.to_mapping(), **changes})) is None
+        assert legal.index_of(replace(inside, **changes)) is None
     illegal = enumerate_legal(
         SearchSpace(global_batch_size=16, dp=[1, 2], zero_stage=[0, 1]), TINY, BOX
     )
     assert illegal.index_of(Layout(zero_stage=1, num_microbatches=16)) is None
-
-
-@pytest.mark.parametrize("position", [-1, 2])
-def test_a_position_outside_the_set_is_an_index_error(position: int) -> None:
-    legal = enumerate_legal(SearchSpace(global_batch_size=16, tp=[1, 2]), TINY, BOX)
     assert len(legal) == 2
-    with pytest.raises(IndexError, match=f"position {position} is not in 0 to 1"):
-        legal.layout(position)
+    for position in (-1, 2):
+        with pytest.raises(IndexError, match=f"position {position} is not in 0 to 1"):
+            legal.layout(position)
 
 
 def test_the_papers_table_has_2720_legal_layouts() -> None:
@@ -222,13 +190,8 @@ def test_the_papers_table_has_2720_legal_layouts() -> None:
 
 def test_the_largest_values_do_not_overflow() -> None:
     largest = 1 << 20
-    space = SearchSpace(
-        global_batch_size={"max": largest},
-        num_nodes=[largest],
-        micro_batch_size=[largest],
-        num_microbatches=[largest],
-    )
-    legal = enumerate_legal(space, TINY, BOX)
+    knobs = dict.fromkeys(("num_nodes", "micro_batch_size", "num_microbatches"), largest)
+    legal = enumerate_legal(SearchSpace(global_batch_size={"max": largest}, **knobs), TINY, BOX)
     (excluded,) = [each for each in legal.exclusions if each.rule == "global_batch"]
     assert excluded.count == 1
     assert legal.exclusions[-1].example
@@ -253,8 +216,7 @@ def test_of_millions_of_combinations_the_legal_ones_are_found() -> None:
     # at all.
     few = {"tp": [1, 2, 4, 8], "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24], "vpp": [1, 2, 3, 4, 6, 8]}
     narrow = enumerate_legal(replace(space, **few), model, frontier)
-    assert len(legal) > 1000
-    assert len(legal) == len(narrow)
+    assert len(legal) == len(narrow) > 1000
     for position in range(0, len(legal), 97):
         assert legal.layout(position) == narrow.layout(position)
         assert not violations(legal.layout(position), model, frontier, global_batch=4096)

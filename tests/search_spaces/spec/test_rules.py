@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec import rules
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
@@ -50,330 +49,114 @@ def case(
     )
 
 
-EXPERTS = {
-    "family": "llama",
-    "num_experts": 4,
-    "experts_per_token": 2,
-    "moe_ffn_hidden_size": 96,
-    "num_dense_layers": 1,
-}
+EXPERTS = {"num_experts": 4, "experts_per_token": 2}
+EXPERTS |= {"moe_ffn_hidden_size": 96, "num_dense_layers": 1}
 
 CASES = [
-    case(
-        "heads_over_tp",
-        "num_heads=12 is not divisible by tp=8",
-        tp=8,
-        model={"num_heads": 12, "num_kv_heads": 4},
-    ),
-    case(
-        "kv_heads_over_tp",
-        "num_kv_heads=4 is not divisible by tp=8, and key/value heads are not replicated over "
-        "tensor-parallel ranks",
-        tp=8,
-        model={"num_kv_heads": 4},
-    ),
-    case(
-        "ffn_over_tp",
-        "ffn_hidden_size=3076 is not divisible by tp=8",
-        tp=8,
-        model={"ffn_hidden_size": 3076},
-    ),
-    case(
-        "expert_width_over_etp",
-        "moe_ffn_hidden_size=100 is not divisible by etp=3",
-        dp=3,
-        etp=3,
-        model=EXPERTS | {"moe_ffn_hidden_size": 100},
-    ),
+    case("heads_over_tp", "num_heads=12 is not divisible by tp=8",
+         tp=8, model={"num_heads": 12, "num_kv_heads": 4}),
+    case("kv_heads_over_tp", "num_kv_heads=4 is not divisible by tp=8, and key/value heads are "
+         "not replicated over tensor-parallel ranks", tp=8, model={"num_kv_heads": 4}),
+    case("ffn_over_tp", "ffn_hidden_size=3076 is not divisible by tp=8",
+         tp=8, model={"ffn_hidden_size": 3076}),
+    case("expert_width_over_etp", "moe_ffn_hidden_size=100 is not divisible by etp=3",
+         dp=3, etp=3, model=EXPERTS | {"moe_ffn_hidden_size": 100}),
     case("experts_over_ep", "num_experts=4 is not divisible by ep=3", dp=6, ep=3, model=EXPERTS),
-    case(
-        "shared_expert_over_tp",
-        "shared_expert_ffn_hidden_size=100 is not divisible by tp=8",
-        tp=8,
-        sequence_parallel=True,
-        model=EXPERTS | {"shared_expert_ffn_hidden_size": 100},
-    ),
-    case(
-        "vocab_over_tp",
-        "vocab_size=1001 is not divisible by tp=8",
-        tp=8,
-        model={"vocab_size": 1001},
-    ),
-    case(
-        "layers_over_stages",
-        "num_layers=12 is not divisible by pp*vpp=4*2=8",
-        pp=4,
-        vpp=2,
-        num_microbatches=4,
-    ),
-    case(
-        "layers_over_stages",
-        "num_layers=126 is not divisible by pp*vpp=8*1=8; it would be with "
-        "pipeline_split=embedding_and_head",
-        pp=8,
-        model={"num_layers": 126},
-    ),
-    case(
-        "layers_over_stages",
-        "num_layers+embedding+head=7+1+1=9 is not divisible by pp*vpp=2*2=4; it would be with "
-        "pipeline_split=embedding or head",
-        pp=2,
-        dp=4,
-        vpp=2,
-        num_microbatches=2,
-        pipeline_split="embedding_and_head",
-        model={"num_layers": 7},
-    ),
-    case(
-        "split_needs_pipeline",
-        "pipeline_split=head with pp=1 is the same job as pipeline_split=layers",
-        pipeline_split="head",
-    ),
-    case(
-        "schedule_interleaved",
-        "vpp=2 interleaves schedule=1f1b, not schedule=gpipe; take vpp=1 or schedule=1f1b",
-        pp=2,
-        vpp=2,
-        num_microbatches=4,
-        schedule="gpipe",
-    ),
-    case(
-        "rank_order_needs_both",
-        "rank_order=tp_cp_pp_dp with pp=2 and dp=1 is the same job as rank_order=tp_cp_dp_pp",
-        pp=2,
-        dp=1,
-        rank_order="tp_cp_pp_dp",
-    ),
-    case(
-        "schedule_needs_pipeline",
-        "schedule=zero_bubble with pp=1 is the same job as schedule=1f1b",
-        schedule="zero_bubble",
-    ),
+    case("shared_expert_over_tp", "shared_expert_ffn_hidden_size=100 is not divisible by tp=8",
+         tp=8, sequence_parallel=True, model=EXPERTS | {"shared_expert_ffn_hidden_size": 100}),
+    case("vocab_over_tp", "vocab_size=1001 is not divisible by tp=8",
+         tp=8, model={"vocab_size": 1001}),
+    case("layers_over_stages", "num_layers=12 is not divisible by pp*vpp=4*2=8",
+         pp=4, vpp=2, num_microbatches=4),
+    case("layers_over_stages", "num_layers=126 is not divisible by pp*vpp=8*1=8; it would be with "
+         "pipeline_split=embedding_and_head", pp=8, model={"num_layers": 126}),
+    case("layers_over_stages", "num_layers+embedding+head=7+1+1=9 is not divisible by "
+         "pp*vpp=2*2=4; it would be with pipeline_split=embedding or head",
+         pp=2, dp=4, vpp=2, num_microbatches=2, pipeline_split="embedding_and_head",
+         model={"num_layers": 7}),
+    case("split_needs_pipeline", "pipeline_split=head with pp=1 is the same job as "
+         "pipeline_split=layers", pipeline_split="head"),
+    case("schedule_interleaved", "vpp=2 interleaves schedule=1f1b, not schedule=gpipe; take vpp=1 "
+         "or schedule=1f1b", pp=2, vpp=2, num_microbatches=4, schedule="gpipe"),
+    case("rank_order_needs_both", "rank_order=tp_cp_pp_dp with pp=2 and dp=1 is the same job as "
+         "rank_order=tp_cp_dp_pp", pp=2, dp=1, rank_order="tp_cp_pp_dp"),
+    case("schedule_needs_pipeline", "schedule=zero_bubble with pp=1 is the same job as "
+         "schedule=1f1b", schedule="zero_bubble"),
     case("interleaving_needs_pipeline", "vpp=2 has no pipeline to interleave: pp=1", vpp=2),
-    case(
-        "interleaved_microbatches",
-        "num_microbatches=5 is not divisible by pp=2, which the interleaved schedule of vpp=2 needs",
-        pp=2,
-        vpp=2,
-        num_microbatches=5,
-    ),
-    case(
-        "sequence_over_tp",
-        "seq_length=100 is not divisible by tp=8, which sequence_parallel needs",
-        tp=8,
-        sequence_parallel=True,
-        model={"seq_length": 100},
-    ),
-    case(
-        "sequence_over_tp",
-        "seq_length=100 is not divisible by 2*cp*tp=2*2*2=8, which sequence_parallel needs",
-        tp=2,
-        cp=2,
-        sequence_parallel=True,
-        model={"seq_length": 100},
-    ),
-    case(
-        "sequence_over_cp",
-        "seq_length=100 is not divisible by 2*cp=2*4=8: each context-parallel rank holds two equal "
-        "chunks of every sequence",
-        cp=4,
-        model={"seq_length": 100},
-    ),
-    case(
-        "heads_over_cp",
-        "num_kv_heads=4 is not divisible by tp*cp=2*4=8, which cp_comm_type=a2a needs; take "
-        "all_gather or p2p",
-        tp=2,
-        cp=4,
-        cp_comm_type="a2a",
-        model={"num_kv_heads": 4},
-    ),
-    case(
-        "ep_needs_experts",
-        "ep=2 and etp=1 divide experts, and the model has none; leave them out",
-        dp=2,
-        ep=2,
-    ),
-    case(
-        "ep_needs_experts",
-        "ep=1 and etp=2 divide experts, and the model has none; leave them out",
-        tp=2,
-        etp=2,
-    ),
-    case(
-        "ranks_over_experts",
-        "tp*cp*dp=1*2*3=6 is not divisible by etp*ep=1*4=4: the ranks of a stage divide its experts",
-        cp=2,
-        dp=3,
-        ep=4,
-        zero_stage=1,
-        zero_replicas=2,
-        model=EXPERTS,
-    ),
-    case(
-        "experts_need_sequence_parallel",
-        "tp=2 with sequence_parallel=false: all tensor-parallel ranks would send the same tokens to "
-        "the experts; a model with experts needs sequence_parallel=true",
-        tp=2,
-        model=EXPERTS,
-    ),
-    case(
-        "experts_in_order_of_ranks",
-        "rank_order=tp_cp_pp_dp with pp=2: experts need etp*ep=1*2 equal to tp*cp=1*1, so that they "
-        "do not leave the ranks of a replica; Megatron-LM asserts it too",
-        rank_order="tp_cp_pp_dp",
-        pp=2,
-        dp=2,
-        ep=2,
-        model=EXPERTS,
-    ),
-    case(
-        "cp_comm_type_needs_cp",
-        "cp_comm_type=p2p with cp=1 is the same job as cp_comm_type=all_gather",
-        cp_comm_type="p2p",
-    ),
-    case(
-        "vocab_over_tp",
-        "vocab_size=962 is not divisible by tp*tp_columns=2*2=4",
-        tp=2,
-        tp_columns=2,
-        model={"vocab_size": 962},
-    ),
-    case(
-        "hidden_over_columns",
-        "hidden_size=768 is not divisible by tp_columns=5",
-        tp_columns=5,
-    ),
-    case(
-        "columns_without_experts",
-        "tp_columns=2: tensor columns divide the features of tokens, and experts get whole tokens; "
-        "use ep and tp for a model with experts",
-        tp_columns=2,
-        model=EXPERTS,
-    ),
-    case(
-        "tp_within_node",
-        "tp*tp_columns=4*4=16 is more than devices_per_node=8, so that tensor parallelism leaves the "
-        "node (allow_tp_across_nodes is false)",
-        num_nodes=2,
-        tp=4,
-        tp_columns=4,
-    ),
+    case("interleaved_microbatches", "num_microbatches=5 is not divisible by pp=2, which the "
+         "interleaved schedule of vpp=2 needs", pp=2, vpp=2, num_microbatches=5),
+    case("sequence_over_tp", "seq_length=100 is not divisible by tp=8, which sequence_parallel "
+         "needs", tp=8, sequence_parallel=True, model={"seq_length": 100}),
+    case("sequence_over_tp", "seq_length=100 is not divisible by 2*cp*tp=2*2*2=8, which "
+         "sequence_parallel needs", tp=2, cp=2, sequence_parallel=True, model={"seq_length": 100}),
+    case("sequence_over_cp", "seq_length=100 is not divisible by 2*cp=2*4=8: each "
+         "context-parallel rank holds two equal chunks of every sequence",
+         cp=4, model={"seq_length": 100}),
+    case("heads_over_cp", "num_kv_heads=4 is not divisible by tp*cp=2*4=8, which cp_comm_type=a2a "
+         "needs; take all_gather or p2p",
+         tp=2, cp=4, cp_comm_type="a2a", model={"num_kv_heads": 4}),
+    case("ep_needs_experts", "ep=2 and etp=1 divide experts, and the model has none; leave them "
+         "out", dp=2, ep=2),
+    case("ep_needs_experts", "ep=1 and etp=2 divide experts, and the model has none; leave them "
+         "out", tp=2, etp=2),
+    case("ranks_over_experts", "tp*cp*dp=1*2*3=6 is not divisible by etp*ep=1*4=4: the ranks of a "
+         "stage divide its experts",
+         cp=2, dp=3, ep=4, zero_stage=1, zero_replicas=2, model=EXPERTS),
+    case("experts_need_sequence_parallel", "tp=2 with sequence_parallel=false: all "
+         "tensor-parallel ranks would send the same tokens to the experts; a model with experts "
+         "needs sequence_parallel=true", tp=2, model=EXPERTS),
+    case("experts_in_order_of_ranks", "rank_order=tp_cp_pp_dp with pp=2: experts need etp*ep=1*2 "
+         "equal to tp*cp=1*1, so that they do not leave the ranks of a replica; Megatron-LM "
+         "asserts it too", rank_order="tp_cp_pp_dp", pp=2, dp=2, ep=2, model=EXPERTS),
+    case("cp_comm_type_needs_cp", "cp_comm_type=p2p with cp=1 is the same job as "
+         "cp_comm_type=all_gather", cp_comm_type="p2p"),
+    case("vocab_over_tp", "vocab_size=962 is not divisible by tp*tp_columns=2*2=4",
+         tp=2, tp_columns=2, model={"vocab_size": 962}),
+    case("hidden_over_columns", "hidden_size=768 is not divisible by tp_columns=5", tp_columns=5),
+    case("columns_without_experts", "tp_columns=2: tensor columns divide the features of tokens, "
+         "and experts get whole tokens; use ep and tp for a model with experts",
+         tp_columns=2, model=EXPERTS),
+    case("tp_within_node", "tp*tp_columns=4*4=16 is more than devices_per_node=8, so that tensor "
+         "parallelism leaves the node (allow_tp_across_nodes is false)",
+         num_nodes=2, tp=4, tp_columns=4),
     case("nodes_exist", "num_nodes=5 is more than the 4 of box", num_nodes=5, dp=40),
-    case(
-        "tp_within_node",
-        "tp=24 is more than devices_per_node=8, so that tensor parallelism leaves the node "
-        "(allow_tp_across_nodes is false)",
-        num_nodes=3,
-        tp=24,
-    ),
-    case(
-        "tp_within_node",
-        "devices_per_node=8 is not divisible by tp=6 on num_nodes=3, so that tensor parallelism "
-        "leaves the node (allow_tp_across_nodes is false)",
-        num_nodes=3,
-        tp=6,
-        dp=4,
-    ),
-    case(
-        "world_size",
-        "tp*pp*dp=2*3*2=12 is more than num_nodes*devices_per_node=1*8=8",
-        tp=2,
-        pp=3,
-        dp=2,
-    ),
-    case(
-        "world_size",
-        "tp*pp*dp=2*3*2=12 does not fill num_nodes*devices_per_node=2*8=16",
-        num_nodes=2,
-        tp=2,
-        pp=3,
-        dp=2,
-    ),
-    case(
-        "precision_of_device",
-        "precision=fp16 is not one that box states a peak for (fp32, bf16)",
-        precision="fp16",
-        cluster=replace(NODES, peak_flops_per_s={"fp32": 1e12, "bf16": 2e12}),
-    ),
-    case(
-        "global_batch",
-        "global_batch_size=16 is not divisible by dp*micro_batch_size=2*3=6",
-        batch=16,
-        dp=2,
-        micro_batch_size=3,
-        num_microbatches=2,
-    ),
-    case(
-        "global_batch",
-        "dp*micro_batch_size*num_microbatches=2*4*3=24 is not global_batch_size=16",
-        batch=16,
-        dp=2,
-        micro_batch_size=4,
-        num_microbatches=3,
-    ),
-    case(
-        "global_batch",
-        "dp*micro_batch_size*num_microbatches=2*4*3=24 lies outside global_batch_size from 1 to 23",
-        batch=GlobalBatch(minimum=1, maximum=23),
-        dp=2,
-        micro_batch_size=4,
-        num_microbatches=3,
-    ),
-    case(
-        "zero_groups_over_dp",
-        "dp=4 is not divisible by zero_replicas=3",
-        dp=4,
-        zero_stage=1,
-        zero_replicas=3,
-    ),
-    case(
-        "zero_groups_over_dp",
-        "dp*cp=2*2=4 is not divisible by zero_replicas=3",
-        dp=2,
-        cp=2,
-        zero_stage=1,
-        zero_replicas=3,
-    ),
-    case(
-        "zero_groups_over_edp",
-        "tp*cp*dp/(etp*ep)=2 ranks hold the same experts, which is not divisible by zero_replicas=4",
-        dp=8,
-        ep=4,
-        zero_stage=1,
-        zero_replicas=4,
-        model=EXPERTS,
-    ),
-    case(
-        "zero_groups_need_zero",
-        "zero_replicas=2 has no sharded optimizer states to copy: zero_stage=0",
-        dp=4,
-        zero_replicas=2,
-    ),
-    case(
-        "zero_needs_groups",
-        "zero_stage=1 with zero_replicas=4 of dp=4 is the same job as zero_stage=0: every rank "
-        "would hold all optimizer states",
-        dp=4,
-        zero_stage=1,
-        zero_replicas=4,
-    ),
-    case(
-        "zero_needs_replicas",
-        "zero_stage=1 with dp=1 is the same job as zero_stage=0",
-        zero_stage=1,
-    ),
-    case(
-        "zero_needs_replicas",
-        "zero_stage=3 with dp=1 is the same job as zero_stage=0",
-        zero_stage=3,
-    ),
-    case(
-        "sequence_parallel_needs_tp",
-        "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false",
-        sequence_parallel=True,
-    ),
-]
+    case("tp_within_node", "tp=24 is more than devices_per_node=8, so that tensor parallelism "
+         "leaves the node (allow_tp_across_nodes is false)", num_nodes=3, tp=24),
+    case("tp_within_node", "devices_per_node=8 is not divisible by tp=6 on num_nodes=3, so that "
+         "tensor parallelism leaves the node (allow_tp_across_nodes is false)",
+         num_nodes=3, tp=6, dp=4),
+    case("world_size", "tp*pp*dp=2*3*2=12 is more than num_nodes*devices_per_node=1*8=8",
+         tp=2, pp=3, dp=2),
+    case("world_size", "tp*pp*dp=2*3*2=12 does not fill num_nodes*devices_per_node=2*8=16",
+         num_nodes=2, tp=2, pp=3, dp=2),
+    case("precision_of_device", "precision=fp16 is not one that box states a peak for (fp32, bf16)",
+         precision="fp16",
+         cluster=replace(NODES, peak_flops_per_s={"fp32": 1e12, "bf16": 2e12})),
+    case("global_batch", "global_batch_size=16 is not divisible by dp*micro_batch_size=2*3=6",
+         batch=16, dp=2, micro_batch_size=3, num_microbatches=2),
+    case("global_batch", "dp*micro_batch_size*num_microbatches=2*4*3=24 is not "
+         "global_batch_size=16", batch=16, dp=2, micro_batch_size=4, num_microbatches=3),
+    case("global_batch", "dp*micro_batch_size*num_microbatches=2*4*3=24 lies outside "
+         "global_batch_size from 1 to 23",
+         batch=GlobalBatch(minimum=1, maximum=23), dp=2, micro_batch_size=4, num_microbatches=3),
+    case("zero_groups_over_dp", "dp=4 is not divisible by zero_replicas=3",
+         dp=4, zero_stage=1, zero_replicas=3),
+    case("zero_groups_over_dp", "dp*cp=2*2=4 is not divisible by zero_replicas=3",
+         dp=2, cp=2, zero_stage=1, zero_replicas=3),
+    case("zero_groups_over_edp", "tp*cp*dp/(etp*ep)=2 ranks hold the same experts, which is not "
+         "divisible by zero_replicas=4", dp=8, ep=4, zero_stage=1, zero_replicas=4, model=EXPERTS),
+    case("zero_groups_need_zero", "zero_replicas=2 has no sharded optimizer states to copy: "
+         "zero_stage=0", dp=4, zero_replicas=2),
+    case("zero_needs_groups", "zero_stage=1 with zero_replicas=4 of dp=4 is the same job as "
+         "zero_stage=0: every rank would hold all optimizer states",
+         dp=4, zero_stage=1, zero_replicas=4),
+    case("zero_needs_replicas", "zero_stage=1 with dp=1 is the same job as zero_stage=0",
+         zero_stage=1),
+    case("zero_needs_replicas", "zero_stage=3 with dp=1 is the same job as zero_stage=0",
+         zero_stage=3),
+    case("sequence_parallel_needs_tp", "sequence_parallel=true with tp=1 is the same job as "
+         "sequence_parallel=false", sequence_parallel=True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("layout", "model", "context", "sentence"), CASES)
@@ -388,33 +171,13 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
     assert rules == {rule.name for rule in RULES if rule.scope != "trainer"}
 
 
-@pytest.fixture
-def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that lacks everything that a rule asks about."""
-    monkeypatch.setattr(rules, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
-
-
-def test_the_embedded_trainer_refuses_fp8_by_name() -> None:
-    layout, model = Layout(precision="fp8"), make_model()
-    assert violations(layout, model, NODES) == [
-        "precision=fp8 is not supported by the embedded trainer (fp32, bf16, fp16)"
-    ]
-    assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
-
-
-@pytest.mark.usefixtures("lesser_trainer")
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out() -> None:
-    layout, model = Layout(precision="fp16"), make_model()
-    assert violations(layout, model, NODES) == [
-        "precision=fp16 is not supported by the embedded trainer (fp32, bf16)"
-    ]
-    assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
-    names = {rule.name for rule in RULES if rule.scope == "trainer"}
-    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
-
-
-def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_sequences() -> None:
-    model = make_model(family="llama", attention_window=16)
+    fp8, model = Layout(tp=5, precision="fp8"), make_model(attention_window=16)
+    said = "precision=fp8 is not supported by the embedded trainer (fp32, bf16, fp16)"
+    assert violations(fp8, model, NODES, scopes={"trainer"}) == [said]
+    assert said not in violations(fp8, model, NODES, scopes=WITHOUT_TRAINER)
+    by_hand = violations(fp8, model, NODES, scopes=PROBE_SCOPES)
+    assert (len(by_hand), by_hand[-1]) == (3, said), "it is held to the model and the trainer"
     for comm_type in ("all_gather", "p2p"):
         layout = Layout(cp=2, cp_comm_type=comm_type)
         assert violations(layout, model, NODES, scopes={"trainer"}) == [
@@ -423,6 +186,8 @@ def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_se
         ]
         assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
     assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
+    names = {rule.name for rule in RULES if rule.scope == "trainer"}
+    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero_replicas": 2}])
@@ -438,7 +203,7 @@ def test_zero_is_no_waste_where_it_shards_experts_alone(layout: dict[str, Any]) 
     assert "is the same job as zero_stage=0" in sentence
 
 
-def test_several_broken_rules_give_a_sentence_each() -> None:
+def test_each_broken_rule_gives_a_sentence_but_a_probe_by_hand_may_be_redundant() -> None:
     sentences = violations(Layout(tp=7, pp=5), make_model(), NODES)
     assert [sentence.split(" ")[0] for sentence in sentences] == [
         "num_heads=24",
@@ -447,37 +212,19 @@ def test_several_broken_rules_give_a_sentence_each() -> None:
         "num_layers=12",
         "tp*pp*dp=7*5*1=35",
     ]
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(),
-        Layout(tp=3, dp=2),
-        Layout(tp=8, num_nodes=4, pp=4),
-        Layout(tp=2, pp=2, dp=2, zero_stage=1, recompute="full", precision="bf16"),
-    ],
-    ids=lambda layout: layout.key,
-)
-def test_a_legal_layout_breaks_nothing(layout: Layout) -> None:
-    batch = layout.global_batch_size
-    assert violations(layout, make_model(), NODES, global_batch=batch) == []
-
-
-def test_tp_across_nodes_is_legal_where_it_is_allowed() -> None:
-    layout = Layout(num_nodes=3, tp=24)
-    assert violations(layout, make_model(), NODES, allow_tp_across_nodes=True) == []
-
-
-def test_a_probe_by_hand_may_have_more_ranks_than_devices_and_be_redundant() -> None:
     layout = Layout(tp=4, pp=4, dp=1, zero_stage=1)
     assert len(violations(layout, make_model(), NODES)) == 2
     assert violations(layout, make_model(), NODES, scopes=PROBE_SCOPES) == []
 
 
-@pytest.mark.usefixtures("lesser_trainer")
-def test_a_probe_by_hand_is_held_to_the_model_and_the_trainer() -> None:
-    layout = Layout(tp=5, precision="fp16")
-    sentences = violations(layout, make_model(), NODES, scopes=PROBE_SCOPES)
-    assert len(sentences) == 3
-    assert sentences[-1].startswith("precision=fp16 is not supported")
+def test_a_legal_layout_breaks_nothing() -> None:
+    for layout in (
+        Layout(),
+        Layout(tp=3, dp=2),
+        Layout(tp=8, num_nodes=4, pp=4),
+        Layout(tp=2, pp=2, dp=2, zero_stage=1, recompute="full", precision="bf16"),
+    ):
+        batch = layout.global_batch_size
+        assert violations(layout, make_model(), NODES, global_batch=batch) == [], layout.key
+    across = Layout(num_nodes=3, tp=24)
+    assert violations(across, make_model(), NODES, allow_tp_across_nodes=True) == []

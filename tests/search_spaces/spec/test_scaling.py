@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,8 @@ def on(layout: Layout, num_nodes: int, cluster: Cluster = FRONTIER) -> Layout:
 def make_layout(**changes: object) -> Layout:
     """Two nodes and a global batch of 2 * 2 * 16 = 64 sequences."""
     fields = {"num_nodes": 2, "tp": 4, "pp": 2, "dp": 2, "micro_batch_size": 2}
-    return Layout.from_mapping(
-        {**fields, "num_microbatches": 16, "precision": "bf16", "zero_stage": 1} | changes
-    )
+    fields |= {"num_microbatches": 16, "zero_stage": 1}
+    return Layout.from_mapping({**fields, "precision": "bf16"} | changes)
 
 
 def test_more_nodes_are_more_replicas_that_accumulate_less() -> None:
@@ -45,43 +45,34 @@ def test_more_nodes_are_more_replicas_that_accumulate_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "num_nodes", "why"),
+    ("changes", "num_nodes", "why"),
     [
-        (make_layout(), 1, "num_nodes=1 is fewer than the 2 of the layout"),
+        ({}, 1, "num_nodes=1 is fewer than the 2 of the layout"),
         (
-            make_layout(dp=1, num_nodes=2, pp=4, num_microbatches=32, zero_stage=0),
+            {"dp": 1, "pp": 4, "num_microbatches": 32, "zero_stage": 0},
             3,
-            r"dp\*num_nodes=1\*3=3 is not divisible by the layout's num_nodes=2",
+            "dp*num_nodes=1*3=3 is not divisible by the layout's num_nodes=2",
         ),
+        ({}, 6, "global_batch_size=64 is not divisible by dp*micro_batch_size=6*2=12"),
         (
-            make_layout(),
-            6,
-            r"global_batch_size=64 is not divisible by dp\*micro_batch_size=6\*2=12",
-        ),
-        (
-            make_layout(num_microbatches=2),
-            8,
-            r"global_batch_size=8 is not divisible by dp\*micro_batch_size=8\*2=16",
-        ),
-        (
-            make_layout(vpp=2, num_microbatches=4),
+            {"vpp": 2, "num_microbatches": 4},
             8,
             "num_microbatches=1 is not divisible by pp=2, which the interleaved schedule of vpp=2",
         ),
         (
-            make_layout(dp=2, micro_batch_size=1, num_microbatches=12, zero_replicas=2),
+            {"micro_batch_size": 1, "num_microbatches": 12, "zero_replicas": 2},
             3,
             "dp=3 is not divisible by zero_replicas=2",
         ),
         (
-            make_layout(num_nodes=1, dp=1, pp=1, zero_stage=0),
+            {"num_nodes": 1, "dp": 1, "pp": 1, "zero_stage": 0},
             2,
-            r"tp\*pp\*dp=4\*1\*2=8 does not fill num_nodes\*devices_per_node=2\*8=16",
+            "tp*pp*dp=4*1*2=8 does not fill num_nodes*devices_per_node=2*8=16",
         ),
     ],
 )
 def test_indivisible_layouts_are_refused_with_the_numbers(
-    layout: Layout, num_nodes: int, why: str
+    changes: dict[str, object], num_nodes: int, why: str
 ) -> None:
-    with pytest.raises(LayoutInvalidError, match=why):
-        on(layout, num_nodes)
+    with pytest.raises(LayoutInvalidError, match=re.escape(why)):
+        on(make_layout(**changes), num_nodes)

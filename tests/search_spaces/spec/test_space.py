@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -7,18 +8,9 @@ import pytest
 from search_spaces.errors import SpaceInvalidError
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.presets.spaces import resolve_space
-from search_spaces.spec.space import MAX_COMBINATIONS, SearchSpace
+from search_spaces.spec.space import SearchSpace
 
 WIDE = {"from": 1, "to": 1000}
-
-
-def refusal(**knobs: Any) -> str:
-    stated = {"global_batch_size": 16, **knobs}
-    with pytest.raises(SpaceInvalidError) as caught:
-        SearchSpace.from_mapping(
-            {name: value for name, value in stated.items() if value is not ...}
-        )
-    return str(caught.value)
 
 
 def test_a_knob_is_a_scalar_a_list_or_a_range() -> None:
@@ -40,52 +32,40 @@ def test_a_knob_is_a_scalar_a_list_or_a_range() -> None:
     assert space.num_combinations == 1 * 2 * 3 * 4 * 3 * 3
 
 
+PLAIN = SearchSpace(global_batch_size=16)
+
+
 def test_knobs_left_out_take_their_defaults_and_dp_and_accumulation_are_derived() -> None:
-    assert SearchSpace(global_batch_size=16).to_mapping() == {
+    assert PLAIN.to_mapping() == {
         "global_batch_size": 16,
-        "num_nodes": 1,
-        "tp": 1,
-        "pp": 1,
-        "vpp": 1,
-        "micro_batch_size": 1,
+        **dict.fromkeys(("num_nodes", "tp", "pp", "vpp", "micro_batch_size", "zero_replicas"), 1),
         "zero_stage": 0,
-        "zero_replicas": 1,
         "recompute": "none",
         "sequence_parallel": False,
         "precision": "fp32",
         "allow_tp_across_nodes": False,
     }
-
-
-def test_a_new_knob_is_in_the_document_of_a_space_if_it_is_a_choice() -> None:
-    plain = SearchSpace(global_batch_size=16)
-    assert SearchSpace(global_batch_size=16, pipeline_split="layers") == plain
-    assert plain.to_mapping(every_knob=True)["pipeline_split"] == "layers"
-    for choices in ("head", ["layers", "embedding"]):
+    assert SearchSpace(global_batch_size=16, pipeline_split="layers") == PLAIN
+    assert PLAIN.to_mapping(every_knob=True)["pipeline_split"] == "layers"
+    for choices in ("head", ["layers", "embedding"]):  # a new knob is stated if it is a choice
         space = SearchSpace(global_batch_size=16, pipeline_split=choices)
-        assert space.to_mapping() == plain.to_mapping() | {"pipeline_split": choices}
+        assert space.to_mapping() == PLAIN.to_mapping() | {"pipeline_split": choices}
         assert SearchSpace.from_mapping(space.to_mapping()) == space
 
 
-@pytest.mark.parametrize(
-    "mapping",
-    [
-        {"global_batch_size": 16},
-        {"global_batch_size": {"max": 8}, "num_microbatches": [1, 2]},
-        {
-            "global_batch_size": {"min": 4, "max": 8},
-            "num_microbatches": {"from": 1, "to": 8, "times": 2},
-            "dp": [1, 2],
-            "recompute": ["none", "full"],
-            "sequence_parallel": [False, True],
-            "precision": ["bf16"],
-            "allow_tp_across_nodes": True,
-        },
-    ],
-)
-def test_a_space_survives_the_round_trip(mapping: dict[str, Any]) -> None:
-    space = SearchSpace.from_mapping(mapping)
-    assert SearchSpace.from_mapping(space.to_mapping()) == space
+def test_a_space_survives_the_round_trip() -> None:
+    bounded = {
+        "global_batch_size": {"min": 4, "max": 8},
+        "num_microbatches": {"from": 1, "to": 8, "times": 2},
+        "dp": [1, 2],
+        "recompute": ["none", "full"],
+        "sequence_parallel": [False, True],
+        "precision": ["bf16"],
+        "allow_tp_across_nodes": True,
+    }
+    for mapping in (bounded, {"global_batch_size": {"max": 8}, "num_microbatches": [1, 2]}):
+        space = SearchSpace.from_mapping(mapping)
+        assert SearchSpace.from_mapping(space.to_mapping()) == space
 
 
 @pytest.mark.parametrize(
@@ -103,13 +83,9 @@ def test_a_space_survives_the_round_trip(mapping: dict[str, Any]) -> None:
         ({"tp": None}, "tp: the value is null; leave it out for its default"),
         ({"tp": [[1]]}, "tp: [1] is not a whole number"),
         ({"tp": {"from": 1}}, "tp: the range {'from': 1} has no 'to'"),
-        ({"tp": {"to": 4}}, "tp: the range {'to': 4} has no 'from'"),
         ({"tp": {"from": 4, "to": 1}}, "tp: the range runs from 4 down to 1"),
         ({"tp": {"from": 1, "to": 8, "step": 0}}, "tp.step: 0 is not a whole number of at least 1"),
-        (
-            {"tp": {"from": 1, "to": 8, "times": 1}},
-            "tp.times: 1 is not a whole number of at least 2",
-        ),
+        ({"tp": {"from": 1, "to": 8, "times": 1}}, "tp.times: 1 is not a whole number of at least"),
         ({"tp": {"from": 1, "to": 8, "times": 2, "step": 1}}, "has both step and times"),
         ({"tp": {"from": 1, "to": 8, "by": 2}}, "tp: unknown range field 'by'"),
         ({"tp": {"from": 1, "to": 1 << 20}}, "tp: 1048576 values are more than 4096"),
@@ -132,32 +108,29 @@ def test_a_space_survives_the_round_trip(mapping: dict[str, Any]) -> None:
         ({"num_microbatches": [1, 2]}, "num_microbatches: global_batch_size is fixed at 16"),
         ({"global_batch_size": {"max": 16}}, "num_microbatches: global_batch_size is bounded (1 t"),
         ({"tp": WIDE, "pp": WIDE, "micro_batch_size": WIDE}, "1000000000 combinations"),
-        ({"tp": WIDE, "pp": WIDE, "micro_batch_size": WIDE}, str(MAX_COMBINATIONS)),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_knob_and_itself(
     knobs: dict[str, Any], message: str
 ) -> None:
-    assert message in refusal(**knobs)
-
-
-def test_the_papers_table_has_all_its_combinations_but_not_the_recipe_that_it_calls_best() -> None:
-    space = resolve_space("paper-table-v")
-    assert space.num_combinations == 6 * 4 * 17 * 2 * 2 * 2
-    assert space.global_batch == GlobalBatch(minimum=1, maximum=25600)
-    assert 1 not in space.values("micro_batch_size")
-    assert 640 not in space.values("num_microbatches")
+    stated = {"global_batch_size": 16, **knobs}
+    with pytest.raises(SpaceInvalidError, match=re.escape(message)):
+        SearchSpace.from_mapping(
+            {name: value for name, value in stated.items() if value is not ...}
+        )
 
 
 def test_a_preset_may_be_changed_knob_by_knob() -> None:
+    preset = resolve_space("paper-table-v")
+    assert preset.num_combinations == 6 * 4 * 17 * 2 * 2 * 2
+    assert preset.global_batch == GlobalBatch(minimum=1, maximum=25600)
+    assert 1 not in preset.values("micro_batch_size"), "of the recipe that the paper calls best"
+    assert 640 not in preset.values("num_microbatches")
     space = resolve_space({"preset": "paper-table-v", "precision": "bf16"})
     assert space.values("precision") == ("bf16",)
     assert space.values("pp") == (1, 2, 4, 8, 12, 16)
     fixed = resolve_space({"preset": "paper-table-v", "global_batch_size": 640})
     assert "num_microbatches" not in fixed.knobs, "they follow from the batch"
-
-
-@pytest.mark.parametrize("described", ["paper-table-4", {"preset": "paper-table-4"}])
-def test_an_unknown_preset_lists_the_known_ones(described: Any) -> None:
-    with pytest.raises(SpaceInvalidError, match=r"did you mean 'paper-table-v'.*paper-table-v"):
-        resolve_space(described)
+    for unknown in ("paper-table-4", {"preset": "paper-table-4"}):
+        with pytest.raises(SpaceInvalidError, match=r"did you mean 'paper-table-v'.*paper-table-v"):
+            resolve_space(unknown)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.documents.reading import MAX_COUNT
@@ -16,14 +18,16 @@ from search_spaces.errors import (
 )
 from search_spaces.machine import usable_cores
 from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
+from search_spaces.spec.knobs import Knob
+from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
 from search_spaces.spec.rules import violations
+from search_spaces.spec.space import SearchSpace
+from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS
 from search_spaces.units import GIB
-from tests.kit.layouts import EVERY_KNOB
 
 CORES = usable_cores()
 
@@ -33,40 +37,28 @@ def hal(**fields: Any) -> dict[str, Any]:
     return {"name": "hal", **fields}
 
 
-def test_layouts_have_equal_keys_exactly_when_they_are_equal() -> None:
-    base = Layout(tp=2)
-    other = EVERY_KNOB.to_mapping() | {"tp": 1}
-    assert set(other) == set(LAYOUT_FIELDS)
-    keys = {replace(base, **{name: value}).key for name, value in other.items()} | {base.key}
-    assert len(keys) == len(other) + 1
-    assert Layout(tp=2).key == base.key
-
-
 def test_a_new_knob_at_its_default_is_in_no_document_and_in_no_key() -> None:
-    before = {
-        "num_nodes": 1,
-        "tp": 1,
-        "pp": 4,
-        "dp": 1,
-        "vpp": 1,
-        "micro_batch_size": 1,
-        "num_microbatches": 1,
-        "zero_stage": 0,
-        "zero_replicas": 1,
-        "recompute": "none",
-        "sequence_parallel": False,
-        "precision": "fp32",
-    }
+    old = ("num_nodes", "tp", "pp", "dp", "vpp", "micro_batch_size", "num_microbatches")
+    before = dict.fromkeys(old, 1) | {"pp": 4, "zero_stage": 0, "zero_replicas": 1}
+    before |= {"recompute": "none", "sequence_parallel": False, "precision": "fp32"}
     layout = Layout.from_mapping(before)
-    assert layout.to_mapping() == before
-    assert list(layout.to_mapping()) == list(before)
+    assert list(layout.to_mapping().items()) == list(before.items())
     assert layout.key == "n1-tp1-pp4-dp1-vpp1-mbs1-mb1-z0-rc_none-sp0-fp32"
     assert set(layout.to_mapping(every_knob=True)) == set(LAYOUT_FIELDS)
     uneven = replace(layout, pipeline_split="head")
     assert uneven.to_mapping() == before | {"pipeline_split": "head"}
     assert uneven.key == "n1-tp1-pp4-dp1-vpp1-ps_head-mbs1-mb1-z0-rc_none-sp0-fp32"
-    assert Layout.of_key(uneven.key) == uneven
-    assert Layout.of_key(layout.key) == layout
+    zero = Layout(dp=4, zero_stage=1)
+    assert "-z1-" in zero.key
+    assert "-z1x2-" in replace(zero, zero_replicas=2).key
+    # The degrees of experts are in the key if they divide something.
+    for ep, etp, end in (
+        (1, 1, "fp32"),
+        (4, 1, "fp32-ep4"),
+        (4, 2, "fp32-ep4x2"),
+        (1, 2, "fp32-ep1x2"),
+    ):
+        assert Layout(ep=ep, etp=etp).key == f"{Layout().key.removesuffix('fp32')}{end}"
 
 
 @given(
@@ -78,33 +70,34 @@ def test_a_new_knob_at_its_default_is_in_no_document_and_in_no_key() -> None:
         },
     )
 )
-def test_a_key_names_every_knob_of_a_layout(layout: Layout) -> None:
+@settings(max_examples=50)
+def test_keys_and_documents_name_every_knob_of_a_layout(layout: Layout) -> None:
     assert Layout.of_key(layout.key) == layout
-
-
-def test_the_degrees_of_experts_are_in_the_key_if_they_divide_something() -> None:
-    keys = [Layout(ep=ep, etp=etp).key for ep, etp in ((1, 1), (4, 1), (4, 2), (1, 2))]
-    ends = ["fp32", "fp32-ep4", "fp32-ep4x2", "fp32-ep1x2"]
-    assert [key.removeprefix(keys[0].removesuffix("fp32")) for key in keys] == ends
+    assert Layout.from_mapping(layout.to_mapping()) == layout
 
 
 @pytest.mark.parametrize(
-    ("layout", "edp", "group"),
+    ("knobs", "edp", "group", "of_experts"),
     [
-        (Layout(tp=2, cp=2, dp=4, ep=4), 4, 1),
-        (Layout(tp=2, cp=2, dp=4, ep=4, zero_stage=1), 4, 4),
-        (Layout(tp=2, cp=2, dp=4, ep=4, zero_stage=3, zero_replicas=2), 4, 2),
-        (Layout(tp=2, cp=2, dp=4, ep=4, etp=2, zero_stage=1), 2, 2),
-        (Layout(tp=4, dp=2, zero_stage=1), 8, 8),
+        ({"dp": 8}, 8, 1, 1),
+        ({"dp": 8, "zero_stage": 1}, 8, 8, 8),
+        ({"dp": 8, "zero_stage": 3, "zero_replicas": 2}, 8, 4, 4),
+        ({"dp": 8, "zero_stage": 1, "zero_replicas": 8}, 8, 1, 1),
+        ({"tp": 2, "cp": 2, "dp": 4, "ep": 4}, 4, 1, 1),
+        ({"tp": 2, "cp": 2, "dp": 4, "ep": 4, "zero_stage": 1}, 4, 8, 4),
+        ({"tp": 2, "cp": 2, "dp": 4, "ep": 4, "zero_stage": 3, "zero_replicas": 2}, 4, 4, 2),
+        ({"tp": 2, "cp": 2, "dp": 4, "ep": 4, "etp": 2, "zero_stage": 1}, 2, 8, 2),
+        ({"tp": 4, "dp": 2, "zero_stage": 1}, 8, 2, 8),
     ],
-    ids=lambda value: value.key if isinstance(value, Layout) else "",
+    ids=str,
 )
-def test_ranks_with_the_same_experts_are_what_ep_and_etp_leave(
-    layout: Layout, edp: int, group: int
+def test_a_zero_group_is_the_ranks_that_hold_the_same_over_its_copies(
+    knobs: dict[str, Any], edp: int, group: int, of_experts: int
 ) -> None:
-    for each in (layout, LayoutColumns.of(layout)):
+    for each in (Layout(**knobs), LayoutColumns.of(Layout(**knobs))):
         assert each.edp == edp
-        assert each.expert_zero_group_size == group
+        assert each.zero_group_size == group
+        assert each.expert_zero_group_size == of_experts
 
 
 @pytest.mark.parametrize(
@@ -127,40 +120,10 @@ def test_published_models_are_split_where_the_ends_count(
             assert sizes == {(num_layers + 2) // pp, (num_layers + 2) // pp - 1}
 
 
-def test_a_layout_of_one_zero_group_keeps_the_key_it_had_before_there_were_more() -> None:
-    layout = Layout(dp=4, zero_stage=1)
-    assert "-z1-" in layout.key
-    assert "-z1x2-" in replace(layout, zero_replicas=2).key
-
-
-@pytest.mark.parametrize(
-    ("layout", "ranks"),
-    [
-        (Layout(dp=8), 1),
-        (Layout(dp=8, zero_stage=1), 8),
-        (Layout(dp=8, zero_stage=1, zero_replicas=2), 4),
-        (Layout(dp=8, zero_stage=3, zero_replicas=2), 4),
-        (Layout(dp=8, zero_stage=1, zero_replicas=8), 1),
-    ],
-    ids=lambda value: value.key if isinstance(value, Layout) else "",
-)
-def test_a_zero_group_is_dp_over_its_copies(layout: Layout, ranks: int) -> None:
-    assert layout.zero_group_size == ranks == LayoutColumns.of(layout).zero_group_size
-
-
-def test_a_layout_survives_the_round_trip() -> None:
-    layout = Layout(tp=2, pp=4, dp=3, num_microbatches=5, micro_batch_size=7, zero_stage=1)
-    assert Layout.from_mapping(layout.to_mapping()) == layout
-    assert layout.num_devices == 24
-    assert layout.global_batch_size == 105
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"tp": 0}, "tp=0 is not a whole number of at least 1"),
-        ({"tp": True}, "tp=True is not a whole number of at least 1"),
-        ({"dp": 2.0}, "dp=2.0 is not a whole number of at least 1"),
         ({"pp": 1 << 21}, "pp=2097152 is more than 1048576, the largest that is accepted"),
         ({"zero_stage": 4}, "zero_stage=4 is not one of 0, 1, 2, 3"),
         ({"zero_stage": True}, "zero_stage=True is not one of 0, 1"),
@@ -172,59 +135,33 @@ def test_a_layout_survives_the_round_trip() -> None:
     ],
 )
 def test_an_impossible_layout_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(LayoutInvalidError) as caught:
+    with pytest.raises(LayoutInvalidError, match=re.escape(message)):
         Layout.from_mapping(fields)
-    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "rotary_base"),
-    [
+def test_llama_presets_have_the_published_numbers() -> None:
+    for name, parameters, rotary_base in (
         # Parameter counts of the published checkpoints, to the last one.
         ("llama-1b", 1_235_814_400, 5e5),
         ("llama-3b", 3_212_749_824, 5e5),
         ("llama-7b", 6_738_415_616, 1e4),
         ("llama-8b", 8_030_261_248, 5e5),
         ("llama-70b", 70_553_706_496, 5e5),
-    ],
-)
-def test_llama_presets_have_the_published_numbers(
-    name: str, parameters: int, rotary_base: float
-) -> None:
-    assert model_preset(name).num_parameters == parameters
-    assert model_preset(name).rotary_base == rotary_base
+    ):
+        model = model_preset(name)
+        assert (model.num_parameters, model.rotary_base) == (parameters, rotary_base), name
 
 
-@pytest.mark.parametrize(
-    ("name", "nominal"),
-    [
-        ("gpt-125m", 125e6),
-        ("gpt-1.3b", 1.3e9),
-        ("gpt-22b", 22e9),
-        ("gpt-175b", 175e9),
-        ("gpt-1t", 1e12),
-    ],
-)
-def test_gpt_presets_have_the_parameters_of_their_names(name: str, nominal: float) -> None:
-    model = model_preset(name)
-    assert model.num_parameters == pytest.approx(nominal, rel=0.02)
-    # arXiv:2104.04473, equation 2; the closed form leaves out the final norm's 2 h parameters.
-    layers, h = model.num_layers, model.hidden_size
-    extra = (model.vocab_size + model.seq_length) / (12 * layers * h)
-    closed_form = 12 * layers * h**2 * (1 + 13 / (12 * h) + extra)
-    assert model.num_parameters == pytest.approx(closed_form + 2 * h, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ["tiny", "tiny-llama", "small", "small-llama"])
-def test_presets_for_the_cpu_are_small_and_divide_over_eight_ways(name: str) -> None:
-    model = model_preset(name)
-    assert model.num_parameters < 10e6
-    assert not model.tied_embeddings
-    assert model.num_layers % 4 == 0
-    assert model.num_kv_heads % 2 == 0
-
-
-def test_flops_of_a_gpt_agree_with_the_published_closed_form() -> None:
+def test_gpt_presets_have_the_parameters_of_their_names_and_the_published_flops() -> None:
+    sizes = {"125m": 125e6, "1.3b": 1.3e9, "22b": 22e9, "175b": 175e9, "1t": 1e12}
+    for name, nominal in sizes.items():
+        model = model_preset(f"gpt-{name}")
+        assert model.num_parameters == pytest.approx(nominal, rel=0.02)
+        # arXiv:2104.04473, equation 2; the closed form leaves out the final norm's 2 h parameters.
+        layers, h = model.num_layers, model.hidden_size
+        extra = (model.vocab_size + model.seq_length) / (12 * layers * h)
+        closed_form = 12 * layers * h**2 * (1 + 13 / (12 * h) + extra)
+        assert model.num_parameters == pytest.approx(closed_form + 2 * h, rel=1e-12)
     # arXiv:2104.04473, equation 3, less its recomputation: 72 B s L h^2 (1 + s/(6h) + V/(12 L h)).
     model = model_preset("gpt-175b")
     layers, h, s = model.num_layers, model.hidden_size, model.seq_length
@@ -234,30 +171,17 @@ def test_flops_of_a_gpt_agree_with_the_published_closed_form() -> None:
     assert model.hardware_flops_per_token("full") == pytest.approx(recomputed, rel=1e-12)
 
 
-def test_every_model_preset_survives_the_round_trip() -> None:
-    for name, model in MODEL_PRESETS.items():
-        assert model.name == name
-        assert ModelShape.from_mapping(model.to_mapping()) == model
-
-
-def test_a_model_that_was_stored_without_a_rotary_base_has_the_default() -> None:
-    stored = model_preset("tiny-llama").to_mapping()
-    del stored["rotary_base"]
-    assert ModelShape.from_mapping(stored) == model_preset("tiny-llama")
-    assert ModelShape.from_mapping(stored).rotary_base == 10_000
-
-
-def test_an_unknown_model_lists_the_known_ones_and_the_nearest() -> None:
+def test_a_model_is_a_preset_a_changed_one_of_another_name_or_unknown() -> None:
+    model = resolve_model({"preset": "tiny", "num_layers": 8})
+    assert (model.name, model.num_layers, model.hidden_size) == ("tiny-custom", 8, 128)
+    assert resolve_model({"preset": "tiny"}) == model_preset("tiny")
     with pytest.raises(ModelShapeInvalidError) as caught:
         resolve_model("gpt-175")
     assert "unknown model 'gpt-175' (did you mean 'gpt-175b'?)" in str(caught.value)
     assert all(name in str(caught.value) for name in MODEL_PRESETS)
-
-
-def test_a_changed_preset_gets_a_name_of_its_own() -> None:
-    model = resolve_model({"preset": "tiny", "num_layers": 8})
-    assert (model.name, model.num_layers, model.hidden_size) == ("tiny-custom", 8, 128)
-    assert resolve_model({"preset": "tiny"}) == model_preset("tiny")
+    stored = model_preset("tiny-llama").to_mapping()
+    del stored["rotary_base"]
+    assert ModelShape.from_mapping(stored) == model_preset("tiny-llama"), "the default is 10000"
 
 
 @pytest.mark.parametrize(
@@ -274,44 +198,25 @@ def test_a_changed_preset_gets_a_name_of_its_own() -> None:
             "rotary_base=500000 has no meaning for family=gpt",
         ),
         ({"preset": "tiny-llama", "rotary_base": 0}, "rotary_base=0 is not a number from 2 to 1e"),
-        ({"preset": "tiny-llama", "rotary_base": float("nan")}, "is not a number from 2 to 1e"),
         ({"preset": "tiny-llama", "rotary_base": "5e5"}, "rotary_base='5e5' is not a number from"),
     ],
 )
 def test_an_impossible_model_is_refused(described: Any, message: str) -> None:
-    with pytest.raises(ModelShapeInvalidError) as caught:
+    with pytest.raises(ModelShapeInvalidError, match=re.escape(message)):
         resolve_model(described)
-    assert message in str(caught.value)
 
 
-def test_every_cluster_preset_survives_the_round_trip_without_a_warning() -> None:
+def test_every_cluster_preset_and_the_local_cpu_survive_the_round_trip() -> None:
     for name, preset in CLUSTER_PRESETS.items():
         assert resolve_cluster(name) == (preset, None)
         assert resolve_cluster(preset.to_mapping()) == (preset, None)
-
-
-def test_frontier_is_what_its_operators_say() -> None:
-    frontier, _ = resolve_cluster("frontier")
-    assert frontier.num_devices == 9856 * 8
-    assert frontier.device_memory_bytes == 64 * GIB
-    assert frontier.peak_flops_per_s["bf16"] == 191.5e12
-
-
-def test_the_local_cpu_is_detected() -> None:
+    sixteen = replace(CLUSTER_PRESETS["frontier"], num_nodes=16)
+    assert resolve_cluster({"preset": "frontier", "num_nodes": 16}) == (sixteen, None)
     cluster, warning = resolve_cluster("local-cpu")
     assert (cluster.num_nodes, cluster.devices_per_node, warning) == (1, CORES, None)
     assert resolve_cluster(cluster.to_mapping()) == (cluster, None)
-
-
-def test_one_local_device_may_use_the_memory_of_all() -> None:
     alone = detect_local_cpu(1)
-    assert alone.device_memory_bytes >= detect_local_cpu().device_memory_bytes * CORES
-
-
-def test_a_cluster_may_start_from_a_preset() -> None:
-    cluster, warning = resolve_cluster({"preset": "frontier", "num_nodes": 16})
-    assert warning is None
-    assert cluster == replace(CLUSTER_PRESETS["frontier"], num_nodes=16)
+    assert alone.device_memory_bytes >= cluster.device_memory_bytes * CORES
     limited, _ = resolve_cluster({"preset": "local-cpu", "device_memory_gb": 0.5})
     assert limited.device_memory_bytes == GIB // 2
 
@@ -328,23 +233,17 @@ def test_an_unknown_cluster_gets_generic_constants_and_a_warning_that_lists_them
     assert "num_nodes" not in warning
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("fronteer", "frontier"), ("a100-sxm4", "a100-sxm-4"), ("mi300", "mi300x"), ("h20", "h200")],
-)
-def test_a_bare_name_that_is_unknown_is_refused_with_the_nearest_and_the_list(
-    name: str, nearest: str
-) -> None:
-    with pytest.raises(ClusterInvalidError) as caught:
-        resolve_cluster(name)
-    said = str(caught.value)
-    assert said.startswith(
-        f"unknown cluster {name!r} (did you mean {nearest!r}?); choose from local-"
-    )
-    assert all(preset in said for preset in CLUSTER_PRESETS)
-    assert "a mapping with name:" in said
-    described, _ = resolve_cluster({"name": name})
-    assert described.name == name
+def test_a_bare_name_that_is_unknown_is_refused_with_the_nearest_and_the_list() -> None:
+    names = {"fronteer": "frontier", "a100-sxm4": "a100-sxm-4", "mi300": "mi300x", "h20": "h200"}
+    for name, nearest in names.items():
+        with pytest.raises(ClusterInvalidError) as caught:
+            resolve_cluster(name)
+        said = str(caught.value)
+        start = f"unknown cluster {name!r} (did you mean {nearest!r}?); choose from local-"
+        assert said.startswith(start)
+        assert all(preset in said for preset in CLUSTER_PRESETS)
+        assert "a mapping with name:" in said
+        assert resolve_cluster({"name": name})[0].name == name
 
 
 def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
@@ -358,6 +257,7 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
         "gb200": (4, 186, 2500e12, 5000e12, 8e12),
         "gb300": (4, 259, 2500e12, 5000e12, 8e12),
         "alps": (4, 96, 989.4e12, 1978.9e12, 4e12),
+        "frontier": (8, 64, 191.5e12, None, 1.6e12),
     }
     for name, figures in expected.items():
         cluster, _ = resolve_cluster(name)
@@ -369,8 +269,9 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
             cluster.memory_bandwidth_bytes_per_s,
         )
         assert cluster.peak_flops_per_s["fp16"] == cluster.peak_flops_per_s["bf16"]
-        assert "data sheet" in cluster.source
+        assert name == "frontier" or "data sheet" in cluster.source
     assert resolve_cluster("alps")[0].num_devices == 10_752
+    assert resolve_cluster("frontier")[0].num_devices == 9856 * 8
 
 
 @pytest.mark.parametrize(
@@ -408,29 +309,21 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
     ],
 )
 def test_an_impossible_cluster_is_refused(described: Any, message: str) -> None:
-    with pytest.raises(ClusterInvalidError) as caught:
+    with pytest.raises(ClusterInvalidError, match=re.escape(message)):
         resolve_cluster(described)
-    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "described",
-    [
-        {"name": "frontier", "num_nodes": 16},
-        {"name": "local-cpu", "devices_per_node": 2},
-        {"name": "frontier", "num_nodes": 16, "devices_per_node": 8, "device": "a GCD"},
-    ],
-)
-def test_a_presets_name_beside_guesses_is_refused_and_the_preset_offered(
-    described: dict[str, Any],
-) -> None:
-    with pytest.raises(ClusterInvalidError) as caught:
-        resolve_cluster(described)
-    assert "device_memory_bytes would have to be guessed" in str(caught.value)
-    assert f"say {{preset: {described['name']}, ...}}" in str(caught.value)
-
-
-def test_a_machine_written_out_may_bear_a_presets_name_and_hears_what_was_guessed() -> None:
+def test_a_presets_name_beside_guesses_is_refused_and_the_preset_offered() -> None:
+    for name, stated in (
+        ("frontier", {"num_nodes": 16}),
+        ("local-cpu", {"devices_per_node": 2}),
+        ("frontier", {"num_nodes": 16, "devices_per_node": 8, "device": "a GCD"}),
+    ):
+        with pytest.raises(ClusterInvalidError) as caught:
+            resolve_cluster({"name": name, **stated})
+        assert "device_memory_bytes would have to be guessed" in str(caught.value)
+        assert f"say {{preset: {name}, ...}}" in str(caught.value)
+    # A machine that is written out may bear a preset's name, and hears what was guessed.
     limits = {"num_nodes": 1, "devices_per_node": 640, "device_memory_gb": 2, "device": "CPU core"}
     cluster, warning = resolve_cluster({"name": "local-cpu", **limits})
     assert (cluster.devices_per_node, cluster.device_memory_bytes) == (640, 2 * GIB)
@@ -443,6 +336,29 @@ def test_an_error_knows_the_field_that_it_comes_from() -> None:
     error = SearchSpaceError("3 is too few", field="tp").within("space").within("campaign")
     assert str(error) == "campaign.space.tp: 3 is too few"
     assert error.field == "campaign.space.tp"
-    assert (
-        str(SearchSpaceError("all of it is wrong").within("space")) == "space: all of it is wrong"
-    )
+    whole = SearchSpaceError("all of it is wrong").within("space")
+    assert str(whole) == "space: all of it is wrong"
+
+
+def test_columns_and_spaces_have_the_knobs_of_a_layout_and_devices_their_product() -> None:
+    assert tuple(field.name for field in fields(LayoutColumns)) == tuple(KNOBS)
+    assert set(KNOBS) < {field.name for field in fields(SearchSpace)}
+    headings = [knob.heading for knob in KNOBS.values() if knob.heading]
+    assert len(set(headings)) == len(headings)
+    layout = replace(Layout(), **{name: place for place, name in enumerate(DEGREES, start=2)})
+    product = math.prod(getattr(layout, name) for name in DEGREES)
+    assert layout.num_devices == LayoutColumns.of(layout).num_devices == product
+
+
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda each: each.name)
+def test_a_knob_has_its_default_its_codes_and_its_column(knob: Knob) -> None:
+    assert knob.problem(knob.default) is None
+    assert getattr(Layout(), knob.name) == knob.default
+    for of_another_type in (None, 1.5, "other", [], True if knob.is_number else 1):
+        assert knob.problem(of_another_type) is not None
+    codes = [knob.code(choice) for choice in knob.choices]
+    assert codes == list(range(len(knob.choices)))
+    assert knob.is_count == (not codes)
+    # A measurement table has a column for what does not follow from others.
+    has_column = knob.name in (*COLUMNS, *EXTRA_COLUMNS)
+    assert has_column == (knob.table_column != "derived")

@@ -17,37 +17,14 @@ STEP_TOKENS = 8 * 512
 
 def make_row(**changes: Any) -> dict[str, Any]:
     """One completed row; step time and throughput follow each other unless both are given."""
-    row: dict[str, Any] = {
-        "source": "made up",
-        "cluster": "testbox",
-        "device_memory_gb": 16,
-        "num_devices": 8,
-        "devices_per_node": 4,
-        "model": "small-gpt",
-        "num_layers": 8,
-        "hidden_size": 512,
-        "ffn_hidden_size": 2048,
-        "num_heads": 8,
-        "num_kv_heads": 8,
-        "seq_length": 512,
-        "vocab_size": 8192,
-        "tied_embeddings": 1,
-        "tp": 2,
-        "pp": 2,
-        "dp": 2,
-        "vpp": 1,
-        "sequence_parallel": 0,
-        "micro_batch_size": 1,
-        "num_microbatches": 4,
-        "global_batch_size": 8,
-        "zero_stage": 0,
-        "recompute": "none",
-        "precision": "bf16",
-        "status": "completed",
-        "step_time_s": 0.5,
-        "peak_memory_bytes": 2_000_000_000,
-    }
-    row |= changes
+    machine = {"source": "made up", "cluster": "testbox", "device_memory_gb": 16}
+    model = {"model": "small-gpt", "num_layers": 8, "hidden_size": 512, "ffn_hidden_size": 2048}
+    model |= {"num_heads": 8, "num_kv_heads": 8, "seq_length": 512, "vocab_size": 8192}
+    layout = {"tp": 2, "pp": 2, "dp": 2, "vpp": 1, "sequence_parallel": 0, "micro_batch_size": 1}
+    layout |= {"num_microbatches": 4, "global_batch_size": 8, "zero_stage": 0}
+    measured = {"status": "completed", "step_time_s": 0.5, "peak_memory_bytes": 2_000_000_000}
+    row = {**machine, "num_devices": 8, "devices_per_node": 4, **model, "tied_embeddings": 1}
+    row |= {**layout, "recompute": "none", "precision": "bf16", **measured, **changes}
     if row["status"] != "completed":
         row |= {"step_time_s": "", "peak_memory_bytes": ""} | changes
     elif "tokens_per_s" not in row and row["step_time_s"]:

@@ -12,10 +12,14 @@ from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
 from tests.search_spaces.tables.tables import make_row, make_text
 
 
-def refusal(*rows: dict[str, Any], drop: tuple[str, ...] = ()) -> str:
+def refusal_of(text: str) -> str:
     with pytest.raises(TableInvalidError) as caught:
-        read_table(make_text(*rows, drop=drop))
+        read_table(text)
     return str(caught.value)
+
+
+def refusal(*rows: dict[str, Any], drop: tuple[str, ...] = ()) -> str:
+    return refusal_of(make_text(*rows, drop=drop))
 
 
 def test_a_table_without_the_columns_that_it_needs_is_refused_by_their_names() -> None:
@@ -27,20 +31,18 @@ def test_a_table_without_the_columns_that_it_needs_is_refused_by_their_names() -
     assert "the columns tp, dp are missing" in refusal(drop=("tp", "dp"))
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("=cmd|' /C calc'!A0", "reads as a formula; write it without '='"),
-        ("@SUM(A1)", "reads as a formula"),
-        ("-2+3+x", "reads as a formula"),
-        ("note\x1b[2J", "is not a line of printable text"),
-        ("note\u202e", "is not a line of printable text"),
-    ],
-)
-def test_the_name_of_a_column_is_checked_as_values_are(name: str, reason: str) -> None:
-    said = refusal(make_row(**{name: "1"}))
-    assert f"the name of a column={name!r}" in said
-    assert reason in said
+def test_the_name_of_a_column_is_checked_as_values_are() -> None:
+    formula, unprintable = "reads as a formula", "is not a line of printable text"
+    for name, reason in (
+        ("=cmd|' /C calc'!A0", f"{formula}; write it without '='"),
+        ("@SUM(A1)", formula),
+        ("-2+3+x", formula),
+        ("note\x1b[2J", unprintable),
+        ("note\u202e", unprintable),
+    ):
+        said = refusal(make_row(**{name: "1"}))
+        assert f"the name of a column={name!r}" in said
+        assert reason in said
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,6 @@ def test_the_name_of_a_column_is_checked_as_values_are(name: str, reason: str) -
         ({"num_microbatches": 3}, "num_microbatches=2*1*3=6 is not global_batch_size=8"),
         ({"tp": ""}, "tp is empty"),
         ({"tp": "two"}, "tp='two' is not a finite number in plain digits"),
-        ({"tp": "1_0"}, "tp='1_0' is not a finite number in plain digits"),
         ({"tp": "2.5"}, "tp='2.5' is not a whole number of at least 1"),
         ({"tp": 0}, "tp='0' is not a whole number of at least 1"),
         ({"zero_stage": 4}, "zero_stage=4 is not one of 0, 1, 2, 3"),
@@ -59,7 +60,6 @@ def test_the_name_of_a_column_is_checked_as_values_are(name: str, reason: str) -
         ({"status": "OOM"}, "status='OOM' is unknown"),
         ({"tied_embeddings": 2}, "tied_embeddings='2' is not 1 or 0"),
         ({"step_time_s": "nan"}, "step_time_s='nan' is not a finite number"),
-        ({"step_time_s": "inf"}, "step_time_s='inf' is not a finite number"),
         ({"step_time_s": "1e999"}, "is not a finite number"),
         ({"source": "=1+1"}, "source='=1+1' reads as a formula; write it without '='"),
         ({"model": "@SUM(A1)"}, "model='@SUM(A1)' reads as a formula"),
@@ -95,7 +95,6 @@ def test_a_wrong_field_is_refused_with_the_row_and_the_numbers(
         ({"cluster": "h100-sxm", "step_time_s": 2e-5}, "at twice their peak; are the units off"),
         ({"step_time_s": 2e-6}, "at twice their peak; are the units off by a thousand?"),
         ({"peak_memory_bytes": 2_000_000}, "is it in kilobytes or megabytes?"),
-        ({"peak_memory_bytes": 2000}, "is it in kilobytes or megabytes?"),
         ({"peak_memory_bytes": 2e12}, "more than twice the device's 16 GiB"),
         ({"device_memory_gb": 16 << 10 << 10}, "is it in megabytes or bytes?"),
         ({"device_memory_gb": 16 << 30}, "is it in megabytes or bytes?"),
@@ -109,7 +108,7 @@ def test_units_off_by_a_thousand_are_refused_with_the_row(
     assert reason in message
 
 
-def test_a_peak_is_compared_with_the_weights_that_zero_3_leaves_a_device() -> None:
+def test_a_peak_and_the_times_of_a_cell_that_no_device_has_are_refused() -> None:
     sharded = {"num_devices": 128, "tp": 1, "pp": 1, "dp": 128, "global_batch_size": 512}
     sharded |= {"num_layers": 64, "peak_memory_bytes": 60_000_000}
     read_table(make_text(make_row(**sharded, zero_stage=3)))
@@ -117,9 +116,6 @@ def test_a_peak_is_compared_with_the_weights_that_zero_3_leaves_a_device() -> No
     assert "is it in kilobytes" in refusal(
         make_row(**sharded | {"peak_memory_bytes": 60_000}, zero_stage=3)
     )
-
-
-def test_a_cell_whose_every_row_is_a_thousand_times_too_slow_is_refused() -> None:
     model = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 16384, "num_heads": 32}
     big = {**model, "cluster": "a100-sxm", "device_memory_gb": 80, "peak_memory_bytes": ""}
     right = make_row(**big, step_time_s=0.4)
@@ -129,38 +125,28 @@ def test_a_cell_whose_every_row_is_a_thousand_times_too_slow_is_refused() -> Non
     assert "off by a thousand?" in message
 
 
-def test_a_layout_that_fits_in_one_row_and_not_in_another_is_refused_with_both() -> None:
+def test_rows_that_contradict_each_other_are_refused_with_both() -> None:
     message = refusal(make_row(), make_row(tp=4, pp=1), make_row(status="out_of_memory"))
     assert "row 1 (line 2) and row 3 (line 4) contradict each other" in message
     assert "completed in one and out_of_memory in the other" in message
-
-
-def test_repeats_a_factor_of_two_apart_contradict_each_other() -> None:
     read_table(make_text(make_row(step_time_s=0.5), make_row(step_time_s=0.9)))
     message = refusal(make_row(step_time_s=0.5), make_row(step_time_s=1.0))
     assert "row 1 (line 2) and row 2 (line 3) contradict each other" in message
     assert "takes 0.5 s in one and 1 s in the other" in message
+    for name, value in (("num_layers", 9), ("device_memory_gb", 32), ("devices_per_node", 8)):
+        message = refusal(make_row(), make_row(tp=4, pp=1, **{name: value}))
+        assert "row 2 (line 3): contradicts row 1 (line 2): " in message
+        assert name.removesuffix("_gb") in message
 
 
-@pytest.mark.parametrize(
-    "changes", [{"num_layers": 9}, {"device_memory_gb": 32}, {"devices_per_node": 8}]
-)
-def test_one_name_for_two_shapes_or_two_machines_is_refused(changes: dict[str, Any]) -> None:
-    message = refusal(make_row(), make_row(tp=4, pp=1, **changes))
-    assert "row 2 (line 3): contradicts row 1 (line 2): " in message
-    assert next(iter(changes)).removesuffix("_gb") in message
-
-
-def test_a_table_in_which_nothing_completed_is_refused() -> None:
+def test_a_table_in_which_nothing_completed_is_refused_and_so_is_such_a_row() -> None:
     message = refusal(make_row(status="failed"), make_row(tp=4, pp=1, status="out_of_memory"))
     assert "no row is completed, of 2" in message
     assert "no row is completed, of 0" in refusal_of(make_text().splitlines()[0] + "\n")
-
-
-def refusal_of(text: str) -> str:
-    with pytest.raises(TableInvalidError) as caught:
-        read_table(text)
-    return str(caught.value)
+    with pytest.raises(TableInvalidError, match="status is completed and tokens_per_s is empty"):
+        TableRow(layout=Layout(), status="completed", step_time_s=1.0)
+    with pytest.raises(TableInvalidError, match="status='lost' is not one of"):
+        TableRow(layout=Layout(), status="lost")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +168,7 @@ def test_a_text_that_is_no_table_is_refused(text: str, reason: str) -> None:
     assert reason in refusal_of(text)
 
 
-def test_a_file_that_is_no_text_is_refused_by_its_name(
+def test_a_file_that_is_no_text_or_not_there_is_refused_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table.csv"
@@ -198,17 +184,8 @@ def test_a_file_that_is_no_text_is_refused_by_its_name(
     )
     assert "line 1 is not UTF-8 (byte 0xff)" in reason(make_text().encode("utf-16"))
     assert "zero bytes" in reason(make_text().encode("utf-32-le"))
+    missing = "cannot be read: No such file or directory"
+    assert missing in refusal_of(str(tmp_path / "none.csv"))
+    assert "cannot be read: Is a directory" in refusal_of(str(tmp_path))
     monkeypatch.setattr(reading_module, "MAX_TABLE_BYTES", 1 << 20)
     assert "is larger than 1 MiB" in reason(b"x" * ((1 << 20) + 1))
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read: No such file or directory" in refusal_of(str(tmp_path / "none.csv"))
-    assert "cannot be read: Is a directory" in refusal_of(str(tmp_path))
-
-
-def test_a_row_refuses_figures_without_completion_at_construction() -> None:
-    with pytest.raises(TableInvalidError, match="status is completed and tokens_per_s is empty"):
-        TableRow(layout=Layout(), status="completed", step_time_s=1.0)
-    with pytest.raises(TableInvalidError, match="status='lost' is not one of"):
-        TableRow(layout=Layout(), status="lost")  # type: ignore[arg-type]

@@ -24,81 +24,56 @@ def lines(
     return list(table_lines(columns, rows, "a title", keys=keys, width=width))
 
 
-@pytest.mark.parametrize("width", [10, 24, 40, 50, 60, 80, 120, 240])
-def test_no_terminal_cuts_a_value_or_wraps_a_line(width: int) -> None:
+@pytest.mark.parametrize("width", [10, 24, 50, 80, 240])
+def test_in_every_width_each_value_is_whole_and_beside_what_identifies_its_row(width: int) -> None:
     shown = lines(width)
     text = "\n".join(shown)
     # The longest value that cannot be broken at a space is "rank 1, trial 20" in a block.
     assert width < 16 or all(text_width(line) <= width for line in shown), shown
-    for row in ROWS:
-        for cell in row:
-            assert all(word in text for word in cell.split())
     assert "…" not in text
+    words = [line.replace(",", "").split() for line in shown]
+    for rank, trial, *cells in ROWS:
+        assert all(word in text for cell in cells for word in cell.split())
+        heads = [[rank, trial], ["rank", rank, "trial", trial]]
+        assert width < 16 or any(line[: len(head)] == head for head in heads for line in words)
 
 
-@pytest.mark.parametrize("width", [24, 40, 60, 80, 240])
-def test_every_row_has_its_identifying_values_together(width: int) -> None:
-    words = [line.replace(",", "").split() for line in lines(width)]
-    for rank, trial, *_ in ROWS:
-        assert any(
-            line[:2] == [rank, trial] or line[:4] == ["rank", rank, "trial", trial]
-            for line in words
-        )
-
-
-def test_columns_that_are_equal_in_all_rows_are_folded_in_a_terminal() -> None:
+def test_columns_that_are_equal_in_all_rows_are_folded_in_a_terminal_alone() -> None:
     shown = lines(120)
     assert shown[1] == "all: nodes 1, pp 2, mbs 4, zero 1, step 0.12 s"
     assert shown[2].split() == ["rank", "trial", "tp", "also", "tokens/s"]
-
-
-def test_what_identifies_a_row_is_not_folded_and_a_single_row_neither() -> None:
-    same = [("a", "x", "y"), ("a", "x", "z")]
-    assert lines(80, ("name", "what", "of"), same, keys=1)[2].split() == ["name", "of"]
-    assert lines(80, ("name", "what", "of"), same[:1], keys=1)[1].split() == ["name", "what", "of"]
-
-
-def test_a_column_that_is_empty_in_all_rows_is_left_out_in_a_terminal() -> None:
-    shown = lines(80, ("name", "also", "why"), [("a", "", "-"), ("b", "", "-")], keys=1)
-    assert [line.split() for line in shown[1:2]] == [["name"]]
-
-
-def test_a_file_gets_all_columns_and_a_line_a_row() -> None:
-    long = [("name " * 100, "x"), ("other", "x")]
-    shown = lines(None, ("name", "what"), long, keys=1)
+    # Not what identifies a row, nor a single row's; empty columns are left out.
+    same, names = [("a", "x", "y"), ("a", "x", "z")], ("name", "what", "of")
+    assert lines(80, names, same, keys=1)[2].split() == ["name", "of"]
+    assert lines(80, names, same[:1], keys=1)[1].split() == [*names]
+    assert lines(80, names, [("a", "", "-"), ("b", "", "-")], keys=1)[1].split() == ["name"]
+    # A file gets all columns, and a line a row.
+    shown = lines(None, ("name", "what"), [("name " * 100, "x"), ("other", "x")], keys=1)
     assert len(shown) == 1 + 2 + 2
     assert shown[1].split() == ["name", "what"]
     assert lines(None)[1].split() == [column.removeprefix(">") for column in COLUMNS]
 
 
-def test_words_are_wrapped_in_their_column_before_rows_become_blocks() -> None:
+def test_words_are_wrapped_in_their_column_and_a_row_that_would_be_tall_becomes_a_block() -> None:
+    names = ("name", "why", ">count")
     rows = [("trial 1", "the ranks ended before they said anything at all", "3"), ("b", "no", "4")]
-    shown = lines(40, ("name", "why", ">count"), rows, keys=1)
+    shown = lines(40, names, rows, keys=1)
     assert shown[1].split() == ["name", "why", "count"]
     at = shown[1].index("why")
-    column = [line[at : at + 22].strip() for line in shown[3:-1]]
-    assert " ".join(column) == rows[0][1]
+    assert " ".join(line[at : at + 22].strip() for line in shown[3:-1]) == rows[0][1]
 
-
-def test_a_row_that_would_be_tall_becomes_a_block() -> None:
-    rows = [("a", "word " * 40, "3"), ("b", "no", "4")]
-    shown = lines(40, ("name", "why", ">count"), rows, keys=1)
+    shown = lines(40, names, [("a", "word " * 40, "3"), ("b", "no", "4")], keys=1)
     assert "name a" in shown
     assert len(shown) < 12
 
-
-def test_a_name_that_is_longer_than_the_terminal_stays_whole() -> None:
     name = "a name with spaces " * 6 + "end"
     shown = lines(40, ("name", ">count"), [(name, "1"), ("b", "2")], keys=1)
-    assert f"name {name}" in shown
+    assert f"name {name}" in shown, "a name that is longer than the terminal stays whole"
 
 
-def test_wide_and_combining_characters_are_counted_as_a_terminal_shows_them() -> None:
+def test_characters_of_cells_are_counted_as_shown_and_forge_no_row() -> None:
     shown = lines(80, ("name", ">n"), [("日本", "1"), ("e\u0301a", "2"), ("abcd", "3")], keys=1)
     assert {text_width(line) for line in shown[1:]} == {7}
-
-
-def test_line_ends_and_escapes_in_a_cell_forge_no_row() -> None:
     shown = lines(80, ("name", ">n"), [("a\nb 9", "1"), ("\x1b[2J\r", "2")], keys=1)
     assert len(shown) == 1 + 2 + 2
     assert "a\\u000ab 9" in shown[3]
@@ -111,13 +86,12 @@ def test_a_table_without_rows_has_its_headings() -> None:
     assert lines(10, ("name", "why not", "what else"), rows=[], keys=1)
 
 
-@pytest.mark.parametrize("text", ["[/dev/shm full]", "[ecc] errors", "[/x]", "[bold]b", ":smile:"])
-def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    print_table(["name", ">number"], [[text, "1"]], title=f"of {text}")
-    said = capsys.readouterr().out
-    assert said.count(text) == 2
+def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("[/dev/shm full]", "[ecc] errors", "[/x]", "[bold]b", ":smile:"):
+        print_table(["name", ">number"], [[text, "1"]], title=f"of {text}")
+        assert capsys.readouterr().out.count(text) == 2
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, "0 trials"), (1, "1 trial"), (21, "21 trials")])
-def test_a_count_of_one_is_singular(number: int, words: str) -> None:
-    assert counted(number, "trial") == words
+def test_a_count_of_one_is_singular() -> None:
+    said = [counted(number, "trial") for number in (0, 1, 21)]
+    assert said == ["0 trials", "1 trial", "21 trials"]

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from search_spaces.spec.layout import CP_COMM_TYPES, Layout, PipelineSplit
-from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.layout import CP_COMM_TYPES, Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
@@ -42,37 +41,30 @@ def value_after(adapter: TrainerAdapter, job: TrainerJob, flag: str) -> str:
 EMBEDDING, LOSS = (f"--account-for-{end}-in-pipeline-split" for end in ("embedding", "loss"))
 
 
-@pytest.mark.parametrize(
-    ("split", "flags"),
-    [
+def test_megatron_lm_and_bridge_are_told_what_counts_as_a_layer() -> None:
+    for split, flags in (
         ("layers", set()),
         ("embedding", {EMBEDDING}),
         ("head", {LOSS}),
         ("embedding_and_head", {EMBEDDING, LOSS}),
-    ],
-)
-def test_megatron_lm_and_bridge_are_told_what_counts_as_a_layer(
-    split: PipelineSplit, flags: set[str]
-) -> None:
-    job = TrainerJob(model=LLAMA, layout=Layout(pp=2, pipeline_split=split))
-    assert set(MEGATRON_LM.arguments(job)) & {EMBEDDING, LOSS} == flags
-    values = MEGATRON_BRIDGE.values(job)["model"]
-    stated = {f"--{name.replace('_', '-')}" for name, value in values.items() if value is True}
-    assert stated & {EMBEDDING, LOSS} == flags
-    alone = TrainerJob(model=LLAMA, layout=Layout(pipeline_split=split))
-    assert not set(MEGATRON_LM.arguments(alone)) & {EMBEDDING, LOSS}
-    assert ("pipeline_split" in MEGATRON_DEEPSPEED.lacking(job)) == bool(flags)
+    ):
+        job = TrainerJob(model=LLAMA, layout=Layout(pp=2, pipeline_split=split))
+        assert set(MEGATRON_LM.arguments(job)) & {EMBEDDING, LOSS} == flags
+        values = MEGATRON_BRIDGE.values(job)["model"]
+        stated = {f"--{name.replace('_', '-')}" for name, value in values.items() if value is True}
+        assert stated & {EMBEDDING, LOSS} == flags
+        alone = TrainerJob(model=LLAMA, layout=Layout(pipeline_split=split))
+        assert not set(MEGATRON_LM.arguments(alone)) & {EMBEDDING, LOSS}
+        assert ("pipeline_split" in MEGATRON_DEEPSPEED.lacking(job)) == bool(flags)
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA, model_preset("tiny-moe")])
 @pytest.mark.parametrize("adapter", [MEGATRON_LM, MEGATRON_DEEPSPEED])
-@pytest.mark.parametrize("layout", [Layout(), EVERY_KNOB, Layout(recompute="selective")])
-def test_every_flag_is_one_of_the_trainer_s_own(
-    adapter: TrainerAdapter, model: ModelShape, layout: Layout
-) -> None:
-    words = adapter.arguments(TrainerJob(model=model, layout=layout))
-    unknown = {word for word in words if word.startswith("--")} - flags_of(adapter.name)
-    assert not unknown
+def test_every_flag_is_one_of_the_trainer_s_own(adapter: TrainerAdapter) -> None:
+    known = flags_of(adapter.name)
+    for model in (GPT, LLAMA, model_preset("tiny-moe")):
+        for layout in (Layout(), EVERY_KNOB, Layout(recompute="selective")):
+            words = adapter.arguments(TrainerJob(model=model, layout=layout))
+            assert {word for word in words if word.startswith("--")} <= known, layout.key
 
 
 @pytest.mark.parametrize(
@@ -84,14 +76,14 @@ def test_every_flag_is_one_of_the_trainer_s_own(
             "--global-batch-size 32 --num-virtual-stages-per-pipeline-rank 2 --sequence-parallel "
             "--recompute-granularity full --recompute-method uniform --use-distributed-optimizer "
             "--num-distributed-optimizer-instances 2 --num-query-groups 8 --swiglu --bf16 "
-            "--untie-embeddings-and-output-weights",
+            "--untie-embeddings-and-output-weights --rotary-base 500000",
             "",
         ),
         # Megatron-LM refuses a method together with selective granularity.
         (
             Layout(recompute="selective"),
             "--recompute-granularity selective",
-            "--recompute-method --bf16",
+            "--recompute-method --bf16 --context-parallel-size",
         ),
         # Its optimizer shards fp32 parameters too (core/optimizer/__init__.py).
         (
@@ -100,6 +92,7 @@ def test_every_flag_is_one_of_the_trainer_s_own(
             "--num-distributed-optimizer-instances",
         ),
     ],
+    ids=["every knob", "selective", "zero"],
 )
 def test_every_knob_of_the_layout_reaches_megatron(layout: Layout, said: str, unsaid: str) -> None:
     words = MEGATRON_LM.arguments(TrainerJob(model=LLAMA, layout=layout))
@@ -108,67 +101,48 @@ def test_every_knob_of_the_layout_reaches_megatron(layout: Layout, said: str, un
     assert not set(unsaid.split()) & set(words)
 
 
-def test_the_rotary_base_of_the_model_reaches_every_trainer() -> None:
+def test_the_rotary_base_and_the_vocabulary_of_the_model_reach_every_trainer() -> None:
     job = TrainerJob(model=LLAMA, layout=Layout())
-    assert value_after(MEGATRON_LM, job, "--rotary-base") == "500000"
     assert value_after(MEGATRON_DEEPSPEED, job, "--rotary-position-embeddings-theta") == "500000"
     assert MEGATRON_BRIDGE.values(job)["model"]["rotary_base"] == 500_000
     odd = TrainerJob(model=replace(LLAMA, rotary_base=1234.5), layout=Layout())
-    for adapter in FAMILY:
-        assert adapter.refusals(odd) == [
-            "rotary_base=1234.5 is not a whole number, which the flag needs"
-        ]
-
-
-def test_the_vocabulary_is_the_model_s_in_spite_of_the_token_that_deepspeed_s_fork_adds() -> None:
+    said = ["rotary_base=1234.5 is not a whole number, which the flag needs"]
+    assert all(adapter.refusals(odd) == said for adapter in FAMILY)
     job = TrainerJob(model=GPT, layout=Layout(tp=2))
     assert value_after(MEGATRON_LM, job, "--vocab-size") == "51200"
     assert value_after(MEGATRON_DEEPSPEED, job, "--vocab-size") == "51199"
 
 
-@pytest.mark.parametrize("adapter", FAMILY)
-@pytest.mark.parametrize(
-    ("model", "layout", "why"),
-    [
-        (GPT, Layout(tp=5), "num_heads=48 is not divisible by tp=5"),
-        (LLAMA, Layout(tp=16), "num_kv_heads=8 is not divisible by tp=16"),
-        (GPT, Layout(pp=5), r"num_layers=48 is not divisible by pp*vpp=5*1=5"),
-        (GPT, Layout(vpp=2), "vpp=2 needs a pipeline, and pp=1"),
+@pytest.mark.parametrize("adapter", FAMILY, ids=lambda adapter: adapter.name)
+def test_what_the_family_asserts_is_refused_with_the_numbers(adapter: TrainerAdapter) -> None:
+    zero = {"dp": 3, "zero_stage": 1, "zero_replicas": 2, "precision": "bf16"}
+    interleaved = {"pp": 4, "vpp": 2, "num_microbatches": 6}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({}, {"tp": 5}, "num_heads=48 is not divisible by tp=5"),
+        ({"num_kv_heads": 8}, {"tp": 16}, "num_kv_heads=8 is not divisible by tp=16"),
+        ({}, {"pp": 5}, "num_layers=48 is not divisible by pp*vpp=5*1=5"),
+        ({}, {"vpp": 2}, "vpp=2 needs a pipeline, and pp=1"),
+        ({}, interleaved, "num_microbatches=6 is not divisible by pp=4"),
+        ({}, {"sequence_parallel": True}, "sequence_parallel=true needs tp over 1"),
         (
-            GPT,
-            Layout(pp=4, vpp=2, num_microbatches=6),
-            "num_microbatches=6 is not divisible by pp=4",
+            {"seq_length": 2047},
+            {"tp": 2, "sequence_parallel": True},
+            "=2047 is not divisible by tp=2",
         ),
-        (GPT, Layout(sequence_parallel=True), "sequence_parallel=true needs tp over 1"),
+        ({"vocab_size": 50257}, {"tp": 2}, "vocab_size=50257 is not divisible by tp=2"),
+        ({}, zero, "dp=3 is not divisible by zero_replicas=2"),
+        ({"seq_length": 2044}, {"cp": 4, "tp": 2}, "=2044 is not divisible by 2*cp=8"),
         (
-            replace(GPT, seq_length=2047),
-            Layout(tp=2, sequence_parallel=True),
-            "seq_length=2047 is not divisible by tp=2",
-        ),
-        (replace(GPT, vocab_size=50257), Layout(tp=2), "vocab_size=50257 is not divisible by tp=2"),
-        (
-            GPT,
-            Layout(dp=3, zero_stage=1, zero_replicas=2, precision="bf16"),
-            "dp=3 is not divisible by zero_replicas=2",
-        ),
-        (
-            replace(GPT, seq_length=2044),
-            Layout(cp=4, tp=2),
-            "seq_length=2044 is not divisible by 2*cp=8",
-        ),
-        (
-            replace(GPT, num_heads=12, num_kv_heads=12),
-            Layout(cp=4, cp_comm_type="a2a", tp=2),
+            {"num_heads": 12, "num_kv_heads": 12},
+            {"cp": 4, "cp_comm_type": "a2a", "tp": 2},
             "num_heads=12 is not divisible by tp*cp=8",
         ),
-        (GPT, Layout(num_nodes=2, dp=3), "3 ranks are not the same number on each of num_nodes=2"),
-    ],
-)
-def test_what_the_family_asserts_is_refused_with_the_numbers(
-    adapter: TrainerAdapter, model: ModelShape, layout: Layout, why: str
-) -> None:
-    said = adapter.refusals(TrainerJob(model=model, layout=layout))
-    assert any(why in sentence for sentence in said), said
+        ({}, {"num_nodes": 2, "dp": 3}, "3 ranks are not the same number on each of num_nodes=2"),
+    ]
+    for shape, layout, why in cases:
+        model = replace(GPT, **shape)
+        said = adapter.refusals(TrainerJob(model=model, layout=Layout(**layout)))
+        assert any(why in sentence for sentence in said), (why, said)
     # 46 layers, the embedding and the head are 48 on 4 stages.
     has_sequence = adapter is not MEGATRON_DEEPSPEED
     other = replace(EVERY_KNOB, ep=1, etp=1, sequence_parallel=has_sequence)
@@ -182,12 +156,14 @@ def test_deepspeed_s_configuration_is_consistent_with_the_layout() -> None:
     assert config["train_batch_size"] == per_rank * EVERY_KNOB.dp == 32
     assert config["zero_optimization"] == {"stage": 1}
     assert config["bf16"] == {"enabled": True}
-    words = MEGATRON_DEEPSPEED.arguments(job)
     assert value_after(MEGATRON_DEEPSPEED, job, "--zero-stage") == "1"
-    assert "--no-pipeline-parallel" not in words
+    assert "--no-pipeline-parallel" not in MEGATRON_DEEPSPEED.arguments(job)
     alone = TrainerJob(model=GPT, layout=Layout())
     assert "--no-pipeline-parallel" in MEGATRON_DEEPSPEED.arguments(alone)
     assert not {"bf16", "fp16"} & MEGATRON_DEEPSPEED.values(alone).keys()
+    layout = Layout(cp=2, cp_comm_type="a2a", tp=2, sequence_parallel=True)
+    said = MEGATRON_DEEPSPEED.refusals(TrainerJob(model=GPT, layout=layout))
+    assert any("cp=2 with sequence_parallel=true" in sentence for sentence in said), said
 
 
 def test_bridge_s_arguments_are_its_values() -> None:
@@ -235,12 +211,8 @@ BRIDGE_LINE = LM_LINE.replace(".123456]", "]").replace(
         (
             MEGATRON_DEEPSPEED,
             DEEPSPEED_LINE,
-            {
-                "index": 12,
-                "step_time_ms": 876.5,
-                "loss": 9.871234,
-                "tokens_per_s_per_device": 4673.131,
-            },
+            {"index": 12, "step_time_ms": 876.5, "loss": 9.871234}
+            | {"tokens_per_s_per_device": 4673.131},
         ),
         # The loss is not printed while it is negative or NaN.
         (
@@ -249,72 +221,53 @@ BRIDGE_LINE = LM_LINE.replace(".123456]", "]").replace(
             {"index": 3, "step_time_ms": 1234.5},
         ),
     ],
+    ids=["megatron-lm", "bridge", "deepspeed", "no loss"],
 )
-def test_the_line_of_a_step_is_read(
+def test_the_line_of_a_step_is_read_and_others_end_no_step(
     adapter: TrainerAdapter, line: str, figures: dict[str, float]
 ) -> None:
     assert adapter.log.read(line) == figures
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+    for other in (
         "",
         "(min, max) time across ranks (ms):",
         " validation loss at iteration 100 | lm loss value: 1.0E+01 | lm loss PPL: 2.2E+04 | ",
         "[Rank 0] (after 1 iterations) memory (MB) | allocated: 5.0 | max allocated: 9.0",
         "Step Time : 1.23s GPU utilization: 45.6MODEL_TFLOP/s/GPU",
-    ],
-)
-@pytest.mark.parametrize("adapter", FAMILY)
-def test_other_lines_end_no_step(adapter: TrainerAdapter, line: str) -> None:
-    assert adapter.log.read(line) is None
+    ):
+        assert adapter.log.read(other) is None, other
 
 
-def test_every_adapter_states_a_version_and_what_it_needs() -> None:
+def test_adapters_state_what_they_need_and_the_example_what_arguments_leave_out() -> None:
     for name, adapter in ADAPTERS.items():
         assert adapter.name == name
         assert adapter.target_version
         assert adapter.needs
         assert not adapter.needs.endswith(".")
-
-
-@pytest.mark.parametrize("comm_type", CP_COMM_TYPES)
-def test_context_parallelism_has_its_flags_and_what_is_lacking_is_named(comm_type: Any) -> None:
-    job = TrainerJob(model=GPT, layout=Layout(cp=4, cp_comm_type=comm_type, tp=2))
-    assert value_after(MEGATRON_LM, job, "--context-parallel-size") == "4"
-    assert value_after(MEGATRON_LM, job, "--cp-comm-type") == comm_type
-    model = MEGATRON_BRIDGE.values(job)["model"]
-    assert (model["context_parallel_size"], model["cp_comm_type"]) == (4, comm_type)
-    assert value_after(MEGATRON_DEEPSPEED, job, "--ds-sequence-parallel-size") == "4"
-    assert ("cp_comm_type" in MEGATRON_DEEPSPEED.lacking(job)) is (comm_type != "a2a")
-    assert "--context-parallel-size" not in MEGATRON_LM.arguments(replace(job, layout=Layout()))
-
-
-def test_megatron_deepspeed_refuses_two_sequence_parallelisms() -> None:
-    layout = Layout(cp=2, cp_comm_type="a2a", tp=2, sequence_parallel=True)
-    said = MEGATRON_DEEPSPEED.refusals(TrainerJob(model=GPT, layout=layout))
-    assert any("cp=2 with sequence_parallel=true" in sentence for sentence in said), said
-
-
-def test_the_order_of_ranks_is_a_flag_without_megatron_fsdp() -> None:
-    layout = Layout(pp=2, dp=2, rank_order="tp_cp_pp_dp")
-    assert "--use-tp-pp-dp-mapping" in MEGATRON_LM.arguments(TrainerJob(model=LLAMA, layout=layout))
-    values = MEGATRON_BRIDGE.values(TrainerJob(model=LLAMA, layout=layout))
-    assert values["dist"] == {"use_tp_pp_dp_mapping": True}
-    sharded = TrainerJob(model=LLAMA, layout=replace(layout, zero_stage=3))
-    for adapter in (MEGATRON_LM, MEGATRON_BRIDGE):
-        assert "rank_order=tp_cp_pp_dp with zero_stage=3" in "; ".join(adapter.refusals(sharded))
-    assert "rank_order" in MEGATRON_DEEPSPEED.all_lacking(TrainerJob(model=LLAMA, layout=layout))
-
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
-
-
-def test_the_entry_of_megatron_lm_is_read_and_states_what_the_arguments_leave_out() -> None:
     document = yaml.safe_load((EXAMPLES / "trainers.yaml").read_text())
     entry = read_trainers(document, str(EXAMPLES))["megatron-lm"]
     assert ADAPTERS[entry.adapter].name == "megatron-lm"
     assert "{arguments}" in entry.command
     for flag in ("--train-iters={steps}", "--lr={learning_rate}", "--mock-data"):
         assert flag in entry.command
+
+
+def test_context_parallelism_and_the_order_of_ranks_have_flags_where_they_can() -> None:
+    for comm_type in CP_COMM_TYPES:
+        job = TrainerJob(model=GPT, layout=Layout(cp=4, cp_comm_type=comm_type, tp=2))
+        assert value_after(MEGATRON_LM, job, "--context-parallel-size") == "4"
+        assert value_after(MEGATRON_LM, job, "--cp-comm-type") == comm_type
+        model = MEGATRON_BRIDGE.values(job)["model"]
+        assert (model["context_parallel_size"], model["cp_comm_type"]) == (4, comm_type)
+        assert value_after(MEGATRON_DEEPSPEED, job, "--ds-sequence-parallel-size") == "4"
+        assert ("cp_comm_type" in MEGATRON_DEEPSPEED.lacking(job)) is (comm_type != "a2a")
+    layout = Layout(pp=2, dp=2, rank_order="tp_cp_pp_dp")
+    job = TrainerJob(model=LLAMA, layout=layout)
+    assert "--use-tp-pp-dp-mapping" in MEGATRON_LM.arguments(job)
+    assert MEGATRON_BRIDGE.values(job)["dist"] == {"use_tp_pp_dp_mapping": True}
+    assert "rank_order" in MEGATRON_DEEPSPEED.all_lacking(job)
+    sharded = replace(job, layout=replace(layout, zero_stage=3))
+    for adapter in (MEGATRON_LM, MEGATRON_BRIDGE):
+        assert "rank_order=tp_cp_pp_dp with zero_stage=3" in "; ".join(adapter.refusals(sharded))
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"

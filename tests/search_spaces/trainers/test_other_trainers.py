@@ -23,6 +23,10 @@ def job(model: ModelShape = LLAMA, **layout: Any) -> TrainerJob:
     return TrainerJob(model=model, layout=Layout(**layout))
 
 
+def values(name: str, **layout: Any) -> Any:
+    return ADAPTERS[name].values(job(**layout))
+
+
 def lacking(name: str, **layout: Any) -> dict[str, str]:
     return dict(ADAPTERS[name].all_lacking(job(**layout)))
 
@@ -33,43 +37,38 @@ def refusals(name: str, model: ModelShape = LLAMA, **layout: Any) -> str:
 
 TITANS = ["torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"]
 BF16 = {"precision": "bf16"}
+FP8 = {"precision": "fp8", "dp": 2}
 EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 
 
-@pytest.mark.parametrize(
-    ("name", "knobs"),
-    [
-        *((name, {"zero_stage", "recompute", "schedule", "rank_order"}) for name in TITANS),
-        (
-            "nanotron",
-            {"vpp", "schedule", "rank_order", "pipeline_split", "zero_replicas", "recompute"},
-        ),
-        (
-            "deepspeed",
-            {
-                "etp",
-                "vpp",
-                "schedule",
-                "rank_order",
-                "pipeline_split",
-                "zero_replicas",
-                "sequence_parallel",
-            },
-        ),
-        (
-            "accelerate",
-            {"vpp", "schedule", "rank_order", "pipeline_split", "zero_replicas", "recompute"},
-        ),
-        ("axonn", {"zero_stage", "sequence_parallel", "schedule", "rank_order"}),
-        (
-            "megatron-deepspeed",
-            {"vpp", "schedule", "rank_order", "pipeline_split", "cp_comm_type", "zero_replicas"},
-        ),
-        ("command", set()),
-    ],
-)
-def test_knobs_that_a_trainer_lacks_are_named(name: str, knobs: set[str]) -> None:
-    found = lacking(name, **EVERYTHING)
+STAGES = {"schedule", "rank_order", "pipeline_split", "zero_replicas"}
+LACKING = [
+    *((name, EVERYTHING, {"zero_stage", "recompute", "schedule", "rank_order"}) for name in TITANS),
+    ("nanotron", EVERYTHING, STAGES | {"vpp", "recompute"}),
+    ("deepspeed", EVERYTHING, STAGES | {"vpp", "etp", "sequence_parallel"}),
+    ("accelerate", EVERYTHING, STAGES | {"vpp", "recompute"}),
+    ("axonn", EVERYTHING, {"zero_stage", "sequence_parallel", "schedule", "rank_order"}),
+    ("megatron-deepspeed", EVERYTHING, STAGES | {"vpp", "cp_comm_type"}),
+    ("command", EVERYTHING, set[str]()),
+    ("nanotron", {"dp": 2, "zero_stage": 2, **BF16}, {"zero_stage"}),
+    ("accelerate", {"cp": 2, "cp_comm_type": "p2p", "recompute": "full"}, set[str]()),
+    ("accelerate", {"cp": 2, "recompute": "full"}, {"cp_comm_type"}),
+    ("accelerate", {"dp": 2, "tp": 2, "zero_stage": 3}, {"zero_stage", "recompute"}),
+    ("accelerate", {"tp": 2, "recompute": "full"}, set[str]()),
+    ("deepspeed", {"dp": 4, "zero_stage": 3, "zero_replicas": 2}, set[str]()),
+    ("deepspeed", {"dp": 4, "zero_stage": 2, "zero_replicas": 2}, {"zero_replicas"}),
+    ("torchtitan-0.2", {"tp": 2, **BF16}, {"sequence_parallel", "precision"}),
+    ("torchtitan-0.3", {"tp": 2, **BF16}, set[str]()),
+    ("torchtitan-0.3", {"precision": "fp16"}, {"precision"}),
+    ("deepspeed", {"precision": "fp16"}, set[str]()),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "knobs"), LACKING)
+def test_knobs_that_a_trainer_lacks_are_named(
+    name: str, layout: dict[str, Any], knobs: set[str]
+) -> None:
+    found = lacking(name, **layout)
     assert set(found) == knobs
     assert all("without" in sentence for sentence in found.values())
 
@@ -77,80 +76,60 @@ def test_knobs_that_a_trainer_lacks_are_named(name: str, knobs: set[str]) -> Non
 @pytest.mark.parametrize("name", TITANS)
 def test_torchtitan_gathers_keys_or_passes_them_around_beside_fsdp(name: str) -> None:
     for comm_type, method in (("all_gather", "allgather"), ("p2p", "alltoall")):
-        values = ADAPTERS[name].values(job(cp=2, cp_comm_type=comm_type, **BF16))["parallelism"]
-        assert values["context_parallel_degree"] == 2
-        assert values["context_parallel_rotate_method"] == method
+        parallelism = values(name, cp=2, cp_comm_type=comm_type, **BF16)["parallelism"]
+        assert parallelism["context_parallel_degree"] == 2
+        assert parallelism["context_parallel_rotate_method"] == method
     found = lacking(name, cp=2, cp_comm_type="a2a", **BF16)
     assert set(found) == {"zero_stage", "cp_comm_type"}
     assert "cp=2" in found["zero_stage"]
     assert "not divisible by 2 * tp * cp = 512" in refusals(name, cp=128, tp=2)
-    assert "context_parallel_degree" not in ADAPTERS[name].values(job(**BF16))["parallelism"]
+    assert "context_parallel_degree" not in values(name, **BF16)["parallelism"]
+    shared = {"cp": 4, "zero_stage": 3, "zero_replicas": 2, **BF16}
+    assert "dp=1 is not divisible by zero_replicas=2" in refusals(name, dp=1, **shared)
+    assert "zero_replicas" not in refusals(name, dp=2, **shared)
 
 
-def test_accelerate_passes_cp_on_to_megatron_lm() -> None:
-    values = ADAPTERS["accelerate"].values(job(cp=2, cp_comm_type="p2p"))
-    assert values["distributed_type"] == "MEGATRON_LM"
-    assert values["megatron_lm_config"]["megatron_lm_context_parallel_size"] == 2
-    assert lacking("accelerate", cp=2, cp_comm_type="p2p", recompute="full") == {}
-    assert set(lacking("accelerate", cp=2, recompute="full")) == {"cp_comm_type"}
-
-
-@pytest.mark.parametrize("name", ["nanotron", "deepspeed"])
-def test_trainers_without_context_parallelism_refuse_it_by_name(name: str) -> None:
-    assert "cp=2: " in refusals(name, cp=2, **BF16)
-
-
-@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "megatron-lm"])
-def test_a_plain_layout_of_a_llama_is_accepted_by_all(name: str) -> None:
-    assert lacking(name, dp=2, num_microbatches=4, **BF16) == {}
-    assert refusals(name, dp=2, num_microbatches=4, **BF16) == ""
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_plain_layout_of_a_llama_is_accepted_by_all_and_tensor_columns_by_few(name: str) -> None:
+    if name != "megatron-lm":
+        assert lacking(name, dp=2, num_microbatches=4, **BF16) == {}
+        assert refusals(name, dp=2, num_microbatches=4, **BF16) == ""
+    said = "; ".join(ADAPTERS[name].every_refusal(job(tp_columns=2)))
+    is_refused = f"tp_columns=2 has no counterpart in {name}" in said
+    assert is_refused == (name not in ("embedded", "axonn", "command"))
 
 
 @pytest.mark.parametrize("name", TITANS)
-def test_zero_1_has_no_counterpart_in_torchtitan(name: str) -> None:
+def test_torchtitans_fsdp_is_zero_2_or_3_with_copies(name: str) -> None:
+    layout = {"dp": 4, "tp": 2, "sequence_parallel": True, "zero_replicas": 2, **BF16}
+    for zero_stage, reshard in ((2, "never"), (3, "always")):
+        assert lacking(name, zero_stage=zero_stage, **layout) == {}
+        parallelism = values(name, zero_stage=zero_stage, **layout)["parallelism"]
+        assert parallelism["fsdp_reshard_after_forward"] == reshard
+        assert parallelism["data_parallel_replicate_degree"] == 2
+        assert parallelism["data_parallel_shard_degree"] == 2
     said = lacking(name, dp=2, zero_stage=1, **BF16)["zero_stage"]
     assert "no ZeRO-1; without it every replica holds whole optimizer states" in said
 
 
-@pytest.mark.parametrize("name", TITANS)
-@pytest.mark.parametrize(("zero_stage", "reshard"), [(2, "never"), (3, "always")])
-def test_torchtitans_fsdp_is_zero_2_or_3_with_copies(
-    name: str, zero_stage: int, reshard: str
-) -> None:
-    layout = {"dp": 4, "tp": 2, "sequence_parallel": True, "zero_replicas": 2, **BF16}
-    assert lacking(name, zero_stage=zero_stage, **layout) == {}
-    values = ADAPTERS[name].values(job(zero_stage=zero_stage, **layout))["parallelism"]
-    assert values["fsdp_reshard_after_forward"] == reshard
-    assert values["data_parallel_replicate_degree"] == 2
-    assert values["data_parallel_shard_degree"] == 2
-
-
 def test_accelerates_fsdp_is_zero_2_or_3_with_copies() -> None:
-    values = ADAPTERS["accelerate"].values(job(dp=4, zero_stage=3, zero_replicas=2))
-    assert values["distributed_type"] == "FSDP"
-    assert values["fsdp_config"]["fsdp_reshard_after_forward"] is True
-    assert values["parallelism_config"] == {
-        "parallelism_config_dp_replicate_size": 2,
-        "parallelism_config_dp_shard_size": 2,
-    }
-    second = ADAPTERS["accelerate"].values(job(dp=4, zero_stage=2, recompute="full"))
+    third = values("accelerate", dp=4, zero_stage=3, zero_replicas=2)
+    assert third["distributed_type"] == "FSDP"
+    assert third["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    sizes = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 2}
+    assert third["parallelism_config"] == sizes
+    second = values("accelerate", dp=4, zero_stage=2, recompute="full")
     assert second["fsdp_config"]["fsdp_reshard_after_forward"] is False
     assert second["fsdp_config"]["fsdp_activation_checkpointing"] is True
-    assert set(lacking("accelerate", dp=2, tp=2, zero_stage=3)) == {"zero_stage", "recompute"}
 
 
-def test_deepspeed_has_the_stages_where_it_can_train_with_them() -> None:
-    zero = ADAPTERS["deepspeed"].values(job(dp=4, zero_stage=3, zero_replicas=2))
-    assert zero["zero_optimization"] == {"stage": 3, "overlap_comm": True, "mics_shard_size": 2}
-    assert lacking("deepspeed", dp=4, zero_stage=3, zero_replicas=2) == {}
-    assert set(lacking("deepspeed", dp=4, zero_stage=2, zero_replicas=2)) == {"zero_replicas"}
-    for name in ("deepspeed", "megatron-deepspeed"):
-        assert "zero_stage=2 with pp=2" in refusals(name, dp=2, pp=2, zero_stage=2)
-    assert "zero_stage=3 with tp=2" in refusals("deepspeed", tp=2, dp=2, zero_stage=3)
-
-
-def test_megatron_fsdp_has_the_stages() -> None:
+def test_deepspeed_and_megatron_fsdp_have_the_stages() -> None:
     layout = {"dp": 4, "zero_stage": 3, "zero_replicas": 2}
+    assert values("deepspeed", **layout)["zero_optimization"] == {
+        "stage": 3,
+        "overlap_comm": True,
+        "mics_shard_size": 2,
+    }
     words = " ".join(ADAPTERS["megatron-lm"].arguments(job(**layout)))
     for flags in (
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
@@ -158,68 +137,38 @@ def test_megatron_fsdp_has_the_stages() -> None:
         "--num-distributed-optimizer-instances 2",
     ):
         assert flags in words
-    bridge = ADAPTERS["megatron-bridge"].values(job(**layout | {"zero_stage": 2}))
+    bridge = values("megatron-bridge", **layout | {"zero_stage": 2})
     assert bridge["ddp"]["data_parallel_sharding_strategy"] == "optim_grads"
     assert bridge["dist"] == {"use_megatron_fsdp": True}
     assert bridge["checkpoint"] == {"ckpt_format": "fsdp_dtensor"}
-
-
-def test_nanotron_lacks_the_stages_above_1() -> None:
-    assert set(lacking("nanotron", dp=2, zero_stage=2, **BF16)) == {"zero_stage"}
 
 
 def test_torchtitan_0_2_shards_where_it_cannot_replicate_and_says_so() -> None:
     said = lacking("torchtitan-0.2", dp=4, tp=2, sequence_parallel=True, **BF16)["zero_stage"]
     assert "tp=2, pp=1" in said
     assert "FSDP shards weights, gradients and optimizer states over dp=4" in said
-    values = ADAPTERS["torchtitan-0.2"].values(job(dp=4, tp=2))["parallelism"]
-    assert values["data_parallel_shard_degree"] == 4
-    alone = ADAPTERS["torchtitan-0.2"].values(job(dp=4))["parallelism"]
+    both = values("torchtitan-0.2", dp=4, tp=2)["parallelism"]
+    assert both["data_parallel_shard_degree"] == 4
+    alone = values("torchtitan-0.2", dp=4)["parallelism"]
     assert alone["data_parallel_replicate_degree"] == 4
-
-
-def test_torchtitan_0_2_shares_the_sequence_and_has_half_precision_with_fsdp_only() -> None:
-    found = lacking("torchtitan-0.2", tp=2, **BF16)
-    assert set(found) == {"sequence_parallel", "precision"}
-    assert lacking("torchtitan-0.3", tp=2, **BF16) == {}
-
-
-FP8 = {"precision": "fp8", "dp": 2}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", "torchtitan-main"],
-)
-def test_fp8_is_refused_by_those_who_lack_it(name: str) -> None:
-    assert "precision=fp8" in refusals(name, **FP8)
 
 
 def test_fp8_under_the_keys_of_those_who_have_it() -> None:
     arguments = ADAPTERS["megatron-lm"].arguments(job(**FP8))
     assert " --bf16 --fp8-format hybrid --fp8-recipe tensorwise " in " ".join(arguments)
-    bridge = ADAPTERS["megatron-bridge"].values(job(**FP8))
+    bridge = values("megatron-bridge", **FP8)
     assert bridge["mixed_precision"] == "bf16_with_fp8_current_scaling_mixed"
-    titan = ADAPTERS["torchtitan-0.2"].values(job(**FP8))
+    titan = values("torchtitan-0.2", **FP8)
     assert titan["model"]["converters"] == ["quantize.linear.float8"]
     assert titan["quantize"]["linear"]["float8"] == {"recipe_name": "rowwise"}
     assert titan["training"]["mixed_precision_param"] == "bfloat16"
-    accelerate = ADAPTERS["accelerate"].values(job(**FP8))
+    accelerate = values("accelerate", **FP8)
     assert (accelerate["mixed_precision"], accelerate["fp8_config"]["backend"]) == ("fp8", "TE")
-    assert "accelerate's plugin" in refusals("accelerate", tp=2, **FP8)
 
 
-@pytest.mark.parametrize("name", TITANS)
-def test_copies_of_shards_over_cp_are_refused_by_torchtitan(name: str) -> None:
-    shared = {"cp": 4, "zero_stage": 3, "zero_replicas": 2, **BF16}
-    assert "dp=1 is not divisible by zero_replicas=2" in refusals(name, dp=1, **shared)
-    assert "zero_replicas" not in refusals(name, dp=2, **shared)
-
-
-def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:
-    assert set(lacking("torchtitan-0.3", precision="fp16")) == {"precision"}
-    assert "precision=fp16" in refusals("nanotron", precision="fp16")
-    assert lacking("deepspeed", precision="fp16") == {}
+ODD = replace(LLAMA, seq_length=254, vocab_size=4095)
+TIED = replace(LLAMA, tied_embeddings=True)
+WITHOUT_FP8 = ("deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", "torchtitan-main")
 
 
 @pytest.mark.parametrize(
@@ -228,29 +177,36 @@ def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:
         ("torchtitan-0.3", GPT, {}, "family=gpt"),
         ("nanotron", GPT, BF16, "family=gpt"),
         ("nanotron", LLAMA, {}, "precision=fp32"),
+        ("nanotron", LLAMA, {"precision": "fp16"}, "precision=fp16"),
+        *((name, LLAMA, FP8, "precision=fp8") for name in WITHOUT_FP8),
+        ("accelerate", LLAMA, {"tp": 2, **FP8}, "accelerate's plugin"),
         ("torchtitan-0.3", LLAMA, {"tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("nanotron", LLAMA, {**BF16, "tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("torchtitan-0.2", LLAMA, {"pp": 3}, "num_layers=8 is not divisible by pp*vpp=3*1"),
+        ("torchtitan-0.3", ODD, {"tp": 2}, "seq_length=254 is not divisible by 2 * tp = 4"),
+        ("nanotron", ODD, {"tp": 2, **BF16}, "vocab_size=4095 is not divisible by tp=2"),
+        ("torchtitan-0.2", TIED, {}, "tied_embeddings=true"),
+        ("torchtitan-0.3", TIED, {"pp": 2}, "tied_embeddings=true with pp=2"),
         ("deepspeed", LLAMA, {"tp": 2, "pp": 4}, "tp=2 with pp=4"),
+        ("deepspeed", LLAMA, {"dp": 2, "pp": 2, "zero_stage": 2}, "zero_stage=2 with pp=2"),
+        (
+            "megatron-deepspeed",
+            LLAMA,
+            {"dp": 2, "pp": 2, "zero_stage": 2},
+            "zero_stage=2 with pp=2",
+        ),
+        ("deepspeed", LLAMA, {"dp": 2, "tp": 2, "zero_stage": 3}, "zero_stage=3 with tp=2"),
+        ("nanotron", LLAMA, {"cp": 2, **BF16}, "cp=2: "),
+        ("deepspeed", LLAMA, {"cp": 2, **BF16}, "cp=2: "),
+        ("axonn", LLAMA, {"pp": 2}, "pp=2: AxoNN"),
+        ("axonn", model_preset("mixtral-8x7b"), {}, "num_experts="),
     ],
 )
 def test_a_layout_that_a_trainer_refuses_is_refused_with_its_numbers(
     name: str, model: ModelShape, layout: dict[str, Any], said: str
 ) -> None:
     assert said in refusals(name, model, **layout)
-
-
-def test_lengths_and_vocabularies_have_to_divide() -> None:
-    odd = replace(LLAMA, seq_length=254, vocab_size=4095)
-    assert "seq_length=254 is not divisible by 2 * tp = 4" in refusals("torchtitan-0.3", odd, tp=2)
-    assert "vocab_size=4095 is not divisible by tp=2" in refusals("nanotron", odd, tp=2, **BF16)
-
-
-def test_tied_weights_are_refused_where_torchtitan_cannot_tie_them() -> None:
-    tied = replace(LLAMA, tied_embeddings=True)
-    assert "tied_embeddings=true" in refusals("torchtitan-0.2", tied)
-    assert refusals("torchtitan-0.3", tied) == ""
-    assert "tied_embeddings=true with pp=2" in refusals("torchtitan-0.3", tied, pp=2)
+    assert refusals("torchtitan-0.3", TIED) == ""
 
 
 def test_torchtitan_is_told_what_counts_as_a_layer() -> None:
@@ -265,34 +221,29 @@ def test_torchtitan_is_told_what_counts_as_a_layer() -> None:
         uneven = {"pp": 2, "vpp": 2, "num_microbatches": 2, "pipeline_split": split}
         for name in TITANS:
             assert refusals(name, model, **uneven) == ""
-            values = ADAPTERS[name].values(job(model, **uneven))["parallelism"]
-            assert values["pipeline_parallel_layers_per_stage"] == 2
-            assert values["pipeline_parallel_first_stage_less_layers"] == ends[0]
-            assert values["pipeline_parallel_last_stage_less_layers"] == ends[1]
+            parallelism = ADAPTERS[name].values(job(model, **uneven))["parallelism"]
+            assert parallelism["pipeline_parallel_layers_per_stage"] == 2
+            assert parallelism["pipeline_parallel_first_stage_less_layers"] == ends[0]
+            assert parallelism["pipeline_parallel_last_stage_less_layers"] == ends[1]
     said = refusals("torchtitan-0.3", pp=2, vpp=2, pipeline_split="embedding")
     assert "num_layers+1=9 is not divisible by pp*vpp=2*2" in said
 
 
-def test_accelerate_recomputes_all_or_nothing_by_its_file() -> None:
-    assert lacking("accelerate", tp=2, recompute="full") == {}
+def test_accelerate_takes_the_backend_that_has_the_layout() -> None:
+    for kind, layout in (
+        ("NO", {}),
+        ("MULTI_GPU", {"dp": 2}),
+        ("DEEPSPEED", {"dp": 2, "zero_stage": 1}),
+        ("MEGATRON_LM", {"pp": 2}),
+        ("MEGATRON_LM", {"tp": 2, "dp": 2}),
+        ("MEGATRON_LM", {"cp": 2, "cp_comm_type": "p2p"}),
+    ):
+        found = values("accelerate", **layout)
+        assert found["distributed_type"] == kind
+        cp = found.get("megatron_lm_config", {}).get("megatron_lm_context_parallel_size", 1)
+        assert cp == layout.get("cp", 1)
     assert "every block is recomputed" in lacking("accelerate", tp=2)["recompute"]
     assert "unless your script does it" in lacking("accelerate", recompute="full")["recompute"]
-
-
-@pytest.mark.parametrize(
-    ("layout", "kind"),
-    [
-        ({}, "NO"),
-        ({"dp": 2}, "MULTI_GPU"),
-        ({"dp": 2, "zero_stage": 1}, "DEEPSPEED"),
-        ({"pp": 2}, "MEGATRON_LM"),
-        ({"tp": 2, "dp": 2}, "MEGATRON_LM"),
-    ],
-)
-def test_accelerate_takes_the_backend_that_has_the_layout(
-    layout: dict[str, Any], kind: str
-) -> None:
-    assert ADAPTERS["accelerate"].values(job(**layout))["distributed_type"] == kind
 
 
 def test_what_a_users_script_must_do_itself_is_noted() -> None:
@@ -324,12 +275,7 @@ DEEPSPEED = "steps: 2 loss: 6.4141 iter time (s): 0.026 samples/sec: 309.369"
         (
             TITANS,
             TITAN,
-            {
-                "index": 9,
-                "loss": 3.50858,
-                "peak_memory_gib": 0.25,
-                "tokens_per_s_per_device": 1060,
-            },
+            {"index": 9, "loss": 3.50858, "peak_memory_gib": 0.25, "tokens_per_s_per_device": 1060},
         ),
         (TITANS, "validate step:  9  loss:  3.5085  memory:  0.25GiB(0.00%)  tps: 1,060", None),
         (["deepspeed"], DEEPSPEED, {"index": 2, "loss": 6.4141, "step_time_s": 0.026}),
@@ -347,38 +293,22 @@ def test_the_line_of_a_step_is_read(
         assert ADAPTERS[name].log.read(line) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "word"),
-    [
-        *((name, "pipeline_parallel_schedule", "GPipe") for name in TITANS),
-        ("nanotron", "pp_engine", "afab"),
-    ],
-)
-def test_all_forward_passes_first_is_an_engine_of_torchtitan_and_nanotron(
-    name: str, key: str, word: str
-) -> None:
-    values = ADAPTERS[name].values(job(pp=2, schedule="gpipe", **BF16))["parallelism"]
-    assert values[key] == word
-    assert "schedule" not in lacking(name, pp=2, schedule="gpipe", **BF16)
-    late = lacking(name, pp=2, schedule="zero_bubble", **BF16)
-    assert late["schedule"].startswith(f"{name} has no schedule=zero_bubble")
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_trainers_without_tensor_columns_refuse_them_by_name(name: str) -> None:
-    said = ADAPTERS[name].every_refusal(job(tp_columns=2))
-    is_refused = f"tp_columns=2 has no counterpart in {name}" in "; ".join(said)
-    assert is_refused == (name not in ("embedded", "axonn", "command"))
+def test_all_forward_passes_first_is_an_engine_of_torchtitan_and_nanotron() -> None:
+    titans = dict.fromkeys(TITANS, ("pipeline_parallel_schedule", "GPipe"))
+    for name, (key, word) in {**titans, "nanotron": ("pp_engine", "afab")}.items():
+        parallelism = values(name, pp=2, schedule="gpipe", **BF16)["parallelism"]
+        assert parallelism[key] == word
+        assert "schedule" not in lacking(name, pp=2, schedule="gpipe", **BF16)
+        late = lacking(name, pp=2, schedule="zero_bubble", **BF16)
+        assert late["schedule"].startswith(f"{name} has no schedule=zero_bubble")
 
 
 def test_axonn_divides_by_rows_columns_depth_and_data() -> None:
     layout = {"tp": 2, "tp_columns": 4, "dp": 8, "zero_stage": 3, "zero_replicas": 2, **BF16}
     assert not refusals("axonn", **layout)
     assert not lacking("axonn", **layout)
-    grid = ADAPTERS["axonn"].values(job(**layout))["grid"]
+    grid = values("axonn", **layout)["grid"]
     assert grid == {"G_inter": 1, "G_data": 2, "G_intra_r": 2, "G_intra_c": 4, "G_intra_d": 4}
-    replicas = ADAPTERS["axonn"].values(job(tp=2, dp=4))["grid"]
+    replicas = values("axonn", tp=2, dp=4)["grid"]
     assert (replicas["G_data"], replicas["G_intra_d"]) == (4, 1)
     assert "another model" in " ".join(ADAPTERS["axonn"].notes(job(**layout)))
-    assert "pp=2: AxoNN" in refusals("axonn", pp=2)
-    assert "num_experts=" in refusals("axonn", model_preset("mixtral-8x7b"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.errors import SearchSpaceError
@@ -21,7 +22,7 @@ from search_spaces.trainers.parameters import (
     read_parameters,
 )
 from search_spaces.trainers.placeholders import filled
-from search_spaces.trainers.program import ProgramTrainer, read_trainers
+from search_spaces.trainers.program import read_trainers
 
 ENTRY: dict[str, Any] = {
     "name": "mine",
@@ -29,13 +30,6 @@ ENTRY: dict[str, Any] = {
     "command": ["{python}", "train.py", "--tp={tp}", "--rate={rate}"],
     "parameters": {"rate": {"type": "float", "minimum": 0, "maximum": 1, "default": 0.5}},
 }
-
-
-def problem_of(**changes: Any) -> str:
-    entry = {name: value for name, value in {**ENTRY, **changes}.items() if value != "left out"}
-    with pytest.raises(SearchSpaceError) as refused:
-        read_trainers({"trainers": [entry]})
-    return str(refused.value)
 
 
 def test_an_entry_is_read_with_what_it_leaves_out() -> None:
@@ -47,33 +41,33 @@ def test_an_entry_is_read_with_what_it_leaves_out() -> None:
     stated = (trainer.processes_per, trainer.start_limit_s, trainer.same_data)
     assert stated == ("device", None, False)
     assert trainer.patterns.read("step 1 loss 3") is None
-
-
-def test_what_yaml_makes_of_numbers_and_switches_is_text_for_the_program() -> None:
+    # What YAML makes of numbers and switches is text for the program.
     text = (
         "trainers: [{name: mine, version: 1.10, command: [t], environment: {A: 1, B: yes, C: x}}]"
     )
     (trainer,) = read_trainers(yaml.safe_load(text)).values()
     assert trainer.version == "1.1"
     assert trainer.environment == {"A": "1", "B": "true", "C": "x"}
+    # A parameter is refused as code, and not as an argument of the code.
+    command = ["sh", "-c", 'exec train "$0"', "{rate}"]
+    assert read_trainers({"trainers": [{**ENTRY, "command": command}]})
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "why"),
     [
         ({"name": "left out"}, "trainers.0.name", "the field is missing"),
-        ({"name": 5}, "trainers.0.name", "5 is not 1 to 64 characters"),
+
         ({"name": "a b"}, "trainers.a b.name", "'a b' is not 1 to 64 characters"),
         ({"name": "embedded"}, "trainers.embedded.name", "is the name of the embedded trainer"),
         ({"version": "left out"}, "version", "the field is missing"),
-        ({"version": None}, "version", "the field is missing"),
+
         ({"version": {"a": 1}}, "version", "{'a': 1} is not a version"),
-        ({"version": True}, "version", "True is not a version"),
         ({"version": "v" * 65}, "version", "is not a version of 1 to 64"),
         ({"version": "1\n2"}, "version", "'1\\n2' is not a version"),
         ({"command": "left out"}, "command", "the field is missing"),
         ({"command": "python train.py"}, "command", "is not a list of texts, one for each argument"),
-        ({"command": ["train", 1]}, "command", "is not a list of texts"),
+
         ({"command": []}, "command", "it is empty"),
         ({"command": ["train", "a\0b"]}, "command", "NUL"),
         ({"command": ["train", "{tpp}"]}, "command", "{tpp} in '{tpp}' is no placeholder"),
@@ -82,23 +76,23 @@ def test_what_yaml_makes_of_numbers_and_switches_is_text_for_the_program() -> No
         ({"command": ["sh", "-c", "train {rate}"]}, "command", "{rate} would be read as code in the"),
         ({"command": ["t"], "container": ["{rate}"]}, "container", "cannot be in the name"),
         ({"container": ["bash", "-lc", "x {rate}"]}, "container", "text after -lc"),
-        ({"container": "apptainer"}, "container", "is not a list of texts"),
+
         ({"container": ["apptainer", "{image}"]}, "container", "{image}"),
-        ({"environment": ["A"]}, "environment", "the environment"),
+
         ({"environment": {"A-B": "1"}}, "environment", "'A-B' is not the name of a variable"),
         ({"environment": {"LAYOUT_TUNER_REPORT": "1"}}, "environment", "which the worker sets"),
         ({"environment": {"A": None}}, "environment", "None is not a text, a number or a switch"),
         ({"environment": {"A": ["b"]}}, "environment", "['b'] is not a text"),
-        ({"environment": {"A": "x\0y"}}, "environment", "is not a text"),
+
         ({"environment": {"A": "{nothing}"}}, "environment", "{nothing}"),
         ({"working_directory": "here"}, "working_directory", "'here' is not an absolute path"),
-        ({"working_directory": 3}, "working_directory", "3 is not an absolute path"),
+
         ({"working_directory": "{trainers_directry}"}, "working_directory", "{trainers_directry}"),
         ({"processes_per": "gpu"}, "processes_per", "'gpu'"),
         ({"adapter": "horovod"}, "adapter", "'horovod'"),
         ({"start_limit_s": 0}, "start_limit_s", "0 is not a number of seconds over 0"),
         ({"start_limit_s": True}, "start_limit_s", "True is not a number of seconds"),
-        ({"start_limit_s": math.inf}, "start_limit_s", "inf is not a number of seconds"),
+
         ({"same_data": "yes"}, "same_data", "'yes' is not true or false"),
         ({"log": "loss"}, "log", "the log"),
         ({"log": {"step": "("}}, "log.step", "'(' is not a regular expression"),
@@ -107,10 +101,10 @@ def test_what_yaml_makes_of_numbers_and_switches_is_text_for_the_program() -> No
         ({"log": {"steps": "x"}}, "log", "'steps'"),
         ({"directory": "/x"}, "directory", "'directory'"),
         ({"comand": ["x"]}, "comand", "'comand'"),
-        ({"parameters": ["rate"]}, "parameters", "the parameters"),
+
         ({"parameters": {"Rate": {"type": "int"}}}, "parameters", "'Rate' is not a name"),
         ({"parameters": {"tp": {"type": "int"}}}, "parameters", "{tp} is a placeholder already"),
-        ({"parameters": {"python": {"type": "int"}}}, "parameters", "{python} is a placeholder"),
+
         ({"parameters": {"arguments": {"type": "int"}}}, "parameters", "{arguments} is a"),
         ({"parameters": {f"p{n}": {"type": "int"} for n in range(33)}}, "parameters", "33 are more"),
         ({"parameters": {"rate": {}}}, "parameters.rate.type", "the field is missing; it is one of"),
@@ -132,7 +126,10 @@ def test_what_yaml_makes_of_numbers_and_switches_is_text_for_the_program() -> No
 def test_a_wrong_field_is_one_error_with_the_trainer_and_the_field(
     changes: dict[str, Any], field: str, why: str
 ) -> None:
-    problem = problem_of(**changes)
+    entry = {name: value for name, value in {**ENTRY, **changes}.items() if value != "left out"}
+    with pytest.raises(SearchSpaceError) as refused:
+        read_trainers({"trainers": [entry]})
+    problem = str(refused.value)
     assert field in problem
     assert why in problem
     assert "trainers." in problem
@@ -142,25 +139,19 @@ def test_a_wrong_field_is_one_error_with_the_trainer_and_the_field(
 @pytest.mark.parametrize(
     ("document", "why"),
     [
-        (None, "the file"),
-        ([], "the file"),
-        ({}, "trainers: it is not a list of trainers"),
-        ({"trainers": []}, "it is not a list of trainers"),
-        ({"trainers": {}}, "it is not a list of trainers"),
+        *((no_mapping, "the file") for no_mapping in (None, [])),
+        *(
+            (none, "it is not a list of trainers")
+            for none in ({}, {"trainers": []}, {"trainers": {}})
+        ),
         ({"trainers": [ENTRY], "more": 1}, "'more'"),
         ({"trainers": ["mine"]}, "trainers.0: "),
         ({"trainers": [ENTRY, ENTRY]}, "trainers.mine.name: there are two of this name"),
     ],
 )
 def test_a_file_that_is_no_list_of_trainers_is_refused(document: object, why: str) -> None:
-    with pytest.raises(SearchSpaceError) as refused:
+    with pytest.raises(SearchSpaceError, match=re.escape(why)):
         read_trainers(document)
-    assert why in str(refused.value)
-
-
-def test_a_parameter_of_code_is_refused_and_as_an_argument_of_the_code_it_is_not() -> None:
-    command = ["sh", "-c", 'exec train "$0"', "{rate}"]
-    assert read_trainers({"trainers": [{**ENTRY, "command": command}]})
 
 
 PARAMETERS = {
@@ -194,28 +185,23 @@ def test_a_value_that_is_not_allowed_is_refused_with_its_name(name: str, value: 
     assert "\n" not in str(refused.value)
 
 
-def test_a_parameter_that_is_not_declared_or_missing_is_refused() -> None:
-    with pytest.raises(ParameterInvalidError, match="'cuont'"):
-        parameter_texts(PARAMETERS, {"cuont": 1})
-    with pytest.raises(ParameterInvalidError, match="count: the parameter has no default"):
-        parameter_texts(PARAMETERS, {})
-
-
-def test_all_wrong_parameters_are_reported_together() -> None:
+def test_all_wrong_and_missing_parameters_are_reported_together() -> None:
     given = {"cuont": 1, "rate": -1, "fast": True, "kind": "no", "tag": "t", "data": "d"}
     with pytest.raises(ParameterInvalidError) as refused:
         parameter_texts(PARAMETERS, given)
     assert [part.field for part in refused.value.parts] == ["cuont", "count", "rate"]
+    assert "'cuont'" in str(refused.value)
+    assert "count: the parameter has no default" in str(refused.value)
     with pytest.raises(ParameterInvalidError, match="'count'; there are none to choose from"):
         parameter_texts({}, {"count": 1, "rate": 2})
+    with pytest.raises(ParameterInvalidError, match="33 parameters are more than 32"):
+        read_parameters({f"p{n}": n for n in range(33)})
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_service_gets_a_declaration_as_the_owner_wrote_it(name: str) -> None:
-    sent = json.loads(json.dumps(PARAMETERS[name].for_service()))
-    assert Parameter.from_mapping(sent) == PARAMETERS[name]
-    empty = Parameter(type="text", pattern=".*", default="")
-    assert Parameter.from_mapping(empty.for_service()) == empty, "a default that is empty"
+def test_the_service_gets_a_declaration_as_the_owner_wrote_it() -> None:
+    for declared in (*PARAMETERS.values(), Parameter(type="text", pattern=".*", default="")):
+        sent = json.loads(json.dumps(declared.for_service()))
+        assert Parameter.from_mapping(sent) == declared
 
 
 @pytest.mark.parametrize(
@@ -248,6 +234,7 @@ def test_an_allowed_value_reaches_the_program_as_it_is(name: str, value: Any, te
     assert parameter_texts({name: PARAMETERS[name]}, {name: value}) == {name: text}
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=250))
 def test_no_text_can_pass_for_an_option_or_end_a_line(text: str) -> None:
     anything = Parameter(type="text", pattern=r"(?s).*")
@@ -255,7 +242,6 @@ def test_no_text_can_pass_for_an_option_or_end_a_line(text: str) -> None:
         assert not text.startswith("-")
         assert len(text) <= MAX_VALUE_LENGTH
         assert text.isprintable()
-        assert "\0" not in text
         text.encode()
 
 
@@ -285,13 +271,3 @@ def test_a_campaigns_parameter_is_a_plain_value(value: Any) -> None:
     elif not isinstance(value, float) or not math.isfinite(value):
         with pytest.raises(ParameterInvalidError, match=r"^x: "):
             read_parameters({"x": value})
-
-
-def test_too_many_parameters_of_a_campaign_are_refused() -> None:
-    with pytest.raises(ParameterInvalidError, match="33 parameters are more than 32"):
-        read_parameters({f"p{n}": n for n in range(33)})
-
-
-def test_an_entry_is_refused_when_it_is_made_in_python_too() -> None:
-    with pytest.raises(SearchSpaceError, match="version"):
-        ProgramTrainer(name="mine", version="", command=("t",))

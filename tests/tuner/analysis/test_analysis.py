@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -40,22 +38,15 @@ def analysed(store: Store, **changes: Any) -> tuple[CampaignRecord, Analysis]:
     return campaign, analysis
 
 
-def test_the_knob_that_moves_the_objective_most_is_the_most_important(store: Store) -> None:
-    _, analysis = analysed(store, strategy="exhaustive", budget={})
+def test_the_most_important_knob_moves_the_objective_most_and_steps_are_what_was_measured(
+    store: Store,
+) -> None:
+    campaign, analysis = analysed(store, strategy="exhaustive", budget={})
     assert analysis.method.startswith("fANOVA")
     shares = analysis.importances
     assert next(iter(shares)) == "micro_batch_size"
     assert shares["micro_batch_size"] > 0.7 > shares["tp"] > shares["zero_stage"]
     assert sum(shares.values()) == pytest.approx(1.0)
-
-
-def test_knobs_that_others_decide_are_not_weighed(store: Store) -> None:
-    spec = make_spec()
-    assert set(knobs_of(spec.legal_set())) == {"tp", "pp", "micro_batch_size", "zero_stage"}
-
-
-def test_steps_around_the_winner_are_what_was_measured_there(store: Store) -> None:
-    campaign, analysis = analysed(store, strategy="exhaustive", budget={})
     winner = store.trials.get(analysis.winner_id).layout
     assert (winner.tp, winner.micro_batch_size) == (1, 2)
     steps = {(step.knob, step.direction): step for step in analysis.steps}
@@ -96,7 +87,6 @@ def test_a_step_into_what_failed_as_a_cheap_probe_says_so_until_one_runs(store: 
     def step() -> tuple[str, str, int | None]:
         ranked = store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
         analysis = analyse(campaign, ranked, store.trials.find(campaign.id))
-        assert analysis is not None
         (up,) = (step for step in analysis.steps if step.knob == "pp")
         return up.state, up.source, up.trial_id
 
@@ -122,7 +112,7 @@ def test_predictions_follow_what_the_campaign_measured(store: Store) -> None:
         slower = 5.0 if layout.tp > 1 else 1.0
         return completed(layout, tokens_per_s=speed(layout) * layout.num_devices / slower)
 
-    spec = make_spec(strategy="exhaustive", budget={})
+    spec = make_spec(budget={"trials": 14})
     campaign = run_campaign(store, spec, tensor_parallelism_is_dear)
     step_time_s = calibrated_step_time(
         spec, store.leaderboard.ranked_layouts(campaign.id, spec.objective)
@@ -136,10 +126,12 @@ def test_predictions_follow_what_the_campaign_measured(store: Store) -> None:
     assert step_time_s(dear) / step_time_s(plain) > 1.5 * believed
 
 
-def test_a_campaign_without_a_measurement_has_no_analysis(store: Store) -> None:
-    campaign = run_campaign(store, make_spec(budget={"trials": 3}), lambda _: failed("crashed"))
+def test_a_campaign_without_a_measurement_completes_and_has_no_analysis(store: Store) -> None:
+    spec = make_spec(budget={"trials": 3})
+    campaign = run_campaign(store, spec, lambda _: failed("out_of_memory"))
     assert store.reports.analysis(campaign.id) is None
     assert campaign.state == "COMPLETED"
+    assert "most common reason: out_of_memory (3 of 3)" in campaign.message
 
 
 def test_a_campaign_that_cannot_be_analysed_ends_all_the_same(
@@ -160,21 +152,15 @@ def test_a_campaign_is_analysed_now_and_then_while_it_runs(
     campaign.until(lambda: store.reports.analysis(campaign.id) is not None)
     assert campaign.record.state == "RUNNING"
     first = store.reports.analysis(campaign.id)
-    assert first is not None
     assert first.last_ended_seq >= driver_module.ENDINGS_AN_ANALYSIS
 
 
-def test_the_same_trials_have_the_same_importances(store: Store) -> None:
-    spec = make_spec()
-    legal = spec.legal_set()
+def test_the_same_trials_have_the_same_importances_and_knobs_that_follow_have_none() -> None:
+    legal = make_spec().legal_set()
+    assert set(knobs_of(legal)) == {"tp", "pp", "micro_batch_size", "zero_stage"}
     dice = random.Random(1)
     layouts = [legal.layout(index) for index in range(len(legal))]
     measured = {layout: speed(layout) * dice.uniform(0.9, 1.1) for layout in layouts}
     first, second = (importances(legal, measured, seed=3) for _ in range(2))
     assert first == second
     assert importances(legal, dict.fromkeys(layouts, 1.0), seed=3) == {}
-
-
-def test_the_driver_starts_without_optuna() -> None:
-    code = "import sys, tuner.driver.driver; sys.exit('optuna' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

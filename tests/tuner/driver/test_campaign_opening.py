@@ -10,14 +10,7 @@ import pytest
 
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from tests.tuner.factories import (
-    FakeWorker,
-    ended,
-    layouts_of,
-    make_spec,
-    submit,
-    wait_for,
-)
+from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit, wait_for
 from tuner.driver import driver as driver_module
 from tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
 from tuner.driver.campaign_search import CampaignSearch
@@ -43,10 +36,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate.set()
 
 
+def submit_both(store: Store) -> tuple[CampaignRecord, CampaignRecord]:
+    """The campaign whose search is not opened yet, and a small one."""
+    huge, small = (submit(store, make_spec(n, budget={"trials": 2})) for n in ("huge", "small"))
+    return huge, small
+
+
 def test_a_small_campaign_runs_to_its_end_while_a_huge_one_is_opened(
     store: Store, gate: threading.Event
 ) -> None:
-    huge, small = submit(store, make_spec("huge")), submit(store, make_spec("small"))
+    huge, small = submit_both(store)
     driver = Driver(store, opening=BackgroundOpening())
     drive_until_ended(store, small, driver)
     assert store.trials.find(huge.id) == []
@@ -60,7 +59,7 @@ def test_a_search_that_is_opened_beside_proposes_what_it_would_have_proposed_at_
 ) -> None:
     proposed = []
     for name, opening in (("beside", BackgroundOpening()), ("at-once", None)):
-        campaign = submit(store, make_spec(name, seed=7, knowledge="none"))
+        campaign = submit(store, make_spec(name, seed=7, knowledge="none", budget={"trials": 4}))
         drive_until_ended(store, campaign, Driver(store, opening=opening))
         proposed.append(layouts_of(store.trials.find(campaign.id)))
     assert proposed[0] == proposed[1]
@@ -70,7 +69,7 @@ def test_a_search_that_is_opened_beside_proposes_what_it_would_have_proposed_at_
 def test_a_campaign_that_no_longer_runs_when_its_search_is_there_gets_no_trials(
     store: Store, gate: threading.Event, how: str
 ) -> None:
-    huge, small = submit(store, make_spec("huge")), submit(store, make_spec("small"))
+    huge, small = submit_both(store)
     driver = Driver(store, opening=BackgroundOpening())
     assert driver.step()
     if how == "paused":

@@ -114,17 +114,14 @@ def step_until_opened(driver: Driver) -> list[bool]:
     return [*rounds, driver.step()]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("each_call", "opening"),
     [
         (new, ImmediateOpening),
-        (new, BackgroundOpening),
-        (half_done, ImmediateOpening),
         pytest.param(half_done, BackgroundOpening, marks=pytest.mark.slow),
         pytest.param(nearly_done, ImmediateOpening, marks=pytest.mark.slow),
         pytest.param(over_time, ImmediateOpening, marks=pytest.mark.slow),
-        (broken, ImmediateOpening),
+        pytest.param(broken, ImmediateOpening, marks=pytest.mark.slow),
     ],
     indirect=["each_call"],
     ids=lambda value: value.__name__,

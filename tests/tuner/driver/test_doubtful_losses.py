@@ -52,22 +52,22 @@ def assert_the_odd_one_lost(campaign: DrivenCampaign, odd: Layout) -> None:
     assert ranked[0].layout != odd
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_an_odd_layout_loses_whenever_it_comes_and_repeats_are_few(
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_layout_with_other_losses_fails_whenever_it_comes_and_few_are_repeated(
     store: Store, place: int
 ) -> None:
-    spec = make_spec(strategy="exhaustive", budget={"trials": 10})
+    spec = make_spec(strategy="exhaustive", budget={"trials": 8})
     legal = spec.legal_set()
     campaign = driven(store, spec, legal.layout(place))
     assert_the_odd_one_lost(campaign, legal.layout(place))
-    assert len(campaign.trials) == 10, "repeats count for the budget"
+    assert len(campaign.trials) == 8, "repeats count for the budget"
     repeats = {trial.layout for trial in campaign.repeats}
     # The first two contradict each other; a third may come before their repeats do. Before a
     # later one, others had agreed.
     assert repeats <= ({legal.layout(0), legal.layout(1)} if place < 2 else set())
 
 
-def test_both_are_measured_again_where_nobody_else_can_tell(store: Store) -> None:
+def test_two_layouts_that_contradict_each_other_are_both_measured_again(store: Store) -> None:
     spec = make_spec(
         strategy="exhaustive",
         space={"global_batch_size": 16, "tp": [1, 2], "pp": 1, "dp": 1},
@@ -82,21 +82,14 @@ def test_both_are_measured_again_where_nobody_else_can_tell(store: Store) -> Non
     assert campaign.record.reason == "exhausted"
 
 
-def test_repeats_stop_where_the_budget_of_trials_does(store: Store) -> None:
-    spec = make_spec(strategy="exhaustive", budget={"trials": 2})
-    campaign = driven(store, spec, spec.legal_set().layout(0))
-    assert [trial.state for trial in campaign.trials] == ["COMPLETED", "FAILED"]
-    assert campaign.record.message.startswith("2 of 2 trials done")
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("strategy", ["random", "deephyper"])
-@pytest.mark.parametrize("dice_seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "dice_seed"), [("random", 1), pytest.param("deephyper", 2, marks=pytest.mark.slow)]
+)
 def test_a_driver_that_dies_at_any_turn_repeats_each_of_the_doubtful_once(
     store: Store, strategy: str, dice_seed: int
 ) -> None:
-    spec = make_spec(strategy=strategy, budget={"trials": 16})
-    campaign = DrivenCampaign(store, spec, first_is_odd(), mortality=0.4, dice_seed=dice_seed)
+    spec = make_spec(strategy=strategy, budget={"trials": 12})
+    campaign = DrivenCampaign(store, spec, first_is_odd(), mortality=0.5, dice_seed=dice_seed)
     campaign.to_end()
     assert len(campaign.drivers) > 3
     assert_the_odd_one_lost(campaign, campaign.trials[0].layout)
@@ -104,14 +97,12 @@ def test_a_driver_that_dies_at_any_turn_repeats_each_of_the_doubtful_once(
     assert len(repeats) == len(set(repeats))
 
 
-@pytest.mark.parametrize("strategy", ["random", "deephyper"])
 def test_a_search_that_heard_a_verdict_turn_is_the_one_rebuilt_from_the_database(
-    store: Store, strategy: str
+    store: Store,
 ) -> None:
-    spec = make_spec(strategy=strategy, budget={"trials": 30})
-    campaign = DrivenCampaign(store, spec, first_is_odd())
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 30}), first_is_odd())
     turned = False
-    for _ in range(12):
+    for _ in range(6):
         campaign.turn()
         campaign.step()
         turned = turned or campaign.trials[0].state == "FAILED"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
-from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
@@ -28,16 +25,16 @@ from tests.tuner.factories import (
 )
 from tuner.driver.campaign_search import CampaignSearch, observe
 from tuner.driver.driver import Driver
+from tuner.strategies.deephyper import DeepHyperProposer
 
-STRATEGIES = ["random", "deephyper", "guided", "exhaustive"]
 
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    ("budget", "reason", "trials", "said"),
+    ("strategy", "budget", "reason", "trials", "said"),
     [
-        (12, "budget", 12, "12 of 12 trials done (12 completed)"),
-        (1000, "exhausted", 28, "all 28 legal layouts were tried (28 completed)"),
+        ("random", 6, "budget", 6, "6 of 6 trials done (6 completed)"),
+        ("deephyper", 12, "budget", 12, "12 of 12 trials done (12 completed)"),
+        ("guided", 6, "budget", 6, "6 of 6 trials done (6 completed)"),
+        ("exhaustive", 1000, "exhausted", 28, "all 28 legal layouts were tried (28 completed)"),
     ],
 )
 def test_a_campaign_runs_to_its_end_and_says_so(
@@ -48,19 +45,6 @@ def test_a_campaign_runs_to_its_end_and_says_so(
     assert (record.state, record.reason, record.message) == ("COMPLETED", reason, said)
     assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * trials
     assert len(set(layouts_of(campaign.trials))) == trials
-
-
-def test_the_objective_of_the_campaign_is_what_the_search_maximises(store: Store) -> None:
-    spec = make_spec(strategy="deephyper", budget={"trials": 18})
-    campaign = run_campaign(store, spec)
-    values = [
-        trial.measurement.tokens_per_s_per_device
-        for trial in store.trials.find(campaign.id)
-        if trial.measurement is not None
-    ]
-    legal = spec.legal_set()
-    best = max(1000.0 / (legal.layout(i).tp + legal.layout(i).pp) for i in range(len(legal)))
-    assert max(values) == pytest.approx(best)
 
 
 def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> None:
@@ -106,53 +90,40 @@ def test_wall_time_ends_a_campaign_once_a_worker_was_there_for_so_long(
 
 
 def test_a_paused_campaign_gets_nothing_new_until_it_is_resumed(store: Store) -> None:
-    campaign = DrivenCampaign(store, make_spec())
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 3}))
     campaign.turn()
     store.campaigns.pause(campaign.id)
     before = len(campaign.trials)
-    campaign.turn(5)
+    campaign.turn(3)
     assert len(campaign.trials) == before
     store.campaigns.resume(campaign.id)
     campaign.to_end()
-    assert campaign.count() == 6
+    assert campaign.count() == 3
 
 
-def test_a_cancelled_campaign_is_left_alone(store: Store) -> None:
-    campaign = DrivenCampaign(store, make_spec())
-    campaign.turn()
-    store.campaigns.cancel(campaign.id)
-    before = store.campaigns.count_trials(campaign.id)
-    campaign.turn(3)
-    assert campaign.driver.step()
-    assert campaign.record.state == "CANCELLED"
-    assert store.campaigns.count_trials(campaign.id) == before
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("strategy", ["random", "deephyper", "guided"])
-@pytest.mark.parametrize("dice_seed", [1, 2])
+@pytest.mark.parametrize(
+    ("strategy", "dice_seed"),
+    [("random", 1), ("guided", 2), pytest.param("deephyper", 1, marks=pytest.mark.slow)],
+)
 def test_a_driver_that_dies_at_any_turn_loses_and_repeats_nothing(
     store: Store, strategy: str, dice_seed: int
 ) -> None:
-    spec = make_spec(strategy=strategy, budget={"trials": 15})
-    campaign = DrivenCampaign(store, spec, mortality=0.4, dice_seed=dice_seed)
+    spec = make_spec(strategy=strategy, budget={"trials": 12})
+    campaign = DrivenCampaign(store, spec, mortality=0.7, dice_seed=dice_seed)
     campaign.workers.append(FakeWorker(store, name="w2"))
     campaign.to_end()
     assert len(campaign.drivers) > 3
-    assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * 15
+    assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * 12
     first = [trial for trial in campaign.trials if trial.repeat_of is None]
     assert len(set(layouts_of(first))) == len(first)
     # What guided doubts it measures again, and never a layout that is being measured.
-    assert strategy == "guided" or len(first) == 15
+    assert strategy == "guided" or len(first) == 12
 
 
-@pytest.mark.parametrize("strategy", ["random", "deephyper"])
-def test_an_interrupted_search_goes_the_way_of_an_uninterrupted_one(
-    store: Store, strategy: str
-) -> None:
+def test_an_interrupted_search_goes_the_way_of_an_uninterrupted_one(store: Store) -> None:
     first, second = (
         DrivenCampaign(
-            store, make_spec(name, strategy=strategy, budget={"trials": 10}), mortality=mortality
+            store, make_spec(name, strategy="deephyper", budget={"trials": 12}), mortality=mortality
         )
         for name, mortality in (("first", 0.0), ("second", 1.0))
     )
@@ -164,107 +135,88 @@ def test_an_interrupted_search_goes_the_way_of_an_uninterrupted_one(
     assert layouts_of(first.trials) == layouts_of(second.trials)
 
 
-def test_a_broken_description_fails_its_campaign_and_no_other(
-    store: Store, caplog: pytest.LogCaptureFixture
+def damage(store: Store, statement: str) -> None:
+    """What no store of this version writes: a damaged file, or one of an earlier version."""
+    with store._db.write() as session:
+        session.execute(text("PRAGMA ignore_check_constraints = ON"))
+        session.execute(text(statement))
+
+
+def explode(*_: object) -> int:
+    raise ZeroDivisionError("float division by zero")
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("description", "a lot"),
+        ("trial", "zero_stage=7"),
+        (
+            "strategy",
+            "strategy 'deephyper' failed to propose a layout: ZeroDivisionError: "
+            "float division by zero",
+        ),
+    ],
+)
+def test_what_cannot_be_used_fails_its_campaign_and_no_other(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    broken: str,
+    said: str,
 ) -> None:
-    spec = make_spec("broken").to_mapping()
-    spec["space"]["tp"] = "a lot"
-    broken = store.campaigns.create(spec, num_legal_layouts=24)
-    sound = DrivenCampaign(store, make_spec("sound"))
+    spec = make_spec("broken", strategy="deephyper", budget={"trials": 12}).to_mapping()
+    if broken == "description":
+        spec["space"]["tp"] = "a lot"
+    elif broken == "strategy":
+        monkeypatch.setattr(DeepHyperProposer, "_ask_cbo", explode)
+    campaign = store.campaigns.create(spec, num_legal_layouts=28)
+    if broken == "trial":
+        Driver(store).step()
+        damage(store, "UPDATE trials SET zero_stage = 7")
+    sound = DrivenCampaign(store, make_spec("sound", budget={"trials": 2}))
     with caplog.at_level(logging.INFO, logger="tuner"):
         sound.to_end()
-    record = store.campaigns.get(broken.id)
+        sound.until(lambda: ended(store, campaign))
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("FAILED", "error")
-    assert "tp" in record.message
-    assert "a lot" in record.message
+    assert said in record.message
     assert "\n" not in record.message
     assert sound.record.state == "COMPLETED"
     assert "Traceback" in caplog.text
 
 
-def damage(tmp_path: Path, statement: str) -> None:
-    """What no store of this version writes: a damaged file, or one of an earlier version."""
-    path = DataDir(tmp_path / "data").database_url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute(statement)
-
-
-def test_a_trial_that_cannot_be_read_back_fails_its_campaign_and_no_other(
-    store: Store, tmp_path: Path
-) -> None:
-    damaged = submit(store, make_spec("damaged"))
-    Driver(store).step()
-    damage(tmp_path, "UPDATE trials SET zero_stage = 7")
-    assert run_campaign(store, make_spec("sound")).state == "COMPLETED"
-    assert store.campaigns.get(damaged.id).state == "FAILED"
-    assert "zero_stage=7" in store.campaigns.get(damaged.id).message
-
-
-def test_a_measurement_of_nothing_teaches_nothing_and_stops_nothing(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_throughput_of_zero_teaches_the_search_nothing_and_the_campaign_goes_on(
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     campaign = DrivenCampaign(store, make_spec(budget={"trials": 3}))
     campaign.turn()
-    damage(tmp_path, "UPDATE measurements SET tokens_per_s_per_device = 0")
+    damage(store, "UPDATE measurements SET tokens_per_s_per_device = 0")
     assert campaign.to_end().state == "COMPLETED"
     assert "trial 1 teaches the search nothing: objective=0.0" in caplog.text
 
 
-def test_a_strategy_that_raises_fails_its_campaign_and_no_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tuner.strategies.deephyper import DeepHyperProposer
-
-    def explode(*_: object) -> int:
-        raise ZeroDivisionError("float division by zero")
-
-    monkeypatch.setattr(DeepHyperProposer, "_ask_cbo", explode)
-    sound = submit(store, make_spec("sound"))
-    spec = make_spec("raising", strategy="deephyper", budget={"trials": 12})
-    raising = DrivenCampaign(store, spec)
-    record = raising.to_end()
-    raising.until(lambda: ended(store, sound))
-    assert (record.state, record.reason) == ("FAILED", "error")
-    assert record.message == (
-        "strategy 'deephyper' failed to propose a layout: ZeroDivisionError: float division by zero"
-    )
-    assert store.campaigns.get(sound.id).state == "COMPLETED"
-
-
-def test_a_deliberate_repeat_counts_and_does_not_confuse_the_search(store: Store) -> None:
-    campaign = DrivenCampaign(store, make_spec())
-    campaign.turn()
-    first = campaign.trials[0]
-    store.trials.repeat(first.id)
-    campaign.to_end()
-    assert len(campaign.trials) == 6
-    assert sum(trial.layout == first.layout for trial in campaign.trials) == 2
-
-
-@pytest.mark.parametrize("reason", ["crashed", "out_of_memory"])
-def test_a_repeat_that_fails_does_not_take_back_what_was_measured(
-    store: Store, reason: str
-) -> None:
-    campaign = DrivenCampaign(store, make_spec(strategy="exhaustive", budget={"trials": 4}))
+def test_a_repeat_that_fails_does_not_take_back_what_was_measured(store: Store) -> None:
+    campaign = DrivenCampaign(store, make_spec(strategy="exhaustive", budget={"trials": 3}))
     campaign.turn()
     first = campaign.trials[0]
     store.trials.repeat(first.id)
     campaign.worker.judge = lambda layout: (
-        failed(reason) if layout == first.layout else measured(layout)
+        out_of_memory(layout) if layout == first.layout else measured(layout)
     )
     record = campaign.to_end()
-    assert [trial.reason for trial in campaign.repeats] == [reason]
+    assert [trial.reason for trial in campaign.repeats] == ["out_of_memory"]
     strategy = CampaignSearch.rebuild(record, campaign.trials)._strategy
     assert strategy._history.observations[0].state == "completed"
 
 
 def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> None:
-    campaign = DrivenCampaign(store, make_spec(strategy="exhaustive"))
+    spec = make_spec(strategy="exhaustive", budget={"trials": 4})
+    campaign = DrivenCampaign(store, spec)
     campaign.step()
-    store.trials.add(campaign.id, make_spec().legal_set().layout(2))
+    store.trials.add(campaign.id, spec.legal_set().layout(2))
     campaign.to_end()
-    assert len(campaign.trials) == len(set(layouts_of(campaign.trials))) == 6
+    assert len(campaign.trials) == len(set(layouts_of(campaign.trials))) == 4
 
 
 @pytest.mark.parametrize(
@@ -275,16 +227,16 @@ def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> No
     ],
     ids=["lost nodes", "shared devices"],
 )
-def test_lost_nodes_and_shared_devices_teach_nothing(
+def test_trials_that_lost_their_node_or_shared_devices_teach_the_search_nothing(
     store: Store, judge: Callable[[Layout], Outcome], reason: str | None
 ) -> None:
-    campaign = run_campaign(store, make_spec(strategy="deephyper", budget={"trials": 3}), judge)
+    campaign = run_campaign(store, make_spec(budget={"trials": 2}), judge)
     trials = store.trials.find(campaign.id)
-    assert [trial.reason for trial in trials] == [reason] * 3
-    assert [observe(trial, "tokens_per_s") for trial in trials] == [None] * 3
+    assert [trial.reason for trial in trials] == [reason] * 2
+    assert [observe(trial, "tokens_per_s") for trial in trials] == [None] * 2
 
 
-def test_a_database_that_is_away_is_waited_for(
+def test_a_driver_waits_for_a_database_that_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     campaign = submit(store, make_spec(budget={"trials": 2}))
@@ -313,13 +265,6 @@ def test_a_database_that_is_away_is_waited_for(
     assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 2
 
 
-def test_out_of_memory_everywhere_is_survived(store: Store) -> None:
-    spec = make_spec(strategy="deephyper", budget={"trials": 100})
-    record = run_campaign(store, spec, out_of_memory)
-    assert (record.state, record.reason) == ("COMPLETED", "exhausted")
-    assert "most common reason: out_of_memory" in record.message
-
-
 def test_a_round_reads_the_database_only_where_something_was_stored(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,8 +280,9 @@ def test_a_round_reads_the_database_only_where_something_was_stored(
     make_worker(store)
     campaign = submit(store, make_spec(strategy="random", budget={"trials": 5}))
     driver = Driver(store)
-    while not store.trials.find(campaign.id) or rounds < 3:
+    for _ in range(3):
         driver.step()
+    assert store.trials.find(campaign.id)
     before = rounds
     for _ in range(20):
         assert driver.step()

@@ -9,14 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from results_db.errors import DatabaseUnavailableError
-from results_db.records import CampaignRecord
 from results_db.store import Store
 from tests.kit.store import TimelyStore
 from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit, wait_for
@@ -69,39 +67,6 @@ def drivers(database_url: str, folder: Path, count: int) -> Iterator[list[Driver
         yield started
 
 
-@dataclass(frozen=True)
-class HalfDone:
-    """A campaign of which the first of two drivers has had a few trials measured."""
-
-    first: DriverProcess
-    second: DriverProcess
-    campaign: CampaignRecord
-    worker: FakeWorker
-
-
-@pytest.fixture
-def half_done(database_url: str, store: Store, tmp_path: Path) -> Iterator[HalfDone]:
-    campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
-    worker = FakeWorker(store)
-    with drivers(database_url, tmp_path, 2) as (first, second):
-        wait_for(
-            lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one
-        )
-        yield HalfDone(first, second, campaign, worker)
-    trials = store.trials.find(campaign.id)
-    assert [trial.state for trial in trials] == ["COMPLETED"] * 18
-    assert len(set(layouts_of(trials))) == 18
-
-
-@pytest.mark.slow
-@pytest.mark.sqlite_is_enough
-def test_a_standby_driver_takes_over_from_a_killed_one(store: Store, half_done: HalfDone) -> None:
-    assert store.driver.lease().pid == half_done.first.process.pid
-    half_done.first.send(signal.SIGKILL)
-    wait_for(lambda: ended(store, half_done.campaign), half_done.worker.run_one)
-    assert store.driver.lease().pid == half_done.second.process.pid
-
-
 def stop_outside_of_transactions(driver: DriverProcess, database_url: str) -> None:
     """Stops a driver while it holds no lock: SQLite's would be held until it goes on."""
 
@@ -131,20 +96,32 @@ def is_lock_free(database_url: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.sqlite_is_enough
-def test_a_stopped_driver_that_continues_finds_its_lease_lost_and_stands_by(
-    database_url: str, store: Store, half_done: HalfDone
+def test_a_standby_driver_takes_over_from_one_that_stands_still_and_from_one_that_is_killed(
+    database_url: str, store: Store, tmp_path: Path
 ) -> None:
-    first, second, work = half_done.first, half_done.second, half_done.worker.run_one
-    stop_outside_of_transactions(first, database_url)
-    wait_for(lambda: second.said("the active driver"), work)
-    first.send(signal.SIGCONT)
-    wait_for(lambda: first.said("another driver has taken over"), work)
-    wait_for(lambda: first.said("standing by"), work)
-    wait_for(lambda: ended(store, half_done.campaign), work)
-    assert store.driver.lease().pid == second.process.pid
-    # And back again: the first is as good as new.
-    second.send(signal.SIGKILL)
-    wait_for(lambda: first.log.read_text().count("the active driver") == 2)
+    campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
+    work = FakeWorker(store).run_one
+
+    def wait_for_completed(number: int) -> None:
+        wait_for(lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] >= number, work)
+
+    with drivers(database_url, tmp_path, 2) as (first, second):
+        wait_for_completed(4)
+        stop_outside_of_transactions(first, database_url)
+        wait_for(lambda: second.said("the active driver"), work)
+        first.send(signal.SIGCONT)
+        wait_for(lambda: first.said("another driver has taken over"))
+        wait_for(lambda: first.said("standing by"))
+        assert store.driver.lease().pid == second.process.pid
+        wait_for_completed(8)
+        # And back again: the first is as good as new.
+        second.send(signal.SIGKILL)
+        wait_for(lambda: ended(store, campaign), work)
+        assert first.log.read_text().count("the active driver") == 2
+        assert store.driver.lease().pid == first.process.pid
+    trials = store.trials.find(campaign.id)
+    assert [trial.state for trial in trials] == ["COMPLETED"] * 18
+    assert len(set(layouts_of(trials))) == 18
 
 
 @pytest.mark.sampled(2)
@@ -154,6 +131,7 @@ def test_a_driver_that_is_told_to_end_is_succeeded_at_once(
     with drivers(database_url, tmp_path, 2) as (first, second):
         first.send(signal.SIGTERM)
         assert first.process.wait(DEADLINE_S) == 0
+        assert "driver stopped" in first.log.read_text()
         assert store.driver.lease().released_at or store.driver.lease().fence == 2
         wait_for(lambda: second.said("the active driver"))
         second.send(signal.SIGINT)
@@ -175,7 +153,6 @@ def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
     assert standby.take_over() is None
     count[0] += 1
     lease = standby.take_over()
-    assert lease is not None
     assert (lease.fence, lease.pid) == (2, os.getpid())
 
 
@@ -184,7 +161,6 @@ def test_a_driver_keeps_its_lease_while_the_database_is_away(
 ) -> None:
     monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
     lease = store.driver.acquire()
-    assert lease is not None
     real = store.driver.renew
     away = iter([True] * 3)
 

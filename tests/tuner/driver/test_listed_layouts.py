@@ -6,7 +6,7 @@ import pytest
 
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import CampaignInvalidError, SpaceInvalidError
+from search_spaces.errors import SearchSpaceError, SpaceInvalidError
 from search_spaces.spec.layout import Layout
 from tests.kit.store import completed, failed
 from tests.tuner.factories import make_spec, run_campaign
@@ -27,6 +27,7 @@ def some_of_the_space(num: int) -> list[Layout]:
 def test_only_the_listed_layouts_are_measured_each_as_often_as_asked_in_turn(store: Store) -> None:
     first, broken, second = layouts = some_of_the_space(3)
     spec = make_spec(layouts=[each.to_mapping() for each in reversed(layouts)], **SETTINGS)
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
     record = run_campaign(
         store, spec, lambda layout: failed() if layout == broken else completed(layout)
     )
@@ -50,11 +51,5 @@ def test_a_listed_layout_outside_of_the_space_is_refused() -> None:
     ],
 )
 def test_wrong_lists_and_runs_are_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SearchSpaceError, match=message):
         make_spec(**{**SETTINGS, **changes})
-
-
-def test_the_lists_come_back_as_they_were_stored() -> None:
-    spec = make_spec(layouts=[each.to_mapping() for each in some_of_the_space(2)], **SETTINGS)
-    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
-    assert issubclass(CampaignInvalidError, ValueError)

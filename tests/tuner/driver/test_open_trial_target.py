@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from results_db.records import TrialSize, WorkerRecord
+from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
+from tests.kit.store import make_worker, take_leases
+from tests.tuner.factories import DrivenCampaign, FakeWorker, make_spec, submit
+from tuner.driver.driver import MAX_A_ROUND, Driver
 from tuner.driver.open_trial_target import MAX_TOO_LARGE, MAX_WAITING, OpenTrialTarget
 
 
-def make_worker(**changes: Any) -> WorkerRecord:
+def live(**changes: Any) -> WorkerRecord:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     worker: dict[str, Any] = {
         "id": "w",
@@ -31,7 +36,7 @@ def make_worker(**changes: Any) -> WorkerRecord:
 
 
 def sharing(num_nodes: int = 1, **changes: Any) -> WorkerRecord:
-    return make_worker(num_nodes=num_nodes, shares_nodes=True, **changes)
+    return live(num_nodes=num_nodes, shares_nodes=True, **changes)
 
 
 def size(devices: int = 8, nodes: int = 1, *, is_waiting: bool = True) -> TrialSize:
@@ -47,9 +52,9 @@ RUNS = size(devices=2, is_waiting=False)
         # Without a worker one trial waits.
         ([], [], size(), 1),
         # A node that is not shared holds one trial, and one more waits.
-        ([make_worker()], [], size(devices=1), 2),
-        ([make_worker(), make_worker()], [], size(devices=2), 3),
-        ([make_worker(num_nodes=4)], [], size(devices=2), 5),
+        ([live()], [], size(devices=1), 2),
+        ([live(), live()], [], size(devices=2), 3),
+        ([live(num_nodes=4)], [], size(devices=2), 5),
         # One that is shared is filled with small trials; larger ones are counted by their nodes.
         ([sharing()], [], size(devices=2), 5),
         ([sharing(num_nodes=3)], [], size(devices=1), 25),
@@ -66,14 +71,14 @@ RUNS = size(devices=2, is_waiting=False)
         # A worker that drains is not supplied.
         ([sharing(num_nodes=4, state="draining")], [], size(), 1),
         # Trials too large for every worker supply nobody, and no more than a few of them wait.
-        ([make_worker()], [size(devices=16, nodes=2)] * 3, size(), 2),
-        ([make_worker()], [], size(devices=16, nodes=2), MAX_TOO_LARGE + 2),
+        ([live()], [size(devices=16, nodes=2)] * 3, size(), 2),
+        ([live()], [], size(devices=16, nodes=2), MAX_TOO_LARGE + 2),
         # No more than some wait at all.
         ([sharing(num_nodes=1024)], [], size(devices=2), MAX_WAITING),
         ([sharing(num_nodes=1024)], [RUNS] * 100, size(devices=2), MAX_WAITING),
     ],
 )
-def test_so_many_trials_are_asked_for_until_there_are_enough(
+def test_a_campaign_asks_for_as_many_trials_as_fill_its_workers(
     workers: list[WorkerRecord], open_trials: list[TrialSize], trial: TrialSize, asked: int
 ) -> None:
     supply = OpenTrialTarget(workers, open_trials)
@@ -82,3 +87,41 @@ def test_so_many_trials_are_asked_for_until_there_are_enough(
         supply.add(trial)
         num_asked += 1
     assert num_asked == asked
+
+
+def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:
+    campaign = submit(store, make_spec(budget={"trials": 20}))
+    workers = [FakeWorker(store, name=f"w{i}") for i in range(3)]
+    driver = Driver(store)
+    driver.step()
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 4
+    for worker in workers:
+        take_leases(store, worker.id, 1)
+    driver.step()
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 1
+
+
+def test_a_round_asks_for_a_few_trials_only(store: Store) -> None:
+    degrees = {"tp": [1, 2, 4], "pp": [1, 2, 4], "micro_batch_size": [1, 2, 4]}
+    space = {"global_batch_size": 64, "recompute": ["none", "full"], **degrees}
+    campaign = submit(store, make_spec(space=space, budget={"trials": 100}))
+    make_worker(store, num_nodes=64, shares_nodes=True)
+    driver = Driver(store)
+    for number in (1, 2):
+        driver.step()
+        assert len(store.trials.find(campaign.id)) == number * MAX_A_ROUND
+
+
+def test_trials_too_large_for_every_worker_do_not_keep_the_smaller_ones_from_being_tried(
+    store: Store,
+) -> None:
+    """Most of the legal layouts need two nodes; the worker has one."""
+    spec = make_spec().to_mapping()
+    spec["cluster"]["num_nodes"] = 2
+    spec["space"]["num_nodes"] = [1, 2]
+    spec["budget"] = {"trials": 60}
+    campaign = DrivenCampaign(store, CampaignSpec.from_mapping(spec))
+    campaign.until(lambda: store.workers.count_too_large(campaign.id) > 2)
+    campaign.until_completed(campaign.count() + 2)
+    assert campaign.record.state == "RUNNING"
+    assert store.workers.count_too_large(campaign.id) <= MAX_TOO_LARGE + 2

@@ -58,7 +58,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("asked", "expected_s"), CASES)
-def test_communication_takes(asked: Layout, expected_s: float) -> None:
+def test_the_communication_of_a_step_takes_the_seconds_worked_out_by_hand(
+    asked: Layout, expected_s: float
+) -> None:
     columns = LayoutColumns.of_each([asked])
     assert communication_s(columns, MODEL, MACHINE)[0] == pytest.approx(expected_s)
 

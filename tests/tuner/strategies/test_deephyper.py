@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.storage import storage_of
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.space import EVERY_ROW, LegalSet
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import code_of
+from search_spaces.spec.space import LegalSet
 from tests.kit.campaigns import spec_of
 from tests.tuner.search_problems import make_problem
 from tuner.strategies.base import LayoutSearch
@@ -75,7 +75,7 @@ def probes_to(search: LayoutSearch, target: float) -> int:
 
 
 @pytest.mark.slow
-def test_it_needs_far_fewer_probes_than_random_search() -> None:
+def test_deephyper_needs_far_fewer_probes_than_random_search() -> None:
     legal = make_legal_set()
     values = [measure(legal.layout(i)).objective for i in range(len(legal))]
     best = max(value for value in values if value is not None)
@@ -91,16 +91,6 @@ def test_it_needs_far_fewer_probes_than_random_search() -> None:
     assert medians["deephyper"] <= 0.5 * medians["random"], medians
 
 
-def test_failures_count_towards_the_random_start() -> None:
-    legal = make_legal_set()
-    history_of = [(i, FAILED) for i in range(30)] + [(30, Observation.completed(5.0))]
-    search = LayoutSearch(legal, counting := CountingProposer(legal, seed=1))
-    for index, observation in history_of:
-        search.tell(legal.layout(index), observation)
-    search.ask()
-    assert counting.num_fits == 1
-
-
 class CountingProposer(DeepHyperProposer):
     """Counts how often it goes beyond drawing at random."""
 
@@ -111,18 +101,21 @@ class CountingProposer(DeepHyperProposer):
         return super()._ask_cbo(*args)  # type: ignore[arg-type]
 
 
-def test_a_results_file_in_the_working_directory_stays(
+def test_failures_count_for_the_random_start_and_files_and_loggers_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.csv").write_text("mine\n")
+    handlers = list(logging.getLogger().handlers)
     legal = make_legal_set()
     search = LayoutSearch(legal, counting := CountingProposer(legal, seed=1))
-    for position in range(10):
-        search.tell(legal.layout(position), Observation.completed(5.0))
+    for index in range(30):
+        search.tell(legal.layout(index), FAILED)
+    search.tell(legal.layout(30), Observation.completed(5.0))
     search.ask()
     assert counting.num_fits == 1
     assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+    assert logging.getLogger().handlers == handlers
 
 
 def test_what_breaks_the_headroom_counts_as_a_failure() -> None:
@@ -142,18 +135,7 @@ def test_what_breaks_the_headroom_counts_as_a_failure() -> None:
     assert asked(0.01, large) != asked(0.01, FAILED)
 
 
-def test_it_leaves_the_root_logger_alone() -> None:
-    before = list(logging.getLogger().handlers)
-    legal = make_legal_set()
-    search = make_strategy("deephyper", make_problem(legal), seed=1)
-    for _ in range(12):
-        layout = search.ask()
-        assert layout is not None
-        search.tell(layout, measure(layout))
-    assert logging.getLogger().handlers == before
-
-
-def test_ranks_order_words_by_the_memory_that_they_save() -> None:
+def test_ranks_order_words_by_the_memory_they_save() -> None:
     legal = make_legal_set(recompute=["full", "none"], precision=["bf16", "fp32"])
     ranks = KnobRanks(legal)
     assert "num_nodes" not in ranks.names
@@ -199,15 +181,6 @@ class EveryCount:
 
     def column(self, knob: str) -> NDArray[np.int64]:
         return np.arange(1, self._length + 1) if knob == "dp" else np.ones(self._length, np.int64)
-
-    def columns(self, rows: slice = EVERY_ROW) -> LayoutColumns:
-        return LayoutColumns(**{knob: self.column(knob)[rows] for knob in LAYOUT_FIELDS})
-
-    def layout(self, index: int) -> Layout:
-        return Layout(dp=index + 1)
-
-    def index_of(self, layout: Layout) -> int | None:
-        return layout.dp - 1
 
 
 def test_the_ranks_of_many_layouts_take_little_memory() -> None:

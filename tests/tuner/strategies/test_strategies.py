@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -59,11 +57,17 @@ def ask_all(search: LayoutSearch, judge: Callable[[Layout], Observation]) -> lis
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 class TestEveryStrategy:
-    def test_asks_for_every_legal_layout_exactly_once(self, name: str) -> None:
-        layouts = make_layouts()
-        asked = ask_all(make_strategy(name, make_problem(layouts), seed=1), throughput)
-        assert len(asked) == len(layouts) == len(set(asked))
-        assert all(layouts.index_of(layout) is not None for layout in asked)
+    def test_asks_for_every_legal_layout_exactly_once_and_again_with_the_same_seed(
+        self, name: str
+    ) -> None:
+        layouts = make_layouts(devices=4)
+        first, second = (
+            ask_all(make_strategy(name, make_problem(layouts), seed=5), throughput)
+            for _ in range(2)
+        )
+        assert first == second
+        assert len(first) == len(layouts) == len(set(first))
+        assert all(layouts.index_of(layout) is not None for layout in first)
 
     def test_exhausts_without_being_told_anything(self, name: str) -> None:
         layouts = make_layouts(devices=4)
@@ -83,17 +87,9 @@ class TestEveryStrategy:
             search.tell(layout, throughput(layout))
             pending.append(search.ask())
             asked.append(pending[-1])
-            if len(asked) > 40:
+            if len(asked) > 24:
                 break
         assert len(set(asked)) == len(asked)
-
-    def test_the_same_seed_and_tells_ask_for_the_same(self, name: str) -> None:
-        layouts = make_layouts(devices=4)
-        first, second = (
-            ask_all(make_strategy(name, make_problem(layouts), seed=5), throughput)
-            for _ in range(2)
-        )
-        assert first == second
 
     def test_one_layout_is_asked_for_and_then_none(self, name: str) -> None:
         only = ListedLayouts([Layout()])
@@ -117,7 +113,7 @@ class TestEveryStrategy:
         assert 0 < sum(works.values()) < 20
         assert len(set(asked)) == len(layouts)
 
-    @pytest.mark.parametrize("killed_after", [0, 1, 9, 25])
+    @pytest.mark.parametrize("killed_after", [1, 20])
     def test_rebuilt_by_telling_again_it_goes_on_as_if_never_killed(
         self, name: str, killed_after: int
     ) -> None:
@@ -139,30 +135,25 @@ class TestEveryStrategy:
         taken = {layout for layout, _ in told} | set(pending)
         if name == "guided":  # it may measure again what it doubts
             taken -= {layout for layout, seen in told if seen.state == "completed"}
-        for _ in range(10):
+        for _ in range(4):
             proposal = rebuilt.ask()
             assert proposal is not None
             assert proposal not in taken
             assert proposal == search.ask()
             taken.add(proposal)
 
-    def test_a_withdrawn_layout_never_comes_back(self, name: str) -> None:
-        layouts = make_layouts(devices=4)
+    def test_what_was_withdrawn_or_told_unasked_is_not_asked_for(self, name: str) -> None:
+        layouts = make_layouts(devices=4, micro_batch_sizes=(1,))
         search = make_strategy(name, make_problem(layouts), seed=4)
         withdrawn = search.ask()
         assert withdrawn is not None
         search.withdraw(withdrawn)
         assert not search._history.pending
-        asked = ask_all(search, throughput)
-        assert withdrawn not in asked
-        assert len(set(asked)) == len(layouts) - 1
-
-    def test_learns_from_a_layout_that_it_did_not_ask_for(self, name: str) -> None:
-        layouts = make_layouts(devices=4)
-        search = make_strategy(name, make_problem(layouts), seed=4)
-        known = layouts.layout(3)
+        known = next(each for each in map(layouts.layout, range(2)) if each != withdrawn)
         search.tell(known, throughput(known))
-        assert known not in ask_all(search, throughput)
+        asked = ask_all(search, throughput)
+        assert not {withdrawn, known} & set(asked)
+        assert len(set(asked)) == len(layouts) - 2
 
     def test_a_layout_outside_the_set_is_refused_by_name(self, name: str) -> None:
         search = make_strategy(name, make_problem(make_layouts(devices=4)), seed=4)
@@ -231,11 +222,3 @@ def test_a_problem_that_cannot_be_is_refused(changes: dict[str, object]) -> None
     said = r"no objective|'memory_headroom' cannot rank|min_memory_headroom=1\.0"
     with pytest.raises(ProblemInvalidError, match=said):
         make_problem(ListedLayouts([Layout()]), **changes)
-
-
-def test_the_simple_strategies_do_without_deephyper() -> None:
-    code = (
-        "import sys, tuner.strategies.registry, tuner.driver.commands\n"
-        "sys.exit('deephyper' in sys.modules or 'pandas' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -90,8 +90,11 @@ def test_a_machine_of_one_device_has_no_links_to_measure() -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> None:
-    text = printed_by(PROGRAM, "--data-dir", str(tmp_path), "--seconds", "1", "--json")
+def test_this_machine_is_measured_and_the_figures_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
+    text = printed_by(PROGRAM, *arguments, "--model", "tiny-llama")
     printed = MeasuredConstants.from_mapping(json.loads(text))
     assert printed.cluster == "local-cpu"
     assert printed.constants["peak_flops_per_s"].keys() == {"fp32", "bf16", "fp16"}
@@ -105,14 +108,7 @@ def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> 
     assert shown.exit_code == 0
     assert json.loads(shown.stdout) == json.loads(text)
 
-
-@pytest.mark.slow
-def test_layouts_of_a_models_products_are_timed_kept_and_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
-    text = printed_by(PROGRAM, *arguments, "--model", "tiny-llama")
-    products = products_in(json.loads(text)["timings"])
+    products = products_in(printed.timings)
     assert {each["layout"] for each in products} == set(LAYOUTS)
     again = MeasuredConstants.from_mapping(json.loads(printed_by(PROGRAM, *arguments)))
     assert products_in(again.timings) == products, "another calibration keeps them"
@@ -128,7 +124,7 @@ def test_layouts_of_a_models_products_are_timed_kept_and_used(
     assert "matrix products laid out as calibrated: [['output', 'fp32'," in probed["log_tail"]
 
 
-def test_a_timing_of_a_product_that_lacks_a_field_is_named_with_its_file(
+def test_a_timing_that_lacks_a_field_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path))
@@ -159,7 +155,7 @@ def test_a_killed_calibration_leaves_the_kept_constants_alone(tmp_path: Path, ma
     assert constants_file(tmp_path, "local-cpu").read_bytes() == before
 
 
-def test_nothing_kept_and_nonsense_kept_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_and_an_unreadable_calibration_are_told_apart(tmp_path: Path) -> None:
     arguments = ["--data-dir", str(tmp_path), "--show"]
     none = CliRunner().invoke(calibrate, arguments)
     assert none.exit_code == 1

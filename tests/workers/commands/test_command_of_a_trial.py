@@ -45,7 +45,6 @@ layouts = st.builds(
 @given(layouts)
 def test_the_command_line_reads_the_same_layout(layout: Layout) -> None:
     command = probe_command(spec(), layout)
-    assert command is not None
     given = options_of(command.line)
     knobs = {name: given[name] for name in (*KNOBS, "global_batch_size") if name != "num_nodes"}
     # Under any cluster: the default precision depends on it.
@@ -54,24 +53,23 @@ def test_the_command_line_reads_the_same_layout(layout: Layout) -> None:
     assert resolve_model(described(given["model"])).to_mapping() == TINY
 
 
-def test_settings_of_the_probe_are_in_it() -> None:
+def test_settings_of_the_probe_are_in_it_and_the_limit_where_memory_ran_out() -> None:
     changed = spec(
         seed=7,
         probe={"warmup": 3, "iterations": 20, "deadline_s": 60.0, "compile": True},
-        cluster={"name": "frontier"},
+        cluster={"name": "frontier", "device_memory_bytes": 123_456_789_013},
     )
-    command = probe_command(changed, Layout(tp=2))
-    assert command is not None
-    given = options_of(command.line)
+    given = options_of(probe_command(changed, Layout(tp=2)).line)
     wanted = {"seed": 7, "warmup": 3, "steps": 20, "deadline": 60.0, "compiled": True}
+    wanted |= {"cluster": "frontier", "memory_limit_gb": None}
     assert {name: given[name] for name in wanted} == wanted
-    assert given["cluster"] == "frontier"
+    limited = options_of(probe_command(changed, Layout(tp=2), is_limited=True).line)
+    assert limited["memory_limit_gb"] * (1 << 30) == 123_456_789_013, "to the byte"
 
 
 def test_a_model_of_no_preset_is_a_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**TINY, "name": "; rm -rf / #", "num_layers": 6}
     command = probe_command(spec(model=own), Layout())
-    assert command is not None
     assert command.model == own
     assert "rm -rf" not in command.line
     monkeypatch.chdir(tmp_path)
@@ -80,15 +78,5 @@ def test_a_model_of_no_preset_is_a_file(tmp_path: Any, monkeypatch: pytest.Monke
     assert resolve_model(described(given["model"])).to_mapping() == own
 
 
-def test_the_command_of_a_trial_that_ran_out_of_memory_has_the_limit_to_the_byte() -> None:
-    limited = spec(cluster={"name": LOCAL_CPU, "device_memory_bytes": 123_456_789_013})
-    command = probe_command(limited, Layout(), is_limited=True)
-    assert command is not None
-    assert options_of(command.line)["memory_limit_gb"] * (1 << 30) == 123_456_789_013
-    without = probe_command(limited, Layout())
-    assert without is not None
-    assert "--memory-limit" not in without.line
-
-
-def test_several_nodes_have_no_command() -> None:
+def test_a_layout_over_several_nodes_has_no_command() -> None:
     assert probe_command(spec(), Layout(num_nodes=2, tp=8, dp=2)) is None

@@ -27,19 +27,18 @@ pytestmark = pytest.mark.ranks
 
 def run(command: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, as the entry point starts it."""
-    return run_python(program_of(command), *arguments, **options)
+    program = f"from workers.commands.commands import {command}; {command}()"
+    return run_python(program, *arguments, **options)
 
 
-def program_of(command: str) -> str:
-    return f"from workers.commands.commands import {command}; {command}()"
-
-
-def test_probe_prints_one_json_object_with_every_iteration() -> None:
+def test_probe_prints_json_and_imports_nothing_from_here(tmp_path: Path) -> None:
     ended = run(
         "probe",
         *("--model", "tiny", "--tp", "2", "--pp", "2", "--dp", "1"),
         *("--micro-batch-size", "2", "--num-microbatches", "4"),
         *("--steps", "3", "--seed", "0", "--precision", "fp32", "--json"),
+        options=["-P"],  # an entry point's script does not look here either
+        cwd=make_decoys(tmp_path),
     )
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
@@ -53,13 +52,6 @@ def test_probe_prints_one_json_object_with_every_iteration() -> None:
     assert min(printed[name] for name in ("tokens_per_s", "peak_memory_bytes", "mfu")) > 0
     assert isinstance(printed["oversubscribed"], bool)
     assert printed["environment"]["backend"] == "gloo"
-
-
-def test_packages_of_our_names_in_the_current_directory_are_left_alone(tmp_path: Path) -> None:
-    words = ("--model", "tiny", "--steps", "1", "--num-microbatches", "1")
-    # -P: an entry point's script does not look there either
-    ended = run("probe", *words, options=["-P"], cwd=make_decoys(tmp_path))
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_failed_probe_exits_1_and_says_why() -> None:
@@ -101,22 +93,15 @@ def make_job(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_train_prints_one_json_object_with_the_progress_aside(tmp_path: Path) -> None:
-    ended = run("train", "--config", str(make_job(tmp_path)), "--steps", "3", "--json")
-    assert ended.returncode == 0, ended.stderr
-    result = json.loads(ended.stdout)
-    assert result["steps"] == 3
-    assert result["tokens_per_s"] > 0
-    assert [line.split("  loss")[0] for line in ended.stderr.splitlines()][-1] == "step    2"
-
-
 @pytest.mark.slow
-def test_train_appends_what_happens_to_a_log_as_lines_of_json(tmp_path: Path) -> None:
-    config = str(make_job(tmp_path, checkpoint={"directory": "saved", "every": 3}))
-    log = tmp_path / "log.jsonl"
+def test_train_logs_what_happens_and_prints_its_result_alone(tmp_path: Path) -> None:
+    saved = {"directory": "saved", "every": 3}
+    config = str(make_job(tmp_path, layout=Layout().to_mapping(), checkpoint=saved))
+    log, results = tmp_path / "log.jsonl", []
     for steps in ("3", "4"):
         ended = run("train", "--config", config, "--steps", steps, "--log", str(log), "--json")
         assert ended.returncode == 0, ended.stderr
+        results.append(json.loads(ended.stdout))
     events = [json.loads(line) for line in log.read_text().splitlines()]
     assert [event["event"] for event in events] == [
         *("step", "step", "step", "checkpoint", "result"),
@@ -125,8 +110,10 @@ def test_train_appends_what_happens_to_a_log_as_lines_of_json(tmp_path: Path) ->
     steps_told = [event for event in events if event["event"] == "step"]
     assert [event["index"] for event in steps_told] == [0, 1, 2, 3]
     assert all({"loss", "tokens_per_s", "mfu"} < event.keys() for event in steps_told)
-    assert json.loads(ended.stdout)["first_step"] == 3
+    assert [(result["first_step"], result["steps"]) for result in results] == [(0, 3), (3, 1)]
+    assert results[0]["tokens_per_s"] > 0
     assert "resuming from" in ended.stderr
+    assert "step    3  loss" in ended.stderr
     assert (tmp_path / "saved/step-00000004").is_dir(), "paths are of the job file's folder"
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from search_spaces.spec.presets.models import resolve_model
+from tests.kit.python_process import ROOT, run_python
 
 pytestmark = pytest.mark.ranks
 
@@ -43,19 +42,11 @@ def watched_probe(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[st
     (folder / "model.json").write_text(json.dumps(model))
     log = folder / "events"
     words = ["--tp", "2", "--num-microbatches", "1", "--steps", "2", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "api.cli", "probe", "--model", str(folder / "model.json"), *words],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(folder), os.environ.get("PYTHONPATH", str(Path.cwd()))]
-            ),
-            "WATCHED_LOG": str(log),
-        },
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
+    done = run_python(
+        "import sys; from api.cli import main; main(sys.argv[1:])",
+        *("probe", "--model", str(folder / "model.json"), *words),
+        PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]),
+        WATCHED_LOG=str(log),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), [json.loads(line) for line in log.read_text().splitlines()]

@@ -54,13 +54,6 @@ def test_a_probe_runs_the_only_trainer_of_a_file(trainers: Path) -> None:
     assert printed["losses"][0] == 0.5
 
 
-@pytest.mark.ranks
-def test_a_parameter_out_of_its_range_is_no_measurement(trainers: Path) -> None:
-    ended = run("--trainers", str(trainers), "--parameter", "rate=2")
-    assert ended.exit_code == 1
-    assert json.loads(ended.stdout)["message"] == "rate: 2 is not from 0 to 1"
-
-
 @pytest.mark.parametrize(
     ("more", "arguments", "why"),
     [

@@ -61,7 +61,7 @@ def connect(lines: AgentListener) -> socket.socket:
     ],
     ids=lambda said: repr(said[:12]),
 )
-def test_strangers_are_hung_up_on_and_nodes_still_get_in(lines: AgentListener, said: bytes) -> None:
+def test_a_stranger_is_cut_off_and_a_node_still_connects(lines: AgentListener, said: bytes) -> None:
     launcher = Launcher()
     lines.expect(TOKEN, launcher.connected)
     with ExitStack() as closing:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from search_spaces.protocol.outcome import Outcome
@@ -20,24 +25,17 @@ from tests.workers.process_checks import is_alive
 from workers.commands.commands import probe_document
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
-from workers.ranks.rank_task import RANK_ENTRY
 from workers.trainer.job.job import TrainJob
 
 pytestmark = pytest.mark.ranks
 
-
 TWO_CORES = make_cluster()
+DESCRIBED = make_cluster(peak_flops_per_s={"fp32": 2e12, "bf16": 2e12})
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[LocalNodes]:
-    with local_nodes(rank_entry=RANK_ENTRY) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def launcher(nodes: LocalNodes) -> GroupLauncher:
-    return GroupLauncher(nodes, TWO_CORES, allow_sharing=True)
+    return GroupLauncher(nodes, DESCRIBED, allow_sharing=True)
 
 
 def ranks_of(nodes: LocalNodes) -> list[int]:
@@ -46,8 +44,9 @@ def ranks_of(nodes: LocalNodes) -> list[int]:
     return [process.pid for process in below_zygote(nodes) if process.ppid() != zygote]
 
 
-def test_a_probe_reports_and_is_measured(launcher: GroupLauncher, nodes: LocalNodes) -> None:
+def test_a_probe_reports_and_is_measured(nodes: LocalNodes) -> None:
     told: list[dict[str, Any]] = []
+    launcher = GroupLauncher(nodes, TWO_CORES, allow_sharing=True)
     outcome = run_probe(launcher, make_probe(), on_event=told.append)
     assert outcome.state == "completed", outcome
     measurement = outcome.measurement
@@ -63,46 +62,27 @@ def test_a_probe_reports_and_is_measured(launcher: GroupLauncher, nodes: LocalNo
     assert below_zygote(nodes) == []
 
 
-def test_more_ranks_than_devices_run_and_are_marked(launcher: GroupLauncher) -> None:
+def test_a_probe_says_that_it_had_more_ranks_than_devices(launcher: GroupLauncher) -> None:
     outcome = run_probe(launcher, make_probe(layout=Layout(tp=2, pp=2, num_microbatches=2)))
     assert outcome.measurement is not None, outcome
     assert outcome.measurement.oversubscribed
-
-
-@pytest.mark.slow
-def test_a_description_of_more_devices_than_cores_is_no_way_round_the_mark() -> None:
-    cores = len(os.sched_getaffinity(0))
-    described = replace(TWO_CORES, devices_per_node=4 * cores)
-    nodes = LocalNodes(num_devices=described.devices_per_node)
-    with GroupLauncher(nodes, described, allow_sharing=True) as launcher:
-        outcome = run_probe(launcher, make_probe(layout=Layout(dp=2 * cores), iterations=1))
-    assert outcome.measurement is not None, outcome
-    assert outcome.measurement.oversubscribed
-
-
-def test_a_described_peak_is_taken_instead_of_a_measured_one(nodes: LocalNodes) -> None:
-    described = replace(TWO_CORES, peak_flops_per_s={"fp32": 2e12})
-    outcome = run_probe(GroupLauncher(nodes, described, allow_sharing=True), make_probe())
-    assert outcome.measurement is not None, outcome
     assert outcome.measurement.peak_tflops_per_device == 2.0
     assert outcome.measurement.peak_source == "cluster description (test-cores, fp32)"
 
 
 def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
-    layout = Layout(micro_batch_size=8, num_microbatches=2, precision="bf16")
-    measured = run_probe(launcher, make_probe(layout=layout)).measurement
+    layout = Layout(num_microbatches=2, precision="bf16")
+    probe = make_probe(layout=layout, iterations=1)
+    measured = run_probe(launcher, probe).measurement
     assert measured is not None
     limit = measured.peak_memory_bytes
-    assert run_probe(launcher, make_probe(layout=layout, memory_limit_bytes=limit)).measurement
-    beyond = run_probe(launcher, make_probe(layout=layout, memory_limit_bytes=limit - 1))
+    assert run_probe(launcher, replace(probe, memory_limit_bytes=limit)).measurement
+    beyond = run_probe(launcher, replace(probe, memory_limit_bytes=limit - 1))
     assert beyond.reason == "out_of_memory"
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
-def test_a_killed_rank_fails_its_probe_alone(
-    launcher: GroupLauncher, nodes: LocalNodes, zero_stage: int
-) -> None:
-    layout = Layout(dp=2, micro_batch_size=2, num_microbatches=2, zero_stage=zero_stage)
+def test_a_killed_rank_fails_its_probe_alone(launcher: GroupLauncher, nodes: LocalNodes) -> None:
+    layout = Layout(dp=2, micro_batch_size=2, num_microbatches=2, zero_stage=3)
     ranks: list[int] = []
 
     def kill_one(event: dict[str, Any]) -> None:
@@ -121,7 +101,7 @@ def test_a_killed_rank_fails_its_probe_alone(
 
 
 def test_devices_that_are_not_there_fail_the_probe_with_the_numbers(nodes: LocalNodes) -> None:
-    strict = GroupLauncher(nodes, TWO_CORES, allow_sharing=False)
+    strict = GroupLauncher(nodes, DESCRIBED, allow_sharing=False)
     outcome = run_probe(strict, make_probe(layout=Layout(tp=4)))
     assert (outcome.state, outcome.reason) == ("failed", "unsupported")
     assert "4 ranks on num_nodes=1 are 4 a node" in outcome.message
@@ -138,10 +118,9 @@ def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
     assert result["tokens_per_s"] > 0
 
 
-def test_what_the_ranks_of_a_completed_probe_printed_comes_with_its_outcome() -> None:
-    nodes = LocalNodes(num_devices=2, rank_entry="tests.workers.talkative_rank:main")
-    with GroupLauncher(nodes, TWO_CORES, allow_sharing=True) as launcher:
-        outcome = run_probe(launcher, make_probe())
+def test_an_outcome_has_what_the_ranks_printed(launcher: GroupLauncher, orders: Path) -> None:
+    orders.write_text(json.dumps({"talks": True}))
+    outcome = run_probe(launcher, make_probe())
     assert outcome.state == "completed"
     printed = "a library warns rank {}\nbinary \ufffd \ufffd garbage"
     joined = "\n".join(f"--- rank {rank}\n{printed.format(rank)}" for rank in (0, 1))
@@ -150,78 +129,60 @@ def test_what_the_ranks_of_a_completed_probe_printed_comes_with_its_outcome() ->
     assert probe_document(make_probe(), outcome)["log_tail"] == joined
 
 
-def test_figures_of_the_embedded_trainer_that_cannot_be_true_are_a_failure() -> None:
-    nodes = LocalNodes(num_devices=2, rank_entry="tests.workers.understating_rank:main")
-    with GroupLauncher(nodes, TWO_CORES, allow_sharing=True) as launcher:
-        outcome = run_probe(launcher, make_probe())
+def test_figures_that_cannot_be_true_are_a_failure(launcher: GroupLauncher, orders: Path) -> None:
+    orders.write_text(json.dumps({"understates": True}))
+    outcome = run_probe(launcher, make_probe())
     assert (outcome.state, outcome.reason) == ("failed", "implausible")
     assert outcome.message.startswith("the trainer's figures: peak_memory_bytes: ")
     assert "is less than a rank of the layout certainly holds, " in outcome.message
 
 
-@pytest.mark.slow
-def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: LocalNodes) -> None:
-    request = make_probe(iterations=1)
-    for _ in range(20):
-        assert run_probe(launcher, request).state == "completed"
-        assert below_zygote(nodes) == []
+def test_the_process_that_forks_ranks_has_one_thread_and_no_device(
+    launcher: GroupLauncher, nodes: LocalNodes
+) -> None:
+    """With torch and the trainer loaded: a fork of more threads than one may hang in the child."""
+    seen, loaded = list[str](), set[str]()
+
+    def look(_: dict[str, Any]) -> None:
+        zygote = psutil.Process(nodes.ranks.pids["zygote"])
+        for process in (zygote, *zygote.children()):
+            seen.append(process.name())
+            assert process.num_threads() == 1
+            held = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+            devices = ("/dev/kfd", "/dev/dri", "/dev/nv")
+            assert not [path for path in held if path.startswith(devices)]
+        loaded.update(device_libraries(Path(f"/proc/{zygote.pid}/maps").read_text()))
+
+    run_probe(launcher, make_probe(iterations=1), on_event=look)
+    assert len(seen) >= 2, "a zygote and a keeper"
+    if loaded:
+        torchs_own = printed_by("import torch; print(open('/proc/self/maps').read())")
+        assert loaded <= device_libraries(torchs_own)
 
 
-DEVICE_LIBRARIES = """
-import re, sys
-from pathlib import Path
-import torch
-
-def device_libraries():
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+def device_libraries(maps: str) -> set[str]:
+    """Libraries of devices that are mapped, except those that came with Python's packages."""
     names = r"cuda|cudnn|cublas|nccl|nvidia|nvrtc|hip|hsa|rocm|rccl|miopen"
-    return {name for name in mapped if re.search(names, Path(name).name)}
-
-before = device_libraries()
-import workers.ranks.zygote
-workers.ranks.zygote.load_entry("workers.rank_jobs.rank:main")
-print(device_libraries() - before, torch.cuda.is_initialized())
-print(len(list(Path("/proc/self/task").iterdir())))
-"""
-
-
-def test_what_a_zygote_imports_loads_no_device_library_beyond_torchs_own() -> None:
-    printed = printed_by(DEVICE_LIBRARIES, OPENBLAS_NUM_THREADS="1")
-    assert printed.splitlines() == ["set() False", "1"], printed
-
-
-def test_a_lost_zygote_loses_the_node_for_now(launcher: GroupLauncher, nodes: LocalNodes) -> None:
-    zygote = nodes.ranks.pids["zygote"]
-    outcome = run_probe(
-        launcher,
-        make_probe(iterations=10_000),
-        on_event=lambda _: os.kill(zygote, signal.SIGKILL) if is_alive(zygote) else None,
-    )
-    assert (outcome.state, outcome.reason) == ("failed", "node_lost")
-    assert outcome.node == nodes.nodes[0].name
-    assert list(launcher.lost()) == [0]
-    launcher.recover(0)
-    assert run_probe(launcher, make_probe()).state == "completed"
-    assert nodes.ranks.pids["zygote"] != zygote
+    files = {Path(line.split()[-1]) for line in maps.splitlines()}
+    ours = sysconfig.get_path("platlib")
+    return {str(f) for f in files if re.search(names, f.name) and not f.is_relative_to(ours)}
 
 
 def test_a_container_of_half_the_cores_has_half_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 3)
     nodes = LocalNodes(num_devices=8, rank_entry="tests.workers.rank_programs:main")
-    try:
-        (node,) = nodes.nodes
-        assert node.num_cores == 3
-    finally:
-        nodes.close()
+    nodes.close()
+    assert nodes.nodes[0].num_cores == 3
 
 
 RANK_FAILED = "while the matmul peak was measured: rank 0: "
 
 
 @pytest.fixture(scope="module")
-def failing() -> Iterator[GroupLauncher]:
+def one_device() -> Iterator[LocalNodes]:
+    """Ranks that do what `tests.workers.rank_programs` says."""
     with local_nodes(1) as nodes:
-        yield GroupLauncher(nodes, make_cluster(1), allow_sharing=True)
+        yield nodes
 
 
 @pytest.mark.parametrize(
@@ -231,17 +192,32 @@ def failing() -> Iterator[GroupLauncher]:
         ("bf16", "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_a_peak_that_could_not_be_measured_is_neither_the_probes_failure_nor_its_memory(
-    failing: GroupLauncher, precision: Precision, why: str
+def test_a_probe_says_why_its_peak_could_not_be_measured(
+    one_device: LocalNodes, precision: Precision, why: str
 ) -> None:
-    outcome = run_probe(failing, make_probe(layout=Layout(precision=precision)))
+    failing = GroupLauncher(one_device, make_cluster(1), allow_sharing=True)
+    layout = Layout(precision=precision)
+    outcome = run_probe(failing, make_probe(layout=layout))
     assert (outcome.state, outcome.reason) == ("failed", "crashed")
     assert outcome.message == RANK_FAILED + why
     assert precision == "bf16" or outcome.log_tail.endswith("this rank was told to fail")
+    job = {"layout": layout.to_mapping()}
+    failure = failing.train(job, on_event=lambda _: None, cancelled=lambda: False).failure
+    assert failure is not None
+    assert failure.message == RANK_FAILED + why
 
 
-def test_a_training_job_says_it_too(failing: GroupLauncher) -> None:
-    job = {"layout": Layout().to_mapping()}
-    end = failing.train(job, on_event=lambda _: None, cancelled=lambda: False)
-    assert end.failure is not None
-    assert end.failure.message.startswith(RANK_FAILED + "ValueError")
+def test_a_lost_zygote_loses_the_node_until_it_is_recovered(one_device: LocalNodes) -> None:
+    launcher = GroupLauncher(one_device, DESCRIBED, allow_sharing=True)
+    zygote = one_device.ranks.pids["zygote"]
+    probe = make_probe(layout=Layout())
+    kill = {"on_event": lambda _: os.kill(zygote, signal.SIGKILL)}
+    outcome = run_probe(launcher, probe, **kill)
+    assert (outcome.state, outcome.reason) == ("failed", "node_lost")
+    assert outcome.node == one_device.nodes[0].name
+    assert list(launcher.lost()) == [0]
+    launcher.recover(0)
+    assert not launcher.lost()
+    cancelled = run_probe(launcher, probe, cancelled=lambda: True)
+    assert cancelled.reason == "cancelled"
+    assert one_device.ranks.pids["zygote"] != zygote

@@ -52,22 +52,16 @@ def test_node_k_holds_the_ranks_from_k_times_its_devices() -> None:
     assert not placed[0][0].oversubscribed
 
 
-def test_each_device_gets_an_equal_contiguous_share_of_the_cores() -> None:
+def test_each_device_gets_an_equal_share_of_the_cores_or_those_that_a_site_names() -> None:
     placed = place_probe(make_nodes(1), num_ranks=2, num_nodes=1)
     assert [task.cores for task in placed[0]] == [(10, 11), (12, 13)]
     (poor,) = make_nodes(1, num_devices=8, num_cores=4)
     assert core_share(poor, 7) == ()
-
-
-def test_the_cores_that_a_site_names_for_a_device_go_before_equal_shares() -> None:
     (node,) = make_nodes(1, num_devices=2, num_cores=4)
     near = replace(node, device_cores=((12, 13), (10, 99)))
     assert [core_share(near, device) for device in (0, 1)] == [(12, 13), (10,)]
-
-
-def test_a_quota_leaves_cores_unused_rather_than_giving_a_device_more_than_its_part() -> None:
-    (node,) = make_nodes(1, num_devices=2, num_cores=8)
-    halved = replace(node, num_cores=4)
+    (whole,) = make_nodes(1, num_devices=2, num_cores=8)
+    halved = replace(whole, num_cores=4)  # a quota leaves cores unused
     assert [core_share(halved, device) for device in (0, 1)] == [(10, 11), (12, 13)]
 
 
@@ -105,20 +99,13 @@ def test_ranks_may_share_devices_where_that_is_allowed_and_are_marked() -> None:
     placed = place_probe(make_nodes(1), num_ranks=6, num_nodes=1, allow_sharing=True)
     assert all(task.oversubscribed and task.cores == () for task in placed[0])
     assert [task.device_index for task in placed[0]] == [0, 1, 2, 3, 0, 1]
-
-
-def test_ranks_that_outnumber_the_cores_share_them_whatever_the_description_says() -> None:
-    nodes = make_nodes(1, num_devices=8, num_cores=2)
-    assert not place_probe(nodes, num_ranks=2, num_nodes=1)[0][0].oversubscribed
-    placed = place_probe(nodes, num_ranks=4, num_nodes=1, allow_sharing=True)
+    few_cores = make_nodes(1, num_devices=8, num_cores=2)  # whatever the description says
+    assert not place_probe(few_cores, num_ranks=2, num_nodes=1)[0][0].oversubscribed
+    placed = place_probe(few_cores, num_ranks=4, num_nodes=1, allow_sharing=True)
     assert all(task.oversubscribed and task.cores == () for task in placed[0])
     with pytest.raises(PlacementImpossibleError, match="has 8 devices and 2 cores"):
-        place_probe(nodes, num_ranks=4, num_nodes=1)
-
-
-def test_ranks_on_gpus_may_outnumber_the_cores() -> None:
-    nodes = make_nodes(1, num_devices=8, num_cores=2)
-    assert not place_probe(nodes, 8, 1, device="cuda")[0][0].oversubscribed
+        place_probe(few_cores, num_ranks=4, num_nodes=1)
+    assert not place_probe(few_cores, 8, 1, device="cuda")[0][0].oversubscribed, "on GPUs"
 
 
 def test_a_rank_alarm_goes_off_after_the_deadline_and_the_kernel_takes_one_of_ages() -> None:

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.program import ProgramTrainer
-from tests.kit.local_ranks import (
-    NEVER_S,
-    SeveralLocalNodes,
-    failure_of,
-    local_nodes,
-    make_probe,
-    run_probe,
-    several_nodes,
-)
-from tests.workers.process_checks import run_group
+from tests.kit.local_ranks import SeveralLocalNodes, make_probe, run_probe
 from tests.workers.programs.programs import TWO_CORES, make_request, python_trainer
-from tests.workers.stopped_rank import STOPS
-from workers.launchers.base import CAUSE_WITHIN_S, NodeSet
+from workers.launchers.base import NodeSet
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 
-ENTRY = "tests.workers.stopped_rank:main"
-STOP_S = 3.0
-NO_STOP = {"rank": -1, "point": "", "stop_s": 0}
+STOP_S = 1.5
+"""Longer than a supervisor may take to read a report, and shorter than a cause is waited for."""
 
 STOP = """
 def stop(pid):
@@ -49,39 +36,12 @@ def at(point):
 """What stops a rank's program, or its supervisor, at a point that it reaches."""
 
 
-@pytest.fixture(scope="module")
-def stops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The file of `tests.workers.stopped_rank`, which the zygotes of the nodes must know."""
-    path = tmp_path_factory.mktemp("stops") / "stops"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(STOPS, str(path))
-        yield path
-
-
-@pytest.fixture(scope="module")
-def nodes(stops: Path) -> Iterator[LocalNodes]:
-    with local_nodes(rank_entry=ENTRY) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
-def several(stops: Path) -> Iterator[SeveralLocalNodes]:
-    with several_nodes([ENTRY] * 2, num_devices=1) as nodes:
-        yield nodes
-
-
-def probe(
-    nodes: NodeSet, stops: Path, orders: dict[str, Any], *trainers: ProgramTrainer, **changes: Any
-) -> Outcome:
-    stops.write_text(json.dumps({**NO_STOP, **orders}))
-    launcher = GroupLauncher(
-        nodes,
-        replace(TWO_CORES, num_nodes=len(nodes.nodes)),
-        allow_sharing=True,
-        trainers={each.name: each for each in trainers},
-    )
+def probe(nodes: NodeSet, *trainers: ProgramTrainer) -> Outcome:
+    cluster = replace(TWO_CORES, num_nodes=len(nodes.nodes))
+    theirs = {each.name: each for each in trainers}
+    launcher = GroupLauncher(nodes, cluster, allow_sharing=True, trainers=theirs)
     if trainers:
-        return run_probe(launcher, make_request(deadline_s=60.0, **changes))
+        return run_probe(launcher, make_request(deadline_s=60.0))
     layout = Layout(dp=2, num_nodes=len(nodes.nodes))
     return run_probe(launcher, make_probe(layout=layout, iterations=3))
 
@@ -91,27 +51,25 @@ def stopping_program(code: str, *, who: str = "no", where: str = "") -> ProgramT
     return python_trainer(stop + code)
 
 
-SLOW = pytest.mark.slow
-OF_EMBEDDED_RANKS = [
-    (1, "before keeper error"),  # rank 0 reports that the connection closed, 3 s before the cause
-    pytest.param(0, "start", marks=SLOW),
-    pytest.param(1, "start", marks=SLOW),
-    pytest.param(0, "after rank listening", marks=SLOW),
-    pytest.param(0, "before keeper iteration", marks=SLOW),
-    pytest.param(0, "before rank error", marks=SLOW),
-    pytest.param(1, "before rank error", marks=SLOW),
-    pytest.param(0, "after rank error", marks=SLOW),
-    pytest.param(1, "after rank error", marks=SLOW),
-    pytest.param(0, "before keeper error", marks=SLOW),
-]
-
-
-@pytest.mark.parametrize(("rank", "point"), OF_EMBEDDED_RANKS)
+@pytest.mark.sampled(10)  # the first
+@pytest.mark.parametrize(
+    ("rank", "point"),
+    [
+        (1, "before keeper error"),  # rank 0 reports first that the connection closed
+        (0, "start"),
+        (0, "after rank listening"),
+        (0, "before keeper iteration"),
+        (1, "before rank error"),
+        (0, "after rank error"),
+        (0, "before keeper error"),
+    ],
+)
 def test_a_ranks_memory_is_the_cause_wherever_ranks_of_the_embedded_trainer_stop(
-    several: SeveralLocalNodes, stops: Path, rank: int, point: str
+    two_nodes: SeveralLocalNodes, orders: Path, rank: int, point: str
 ) -> None:
-    orders = {"rank": rank, "point": point, "stop_s": STOP_S, "out_of_memory": 1}
-    outcome = probe(several, stops, orders)
+    stop = {"rank": rank, "point": point, "stop_s": STOP_S}
+    orders.write_text(json.dumps({**stop, "out_of_memory": 1}))
+    outcome = probe(two_nodes)
     assert (outcome.state, outcome.reason) == ("infeasible", "out_of_memory"), outcome
     assert outcome.message.startswith("rank 1: RuntimeError: ")
     assert "can't allocate memory" in outcome.message
@@ -132,27 +90,24 @@ else:
 at("before its exit")
 sys.exit(1)
 """
-POINTS_OF_A_FAILURE = ["before its failure", "before its exit"]
 
 
+@pytest.mark.sampled(10)  # the first
 @pytest.mark.parametrize(
     ("who", "where"),
     [
         ("program", "1 after it has closed its connections"),
-        *(
-            pytest.param(who, f"{rank} {point}", marks=SLOW)
-            for who in ("program", "supervisor")
-            for rank in (0, 1)
-            for point in POINTS_OF_A_FAILURE
-        ),
-        pytest.param("supervisor", "1 after it has closed its connections", marks=SLOW),
+        ("supervisor", "1 after it has closed its connections"),
+        ("program", "0 before its failure"),
+        ("supervisor", "1 before its failure"),
+        ("program", "1 before its exit"),
+        ("supervisor", "0 before its exit"),
     ],
 )
 def test_a_ranks_memory_is_the_cause_wherever_ranks_of_a_program_stop(
-    nodes: LocalNodes, stops: Path, who: str, where: str
+    nodes: LocalNodes, who: str, where: str
 ) -> None:
-    trainer = stopping_program(OUT_OF_MEMORY, who=who, where=where)
-    outcome = probe(nodes, stops, {}, trainer)
+    outcome = probe(nodes, stopping_program(OUT_OF_MEMORY, who=who, where=where))
     assert (outcome.state, outcome.reason) == ("infeasible", "out_of_memory"), outcome
     assert outcome.message == (
         "rank 1: the program ended with exit code 1; it printed: "
@@ -170,26 +125,24 @@ step()
 at("after its last step")
 sys.exit(1)
 """
-POINTS_OF_AN_END = ["before its first step", "before its last step", "after its last step"]
 
 
+@pytest.mark.sampled(10)  # the first
 @pytest.mark.parametrize(
     ("who", "where"),
     [
         ("program", "1 before its last step"),
-        *(
-            pytest.param(who, f"{rank} {point}", marks=SLOW)
-            for who in ("program", "supervisor")
-            for rank in (0, 1)
-            for point in POINTS_OF_AN_END
-            if (who, rank, point) != ("program", 1, "before its last step")
-        ),
+        ("supervisor", "0 before its last step"),
+        ("program", "0 before its first step"),
+        ("supervisor", "1 before its first step"),
+        ("program", "0 after its last step"),
+        ("supervisor", "1 after its last step"),
     ],
 )
-def test_ranks_that_fail_after_their_last_step_complete_wherever_they_stop(
-    nodes: LocalNodes, stops: Path, who: str, where: str
+def test_ranks_that_fail_after_the_last_step_complete(
+    nodes: LocalNodes, who: str, where: str
 ) -> None:
-    outcome = probe(nodes, stops, {}, stopping_program(ENDS_WITH_1, who=who, where=where))
+    outcome = probe(nodes, stopping_program(ENDS_WITH_1, who=who, where=where))
     assert outcome.state == "completed", outcome
 
 
@@ -199,39 +152,39 @@ if RANK == 0:
     train()
     sys.exit("an end that others do not care for")
 train(3)
-time.sleep(1.5)
+time.sleep(0.5)
 sys.exit("ValueError: the cause")
 """
 
 
-def test_a_failure_before_the_last_step_replaces_later_ones(nodes: LocalNodes, stops: Path) -> None:
-    trainer = python_trainer(CAUSE_BEFORE_THE_LAST_STEP)
-    said = probe(nodes, stops, {}, trainer, iterations=3).message
+def test_a_failure_before_the_last_step_replaces_later_ones(nodes: LocalNodes) -> None:
+    said = probe(nodes, python_trainer(CAUSE_BEFORE_THE_LAST_STEP)).message
     cause = "rank 1: the program ended with exit code 1; its last line: ValueError: the cause"
     assert said.endswith(cause)
 
 
 def test_a_program_is_not_complete_before_its_last_rank_has_started(
-    nodes: LocalNodes, stops: Path, tmp_path: Path
+    nodes: LocalNodes, orders: Path, tmp_path: Path
 ) -> None:
     """Rank 1 starts when rank 0 has reported all its steps, and finds no program."""
     (tmp_path / "sh0").symlink_to("/bin/sh")
     trainer = python_trainer("train()")
     command = (f"{tmp_path}/sh{{rank}}", "-c", 'exec "$0" "$@"', *trainer.command)
     trainer = python_trainer("train()", command=command)
-    outcome = probe(nodes, stops, {"rank": 1, "point": "start", "stop_s": STOP_S}, trainer)
+    orders.write_text(json.dumps({"rank": 1, "point": "start", "stop_s": STOP_S}))
+    outcome = probe(nodes, trainer)
     assert outcome.reason == "unsupported", outcome
     assert outcome.message.startswith("rank 1: ")
 
 
-def test_a_stopped_supervisor_takes_no_step_for_longer(nodes: LocalNodes, stops: Path) -> None:
+def test_a_stopped_supervisor_takes_no_step_for_longer(nodes: LocalNodes) -> None:
     code = 'meet()\ntrain(2, step_time_s=0.1, sleep_s=0.1)\nat("its third step")\n'
     code += "train(step_time_s=0.1, sleep_s=0.1)"
     trainer = stopping_program(code, who="supervisor", where="0 its third step")
-    assert probe(nodes, stops, {}, trainer).state == "completed"
+    assert probe(nodes, trainer).state == "completed"
 
 
-def test_reports_before_the_last_step_of_another_rank_count(nodes: LocalNodes, stops: Path) -> None:
+def test_reports_before_the_last_step_of_another_rank_count(nodes: LocalNodes) -> None:
     """Rank 0 is done when the supervisor of rank 1 reads the report of its first step."""
     code = """
 meet()
@@ -244,33 +197,5 @@ train()
 time.sleep(60)
 """
     trainer = stopping_program(code, who="supervisor", where="1 its first step")
-    outcome = probe(nodes, stops, {}, trainer)
+    outcome = probe(nodes, trainer)
     assert outcome.reason == "diverged", outcome
-
-
-@pytest.fixture(scope="module")
-def programs() -> Iterator[LocalNodes]:
-    with local_nodes(4) as nodes:
-        yield nodes
-
-
-LEFT = {"by_rank": {"1": "leave-dead-peer"}}
-
-
-def test_the_deadline_ends_the_wait_for_a_cause(programs: LocalNodes) -> None:
-    failure = failure_of(programs, "hang", deadline_s=1.0, **LEFT)
-    assert failure.message == "rank 1: RuntimeError: Connection closed by peer"
-
-
-def test_a_cancellation_ends_the_wait_for_a_cause(programs: LocalNodes) -> None:
-    told: list[object] = []
-    is_told = {"on_event": told.append, "cancelled": lambda: bool(told)}
-    assert failure_of(programs, "hang", deadline_s=NEVER_S, **LEFT, **is_told).reason == "cancelled"
-
-
-@pytest.mark.slow
-def test_a_cause_that_does_not_come_is_given_up(programs: LocalNodes) -> None:
-    end = run_group(programs, "hang", deadline_s=NEVER_S, **LEFT)
-    assert end.failure is not None
-    assert end.failure.message == "rank 1: RuntimeError: Connection closed by peer"
-    assert end.duration_s >= CAUSE_WITHIN_S

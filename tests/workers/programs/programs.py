@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import psutil
+import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.program import ProgramTrainer
-from tests.workers.process_checks import MARK, marked
+from tests.workers.process_checks import MARK, environment_of, marked
 from workers.launchers.base import NodeSet
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
+from workers.ranks.rank_task import RANK_ENTRY
 
 MODEL = ModelShape(
     name="small-test",
@@ -92,55 +93,27 @@ def run(
 
 
 @contextmanager
-def leaves_nothing() -> Iterator[LocalNodes]:
-    """Nodes of two devices; checks after each use, and at the end, that nothing was left."""
-    outer = os.environ.get(MARK)
-    mark = os.environ[MARK] = os.urandom(8).hex()
-    nodes = LocalNodes(num_devices=2)
+def leaves_nothing(
+    rank_entry: str = RANK_ENTRY, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[LocalNodes]:
+    """Nodes of two devices, started in an environment; checks that nothing is left at the end."""
+    mark = os.urandom(8).hex()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**environment, MARK: mark}.items():
+            patch.setenv(name, value)
+        nodes = LocalNodes(num_devices=2, rank_entry=rank_entry)
     try:
+        nodes.wait_until_ready()
         yield nodes
     finally:
         nodes.close()
-        del os.environ[MARK]
-        if outer is not None:
-            os.environ[MARK] = outer
     assert marked(mark) == []
     assert not nodes.ranks._scratch.exists()
 
 
-class Fault(NamedTuple):
-    """A program, and the outcome of a probe with it."""
-
-    code: str
-    reason: str | None
-    """None: the probe completes."""
-    message: str = ""
-    """A regular expression that is found in the message."""
-    changes: Mapping[str, Any] = MappingProxyType({})
-    """Of the request."""
-    entry: Mapping[str, Any] = MappingProxyType({})
-    """Fields of the trainer's entry."""
-
-
-SHORT: Final = {"deadline_s": 1.2}
-"""For programs that hang at once."""
-LONGER: Final = {"deadline_s": 6.0}
-"""For programs that must have started by then, on a busy machine too."""
-
-
-def check(outcome: Outcome, fault: Fault) -> None:
-    """Checks an outcome against what a fault must lead to."""
-    assert outcome.reason == fault.reason, (outcome.message, outcome.log_tail)
-    state = "infeasible" if fault.reason == "out_of_memory" else "failed"
-    assert outcome.state == ("completed" if fault.reason is None else state)
-    assert re.search(fault.message, outcome.message), outcome.message
-    assert Outcome.from_mapping(outcome.to_mapping()) == outcome
-
-
 def left_behind(nodes: LocalNodes) -> list[str]:
     """Processes below the zygote or detached from it, and directories of its probes."""
-    zygote = psutil.Process(nodes.ranks.pids["zygote"])
-    ours = {zygote.pid, os.getpid(), *(pid for pid in nodes.ranks.pids.values())}
-    processes = [p for p in marked(os.environ[MARK]) if p.pid not in ours]
-    scratches = nodes.ranks._scratch.glob("probe-*")
-    return [*map(str, processes), *map(str, scratches)]
+    pids = nodes.ranks.pids
+    mark = environment_of(psutil.Process(pids["zygote"]))[MARK]
+    processes = [each for each in marked(mark) if each.pid not in pids.values()]
+    return [*map(str, processes), *map(str, nodes.ranks._scratch.glob("probe-*"))]

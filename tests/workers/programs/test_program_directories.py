@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.kit.waiting import wait_until
-from tests.workers.process_checks import is_alive
+from tests.kit.python_process import start_python
+from tests.workers.process_checks import NOBODY, RANK_PROGRAMS, wait_until_gone, wait_until_released
 from tests.workers.programs.test_memory_sample import task
 from workers.launchers.local import LocalNodes
 from workers.ranks.scratch import SCRATCH_VARIABLE, directory_of, remove_directories
-
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def test_directories_that_a_program_has_locked_are_removed(scratch: Path) -> Non
     assert list(scratch.iterdir()) == []
 
 
-def test_what_a_link_leads_to_is_left_alone(scratch: Path, tmp_path: Path) -> None:
+def test_a_directory_that_a_link_leads_to_is_left_alone(scratch: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o500)
     rank = task()
@@ -66,7 +62,7 @@ def test_what_a_link_leads_to_is_left_alone(scratch: Path, tmp_path: Path) -> No
     assert stat.S_IMODE(outside.stat().st_mode) == 0o500
 
 
-def test_other_jobs_have_no_directories(scratch: Path) -> None:
+def test_directories_of_jobs_that_are_no_programs_stay(scratch: Path) -> None:
     rank = task(job={"kind": "probe"})
     directory_of(rank).mkdir(parents=True)
     remove_directories(rank)
@@ -74,58 +70,36 @@ def test_other_jobs_have_no_directories(scratch: Path) -> None:
 
 
 AGENT = """
-import os, sys, time
-from tests.workers.programs.programs import python_trainer, run
+import sys
+from tests.workers.process_checks import RANK_PROGRAMS, run_group
 from workers.launchers.local import LocalNodes
-nodes = LocalNodes(num_devices=2)
-print(nodes.ranks.pids["warden"], nodes.ranks._scratch, flush=True)
-run(nodes, python_trainer("train(1); time.sleep(1000)"), deadline_s=900.0)
+nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
+tell = lambda _: print(nodes.ranks.pids["warden"], nodes.ranks._scratch, flush=True)
+run_group(nodes, "hang", num_ranks=1, on_event=tell, deadline_s=900.0)
 """
-"""An agent with a program that runs until it is killed."""
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Callable[[], tuple[list[int], Path]]]:
-    """Starts agents in processes of their own; returns pids of agent and warden, and directory."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start() -> tuple[list[int], Path]:
-        agent = subprocess.Popen(
-            [sys.executable, "-c", AGENT],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
-        started.append(agent)
-        assert agent.stdout is not None
-        warden, directory = agent.stdout.readline().split()
-        wait_until("the program runs", lambda: list(Path(directory).glob("probe-*/*")))
-        return [agent.pid, int(warden)], Path(directory)
-
-    yield start
-    for agent in started:
-        agent.kill()
-        agent.wait()
-        assert agent.stdout is not None
-        agent.stdout.close()
+"""An agent with a rank that hangs until it is killed."""
 
 
 @pytest.mark.ranks
-def test_a_start_removes_the_directory_of_an_agent_and_a_warden_that_were_killed(
-    agents: Callable[[], tuple[list[int], Path]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_start_removes_what_a_killed_agent_and_warden_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed, left = agents()
-    _, of_living = agents()
-    for pid in reversed(killed):  # the warden first: it would remove the directory
-        os.kill(pid, signal.SIGKILL)
-    wait_until("the warden has ended", lambda: not is_alive(killed[1]))
-    assert list(left.glob("probe-*/*"))
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with closing(LocalNodes(num_devices=1)) as nodes:
-        assert not left.exists()
-        assert list(of_living.glob("probe-*/*"))
-        assert nodes.ranks._scratch.exists()
-    assert {each.name for each in tmp_path.iterdir()} == {of_living.name}
+
+    def start() -> closing[LocalNodes]:
+        return closing(LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS))
+
+    with start() as living, start_python(AGENT, TMPDIR=str(tmp_path)) as agent:
+        assert agent.stdout is not None
+        warden, left = agent.stdout.readline().split()
+        (Path(left) / "probe-of-it").mkdir()
+        for pid in (int(warden), agent.pid):  # the warden first: it would remove the directory
+            os.kill(pid, signal.SIGKILL)
+        wait_until_gone([int(warden)])
+        wait_until_released([Path(left) / "lock"])
+        assert (Path(left) / "probe-of-it").exists()
+        with start() as nodes:
+            assert not Path(left).exists()
+            assert living.ranks._scratch.exists()
+            assert nodes.ranks._scratch.exists()
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.parameters import Parameter
 from search_spaces.trainers.program import ProgramTrainer
-from tests.workers.programs.programs import MODEL, STEP, leaves_nothing, python_trainer, run
+from tests.workers.programs.programs import MODEL, STEP, python_trainer, run
 from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
@@ -25,21 +24,11 @@ import json
 document = {"argv": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd(),
             "python": sys.executable, "cores": sorted(os.sched_getaffinity(0)),
             "fds": sorted(os.listdir("/proc/self/fd")), "path": sys.path}
+if "values.json" in str(sys.argv): document["values"] = json.load(open(sys.argv[-1]))
 json.dump(document, open("%s/rank%d" % (os.environ["WHERE"], RANK), "w"))
 meet()  # the probe ends when one of the ranks has trained
 train()
 """
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[LocalNodes]:
-    secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in secrets.items():
-            patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT}/:/elsewhere")
-        with leaves_nothing() as nodes:
-            yield nodes
 
 
 def told(nodes: LocalNodes, tmp_path: Path, *words: str, **fields: Any) -> dict[int, Any]:
@@ -75,27 +64,17 @@ def test_a_program_gets_its_rank_as_torchrun_gives_it(nodes: LocalNodes, tmp_pat
         assert set(cores[0]).isdisjoint(cores[1])
 
 
-def test_of_the_worker_a_program_gets_no_secret_and_one_file_of_this_project(
-    nodes: LocalNodes, tmp_path: Path
-) -> None:
-    for rank in told(nodes, tmp_path).values():
-        assert "a-secret-of-the-worker" not in json.dumps(rank)
-        assert not PRIVATE_VARIABLES & set(rank["environment"])
-        first, *others = rank["environment"]["PYTHONPATH"].split(":")
-        assert first == rank["cwd"]
-        assert others == ["/elsewhere"]
-        # An editable installation adds it behind all that the worker gives.
-        own = rank["path"].index(str(ROOT)) if str(ROOT) in rank["path"] else None
-        assert own is None or own > rank["path"].index("/elsewhere")
-        assert not Path(first).exists()
-
-
-def test_the_copy_stays_first_before_an_entrys_own_path(nodes: LocalNodes, tmp_path: Path) -> None:
-    environment = {"PYTHONPATH": "/theirs:/more", "PYTHONUNBUFFERED": "", "TP": "{tp}"}
-    for rank in told(nodes, tmp_path, environment=environment).values():
-        assert rank["environment"]["PYTHONPATH"] == f"{rank['cwd']}:/theirs:/more"
-        assert rank["environment"]["PYTHONUNBUFFERED"] == ""
-        assert rank["environment"]["TP"] == "1"
+def test_a_program_gets_no_secret_and_one_file_of_ours(nodes: LocalNodes, tmp_path: Path) -> None:
+    (rank,) = told(nodes, tmp_path, changes={"layout": Layout()}).values()
+    assert "a-secret-of-the-worker" not in json.dumps(rank)
+    assert not PRIVATE_VARIABLES & set(rank["environment"])
+    first, *others = rank["environment"]["PYTHONPATH"].split(":")
+    assert first == rank["cwd"]
+    assert others == ["/elsewhere"]
+    # An editable installation adds it behind all that the worker gives.
+    own = rank["path"].index(str(ROOT)) if str(ROOT) in rank["path"] else None
+    assert own is None or own > rank["path"].index("/elsewhere")
+    assert not Path(first).exists()
 
 
 def test_values_reach_the_program_as_parts_of_one_word(nodes: LocalNodes, tmp_path: Path) -> None:
@@ -135,17 +114,25 @@ def test_a_path_may_not_leave_its_directory_by_a_link(nodes: LocalNodes, tmp_pat
     assert f"data leads to /etc/passwd, which is not below {below}" in outcome.message
 
 
-def test_the_working_directory_may_be_beside_the_file(nodes: LocalNodes, tmp_path: Path) -> None:
+def test_an_entry_may_set_variables_and_a_directory(nodes: LocalNodes, tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()
-    where = {"directory": str(tmp_path), "working_directory": "{trainers_directory}/beside"}
-    ranks = told(nodes, tmp_path, **where)
-    assert {rank["cwd"] for rank in ranks.values()} == {str(beside)}
-
-
-def test_the_adapters_configuration_is_a_file(nodes: LocalNodes, tmp_path: Path) -> None:
-    code = "import json\njson.load(open('{values_file}'))\ntrain()"
-    assert run(nodes, python_trainer(code)).state == "completed"
+    (rank,) = told(
+        nodes,
+        tmp_path,
+        "{values_file}",
+        directory=str(tmp_path),
+        working_directory="{trainers_directory}/beside",
+        environment={"PYTHONPATH": "/theirs:/more", "PYTHONUNBUFFERED": "", "TP": "{tp}"},
+        changes={"layout": Layout()},
+    ).values()
+    assert rank["cwd"] == str(beside)
+    copy, *theirs = rank["environment"]["PYTHONPATH"].split(":")
+    assert theirs == ["/theirs", "/more"]
+    assert rank["argv"] == [f"{copy}/values.json"]
+    assert isinstance(rank["values"], dict)
+    assert rank["environment"]["PYTHONUNBUFFERED"] == ""
+    assert rank["environment"]["TP"] == "1"
 
 
 def test_one_process_a_node_stands_for_all_of_its_ranks(nodes: LocalNodes, tmp_path: Path) -> None:

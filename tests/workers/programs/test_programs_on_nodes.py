@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +12,22 @@ import yaml
 from search_spaces.protocol.measurement import Measurement
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.disturbance import is_disturbed
 from search_spaces.trainers.program import ProgramTrainer, read_trainers
-from tests.kit.local_ranks import SeveralLocalNodes, run_probe, several_nodes
+from tests.kit.local_ranks import SeveralLocalNodes, run_probe
 from tests.workers.busy_cores import busy
 from tests.workers.programs.programs import (
     MODEL,
     TWO_CORES,
-    leaves_nothing,
     left_behind,
     make_request,
     python_trainer,
     run,
 )
 from workers.launchers.local import LocalNodes
+from workers.launchers.placement import core_share
 from workers.launchers.ray.launcher import ray_launcher
-from workers.ranks.rank_task import RANK_ENTRY
 
 pytestmark = pytest.mark.ranks
 
@@ -52,18 +50,6 @@ else:
     peer.recv(1)
 """
 ACROSS = replace(TWO_CORES, num_nodes=2, devices_per_node=2)
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[LocalNodes]:
-    with leaves_nothing() as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
-def several() -> Iterator[SeveralLocalNodes]:
-    with several_nodes([RANK_ENTRY] * 2) as nodes:
-        yield nodes
 
 
 def example(name: str) -> ProgramTrainer:
@@ -94,21 +80,21 @@ def run_across(nodes: SeveralLocalNodes, code: str, **fields: Any) -> Outcome:
     return run(nodes, python_trainer(code, **fields), layout=layout, cluster=ACROSS)
 
 
-def test_a_program_on_two_nodes_has_a_rank_for_each_device(several: SeveralLocalNodes) -> None:
-    outcome = run_across(several, MEET_OVER_NODES + RANK_OF_EACH_DEVICE)
+def test_a_program_on_two_nodes_has_a_rank_for_each_device(two_nodes: SeveralLocalNodes) -> None:
+    outcome = run_across(two_nodes, MEET_OVER_NODES + RANK_OF_EACH_DEVICE)
     assert measured(outcome).tokens_per_step == 128
 
 
-def test_a_program_of_one_process_a_node_has_its_nodes_rank(several: SeveralLocalNodes) -> None:
-    outcome = run_across(several, MEET_OVER_NODES + RANK_OF_EACH_NODE, processes_per="node")
+def test_a_program_of_one_process_a_node_has_its_nodes_rank(two_nodes: SeveralLocalNodes) -> None:
+    outcome = run_across(two_nodes, MEET_OVER_NODES + RANK_OF_EACH_NODE, processes_per="node")
     assert measured(outcome).tokens_per_step == 128
-    liar = run_across(several, "os.environ['RANK'] = '2'\ntrain()\n", processes_per="node")
+    liar = run_across(two_nodes, "os.environ['RANK'] = '2'\ntrain()\n", processes_per="node")
     assert "the program reported as rank 2, and its ranks are 0 to 1" in liar.message
 
 
-def test_a_failure_on_one_node_ends_the_programs_of_the_other(several: SeveralLocalNodes) -> None:
+def test_a_failure_on_one_node_ends_the_programs_of_the_other(two_nodes: SeveralLocalNodes) -> None:
     fails = "if RANK == 3: sys.exit('the cause')\ntime.sleep(60)"
-    outcome = run_across(several, MEET_OVER_NODES + fails)
+    outcome = run_across(two_nodes, MEET_OVER_NODES + fails)
     assert (outcome.reason, outcome.node) == ("crashed", "node1")
     why = "rank 3: the program ended with exit code 1; its last line: the cause"
     assert outcome.message == why
@@ -121,48 +107,40 @@ def test_a_program_runs_over_ray() -> None:
         assert measured(run_probe(launcher, make_request())).tokens_per_step == 64
 
 
-LAYOUTS = {
-    "pp2": Layout(pp=2, num_microbatches=2),
-    "tp2 dp2 with ZeRO-1": Layout(tp=2, dp=2, zero_stage=1),
-    "pp2 dp2": Layout(pp=2, dp=2, num_microbatches=2, micro_batch_size=1),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "pp2" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS],
+OF_GPT = (
+    Layout(tp=2, num_microbatches=4),
+    Layout(pp=2, num_microbatches=4, recompute="full"),
+    Layout(dp=2, num_microbatches=2, zero_stage=1),
 )
-def test_the_torch_native_example_counts_its_tokens(nodes: LocalNodes, name: str) -> None:
-    layout = LAYOUTS[name]
-    outcome = run(nodes, example("torch-native"), layout=layout, deadline_s=60.0)
-    measurement = measured(outcome)
-    assert measurement.tokens == "counted"
-    assert measurement.tokens_per_step == layout.global_batch_size * MODEL.seq_length
-    assert measurement.losses_comparable
-    assert measurement.memory_kind == "sampled"
-    assert left_behind(nodes) == []
+OF_LLAMA = (
+    Layout(tp=2, num_microbatches=4, sequence_parallel=True),
+    Layout(dp=2, micro_batch_size=2),
+    Layout(pp=2, dp=2, num_microbatches=2),
+    Layout(tp=2, dp=2, num_microbatches=2, zero_stage=1),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_all_layouts_of_that_example_have_the_same_losses(nodes: LocalNodes, family: str) -> None:
-    """One rank without any parallelism is the reference."""
-    model = replace(MODEL, family=family, num_kv_heads=2 if family == "llama" else 4)
-
+@pytest.mark.parametrize(
+    ("model", "layouts"),
+    [(MODEL, OF_GPT), (replace(MODEL, family="llama", num_kv_heads=2), OF_LLAMA)],
+    ids=["gpt", "llama"],
+)
+def test_the_torch_native_example_has_the_losses_of_one_rank(
+    nodes: LocalNodes, model: ModelShape, layouts: tuple[Layout, ...]
+) -> None:
     def losses(layout: Layout) -> list[float]:
         trainer = example("torch-native")
-        outcome = run(nodes, trainer, layout=layout, model=model, deadline_s=60.0)
-        return [each.loss for each in measured(outcome).iterations][:5]
+        told = measured(run(nodes, trainer, layout=layout, model=model, deadline_s=60.0))
+        assert (told.tokens, told.memory_kind) == ("counted", "sampled")
+        assert told.tokens_per_step == layout.global_batch_size * MODEL.seq_length
+        assert told.losses_comparable
+        assert left_behind(nodes) == []
+        return [each.loss for each in told.iterations][:5]
 
     reference = losses(Layout(num_microbatches=4))
-    for layout in (
-        Layout(tp=2, num_microbatches=4),
-        Layout(tp=2, num_microbatches=4, sequence_parallel=True),
-        Layout(pp=2, num_microbatches=4, recompute="full"),
-        Layout(dp=2, num_microbatches=2, zero_stage=1),
-        Layout(dp=2, micro_batch_size=2),
-    ):
-        assert losses(layout) == pytest.approx(reference, rel=1e-4)
+    for layout in layouts:
+        assert losses(layout) == pytest.approx(reference, rel=1e-4), layout
 
 
 @pytest.mark.slow
@@ -185,9 +163,8 @@ for _ in range({steps}):
     report_step(loss=1.0, peak_memory_bytes=1 << 20)
 """
     program = f"sys.exit(subprocess.run([sys.executable, '-c', {steps!r}]).returncode)"
-    layout = Layout()
-    with busy(os.sched_getaffinity(0), 2):
-        disturbed = run(nodes, python_trainer(program), layout=layout, deadline_s=60.0)
+    with busy(core_share(nodes.nodes[0], 0), 2):
+        disturbed = run(nodes, python_trainer(program), layout=Layout(), deadline_s=60.0)
     assert disturbed.measurement is not None, disturbed.message
     # How much the two get beside the program is the scheduler's choice.
     assert is_disturbed(disturbed.measurement.others_share, disturbed.measurement.throttled)

@@ -83,18 +83,15 @@ def watch_group(machine: Machine, device: Device = "cuda", **options: Any) -> Me
     return watch
 
 
-def test_memory_that_is_back_is_not_waited_for(machine: Machine) -> None:
-    watch = watch_group(machine, wait_s=0.0)
-    machine.use(0, 400 * MIB)  # within what a driver may keep
-    watch.wait_until_back("a")
-
-
-def test_memory_that_stays_away_is_told_with_device_bytes_and_seconds(machine: Machine) -> None:
+def test_memory_that_is_not_back_is_told_beyond_what_a_driver_may_keep(machine: Machine) -> None:
     watch = machine.watch()
     watch.group_starts([make_task("a", device="cuda", device_index=1)])
+    watch.group_starts([make_task("b", device="cuda", device_index=1)])
+    machine.use(1, 400 * MIB)
+    watch.wait_until_back("a")
     machine.use(1, 10 * MIB + GIB)
     with pytest.raises(MemoryNotBackError) as missing:
-        watch.wait_until_back("a")
+        watch.wait_until_back("b")
     assert str(missing.value).startswith(
         "0.1 s after a group ended device 1 has 1 GiB more in use than before it; look for"
     )
@@ -150,20 +147,21 @@ def test_the_device_that_counts_is_the_one_that_the_rank_sees(
         watch.wait_until_back("a")
 
 
-def test_a_driver_that_tells_no_more_has_not_given_memory_back(machine: Machine) -> None:
+def test_a_device_that_tells_no_more_is_waited_for_and_one_that_never_told_is_not(
+    machine: Machine,
+) -> None:
     watch = watch_group(machine)
+    (machine.root / "sys/class/drm/renderD129/device/mem_info_vram_used").unlink()
+    watch.group_starts(
+        [make_task("b", device="cuda", rank=rank, device_index=1) for rank in (0, 1)]
+    )
+    watch.wait_until_back("b")
+    assert [device.used_bytes for device in amd_devices(machine.root)] == [10 * MIB, None]
     for path in machine.listed_devices():
         path.unlink()
     with pytest.raises(MemoryNotBackError, match="device 0 no longer reports"):
         watch.wait_until_back("a")
-
-
-def test_a_device_that_keeps_its_memory_to_itself_is_not_waited_for(machine: Machine) -> None:
-    (machine.root / "sys/class/drm/renderD128/device/mem_info_vram_used").unlink()
-    watch = machine.watch()
-    watch.group_starts([make_task("a", device="cuda"), make_task("a", device="cuda", rank=1)])
-    watch.wait_until_back("a")
-    assert [device.used_bytes for device in amd_devices(machine.root)] == [None, 10 * MIB]
+    watch_group(machine).wait_until_back("a")  # a machine that tells nothing from the beginning
 
 
 def test_devices_that_were_not_given_to_us_have_no_number(machine: Machine) -> None:
@@ -174,35 +172,28 @@ def test_devices_that_were_not_given_to_us_have_no_number(machine: Machine) -> N
     assert device.used_bytes == GIB
 
 
-def test_a_machine_that_tells_nothing_of_its_devices_is_not_held_up(machine: Machine) -> None:
-    for path in machine.listed_devices():
-        path.unlink()
-    watch_group(machine).wait_until_back("a")
-
-
 def test_the_hosts_memory_counts_once_the_last_group_has_ended(machine: Machine) -> None:
     watch = watch_group(machine, "cpu")
     watch.group_starts([make_task("b")])
-    machine.use_host(4 * GIB)
+    machine.use_host(4 * GIB, private_bytes=30 * GIB)  # of living processes, which does not count
     watch.wait_until_back("a")
     why = "the host has 3 GiB more in use, by no living process, than before it"
     with pytest.raises(MemoryNotBackError, match=why):
         watch.wait_until_back("b")
-
-
-def test_private_memory_of_living_processes_is_none_that_a_group_left(machine: Machine) -> None:
-    watch = watch_group(machine, "cpu")
     machine.use_host(GIB, private_bytes=30 * GIB)
-    watch.wait_until_back("a")
+    watch.group_starts([make_task("c")])
+    watch.wait_until_back("c")
 
 
-def test_a_group_that_was_lost_is_not_waited_for(machine: Machine) -> None:
+def test_a_group_that_was_lost_or_did_not_begin_here_is_not_waited_for(machine: Machine) -> None:
     watch = machine.watch()
     watch.group_starts([make_task("lost")])
     watch.forget("lost")
     machine.use_host(8 * GIB)
     watch.group_starts([make_task("a")])
     watch.wait_until_back("a")
+    machine.use_host(40 * GIB)
+    machine.watch().wait_until_back("of the zygote before")
 
 
 def test_shared_memory_that_a_process_holds_for_real_is_missed_until_it_lets_go() -> None:
@@ -232,8 +223,3 @@ def test_a_group_whose_memory_is_not_back_says_so_at_its_end(machine: Machine) -
     ranks.start([make_task("b", kind="succeed", device="cuda")])
     assert set(ranks.end("b")) == {0}
     ranks.close()
-
-
-def test_a_group_that_did_not_begin_here_is_not_compared(machine: Machine) -> None:
-    machine.use_host(40 * GIB)
-    machine.watch().wait_until_back("of the zygote before")

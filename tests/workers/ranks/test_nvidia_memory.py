@@ -50,14 +50,11 @@ def test_the_library_tells_number_uuid_and_bytes() -> None:
         ]
 
 
-def test_a_library_without_a_driver_lists_nothing() -> None:
+def test_without_a_driver_nothing_is_listed() -> None:
     assert NvidiaDevices(nvml=FakeNvml(fail))() == ()
-
-
-def test_without_a_driver_the_bindings_list_nothing() -> None:
-    pytest.importorskip("pynvml")
     if Path("/proc/driver/nvidia").is_dir():
         pytest.skip("NVIDIA's driver is loaded here")
+    pytest.importorskip("pynvml")
     assert NvidiaDevices()() == ()
 
 

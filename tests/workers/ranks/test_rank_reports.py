@@ -46,18 +46,14 @@ class Group:
 
 
 @pytest.mark.parametrize("result", [RESULT, LONG_RESULT], ids=["short", "of-many-chunks"])
-def test_a_report_that_lies_in_the_line_is_told_before_the_exit(result: Document) -> None:
+def test_a_report_is_told_before_the_exit_of_its_rank(result: Document) -> None:
     group = Group()
     group.rank.send(result)
     group.rank.close()
     told = group.end()
     assert told.index(("report", 0)) < told.index(("exit", 0))
     assert [one["document"] for one in group.events if one["event"] == "report"] == [result]
-
-
-@pytest.mark.parametrize("result", [RESULT, LONG_RESULT], ids=["short", "of-many-chunks"])
-def test_a_report_during_the_exits_is_told_before_its_own(result: Document) -> None:
-    """The rank sends it and exits at once, after the agent has looked at the rank's line."""
+    # Another rank sends it and exits at once, after the agent has looked at the rank's line.
     group = Group()
     group.late = [result]
     assert group.end() == [("exit", 1), ("report", 0), ("exit", 0)]

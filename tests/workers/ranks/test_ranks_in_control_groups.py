@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,27 +54,28 @@ def make_control_group(limit_bytes: int) -> Path:
 
 def run_both(nodes: LocalNodes, first: str, second: str) -> tuple[GroupEnd, GroupEnd]:
     """Runs two groups side by side; the second begins when the first has said something."""
-    ends: dict[str, GroupEnd] = {}
+    ends: list[GroupEnd] = []
     has_begun = threading.Event()
 
-    def run(kind: str) -> None:
-        ends[kind] = run_group(
-            nodes,
-            kind,
-            num_ranks=1,
-            deadline_s=60.0,
-            memory_limit_bytes=PROMISED_BYTES,
-            on_event=lambda _: has_begun.set(),
-            cancelled=lambda: bool(ends),  # the one that is struck ends both
+    def run(kind: str) -> GroupEnd:
+        ends.append(
+            run_group(
+                nodes,
+                kind,
+                num_ranks=1,
+                deadline_s=60.0,
+                memory_limit_bytes=PROMISED_BYTES,
+                on_event=lambda _: has_begun.set(),
+                cancelled=lambda: bool(ends),  # the one that is struck ends both
+            )
         )
+        return ends[-1]
 
-    threads = [threading.Thread(target=run, args=[kind]) for kind in (first, second)]
-    threads[0].start()
-    assert has_begun.wait(30)
-    threads[1].start()
-    for thread in threads:
-        thread.join(90)
-    return ends[first], ends[second]
+    with ThreadPoolExecutor(2) as pool:
+        of_first = pool.submit(run, first)
+        assert has_begun.wait(30)
+        of_second = pool.submit(run, second)
+        return of_first.result(90), of_second.result(90)
 
 
 def test_a_rank_that_took_more_than_it_was_promised_is_out_of_memory(nodes: LocalNodes) -> None:

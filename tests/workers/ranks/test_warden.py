@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.python_process import start_python
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import MARK, marked
+from tests.workers.process_checks import MARK, command_line, marked
 from workers.ranks import processes
 from workers.ranks.processes import end_marked
 from workers.ranks.warden import start_under_warden
@@ -32,16 +32,12 @@ sys.stdin.read()
 """
 
 
-def sleeps_of(mark: str) -> list[int]:
-    return [process.pid for process in marked(mark) if process.name() == "sleep"]
-
-
 def wait_for_sleeps(mark: str, count: int) -> None:
     seen: set[int] = set()
 
     def sleeps() -> bool:
         """The warden ends the daemon, an orphan that it adopts, after a while: one look counts."""
-        seen.update(sleeps_of(mark))
+        seen.update(each.pid for each in marked(mark) if each.name() == "sleep")
         return len(seen) == count
 
     wait_until(f"{count} sleeps run", sleeps)
@@ -66,11 +62,8 @@ def test_sigkill_of_another_guardian_leaves_nothing_but_who_started_it(mark: str
         wait_for_sleeps(mark, 4)
         guardian.kill()
         guardian.wait()
-        wait_until(
-            "only who started it is left",
-            lambda: [process.pid for process in marked(mark)] == [guarded.pid],
-            5,
-        )
+        alone = [guarded.pid]
+        wait_until("it is alone", lambda: [each.pid for each in marked(mark)] == alone, 5)
         guarded.kill()
 
 
@@ -81,24 +74,24 @@ def test_sigkill_of_the_warden_itself_ends_its_command(mark: str) -> None:
     warden.wait(60)
 
 
-def test_an_orphan_is_ended_while_the_command_goes_on(mark: str) -> None:
-    warden = start("sh", "-c", TREE)
-    wait_for_sleeps(mark, 3)
-    wait_until("the daemon alone is gone", lambda: len(sleeps_of(mark)) == 2)
-    assert warden.poll() is None
-    warden.terminate()
-    warden.wait(60)
-
-
-def test_a_command_that_may_have_daemons_keeps_them_to_its_end(mark: str, tmp_path: Path) -> None:
+def test_an_orphan_is_ended_unless_the_command_may_have_daemons(mark: str, tmp_path: Path) -> None:
     outlived = tmp_path / "outlived"
     # Longer than the warden needs for the two looks after which it would end an orphan.
-    daemon = f"sleep 2.5; touch {outlived}; sleep 1000"
-    command = f"(setsid sh -c '{daemon}' &) ; sleep 3000"
-    warden = start("sh", "-c", command, has_daemons=True)
-    wait_until("the daemon has outlived the looks", outlived.exists)
-    warden.terminate()
-    warden.wait(60)
+    daemon = f"sleep 2.5; touch {outlived}; sleep 4000"
+    keeping = start("sh", "-c", f"(setsid sh -c '{daemon}' &) ; exec sleep 5000", has_daemons=True)
+    warden = start("sh", "-c", TREE)
+
+    def words() -> set[str]:
+        return {word for process in marked(mark) for word in command_line(process)}
+
+    wait_until("all sleep", lambda: {"1000", "2000", "3000"} <= words())
+    wait_until("the daemon has been ended", lambda: "2000" not in words())
+    assert {"1000", "3000"} <= words()
+    assert warden.poll() is None
+    wait_until("the daemon that may run has outlived the looks", outlived.exists)
+    for each in (warden, keeping):
+        each.terminate()
+        each.wait(60)
 
 
 def test_sigterm_ends_what_is_below_and_removes_its_directory(mark: str, tmp_path: Path) -> None:

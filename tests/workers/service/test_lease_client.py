@@ -1,65 +1,30 @@
-"""The lease client says which of four things went wrong, and never hides a fifth."""
+"""The lease client says which of four things went wrong, and never hides a fifth.
+
+`tests/api/routes/test_worker_protocol.py` has it speak to a real service.
+"""
 
 from __future__ import annotations
 
 import socket
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import (
-    BeatBody,
     HeartbeatBody,
-    HeartbeatReply,
     LeaseRequest,
-    OutcomeReport,
     SetAside,
 )
 from tests.kit.fake_service import TOKEN, problem
-from tests.kit.worker_loop import IDENTITY, WorkedService
+from tests.kit.worker_loop import IDENTITY, WorkedService, make_report
 from workers.backoff import Backoff
 from workers.errors import (
     RequestRefusedError,
     ServiceFailedError,
     ServiceUnreachableError,
-    TokenRefusedError,
-    WorkerReplacedError,
-    WorkerUnknownError,
 )
 from workers.service.http import patiently
 from workers.service.lease_client import EncodedOutcome, LeaseClient
-
-OUTCOME = Outcome(state="failed", reason="crashed")
-REPORTED = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome=OUTCOME)
-REPORT = EncodedOutcome.of(REPORTED)
-
-
-def test_a_session_from_its_start_to_its_end(client: LeaseClient, service: WorkedService) -> None:
-    session = client.register(IDENTITY)
-    assert session.heartbeat_interval_s == 0.05
-    assert client.lease(session.worker_id, LeaseRequest(wait_s=0)) is None
-    service.add_trial(7, {"seed": 0})
-    lease = client.lease(session.worker_id, LeaseRequest(wait_s=1))
-    assert lease is not None
-    assert (lease.trial_id, lease.attempt, lease.campaign, lease.number) == (7, 1, "c", 7)
-    service.stop = [7]
-    beat = BeatBody(trial_id=7, attempt=1, iterations_done=3)
-    answer = client.heartbeat(session.worker_id, HeartbeatBody(trials=[beat]))
-    assert answer == HeartbeatReply(stop=(7,))
-    assert client.post_outcome(REPORT)
-    client.unregister(session.worker_id)
-    assert service.registrations[0]["versions"] == {"python": "3.11"}
-    assert service.heartbeats[0] == {"trials": [asdict(beat)], "status": None}
-    assert service.outcomes[0] == {
-        "worker_id": "session-1",
-        "attempt": 1,
-        "outcome": OUTCOME.to_mapping(),
-        "nodes_held": None,
-        "iterations_s": None,
-        "trial_id": 7,
-    }
 
 
 def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: WorkedService) -> None:
@@ -68,23 +33,9 @@ def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: Wor
     service.trials[0]["priority"] = 3
     session = client.register(IDENTITY)
     lease = client.lease(session.worker_id, LeaseRequest(wait_s=1))
-    assert lease is not None
     assert lease.lease_expires_at == datetime(2026, 1, 1, tzinfo=UTC)
     answer = client.heartbeat(session.worker_id, HeartbeatBody())
     assert session.quarantined == answer.quarantine == (SetAside(node="n", reason="loud"),)
-
-
-def test_an_ended_session_is_unknown(client: LeaseClient) -> None:
-    with pytest.raises(WorkerUnknownError, match="there is no worker long-gone"):
-        client.lease("long-gone", LeaseRequest(wait_s=0))
-
-
-def test_a_wrong_token_is_told_from_everything_else(service: WorkedService) -> None:
-    with (
-        LeaseClient(service.url, "wrong") as client,
-        pytest.raises(TokenRefusedError, match="the token is unknown; check the token file"),
-    ):
-        client.register(IDENTITY)
 
 
 @pytest.mark.parametrize(
@@ -101,17 +52,7 @@ def test_a_status_says_whether_to_ask_again(
 ) -> None:
     service.answer = lambda *_: (status, problem(words.removeprefix(f"{status}: ")))  # type: ignore[method-assign]
     with pytest.raises(error, match=words):
-        client.post_outcome(REPORT)
-
-
-def test_a_session_that_was_taken_over_says_so(client: LeaseClient, service: WorkedService) -> None:
-    session = client.register(IDENTITY)
-    client.register(IDENTITY)
-    sentence = "another worker has registered as w; give this one a name with --name"
-    with pytest.raises(WorkerReplacedError, match=sentence):
-        client.heartbeat(session.worker_id, HeartbeatBody())
-    with pytest.raises(WorkerReplacedError, match=sentence):
-        client.lease(session.worker_id, LeaseRequest(wait_s=0))
+        client.post_outcome(EncodedOutcome.of(make_report()))
 
 
 def test_a_garbled_answer_is_an_error_of_ours(client: LeaseClient, service: WorkedService) -> None:

@@ -105,7 +105,7 @@ def test_a_service_that_is_away_at_the_start_is_two_lines(
     assert len(warnings(caplog)) == 2
 
 
-def test_a_token_that_is_refused_from_the_start_is_the_error_alone(
+def test_a_token_that_is_refused_from_the_start_is_an_error_and_no_warning(
     service: WorkedService, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(TokenRefusedError):
@@ -113,7 +113,7 @@ def test_a_token_that_is_refused_from_the_start_is_the_error_alone(
     assert warnings(caplog) == []
 
 
-def test_what_is_refused_beside_what_is_answered_is_one_outage(
+def test_refused_requests_among_answered_ones_are_one_outage(
     service: WorkedService,
     client: LeaseClient,
     caplog: pytest.LogCaptureFixture,

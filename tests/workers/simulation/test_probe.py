@@ -81,11 +81,11 @@ def test_a_probe_ends_when_a_node_is_lost_and_says_which() -> None:
 def test_deadlines_and_hangs_end_a_probe_when_its_time_is_over() -> None:
     short = run(deadline_s=25.0)
     assert (short.failure, short.ended_s) == ("timeout", 1025.0)
-    hung = [probe for seed in range(1500) if (probe := run(run_seed=seed)).failure]
-    assert {probe.failure for probe in hung} == {"timeout"}
-    assert {probe.ended_s for probe in hung} == {1000 + 3600.0}
-    assert 0 < len(hung) < 15
-    assert all("hung" in probe.message for probe in hung)
+    # Of the first 1,500 seeds one hangs, in this range.
+    hung = [probe for seed in range(1000, 1100) if (probe := run(run_seed=seed)).failure]
+    (probe,) = hung
+    assert (probe.failure, probe.ended_s) == ("timeout", 1000 + 3600.0)
+    assert "hung" in probe.message
 
 
 def test_slow_nodes_make_slower_probes() -> None:

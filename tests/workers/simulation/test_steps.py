@@ -56,9 +56,7 @@ def peak(layout: Layout, model: ModelShape = MODEL, machine: Machine = MACHINE) 
         (MIXTURE, {"tp": 2, "sequence_parallel": True, "dp": 4, "ep": 2, "etp": 2}),
     ],
 )
-def test_every_knob_is_simulated_and_its_parts_add_up(
-    model: ModelShape, knobs: dict[str, Any]
-) -> None:
+def test_the_parts_of_a_step_add_up_with_any_knob(model: ModelShape, knobs: dict[str, Any]) -> None:
     layout = make_layout(**knobs)
     found = step(layout, model)
     assert tuple(found.parts_s) == PARTS

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from search_spaces.estimates.time import time_terms
 from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.space import SearchSpace
 from workers.simulation.machine import STRESS, Machine
 from workers.simulation.scenarios import scenario, simulated_table
 from workers.simulation.stress import (
@@ -23,14 +26,15 @@ COLUMNS = SCENARIO.legal_set().columns()
 
 @pytest.mark.slow
 def test_most_layouts_fail_and_almost_none_of_the_rest_is_good() -> None:
-    for seed in range(2):
-        rows = simulated_table(SCENARIO, seed).rows
-        times = np.array([row.step_time_s for row in rows if row.step_time_s is not None])
-        near = int(np.sum(times <= times.min() / 0.95))
-        assert 6000 < len(rows) < 7000
-        assert 0.4 < 1 - len(times) / len(rows) < 0.9
-        # Random search draws (n + 1) / (near + 1) rows on average until it meets a near one.
-        assert (len(rows) + 1) / (near + 1) > 100
+    assert 6000 < len(SCENARIO.legal_set()) < 7000
+    # The half with ZeRO 1 is as hard, and takes less time.
+    space = SearchSpace.from_mapping(SCENARIO.space.to_mapping() | {"zero_stage": 1})
+    rows = simulated_table(replace(SCENARIO, space=space), 0).rows
+    times = np.array([row.step_time_s for row in rows if row.step_time_s is not None])
+    near = int(np.sum(times <= times.min() / 0.95))
+    assert 0.4 < 1 - len(times) / len(rows) < 0.9
+    # Random search draws (n + 1) / (near + 1) rows on average until it meets a near one.
+    assert (len(rows) + 1) / (near + 1) > 100
 
 
 def test_every_constant_of_a_stressed_machine_is_far_off() -> None:

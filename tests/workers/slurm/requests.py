@@ -33,7 +33,6 @@ def make_request(**changes: Any) -> AllocationRequest:
 
 def frontier_request(**changes: Any) -> AllocationRequest:
     site = site_of("frontier")
-    assert site is not None
     values = {
         "cluster": resolve_cluster("frontier")[0],
         "described": "frontier",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -40,27 +39,6 @@ def test_a_dry_run_prints_the_script_and_warns_of_what_cannot_be_known_here(toke
     assert "is the node itself: give an address" in printed.stderr
 
 
-def test_a_service_that_is_away_is_a_warning(token: Path) -> None:
-    printed = frontier(token, "--dry-run", "--url=http://no.such.host.invalid:8080")
-    assert printed.exit_code == 0
-    assert "the service at http://no.such.host.invalid:8080 does not answer" in printed.stderr
-    assert "the worker will wait some time for it" in printed.stderr
-
-
-def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
-    token.chmod(0o640)
-    refused = frontier(token, "--dry-run")
-    assert refused.exit_code == 2
-    assert f"--token-file: {token} is open to others (mode 640): chmod 600" in refused.stderr
-    token.write_text("")
-    token.chmod(0o600)
-    assert "holds no token" in frontier(token, "--dry-run").stderr
-    token.write_text("sécret")
-    assert "holds no token" in frontier(token, "--dry-run").stderr
-    token.unlink()
-    assert "can't be read" in frontier(token, "--dry-run").stderr
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -79,7 +57,7 @@ def test_what_is_wrong_is_said_before_a_submit(token: Path, options: list[str], 
     assert says in refused.stderr
 
 
-def test_a_missing_interpreter_and_a_file_that_is_no_yaml_are_one_sentence_each(
+def test_a_missing_interpreter_and_a_file_of_no_yaml_are_refused(
     token: Path, tmp_path: Path
 ) -> None:
     refused = frontier(token, f"--environment={tmp_path}", "--dry-run")
@@ -90,16 +68,27 @@ def test_a_missing_interpreter_and_a_file_that_is_no_yaml_are_one_sentence_each(
     assert sentence.startswith(f"error: {tmp_path}/ours.yaml is not a readable JSON or YAML file")
 
 
-def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Path) -> None:
-    file = tmp_path / "ours.json"
-    cluster = {"name": "ours", "device": "A100", "num_nodes": 20, "devices_per_node": 4}
-    file.write_text(json.dumps(cluster | {"device_memory_gb": 40}))
-    printed = submit(token, f"--cluster={file}", "--dry-run")
-    assert printed.exit_code == 0, printed.output
-    assert "nothing is known of ours's site" in printed.stderr
-    file.write_text(json.dumps(cluster | {"site": {"modul": []}}))
-    refused = submit(token, f"--cluster={file}").stderr
-    assert "unknown site field 'modul' (did you mean 'modules'?)" in refused
+@pytest.mark.parametrize(
+    ("content", "mode", "says"),
+    [
+        ("secret", 0o640, "{token} is open to others (mode 640): chmod 600"),
+        ("", 0o600, "holds no token"),
+        ("sécret", 0o600, "holds no token"),
+        (None, 0, "{token} can't be read"),
+    ],
+)
+def test_a_file_of_no_token_or_that_others_can_read_is_refused(
+    token: Path, content: str | None, mode: int, says: str
+) -> None:
+    if content is None:
+        token.unlink()
+    else:
+        token.write_text(content)
+        token.chmod(mode)
+    refused = frontier(token, "--dry-run")
+    assert refused.exit_code == 2
+    assert "--token-file: " in refused.stderr
+    assert says.format(token=token) in refused.stderr
 
 
 @pytest.mark.parametrize("words", [["list"], ["cancel", "7"]])

@@ -11,6 +11,8 @@ from search_spaces.spec.site import Site
 from tests.workers.slurm.requests import frontier_request, make_request
 from workers.errors import AllocationInvalidError
 
+HOUR_S = 3600.0
+
 
 @pytest.mark.parametrize(
     ("changes", "says"),
@@ -51,27 +53,36 @@ def test_what_slurm_or_a_shell_could_misread_is_refused(changes: dict[str, Any],
     assert says in str(refused.value)
 
 
-def test_a_job_is_held_to_the_sites_limit_for_its_nodes() -> None:
-    frontier_request(num_nodes=91)
-    frontier_request(num_nodes=92, time_s=6 * 3600.0)
-    with pytest.raises(AllocationInvalidError, match="03:00:00 is more than 02:00:00, the longest"):
-        frontier_request(num_nodes=91, time_s=3 * 3600.0)
-    with pytest.raises(AllocationInvalidError, match="06:00:00 with up to 183"):
-        frontier_request(time_s=3 * 3600.0)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_nodes": 91, "time_s": 3 * HOUR_S}, "03:00:00 is more than 02:00:00, the longest"),
+        ({"time_s": 3 * HOUR_S}, "06:00:00 with up to 183"),
+        ({"partition": "extended", "num_nodes": 65}, "65 is more than 64, the most nodes"),
+        (
+            {"sbatch_options": ("--qos=debug",), "num_nodes": 100, "time_s": 3 * HOUR_S},
+            "03:00:00 is more than 02:00:00",
+        ),
+        ({"account": None}, "--account: frontier charges every job"),
+    ],
+)
+def test_a_job_over_its_sites_limits_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(AllocationInvalidError, match=says):
+        frontier_request(**changes)
 
 
-def test_a_partition_or_quality_of_service_brings_limits_of_its_own() -> None:
-    frontier_request(partition="extended", num_nodes=64, time_s=24 * 3600.0)
-    with pytest.raises(AllocationInvalidError, match="65 is more than 64, the most nodes"):
-        frontier_request(partition="extended", num_nodes=65)
-    with pytest.raises(AllocationInvalidError, match="03:00:00 is more than 02:00:00"):
-        frontier_request(sbatch_options=("--qos=debug",), num_nodes=100, time_s=3 * 3600.0)
-
-
-def test_a_site_that_charges_wants_to_know_whom() -> None:
-    with pytest.raises(AllocationInvalidError, match="--account: frontier charges every job"):
-        frontier_request(account=None)
-    frontier_request(account=None, sbatch_options=("--account=ABC123",))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_nodes": 91},
+        {"num_nodes": 92, "time_s": 6 * HOUR_S},
+        {"partition": "extended", "num_nodes": 64, "time_s": 24 * HOUR_S},
+        {"partition": "extended", "qos": "debug", "num_nodes": 100},
+        {"account": None, "sbatch_options": ("--account=ABC123",)},
+    ],
+)
+def test_a_job_may_be_as_large_and_long_as_its_site_allows(changes: dict[str, Any]) -> None:
+    frontier_request(**changes)
 
 
 def test_the_users_options_go_before_the_sites() -> None:

@@ -36,12 +36,6 @@ def asked_for(script: str) -> str:
     return script.partition("# What the site needs.")[0]
 
 
-@pytest.mark.parametrize("launcher", ["ray", "srun"])
-def test_bash_understands_the_script(launcher: str) -> None:
-    script = render(frontier_request(launcher=launcher, archive=Path("/scratch/env.tar.gz")))
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
 def test_a_frontier_job_asks_for_what_its_site_needs() -> None:
     script = render(frontier_request())
     options = directives(script)

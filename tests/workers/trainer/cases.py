@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +20,12 @@ from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import TrainingTolerance, norm_error, training_tolerance
 from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.model import Stage
-from workers.trainer.model.parameters import (
-    ModelParameter,
-    ParameterPart,
-    initialise,
-    local_parts,
-)
+from workers.trainer.model.parameters import ModelParameter, ParameterPart, initialise, local_parts
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training
 
 CPU = torch.device("cpu")
-STEPS = 10
-FEW_STEPS = 4
-"""Enough for runs that must be equal to the bit: what differs once differs from then on."""
+STEPS = 5
 ADAMW = OptimizerSettings()
 
 TP, PP, DP = {"tp": 2}, {"pp": 2}, {"dp": 2}
@@ -47,6 +41,19 @@ def over_axes(*axes: dict[str, Any], slow: Sequence[dict[str, Any]] = ()) -> pyt
     """Runs a test with the fields of each of these layouts, with some in the slow suite alone."""
     marked = [pytest.param(each, marks=pytest.mark.slow) for each in slow]
     return pytest.mark.parametrize("axes", [*axes, *marked], ids=str)
+
+
+def in_turn(names: Sequence[str], first: Sequence[Any], *others: Sequence[Any]) -> Any:
+    """Cases in which each of the first values has one of every other's values in turn.
+
+    The nightly suite has the rest of their product.
+    """
+    turns = [
+        (each, *(other[index % len(other)] for other in others)) for index, each in enumerate(first)
+    ]
+    rest = [case for case in itertools.product(first, *others) if case not in turns]
+    cases = [*turns, *(pytest.param(*case, marks=pytest.mark.nightly) for case in rest)]
+    return pytest.mark.parametrize(names, cases, ids=str)
 
 
 EXPERTS = {

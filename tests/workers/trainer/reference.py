@@ -28,7 +28,7 @@ class ReferenceModel(nn.Module):
     def __init__(self, shape: ModelShape, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.gaps: list[float] = []
-        """`router_gap` of every pass through a layer with experts."""
+        """`router_gap` of every pass through a layer whose router chooses the experts."""
         self.shape = shape
         self.names = list(weights)
         self.weights = nn.ParameterDict(
@@ -83,7 +83,8 @@ class ReferenceModel(nn.Module):
             places = torch.arange(shape.seq_length).repeat(len(x))[:, None]
             choices = torch.arange(shape.experts_per_token)
             taken = (places * shape.experts_per_token + choices) % shape.num_experts
-        self.gaps.append(router_gap(chances, shape.experts_per_token))
+        else:
+            self.gaps.append(router_gap(chances, shape.experts_per_token))
         total = chances.gather(1, taken).sum(-1)
         y = torch.zeros_like(tokens)
         for expert in range(shape.num_experts):

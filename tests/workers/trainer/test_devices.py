@@ -29,7 +29,6 @@ from tests.workers.trainer.cases import (
     excess_of_steps,
     make_layout,
     make_shape,
-    over_axes,
 )
 from tests.workers.trainer.devices import DEVICES, on_gpus, on_ranks, train_on
 from tests.workers.trainer.ranks import make_context, run_ranks
@@ -57,9 +56,17 @@ def tolerance(shape: ModelShape, precision: Precision = "fp32") -> TrainingToler
     return training_tolerance(shape, ADAMW, steps=STEPS, precision=precision)
 
 
-@DEVICES
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("device", "family", "precision"),
+    [
+        *(("cpu", "llama", "fp32"), ("cpu", "gpt", "fp16")),
+        *(
+            on_gpus(1, "cuda", family, precision)
+            for family in ("gpt", "llama")
+            for precision in ("fp32", "bf16", "fp16")
+        ),
+    ],
+)
 def test_one_device_follows_the_reference(device: str, family: str, precision: Precision) -> None:
     shape = make_shape(family)
     found = train_on(device, shape, make_layout(precision=precision), steps=STEPS)
@@ -68,25 +75,32 @@ def test_one_device_follows_the_reference(device: str, family: str, precision: P
     assert torch.get_float32_matmul_precision() == "highest", "TF32 is not fp32"
 
 
-@pytest.mark.parametrize("device", ["cpu", on_gpus(2, "cuda")])
-@over_axes(TP, CUT, PP, DP, ZERO, ZERO_2, ZERO_3, ZERO_3 | {"recompute": "full"})
-def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
-    """Over gloo, NCCL or RCCL: whichever the device has."""
+RECOMPUTED = ZERO_3 | {"recompute": "full"}
+OF_TWO = [TP, CUT, PP, DP, ZERO, ZERO_2, ZERO_3, RECOMPUTED]
+OF_FOUR = [TP | PP, PP | ZERO, PP | ZERO_3, ZERO_3 | {"dp": 4, "zero_replicas": 2}]
+
+
+@pytest.mark.parametrize(
+    ("device", "axes"),
+    [
+        ("cpu", RECOMPUTED),
+        *(on_gpus(2, "cuda", axes) for axes in OF_TWO),
+        *(on_gpus(4, "cuda", axes) for axes in OF_FOUR),
+    ],
+    ids=str,
+)
+def test_several_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
+    """Over gloo, NCCL or RCCL: whichever the device has. On CPU ranks test_parity does the rest."""
     shape = make_shape("llama")
     found = train_on(device, shape, make_layout(**axes), steps=STEPS)
     alone = train_on(device, shape, make_layout(), steps=STEPS)
     assert excess_of_steps(found, alone, tolerance(shape)) <= 1
 
 
-@pytest.mark.parametrize("device", [on_gpus(4, "cuda")])
-@over_axes(TP | PP, PP | ZERO, PP | ZERO_3, ZERO_3 | {"dp": 4, "zero_replicas": 2})
-def test_four_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
-    """On CPU ranks test_parity does the same."""
-    test_two_devices_train_as_one_does(device, axes)
-
-
-@DEVICES
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [("cpu", "bf16"), *(on_gpus(1, "cuda", precision) for precision in ("fp32", "bf16"))],
+)
 def test_the_peak_is_what_the_estimate_says(device: str, precision: str) -> None:
     """A GPU's allocator gives out temporaries of operators and a matmul workspace, too."""
     layout = Layout(micro_batch_size=4, num_microbatches=2, precision=precision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,47 +74,37 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeKernel:
     return FakeKernel(monkeypatch, tmp_path)
 
 
-def test_a_rank_that_has_its_core_to_itself_lost_nothing(kernel: FakeKernel) -> None:
-    watch = kernel.watch(1)
-    kernel.passes(10.0, threads={7: (9.5, 0.0)}, busy_s={0: 10.0, 1: 9.5, 2: 10.0})
-    assert watch() == Disturbance(others_share=0.0)
-
-
-def test_the_time_that_a_rank_waited_for_its_core_was_taken_by_others(kernel: FakeKernel) -> None:
-    watch = kernel.watch(1)
-    kernel.passes(10.0, threads={7: (6.0, 3.5)}, busy_s={1: 10.0})
-    assert watch().others_share == pytest.approx(0.35)
-
-
-def test_others_on_cores_that_the_rank_leaves_free_take_nothing(kernel: FakeKernel) -> None:
-    watch = kernel.watch(0, 1, 2, 3)
-    kernel.passes(10.0, threads={7: (10.0, 0.0)}, busy_s=dict.fromkeys(range(4), 10.0))
-    assert watch().others_share == 0.0
-
-
-def test_others_while_the_rank_itself_waits_for_a_peer_take_nothing(kernel: FakeKernel) -> None:
-    watch = kernel.watch(1)
-    kernel.passes(10.0, threads={7: (5.0, 0.1)}, busy_s={1: 10.0})
-    assert watch().others_share == pytest.approx(0.01)
-
-
-def test_threads_of_one_rank_that_wait_for_each_other_are_no_others(kernel: FakeKernel) -> None:
-    watch = kernel.watch(1)
-    # Two threads that both ran before and a new one share the core; nobody else is on it.
-    kernel.passes(10.0, threads={7: (5.0, 5.0), 8: (3.0, 7.0), 9: (2.0, 8.0)}, busy_s={1: 10.0})
-    assert watch().others_share == 0.0
-
-
-def test_what_a_hypervisor_takes_counts_though_no_thread_waits(kernel: FakeKernel) -> None:
-    watch = kernel.watch(1, 2)
-    kernel.passes(10.0, threads={7: (8.0, 0.0)}, busy_s={1: 4.0, 2: 4.0}, stolen_s=2.0)
-    assert watch().others_share == pytest.approx(0.2)
-
-
-def test_a_share_is_at_most_all_of_the_time(kernel: FakeKernel) -> None:
-    watch = kernel.watch(1)
-    kernel.passes(1.0, threads={7: (0.1, 9.0)}, busy_s={1: 9.0}, stolen_s=9.0)
-    assert watch().others_share == 1.0
+@pytest.mark.parametrize(
+    ("cores", "threads", "busy_s", "stolen_s", "share"),
+    [
+        pytest.param([1], {7: (9.5, 0.0)}, {0: 10.0, 1: 9.5, 2: 10.0}, 0.0, 0.0, id="alone"),
+        pytest.param([1], {7: (6.0, 3.5)}, {1: 10.0}, 0.0, 0.35, id="waits-for-its-core"),
+        pytest.param(
+            *(range(4), {7: (10.0, 0.0)}, dict.fromkeys(range(4), 10.0), 0.0, 0.0),
+            id="others-on-cores-it-leaves-free",
+        ),
+        pytest.param([1], {7: (5.0, 0.1)}, {1: 10.0}, 0.0, 0.01, id="waits-for-a-peer"),
+        # Two threads that both ran before and a new one share the core; nobody else is on it.
+        pytest.param(
+            *([1], {7: (5.0, 5.0), 8: (3.0, 7.0), 9: (2.0, 8.0)}, {1: 10.0}, 0.0, 0.0),
+            id="its-threads-wait-for-each-other",
+        ),
+        pytest.param([1, 2], {7: (8.0, 0.0)}, {1: 4.0, 2: 4.0}, 2.0, 0.2, id="hypervisor-takes"),
+        pytest.param([1], {7: (1.0, 90.0)}, {1: 90.0}, 90.0, 1.0, id="at-most-all"),
+    ],
+)
+def test_others_take_what_a_rank_waits_for_its_cores_and_what_a_hypervisor_takes(
+    kernel: FakeKernel,
+    cores: Sequence[int],
+    threads: dict[int, tuple[float, float]],
+    busy_s: dict[int, float],
+    stolen_s: float,
+    share: float,
+) -> None:
+    """Of ten seconds, as the kernel counts them for the threads of the rank and for its cores."""
+    watch = kernel.watch(*cores)
+    kernel.passes(10.0, threads=threads, busy_s=busy_s, stolen_s=stolen_s)
+    assert watch().others_share == pytest.approx(share)
 
 
 def test_readings_in_between_add_up(kernel: FakeKernel) -> None:
@@ -172,7 +162,7 @@ def test_a_probe_beside_busy_processes_is_disturbed() -> None:
 
 
 @pytest.mark.ranks
-def test_of_a_probe_whose_ranks_share_devices_it_is_not_known() -> None:
+def test_the_disturbance_of_ranks_that_share_devices_is_not_known() -> None:
     measured = probe_on(min(os.sched_getaffinity(0)), oversubscribed=True)
     assert (measured.others_share, measured.throttled) == (None, None)
 
@@ -248,12 +238,12 @@ def test_others_take_what_they_use_of_the_multiprocessors() -> None:
     assert watch().others_share == 0.0, "they were idle"
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_clock_that_heat_holds_down_is_noticed_at_both_ends(when: str) -> None:
+@pytest.mark.parametrize(("before", "after"), [(0x44, 0x4), (0x4, 0x24)])
+def test_a_clock_that_heat_holds_down_is_noticed_at_both_ends(before: int, after: int) -> None:
     nvml = FakeNvml()
-    nvml.reasons |= 0x40 if when == "before" else 0
+    nvml.reasons = before
     watch = NvidiaWatch("GPU-abc", nvml, pid=1)
-    nvml.reasons = 0x24 if when == "after" else 0x4
+    nvml.reasons = after
     assert watch().throttled is True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +41,9 @@ def mesh_of(rank: int, shape: ModelShape, axes: dict[str, Any], **options: Any) 
 
 
 @CASES
-def test_a_step_over_the_budget_is_out_of_memory(shape: ModelShape, axes: dict[str, Any]) -> None:
+def test_a_step_over_the_memory_limit_is_out_of_memory(
+    shape: ModelShape, axes: dict[str, Any]
+) -> None:
     def work(training: Training) -> str:
         # Over it before anything is sent: else the peer would wait for the rank that gives up.
         held = sum(tensor.nbytes for tensor in training.persistent_tensors())
@@ -52,7 +55,9 @@ def test_a_step_over_the_budget_is_out_of_memory(shape: ModelShape, axes: dict[s
 
 
 @CASES
-def test_the_survivor_of_a_dead_peer_only_noticed(shape: ModelShape, axes: dict[str, Any]) -> None:
+def test_a_rank_whose_peer_dies_says_that_the_peer_was_lost(
+    shape: ModelShape, axes: dict[str, Any]
+) -> None:
     def work(rank: int) -> Any:
         training = make_training(shape, mesh=mesh_of(rank, shape, axes))
         training.step(training.batch(0))
@@ -60,9 +65,11 @@ def test_the_survivor_of_a_dead_peer_only_noticed(shape: ModelShape, axes: dict[
             return None
         with pytest.raises(PeerLostError) as caught:
             training.pipeline.run(training.batch(1))
-        return classify(caught.value), is_transport_error(caught.value)
+        return classify(caught.value), is_transport_error(caught.value), str(caught.value)
 
-    assert run_ranks(2, work, dying=(1,))[0] == ("crashed", True)
+    reason, is_transport, message = run_ranks(2, work, dying=(1,))[0]
+    assert (reason, is_transport) == ("crashed", True)
+    assert "connection closed by peer" in message
 
 
 @CASES
@@ -73,10 +80,15 @@ def test_a_peer_that_does_not_come_is_waited_for_as_long_as_the_session_says(
         mesh = mesh_of(rank, shape, axes, timeout=timedelta(seconds=0.3))
         training, said = make_training(shape, mesh=mesh), ""
         if rank == 0:
+            started = time.monotonic()
             with pytest.raises(PeerLostError) as caught:
                 training.pipeline.run(training.batch(0))
+            assert time.monotonic() - started >= 0.3
+            assert (classify(caught.value), is_transport_error(caught.value)) == ("crashed", True)
             said = str(caught.value)
-        dist.barrier()
+        dist.barrier()  # its peer comes here once it has given up
         return said
 
-    assert "0.3 s" in run_ranks(2, work)[0]
+    message = run_ranks(2, work)[0]
+    assert "timed out waiting" in message
+    assert "ranks [1], longer than the timeout of 0.3 s" in message

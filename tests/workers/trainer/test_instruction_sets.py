@@ -51,18 +51,16 @@ INSTRUCTION_SETS = [
 
 FILES = [
     f"tests/workers/trainer/{name}.py"
-    for name in ("model/test_attention", "test_parity", "parallel/test_loss_scaling")
+    for name in ("model/test_attention", "test_parity", "test_equal_bits")
 ]
 CHOSEN = "not nightly and not gpu"
 PARTS = [
     "definition",
     "recomputed_has",
-    "(scale_is_divided_out and clipped)",
-    "(ten_adamw and tp2-pp1-dp1-zero0)",
-    "(ten_sgd and tp1-pp2-dp1-zero0)",
-    "(fp16_follows and not tp and not pp and not dp)",
-    "(bf16_follows and not tp and not pp and not dp)",
-    "(bitwise and selective and bf16)",
+    "one_process",
+    "(every_pair and sgd and clipped and fp16)",
+    "(every_pair and sgd and tp2 and not bf16)",
+    "(changes_no_bit and selective and bf16)",
 ]
 SAMPLE = " or ".join(PARTS)
 

@@ -9,20 +9,11 @@ import pytest
 import torch
 
 from tests.workers.trainer.cases import make_layout, make_shape
-from tests.workers.trainer.parallel_layers import drawn
 from tests.workers.trainer.ranks import make_context, run_ranks
-from tests.workers.trainer.tolerances import assert_close
 from workers.trainer.model import matrix_products
 from workers.trainer.open_training import TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.products import (
-    LAYOUTS,
-    OWN_LAYOUTS,
-    Product,
-    fastest_layouts,
-    products_of,
-    to_rows,
-)
+from workers.trainer.products import OWN_LAYOUTS, Product, fastest_layouts, products_of, to_rows
 
 pytestmark = pytest.mark.ranks
 
@@ -77,34 +68,6 @@ def test_the_products_of_a_model_are_those_that_its_training_computes(
     listed = set(products_of(SHAPE, devices_per_node=2, precision="fp32"))
     assert {(kind, *shape) for kind, _, *shape in listed} >= found
     assert {kind for kind, *_ in found} == set(OWN_LAYOUTS)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_products_are_the_same_in_every_layout(
-    layout: str, precision: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matrix_products, "has_fast_16_bit_products", lambda: True)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10)]))
-    x, w, b, dy = (each.to(dtype) for each in (x, w, b, dy))
-    products = {
-        Product("output", precision, 6, 10, 8),
-        Product("input_gradient", precision, 6, 8, 10),
-        Product("weight_gradient", precision, 10, 8, 6),
-    }
-    matrix_products.use_layouts(dict.fromkeys(products, layout))
-    laid_out = matrix_products._laid_out("output", x, w.t())
-    assert [each.is_contiguous() for each in laid_out] == [letter == "N" for letter in layout]
-    output = x.double() @ w.double().t() + b.double()
-    assert_close(matrix_products.linear(x, w, b), output, length=9, roundings=2)
-    assert_close(matrix_products.input_gradient(dy, w), dy.double() @ w.double(), length=10)
-    gradient = dy.double().t() @ x.double()
-    assert_close(matrix_products.weight_gradient(dy.t(), x), gradient, length=6)
-    if precision == "fp32":
-        sum_ = torch.ones(10, 8)
-        matrix_products.add_product(sum_, dy.t(), x, beta=1)
-        assert_close(sum_, 1.0 + gradient, length=7)
 
 
 def test_every_rank_takes_the_layouts_of_rank_0() -> None:

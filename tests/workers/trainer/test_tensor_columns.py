@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,32 +14,20 @@ from search_spaces.estimates.tensor_sums import Sums, layer_sums
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
-    ADAMW,
     COLUMNS,
-    CUT,
-    DP,
-    FEW_STEPS,
     PP,
-    REPLICAS,
     TP,
-    VPP,
     ZERO,
     ZERO_2,
     ZERO_3,
-    assert_bitwise_equal,
-    assert_same_training,
+    in_turn,
     make_layout,
     make_shape,
-    movement,
     on_layout,
-    over_axes,
-    relative_l2,
-    train,
 )
 from tests.workers.trainer.parallel_layers import drawn, gradient, weight
 from tests.workers.trainer.ranks import run_ranks
-from tests.workers.trainer.test_parity import CLIPPED, SGD, reference
-from tests.workers.trainer.tolerances import assert_close, parameter_error
+from tests.workers.trainer.tolerances import assert_close
 from workers.trainer.comm import collectives
 from workers.trainer.comm.mesh import EVERY_OVERLAP, build_mesh
 from workers.trainer.model.divided_norms import DividedNorm
@@ -48,93 +35,7 @@ from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
-FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
 LATE = {"schedule": "zero_bubble"}
-LAYOUTS = [
-    {},
-    {"tp_columns": 4},
-    TP,
-    CUT,
-    PP,
-    DP,
-    ZERO,
-    ZERO_2,
-    ZERO_3,
-    VPP,
-    PP | LATE,
-    PP | {"schedule": "gpipe"},
-    *({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "p2p", "a2a")),
-    {"recompute": "full"},
-    {"recompute": "selective"},
-    PP | {"pipeline_split": "embedding_and_head"},
-    {"cp": 2, "zero_stage": 3},
-    ZERO_3 | {"recompute": "full"},
-]
-"""Beside two columns: every other axis at four ranks."""
-OF_EIGHT = [
-    TP | PP,
-    CUT | ZERO_3,
-    REPLICAS | {"zero_stage": 3},
-    TP | {"cp": 2, "recompute": "full"},
-    {"tp_columns": 4} | PP,
-    TP | PP | LATE,
-    CUT | PP | LATE,
-    PP | LATE | ZERO_2 | {"recompute": "full"},
-    REPLICAS,
-    REPLICAS | {"zero_stage": 2},
-    PP | ZERO | {"rank_order": "tp_cp_pp_dp"},
-]
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    ("family", "tied"), [("gpt", True), ("llama", False)], ids=["gpt-tied", "llama-untied"]
-)
-@over_axes(*LAYOUTS, slow=OF_EIGHT)
-def test_columns_beside_every_other_axis_follow_the_reference(
-    family: str, tied: bool, axes: dict[str, Any]
-) -> None:
-    shape = make_shape(family, num_layers=4, num_kv_heads=4, tied_embeddings=tied)
-    found, expected = train(shape, make_layout(**COLUMNS | axes)), reference(shape, ADAMW)
-    assert_same_training(found, expected)
-    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("settings", [SGD, replace(SGD, clip_grad_norm=0.5)], ids=["free", "clip"])
-@FAMILIES
-@over_axes({}, TP, CUT, ZERO_3, PP)
-def test_sgd_and_clipping_move_every_weight_as_the_reference_does(
-    family: str, axes: dict[str, Any], settings: Any
-) -> None:
-    """A gradient that is summed twice, or counted twice in the norm, shows here."""
-    shape = make_shape(family, tied_embeddings=family == "gpt")
-    found = train(shape, make_layout(**COLUMNS | axes), settings)
-    expected = reference(shape, settings)
-    assert found.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
-    moved, should = movement(found), movement(expected)
-    for name in moved:
-        allowed = parameter_error(shape)
-        assert relative_l2({name: moved[name]}, {name: should[name]}) < allowed, name
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@FAMILIES
-@over_axes({}, TP, ZERO_3, {"recompute": "full"})
-def test_16_bits_follow_fp32(family: str, axes: dict[str, Any], precision: str) -> None:
-    shape = make_shape(family)
-    found = train(shape, make_layout(**COLUMNS | axes | {"precision": precision}), CLIPPED)
-    assert_same_training(found, train(shape, make_layout(), CLIPPED))
-
-
-@FAMILIES
-@over_axes(PP, PP | LATE, {"recompute": "full"}, {"recompute": "selective"})
-def test_what_changes_no_sum_changes_no_bit(family: str, axes: dict[str, Any]) -> None:
-    shape = make_shape(family)
-    alone = train(shape, make_layout(**COLUMNS), steps=FEW_STEPS)
-    found = train(shape, make_layout(**COLUMNS | axes), steps=FEW_STEPS)
-    assert_bitwise_equal(found, alone)
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
@@ -170,13 +71,16 @@ def test_a_norm_has_the_statistics_of_all_features(kind: str, middle: float) -> 
 
 
 @pytest.mark.sampled(3)
-@FAMILIES
-@over_axes(COLUMNS | TP, {"tp_columns": 2} | ZERO_3, TP | ZERO_2, COLUMNS | ZERO)
-def test_communication_beside_computation_changes_no_bit(family: str, axes: dict[str, Any]) -> None:
+@in_turn(
+    ("axes", "family"),
+    [COLUMNS | TP, TP | ZERO_2, COLUMNS | ZERO, COLUMNS | ZERO_3],
+    ["gpt", "llama"],
+)
+def test_communication_beside_computation_changes_no_bit(axes: dict[str, Any], family: str) -> None:
     shape, layout = make_shape(family), make_layout(**axes)
 
     def steps(training: Training) -> list[tuple[float, float]]:
-        stats = [training.step(training.batch(step)) for step in range(3)]
+        stats = [training.step(training.batch(step)) for step in range(2)]
         return [(each.loss, each.grad_norm) for each in stats]
 
     found = [
@@ -224,12 +128,17 @@ def sent_in_blocks(
     return on_layout(layout, work, shape)
 
 
-@FAMILIES
 @pytest.mark.parametrize(
-    ("tp", "columns", "axes"),
+    ("family", "tp", "columns", "axes"),
     [
-        *((*pair, {}) for pair in ((1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (1, 8), (8, 1), (4, 1))),
-        *((*pair, PP | LATE) for pair in ((1, 2), (2, 2), (1, 4), (2, 1))),
+        ("gpt", 1, 2, {}),
+        ("llama", 2, 2, {}),
+        ("gpt", 4, 2, {}),
+        ("llama", 1, 4, {}),
+        ("gpt", 4, 1, {}),
+        ("llama", 1, 2, PP | LATE),
+        ("gpt", 2, 1, PP | LATE),
+        pytest.param("llama", 2, 2, PP | LATE, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_sums_as_many_elements_as_the_formulas_say(
@@ -257,7 +166,7 @@ def test_a_rank_sums_as_many_elements_as_the_formulas_say(
 
 @pytest.mark.parametrize(
     ("tp", "columns", "shards"),
-    [(1, 1, 8), (2, 1, 4), (1, 2, 4), (4, 1, 2), (2, 2, 2), (1, 4, 2)],
+    [(1, 1, 4), (2, 1, 2), (1, 2, 2), pytest.param(2, 2, 2, marks=pytest.mark.slow)],
 )
 def test_a_rank_gathers_and_scatters_its_blocks_of_weights(
     tp: int, columns: int, shards: int, monkeypatch: pytest.MonkeyPatch
@@ -294,4 +203,4 @@ def test_a_rank_gathers_and_scatters_its_blocks_of_weights(
 
     matrices = 4 * 512 * 512 + 3 * 512 * 512
     held = matrices // (tp * columns) + 2 * 512 // columns
-    assert on_layout(layout, work, shape) == [{(2 * 2 * held, 2 * held)}] * 8
+    assert on_layout(layout, work, shape) == [{(2 * 2 * held, 2 * held)}] * layout.num_devices

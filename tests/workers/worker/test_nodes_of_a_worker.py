@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,6 @@ from tests.kit.store import completed
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import IDENTITY, WorkedService, ends_when, launcher_of
 from workers.launchers.base import Cancelled, OnEvent
-from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import NodeRecovered, NodesChecked, WorkerEvent
@@ -25,6 +24,16 @@ from workers.worker.node_health import HealthReport
 from workers.worker.roster import NodeRoster
 
 KILLED = "its raylet was killed"
+
+
+def make_report(failure: str = "") -> HealthReport:
+    return HealthReport(
+        device="cpu",
+        num_devices=2,
+        num_devices_seen=2,
+        gemm_tflops=(1.0, math.nan),
+        failure=failure,
+    )
 
 
 def crashed(message: str, node: str = "n0", duration_s: float = 1.0) -> Outcome:
@@ -100,26 +109,25 @@ def test_a_failure_counts_when_no_other_node_is_left_to_see_it(service: WorkedSe
     assert said == ("crashed", "boom", 1.0)
 
 
-def test_a_failure_is_seen_on_another_node_before_it_counts(service: WorkedService) -> None:
+def test_a_failure_counts_once_another_node_has_seen_it_or_none_is_left(
+    service: WorkedService,
+) -> None:
     failures = [crashed("the node's fault"), crashed("the layout's", "n1", 2.0)]
 
     def fail(_r: ProbeRequest, shares: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
-        return failures[shares[0].node]
+        return crashed("no luck") if len(shares) == 2 else failures[shares[0].node]
 
     service.add(1)
+    service.add(2, num_devices=4, num_nodes=2)
     launcher = FakeLauncher(placed=fail, sizes=(2, 2))
-    service.share(launcher, until=lambda: service.outcomes)
-    assert [placement[0].node for placement in launcher.placements] == [0, 1]
-    (body,) = service.outcomes
-    assert (body["outcome"]["message"], body["outcome"]["duration_s"]) == ("the layout's", 3.0)
-    assert body["nodes_held"] == 1.0
-
-
-def test_a_failure_that_no_other_node_could_see_counts_at_once(service: WorkedService) -> None:
-    service.add(1, num_devices=4, num_nodes=2)
-    launcher = FakeLauncher(lambda *_: crashed("no luck"), sizes=(2, 2))
-    service.share(launcher, until=lambda: service.outcomes)
-    assert len(launcher.requests) == 1
+    service.share(launcher, until=lambda: len(service.outcomes) == 2)
+    nodes = [[share.node for share in placement] for placement in launcher.placements]
+    assert sorted(nodes) == [[0], [0, 1], [1]]
+    posted = {body["trial_id"]: body for body in service.outcomes}
+    outcome = posted[1]["outcome"]
+    assert (outcome["message"], outcome["duration_s"]) == ("the layout's", 3.0)
+    assert posted[1]["nodes_held"] == 1.0
+    assert posted[2]["outcome"]["message"] == "no luck"
 
 
 def test_a_node_failing_twice_what_others_complete_is_set_aside(service: WorkedService) -> None:
@@ -143,27 +151,10 @@ def test_a_node_failing_twice_what_others_complete_is_set_aside(service: WorkedS
     assert sum(placement[0].node == 0 for placement in launcher.placements) == 2
 
 
-def make_report(failure: str = "") -> HealthReport:
-    return HealthReport(
-        device="cpu",
-        num_devices=2,
-        num_devices_seen=2,
-        memory_bytes=8,
-        memory_free_bytes=8,
-        gemm_tflops=(1.0, math.nan),
-        failure=failure,
-    )
-
-
 def test_a_node_is_checked_before_its_first_probe_and_on_release(service: WorkedService) -> None:
     checked: list[tuple[int, ...]] = []
 
-    def check(
-        _launcher: GroupLauncher,
-        nodes: Sequence[int],
-        _cancelled: Cancelled,
-        known: Mapping[int, HealthReport],
-    ) -> dict[int, HealthReport]:
+    def check(_launcher: object, nodes: Sequence[int], *_: object) -> dict[int, HealthReport]:
         checked.append(tuple(nodes))
         wait_until("checking is seen", lambda: "checking" in service.states().values(), 10)
         bad = "it smells" if len(checked) == 1 else ""
@@ -197,25 +188,22 @@ def test_a_check_that_breaks_down_is_no_clean_bill(service: WorkedService) -> No
     assert launcher.requests == []
 
 
-def test_users_quarantine_and_release_nodes(service: WorkedService) -> None:
+def test_users_quarantine_and_release_nodes_at_any_time(service: WorkedService) -> None:
+    service.quarantined = [{"node": "n0", "reason": "failed twice"}]
     service.quarantine = [{"node": "n1", "reason": "smells of smoke"}]
 
     def watch() -> bool:
-        if service.states().get("n1") == "quarantined" and not seen:
-            seen.append(service.heartbeats[-1]["status"]["nodes"][1]["reason"])
+        if set(service.states().values()) == {"quarantined"} and not seen:
+            nodes = service.heartbeats[-1]["status"]["nodes"]
+            seen.extend(node["reason"] for node in nodes)
             service.quarantine, service.release = [], ["n1"]
-        return bool(seen) and service.states().get("n1") == "idle"
+            service.add(1)
+        return bool(service.outcomes)
 
     seen: list[str] = []
-    service.share(launcher_of(2, 2), until=watch)
-    assert seen == ["smells of smoke"]
-
-
-def test_a_node_under_quarantine_stays_there_in_the_next_worker(service: WorkedService) -> None:
-    service.quarantined = [{"node": "n0", "reason": "failed twice"}]
     launcher = launcher_of(2, 2)
-    service.add(1)
-    service.share(launcher, until=lambda: service.outcomes)
+    service.share(launcher, until=watch)
+    assert seen == ["failed twice", "smells of smoke"]
     assert [placement[0].node for placement in launcher.placements] == [1]
 
 
@@ -239,17 +227,12 @@ def test_a_node_that_joins_late_is_taken_up_and_what_needs_it_stays_with_the_ser
 def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
     checked: list[Sequence[int]] = []
 
-    def check(
-        nodes: Sequence[int], _cancelled: Cancelled, _known: Mapping[int, HealthReport]
-    ) -> dict[int, HealthReport]:
+    def check(nodes: Sequence[int], *_: object) -> dict[int, HealthReport]:
         checked.append(nodes)
-        fit = HealthReport(device="cpu", num_devices=2, num_devices_seen=2)
-        return dict.fromkeys(nodes, fit)
+        return dict.fromkeys(nodes, make_report())
 
     def take_checked() -> None:
-        event = events.get(timeout=30)
-        assert isinstance(event, NodesChecked)
-        roster.take_checked(event)
+        roster.take_checked(cast("NodesChecked", events.get(timeout=30)))
 
     events: SimpleQueue[WorkerEvent] = SimpleQueue()
     packer = Packer(share_nodes=True)
@@ -272,13 +255,10 @@ def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
     goes_on = threading.Event()
     failures = ["node_lost: its agent was killed", ""]
 
-    def check(
-        nodes: Sequence[int], _cancelled: Cancelled, _known: Mapping[int, HealthReport]
-    ) -> dict[int, HealthReport]:
+    def check(nodes: Sequence[int], *_: object) -> dict[int, HealthReport]:
         why = failures.pop(0)
         assert goes_on.wait(30)
-        report = HealthReport(device="cpu", num_devices=2, num_devices_seen=2, failure=why)
-        return dict.fromkeys(nodes, report)
+        return dict.fromkeys(nodes, make_report(why))
 
     def states() -> list[str]:
         return [record.state for record in roster.records()]
@@ -289,14 +269,10 @@ def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
     roster.look(0.0)
     launcher.losses[0] = "its agent was killed"
     roster.look(1.0)
-    back = events.get(timeout=30)
-    assert isinstance(back, NodeRecovered)
-    roster.take_recovered(back, 1.0)
+    roster.take_recovered(cast("NodeRecovered", events.get(timeout=30)), 1.0)
     assert states() == ["starting"], "it is checked again once the first check is over"
     goes_on.set()
     for state in ("starting", "idle"):
-        ended = events.get(timeout=30)
-        assert isinstance(ended, NodesChecked)
-        roster.take_checked(ended)
+        roster.take_checked(cast("NodesChecked", events.get(timeout=30)))
         assert states() == [state]
         roster.look(2.0)

@@ -14,7 +14,7 @@ import pytest
 
 from search_spaces.protocol.worker_messages import OutcomeReport
 from search_spaces.spec.layout import Layout
-from tests.kit.fake_service import problem
+from tests.kit.fake_service import TOKEN, problem
 from tests.kit.store import completed, failed
 from tests.kit.worker_loop import WorkedService, make_report
 from workers.errors import ServiceUnreachableError
@@ -62,11 +62,15 @@ def test_an_outcome_that_always_breaks_the_service_is_set_aside_in_the_end(
     assert not service.kept()
 
 
-def test_an_outcome_is_not_posted_again_at_once(
+def test_an_outcome_is_not_posted_again_at_once_and_a_service_that_is_away_costs_no_try(
     service: WorkedService, outbox: Outbox, clock: list[float]
 ) -> None:
-    service.breaks_over = {1}
+    service.away = True
     outbox.keep(make_report(1))
+    for _ in range(30):
+        with pytest.raises(ServiceUnreachableError):
+            outbox.post()
+    service.away, service.breaks_over = False, {1}
     outbox.post()
     service.breaks_over = set()
     outbox.post()
@@ -76,18 +80,7 @@ def test_an_outcome_is_not_posted_again_at_once(
     assert list(service.posted()) == [1]
 
 
-def test_a_service_that_is_away_costs_no_try(service: WorkedService, outbox: Outbox) -> None:
-    service.away = True
-    outbox.keep(make_report(1))
-    for _ in range(30):
-        with pytest.raises(ServiceUnreachableError):
-            outbox.post()
-    service.away = False
-    outbox.post()
-    assert list(service.posted()) == [1]
-
-
-def test_a_directory_that_is_lost_is_said_and_memory_does(
+def test_outcomes_stay_in_memory_where_the_directory_for_them_is_lost(
     service: WorkedService, outbox: Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.spool_dir.rename(tmp_path / "elsewhere")
@@ -137,9 +130,7 @@ MEASURED: Final = OutcomeReport(
 )
 
 
-def test_in_place_of_a_refused_measurement_the_service_is_told_what_it_refused(
-    service: WorkedService, outbox: Outbox
-) -> None:
+def test_the_service_is_told_what_it_refused(service: WorkedService, outbox: Outbox) -> None:
     service.refuses = has_measurement
     outbox.keep(MEASURED)
     assert not outbox.post()
@@ -168,9 +159,7 @@ def test_refused_figures_of_another_outcome_are_left_out(
     assert set_aside(service) == {"trial-1-attempt-2.json": state}
 
 
-def test_whatever_is_refused_is_told_with_ever_less_and_then_no_more(
-    service: WorkedService, outbox: Outbox
-) -> None:
+def test_an_outcome_refused_again_is_told_with_less(service: WorkedService, outbox: Outbox) -> None:
     service.refuse_outcomes = True
     outbox.keep(MEASURED)
     assert not outbox.post()
@@ -246,19 +235,6 @@ def test_an_outcome_that_can_not_be_removed_is_posted_once(
     assert "read-only file system" in caplog.text
 
 
-def test_outcomes_that_an_absent_service_missed_are_posted_later(
-    posting: Posting, service: WorkedService
-) -> None:
-    posting.catch_up(PATIENCE_S)
-    service.away = True
-    posting.take(make_report(1))
-    with pytest.raises(ServiceUnreachableError, match="outcomes wait"):
-        posting.catch_up(0.05)
-    service.away = False
-    posting.catch_up(PATIENCE_S)
-    assert list(service.posted()) == [1]
-
-
 def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting: Posting, service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +244,7 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting.catch_up(PATIENCE_S)  # from here on its pauses are the long ones
     service.away = True
     posting.take(make_report(1))
-    with pytest.raises(ServiceUnreachableError):
+    with pytest.raises(ServiceUnreachableError, match="outcomes wait"):
         posting.catch_up(0.5)
     service.away = False
     deadline = time.monotonic() + PATIENCE_S
@@ -280,16 +256,16 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     assert list(service.posted()) == [2, 1]
 
 
-def test_what_breaks_the_service_holds_up_nobody(posting: Posting, service: WorkedService) -> None:
-    service.breaks_over = {1}
-    posting.take(make_report(1))
-    posting.catch_up(PATIENCE_S)
-    assert not service.outcomes
-
-
-def test_a_refused_token_holds_up_nobody_by_itself(service: WorkedService, spool: Spool) -> None:
-    with LeaseClient(service.url, "another") as client:
+@pytest.mark.parametrize(
+    ("token", "breaks_over"), [(TOKEN, {1}), ("another", set())], ids=["broken", "refused-token"]
+)
+def test_an_outcome_that_cannot_be_posted_holds_up_nobody(
+    service: WorkedService, spool: Spool, token: str, breaks_over: set[int]
+) -> None:
+    service.breaks_over = breaks_over
+    with LeaseClient(service.url, token) as client:
         posting = Posting(Outbox(client, spool))
         posting.take(make_report(1))
         posting.catch_up(PATIENCE_S)
         posting.close(PATIENCE_S)
+    assert not service.outcomes

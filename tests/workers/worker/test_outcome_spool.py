@@ -18,7 +18,7 @@ def make_kept(trial_id: int = 7) -> EncodedOutcome:
     return EncodedOutcome.of(make_report(trial_id))
 
 
-def test_what_is_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
+def test_outcomes_that_are_kept_are_there_for_the_next_process(tmp_path: Path) -> None:
     with Spool(tmp_path / "spool") as spool:
         spool.keep(make_kept(9))
         spool.keep(make_kept(3))
@@ -46,7 +46,7 @@ def test_what_is_refused_or_is_no_outcome_is_set_aside_and_not_lost(tmp_path: Pa
     assert names == {"trial-7-attempt-2.json", "other.json"}
 
 
-def test_what_can_not_be_read_keeps_nothing_else_from_being_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: Path) -> None:
     (tmp_path / "trial-1-attempt-1.tmp").write_text('{"trial_id": 1,')
     with Spool(tmp_path) as spool:
         (tmp_path / "trial-1-attempt-1.json").mkdir()

@@ -12,13 +12,19 @@ import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from tests.kit.fake_launcher import FakeLauncher
-from tests.kit.worker_loop import DONE, FAILED, WorkedService, ends_when, launcher_of
+from tests.kit.worker_loop import (
+    DONE,
+    FAILED,
+    WorkedService,
+    ends_when,
+    launcher_of,
+    make_request,
+)
 from workers.errors import WorkerError
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import EndMoved, Events
-from workers.worker.scheduler import SchedulerOptions
 from workers.worker.worker import AllocationEnd, ends_after
 
 
@@ -108,13 +114,6 @@ def test_the_worker_drains_in_time(service: WorkedService, monkeypatch: pytest.M
     assert time.monotonic() < ends_at[0] + 0.5
 
 
-def test_a_worker_without_work_ends_by_itself_where_it_shall(service: WorkedService) -> None:
-    service.add(1)
-    options = SchedulerOptions(share_nodes=False, drain_s=1.0, end_when_idle_s=0.3)
-    service.work(launcher_of(2), until=lambda: service.unregistered, options=options)
-    assert len(service.outcomes) == 1
-
-
 def test_a_launcher_that_breaks_down_costs_a_trial_alone(service: WorkedService) -> None:
     def break_down(request: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
         if request.seed == 1:
@@ -129,14 +128,16 @@ def test_a_launcher_that_breaks_down_costs_a_trial_alone(service: WorkedService)
     assert service.posted()[2]["message"] == FAILED.message
 
 
-def test_a_trial_of_more_devices_than_there_are_is_refused(service: WorkedService) -> None:
+def test_a_trial_that_the_worker_cannot_run_is_unsupported(service: WorkedService) -> None:
     service.add(1, num_devices=8, num_nodes=2)
+    service.add_trial(2, {**make_request(), "colour": "green"})
     launcher = launcher_of(4, 2)
-    service.share(launcher, until=lambda: service.outcomes)
+    service.share(launcher, until=lambda: len(service.outcomes) == 2)
     assert launcher.requests == []
-    outcome = service.posted()[1]
-    assert outcome["reason"] == "unsupported"
-    assert "are 4 a node, and this allocation has 1 nodes of so many devices" in outcome["message"]
+    large, unknown = (service.posted()[trial_id] for trial_id in (1, 2))
+    assert large["reason"] == unknown["reason"] == "unsupported"
+    assert "are 4 a node, and this allocation has 1 nodes of so many devices" in large["message"]
+    assert "colour" in unknown["message"]
 
 
 def test_a_trial_is_stopped_before_it_has_devices(service: WorkedService) -> None:
@@ -153,7 +154,7 @@ def test_a_trial_is_stopped_before_it_has_devices(service: WorkedService) -> Non
     assert len(launcher.requests) == 1
 
 
-def test_what_waits_goes_with_its_session_and_what_runs_counts(service: WorkedService) -> None:
+def test_a_forgotten_worker_keeps_only_the_trial_that_runs(service: WorkedService) -> None:
     service.add(1, 2)
     go = threading.Event()
     launcher = launcher_of(2, ends=go.is_set)
@@ -168,6 +169,7 @@ def test_what_waits_goes_with_its_session_and_what_runs_counts(service: WorkedSe
     service.work(launcher, until=watch)
     assert len(launcher.requests) == 1
     assert set(service.posted()) == {1}
+    assert service.unregistered == ["session-2"]
 
 
 SIGTERM = "rank 0 was killed by signal 15 (SIGTERM)"
@@ -176,7 +178,9 @@ LOST = Outcome(state="failed", reason="node_lost", message="the agent ended", no
 
 
 @pytest.mark.parametrize("failure", [KILLED, LOST], ids=["killed", "lost"])
-def test_ranks_that_hear_of_the_end_tell_nothing(service: WorkedService, failure: Outcome) -> None:
+def test_ranks_that_end_with_their_job_say_nothing(
+    service: WorkedService, failure: Outcome
+) -> None:
     """`scancel` signals every process of a job: the ranks may be the first to end."""
     ended = threading.Event()
 
@@ -201,18 +205,18 @@ def test_a_rank_that_is_terminated_alone_has_crashed(service: WorkedService) -> 
 def test_idle_node_seconds_add_up(service: WorkedService) -> None:
     service.add(1, num_devices=1)
 
-    def idle() -> list[float]:
-        return [body["status"]["idle_node_s"] for body in service.heartbeats if body["trials"]]
+    def told() -> list[dict[str, Any]]:
+        return [body["status"] for body in service.heartbeats if body["trials"]]
 
     def free() -> list[int]:
-        nodes = [body["status"]["nodes"] for body in service.heartbeats[-1:] if body["trials"]]
-        return [node["free_devices"] for on_all in nodes for node in on_all]
+        return [node["free_devices"] for node in told()[-1]["nodes"]]
 
     started = time.monotonic()
     launcher = launcher_of(2, 2, ends=lambda: False)
-    service.share(launcher, until=lambda: len(idle()) > 5 and free() == [1, 2])
-    assert idle() == sorted(idle())
-    assert 0 < idle()[-1] < 2 * (time.monotonic() - started)
+    service.share(launcher, until=lambda: len(told()) > 5 and free() == [1, 2])
+    idle_s = [status["idle_node_s"] for status in told()]
+    assert idle_s == sorted(idle_s)
+    assert 0 < idle_s[-1] < 2 * (time.monotonic() - started)
 
 
 def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
@@ -238,11 +242,10 @@ def test_a_campaign_that_is_deleted_and_named_again_is_new(service: WorkedServic
     launcher = FakeLauncher(sizes=(2, 2))
     launcher.placed = ends_when(lambda: launcher.most_at_once == 4)
     service.share(launcher, until=lambda: len(service.outcomes) == 2)
-    reasons: list[Any] = [outcome["reason"] for outcome in service.posted().values()]
-    assert reasons == [DONE.reason] * 2
+    assert [outcome["reason"] for outcome in service.posted().values()] == [DONE.reason] * 2
 
 
-def test_the_end_is_told_again_when_it_has_moved_and_a_failed_look_is_no_end() -> None:
+def test_an_end_of_the_allocation_that_moves_is_told_again_and_a_failed_look_up_is_no_end() -> None:
     events: Events = SimpleQueue()
     answers = iter([100.0, None, 50.0])
 
@@ -258,17 +261,11 @@ def test_the_end_is_told_again_when_it_has_moved_and_a_failed_look_is_no_end() -
     end.close()
     ends = [event.ends_at for event in told if isinstance(event, EndMoved)]
     assert len(ends) == 2
-    assert ends[0] is not None
-    assert ends[1] is not None
     assert ends[0] > started + 99 > ends[1]
 
 
-def test_seconds_that_a_user_gives_count_from_when_they_are_given() -> None:
+def test_the_time_left_that_a_user_gives_counts_down_from_then() -> None:
     left_s = ends_after(1000.0)
-    first = left_s()
-    assert first is not None
-    assert 900 < first <= 1000
-    later = left_s()
-    assert later is not None
-    assert later <= first
+    first, later = left_s(), left_s()
+    assert 900 < later <= first <= 1000
     assert ends_after(0.0)() == 0.0

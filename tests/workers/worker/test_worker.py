@@ -10,19 +10,12 @@ import pytest
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import OutcomeReport
 from tests.kit.fake_service import TOKEN
-from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import FAILED, IDENTITY, WorkedService, make_request, run_until_cancelled
 from workers.errors import RanksLeftError, ServiceUnreachableError, WorkerReplacedError
 from workers.launchers.base import Cancelled, OnEvent
 from workers.launchers.group_launcher import GroupLauncher
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 from workers.worker.outcome_spool import Spool
-
-
-def supersede(service: WorkedService) -> None:
-    """Another worker registers under the same name."""
-    with LeaseClient(service.url, TOKEN) as other:
-        other.register(IDENTITY)
 
 
 def test_a_trial_is_run_and_its_outcome_posted_once(service: WorkedService) -> None:
@@ -38,27 +31,15 @@ def test_a_trial_is_run_and_its_outcome_posted_once(service: WorkedService) -> N
     assert not service.kept()
 
 
-def test_heartbeats_tell_how_far_the_trial_is(service: WorkedService) -> None:
-    def is_told() -> bool:
-        return any(beat["iterations_done"] == 5 for beat in service.beats().values())
+def test_heartbeats_tell_a_trials_progress_until_it_is_stopped(service: WorkedService) -> None:
+    def stop_once_it_is_told() -> bool:
+        if any(beat["iterations_done"] == 5 for beat in service.beats().values()):
+            service.stop = [7]
+        return bool(service.outcomes)
 
     service.add(7)
-    service.work(run_until_cancelled, until=is_told)
-
-
-def test_a_trial_that_the_service_stops_is_ended_and_reported(service: WorkedService) -> None:
-    service.add(7)
-    service.stop = [7]
-    service.work(run_until_cancelled, until=lambda: service.outcomes)
+    service.work(run_until_cancelled, until=stop_once_it_is_told)
     assert service.posted()[7]["state"] == "cancelled"
-
-
-def test_a_drained_worker_ends_its_probe_and_returns_the_lease(service: WorkedService) -> None:
-    service.add(7)
-    launcher = service.work(run_until_cancelled, until=lambda: len(service.heartbeats) > 1)
-    assert launcher.requests
-    assert service.outcomes == []
-    assert service.unregistered == ["session-1"]
 
 
 def test_a_worker_whose_nodes_do_not_come_up_ends_at_once(service: WorkedService) -> None:
@@ -75,57 +56,36 @@ def test_a_worker_whose_nodes_do_not_come_up_ends_at_once(service: WorkedService
     assert service.unregistered == ["session-1"]
 
 
-def test_a_worker_that_is_forgotten_registers_again(service: WorkedService) -> None:
-    def forget_once() -> bool:
-        if service.heartbeats and len(service.registrations) == 1:
-            service.forget_worker()
-        return len(service.registrations) == 2 and service.live_worker == "session-2"
-
-    service.work(until=forget_once)
-    assert service.unregistered == ["session-2"]
-
-
-def test_an_outcome_of_a_killed_worker_is_posted_by_the_next(service: WorkedService) -> None:
+def test_the_next_worker_posts_outcomes_of_a_killed_one(service: WorkedService) -> None:
     with Spool(service.spool_dir) as spool:
-        report = OutcomeReport(trial_id=5, attempt=2, worker_id="session-0", outcome=FAILED)
-        spool.keep(EncodedOutcome.of(report))
+        for trial_id, attempt in ((4, 1), (5, 2)):
+            report = OutcomeReport(
+                trial_id=trial_id, attempt=attempt, worker_id="session-0", outcome=FAILED
+            )
+            spool.keep(EncodedOutcome.of(report))
+    service.refuses = lambda body: bool(body["attempt"] == 1)
     service.work(until=lambda: service.outcomes)
     (posted,) = service.outcomes
     assert (posted["trial_id"], posted["attempt"], posted["worker_id"]) == (5, 2, "session-0")
     assert not service.kept()
+    assert (service.spool_dir / "rejected" / "trial-4-attempt-1.json").exists()
 
 
-def test_a_refused_outcome_is_set_aside_and_work_goes_on(service: WorkedService) -> None:
-    service.refuse_outcomes = True
-    service.add(7)
-    service.work(until=(service.spool_dir / "rejected" / "trial-7-attempt-1.json").exists)
-    assert service.unregistered == ["session-1"]
+@pytest.mark.parametrize("trials", [(7,), ()], ids=["while it probes", "while it waits"])
+def test_a_worker_whose_name_is_taken_ends(service: WorkedService, trials: tuple[int, ...]) -> None:
+    def be_superseded() -> bool:
+        is_told = bool(service.heartbeats) and set(service.beats()) == set(trials)
+        if is_told and len(service.registrations) == 1:
+            with LeaseClient(service.url, TOKEN) as other:
+                other.register(IDENTITY)
+        return False
 
-
-def test_a_worker_whose_name_is_taken_ends_its_probe_and_says_so(service: WorkedService) -> None:
-    def be_superseded(on_event: OnEvent, cancelled: Cancelled) -> Outcome:
-        supersede(service)
-        return run_until_cancelled(on_event, cancelled)
-
-    service.add(7)
+    service.add(*trials)
     with pytest.raises(WorkerReplacedError, match="another worker has registered as w; give"):
-        service.work(be_superseded, until=lambda: False)
+        service.work(run_until_cancelled, until=be_superseded)
     assert len(service.registrations) == 2
     assert service.outcomes == []
     assert service.live_worker == "session-2"
-
-
-def test_a_worker_whose_name_is_taken_while_it_waits_says_so(service: WorkedService) -> None:
-    def supersede_once_it_waits() -> None:
-        wait_until("the worker waits", lambda: service.heartbeats)
-        supersede(service)
-
-    other = threading.Thread(target=supersede_once_it_waits)
-    other.start()
-    with pytest.raises(WorkerReplacedError):
-        service.work(until=lambda: False)
-    other.join()
-    assert len(service.registrations) == 2
 
 
 def test_a_heartbeat_that_hangs_gives_way_to_the_next(service: WorkedService) -> None:
@@ -133,29 +93,6 @@ def test_a_heartbeat_that_hangs_gives_way_to_the_next(service: WorkedService) ->
     service.work(until=lambda: len(service.heartbeats) > 1)
     assert service.answered_heartbeats == 0, "the second one came while the first had no answer"
     service.stalls = False
-
-
-def test_heartbeats_go_on_after_an_answer_that_can_not_be_decoded(service: WorkedService) -> None:
-    told: list[int] = []
-
-    def garble_once() -> bool:
-        if not told and service.heartbeats:
-            told.append(len(service.heartbeats))
-            service.garbles = True
-        if told and len(service.heartbeats) > told[0] + 1:
-            service.garbles = False
-        return bool(told) and len(service.heartbeats) > told[0] + 4
-
-    service.work(until=garble_once)
-    assert service.unregistered == ["session-1"]
-
-
-def test_a_request_that_is_not_understood_is_an_unsupported_trial(service: WorkedService) -> None:
-    service.add_trial(7, {**make_request(), "colour": "green"})
-    launcher = service.work(until=lambda: service.outcomes)
-    assert launcher.requests == []
-    assert service.posted()[7]["reason"] == "unsupported"
-    assert "colour" in service.posted()[7]["message"]
 
 
 def test_a_node_that_cannot_be_cleaned_takes_no_other_trial(service: WorkedService) -> None:

@@ -30,10 +30,13 @@ def is_under_way(service: WorkedService, trial_id: int) -> bool:
     return service.beats().get(trial_id, {"iterations_done": 0})["iterations_done"] > 1
 
 
-def test_a_worker_runs_trials_and_drains_on_sigterm(service: WorkedService, mark: str) -> None:
+@pytest.mark.parametrize("launcher", ["ray", pytest.param("local", marks=pytest.mark.slow)])
+def test_a_worker_runs_trials_and_drains_on_sigterm(
+    service: WorkedService, mark: str, launcher: str
+) -> None:
     service.add(1, num_devices=NUM_RANKS, warmup=2, iterations=2)
     add_long_trial(service, 2)
-    with running_worker(service) as worker:
+    with running_worker(service, "--launcher", launcher) as worker:
         wait_until("the first outcome is posted", lambda: service.outcomes, 60)
         assert service.outcomes[0]["outcome"]["state"] == "completed"
         wait_until("the second trial is under way", lambda: is_under_way(service, 2), 30)
@@ -54,8 +57,14 @@ def test_a_worker_reports_what_campaigns_may_set(
     theirs = {"name": "theirs", "version": "1", "command": ["true"], "parameters": declared}
     (file := tmp_path / "trainers.json").write_text(json.dumps({"trainers": [theirs, plain]}))
     options = ("--launcher", "local", "--trainers", str(file), "--end-when-idle", "0")
-    with running_worker(service, *options) as worker:
-        assert worker.wait(60) == 0
+    service.spool_dir.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        with running_worker(service, *options) as worker:
+            assert worker.wait(60) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((service.spool_dir / "lock").stat().st_mode) == 0o600
     (said,) = service.registrations
     assert said["trainers"] == {"theirs": "1", "plain": "2"}
     assert said["trainer_parameters"].keys() == {"theirs", "plain"}
@@ -78,15 +87,6 @@ def test_a_worker_ends_by_itself_before_its_allocation(service: WorkedService, m
 
 
 @pytest.mark.slow
-def test_a_worker_runs_trials_without_ray_or_slurm(service: WorkedService, mark: str) -> None:
-    service.add(1, 2, 3, num_devices=NUM_RANKS, warmup=2, iterations=2)
-    with running_worker(service, "--launcher", "local", "--end-when-idle", "1") as worker:
-        assert worker.wait(100) == 0
-    states = {i: outcome["state"] for i, outcome in service.posted().items()}
-    assert states == dict.fromkeys((1, 2, 3), "completed")
-
-
-@pytest.mark.slow
 def test_sigkill_of_a_worker_leaves_no_rank_and_no_ray(service: WorkedService, mark: str) -> None:
     def command_lines() -> list[str]:
         return [" ".join(command_line(process)) for process in marked(mark)]
@@ -106,25 +106,3 @@ def test_sigkill_of_a_worker_leaves_no_rank_and_no_ray(service: WorkedService, m
         wait_until("no rank is left", lambda: not zygotes(), 2)
     wait_until("nothing else is left", lambda: not marked(mark), 10)
     assert not directory.exists()
-
-
-def test_a_worker_with_a_wrong_token_ends_with_one_line(service: WorkedService, mark: str) -> None:
-    with running_worker(service, token="wrong") as worker:
-        assert worker.wait(30) == 1
-    (line,) = log_of(service).read_text().splitlines()
-    assert line.startswith("error: the service at http://127.0.0.1:")
-    assert line.endswith("answered 401: the token is unknown; check the token file")
-
-
-def test_the_spool_is_the_users_alone_whatever_the_umask(service: WorkedService, mark: str) -> None:
-    service.spool_dir.mkdir(mode=0o755)
-    lock = service.spool_dir / "lock"
-    before = os.umask(0)
-    try:
-        with running_worker(service, "--launcher", "local") as worker:
-            wait_until("the worker has its spool", lock.exists, 30)
-            worker.terminate()
-            worker.wait(30)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o600

@@ -62,7 +62,7 @@ def bridge_of(nodes: RayNodes) -> FakeBridge:
     return nodes._bridge
 
 
-def test_a_bridge_that_can_not_be_started_again_for_a_while_costs_no_more_than_that_while(
+def test_a_bridge_that_does_not_start_is_started_again(
     nodes: RayNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     bridge_of(nodes).to_end.put(None)

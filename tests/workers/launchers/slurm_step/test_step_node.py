@@ -90,13 +90,6 @@ def nodes(environment: dict[str, str]) -> Iterator[SrunNodes]:
     nodes.close()
 
 
-def test_ranks_of_two_nodes_meet_in_a_step(nodes: SrunNodes) -> None:
-    end = run_group(nodes, "meet", num_ranks=4, num_nodes=2)
-    assert end.failure is None, end
-    where = {"address": "127.0.3.1", "port": 4321}
-    assert [end.results[rank]["told"] for rank in range(4)] == [where] * 4
-
-
 def start_late(environment: dict[str, str], node: str, program: Path, until: str) -> None:
     """Has the task of a node wait for something first."""
     program.write_text(f'#!/bin/sh\n{until}\nexec "$@"\n')
@@ -108,11 +101,12 @@ def test_ranks_meet_although_a_node_calls_in_after_the_first_rank_listens(
     environment: dict[str, str], nodes: SrunNodes, tmp_path: Path
 ) -> None:
     listens = tmp_path / "listens"
-    until = f"until [ -e {listens} ]; do sleep 0.05; done"
-    start_late(environment, "n2", tmp_path / "late", until)
+    start_late(environment, "n2", tmp_path / "late", f"until [ -e {listens} ]; do sleep 0.05; done")
     told = {"on_event": lambda _: listens.touch(), "deadline_s": 60}
-    end = run_group(nodes, "meet", num_ranks=2, num_nodes=2, **told)
+    end = run_group(nodes, "meet", num_ranks=4, num_nodes=2, **told)
     assert end.failure is None, end
+    where = {"address": "127.0.3.1", "port": 4321}
+    assert [end.results[rank]["told"] for rank in range(4)] == [where] * 4
 
 
 @pytest.mark.slow
@@ -125,7 +119,9 @@ def test_the_start_of_a_step_is_none_of_its_groups_time(
     assert end.duration_s > 4
 
 
-def test_a_zygote_that_is_killed_loses_its_node(nodes: SrunNodes) -> None:
+def test_a_killed_zygote_loses_its_node(nodes: SrunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.launchers.slurm_step.step._WORDS_WITHIN_S", 0.5)
+
     def kill_a_zygote() -> None:
         mark = nodes.settings.environment[MARK]
         zygotes = [p for p in marked(mark) if "workers.ranks.zygote" in command_line(p)[:5]]
@@ -170,45 +166,39 @@ def test_an_allocation_none_of_whose_nodes_answers_is_refused(environment: dict[
 
 
 def test_one_node_that_is_down_at_the_start_is_lost_alone(environment: dict[str, str]) -> None:
-    environment["REFUSED_NODE"] = "n4"
-    nodes = start_nodes(environment, num_nodes=5)
-    assert list(nodes.lost()) == [3]
-    assert nodes.lost()[3].startswith("node n4 did not connect: the step's srun ended with exit")
-    shares = tuple(Share(node=node, devices=(0,)) for node in (0, 1, 2, 4))
-    assert run_group(nodes, "succeed", shares=shares, num_ranks=4, num_nodes=4).failure is None
+    environment["REFUSED_NODE"] = "n2"
+    nodes = start_nodes(environment, num_nodes=3)
+    assert list(nodes.lost()) == [1]
+    assert nodes.lost()[1].startswith("node n2 did not connect: the step's srun ended with exit")
+    shares = tuple(Share(node=node, devices=(0,)) for node in (0, 2))
+    assert run_group(nodes, "succeed", shares=shares, num_ranks=2, num_nodes=2).failure is None
     nodes.close()
 
 
-def test_wishes_of_the_batch_script_do_not_reach_the_step(environment: dict[str, str]) -> None:
+def test_a_step_is_found_alive_and_ignores_options_of_the_batch_script(
+    environment: dict[str, str],
+) -> None:
     environment.update(SLURM_GPUS_PER_TASK="1", SLURM_NTASKS="64", SLURM_NETWORK="kept")
+    here = {"SLURM_JOB_ID": environment["JOB"], "SLURMD_NODENAME": "n1"}
     seen: list[dict[str, str]] = []
+    found: list[list[str]] = []
 
-    def look(event: dict[str, Any]) -> None:
+    def look(_: dict[str, Any]) -> None:
         seen.extend(filter(None, map(environment_of, marked(environment[MARK]))))
+        found.append(living_steps(here))
+        others = [{STEP_VARIABLE: found[0][0]}, {"SLURM_JOB_ID": "1"}, {"SLURMD_NODENAME": "n2"}]
+        found.extend(living_steps({**here, **other}) for other in others)
 
     nodes = start_nodes(environment)
-    run_group(nodes, "hang", num_ranks=1, on_event=look, cancelled=lambda: bool(seen))
+    run_group(nodes, "hang", num_ranks=1, on_event=look, cancelled=lambda: bool(found))
     nodes.close()
+    ((step,), *of_others) = found
+    assert step.startswith("layout-tuner-")
+    assert of_others == [[], [], []], "of the own step, of another job, of another node"
     assert seen
     for variables in seen:
         assert not {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS"} & set(variables)
         assert variables["SLURM_NETWORK"] == "kept"
-
-
-def test_only_steps_of_the_same_job_and_node_are_found_alive(nodes: SrunNodes) -> None:
-    found: list[list[str]] = []
-
-    def look(_: dict[str, Any]) -> None:
-        here = {"SLURM_JOB_ID": nodes.settings.environment["JOB"], "SLURMD_NODENAME": "n1"}
-        found.append(living_steps(here))
-        found.append(living_steps({**here, STEP_VARIABLE: found[0][0]}))
-        found.append(living_steps({**here, "SLURM_JOB_ID": "another"}))
-        found.append(living_steps({**here, "SLURMD_NODENAME": "n2"}))
-
-    run_group(nodes, "hang", num_ranks=1, on_event=look, cancelled=lambda: bool(found))
-    assert len(found[0]) == 1
-    assert found[0][0].startswith("layout-tuner-")
-    assert found[1:] == [[], [], []]
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_a_rank_is_told_from_a_batch_script(environment: dict[str, str], expecte
         ("", ""),
     ],
 )
-def test_the_first_host_of_slurm_s_lists(hosts: str, first: str) -> None:
+def test_the_first_host_is_taken_from_slurm_s_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
 
 

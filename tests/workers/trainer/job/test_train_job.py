@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from search_spaces.spec.layout import Layout
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import make_layout, make_shape, train
+from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.errors import TrainJobInvalidError
 from workers.trainer.job.job import TrainJob, read_job
 from workers.trainer.job.progress import print_event
@@ -101,11 +103,20 @@ def assert_progress(lines: list[str], job: TrainJob) -> None:
 TRAIN = ("-m", "workers.trainer.train", "--config")
 
 
-def test_a_job_of_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
-    job = make_job()
-    done = run([sys.executable, *TRAIN, write_job(tmp_path, job)])
-    assert done.returncode == 0, done.stderr
-    *progress, document = done.stdout.splitlines()
+def test_a_job_of_one_rank_runs_without_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, shown = make_job(), io.StringIO()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def work(rank: int, store: Any) -> tuple[int, str]:
+        with redirect_stdout(shown):
+            return main(["--config", write_job(tmp_path, job)]), shown.getvalue()
+
+    [(code, printed)] = run_ranks(1, work, own_group=True)
+    assert code == 0
+    *progress, document = printed.splitlines()
     assert_progress(progress, job)
     assert_result(document, job)
 

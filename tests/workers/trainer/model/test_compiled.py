@@ -18,6 +18,7 @@ from tests.workers.trainer.cases import (
     CUT,
     PP,
     excess_of_steps,
+    in_turn,
     make_layout,
     make_shape,
     make_training,
@@ -81,10 +82,9 @@ def steps_of(training: Training, *, compiled: bool) -> tuple[list[float], list[f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "moe"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@in_turn(("family", "precision"), ["moe", "llama"], ["fp32", "bf16"])
 def test_compiled_training_has_the_losses_of_eager_training(
-    precision: Precision, family: str
+    family: str, precision: Precision
 ) -> None:
     shape, layout = make_shape(family), make_layout(precision=precision)
     found, expected = (

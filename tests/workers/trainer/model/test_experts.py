@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,15 +17,9 @@ from tests.workers.trainer.reference import ReferenceModel
 from tests.workers.trainer.tolerances import operation_error
 from workers.trainer.errors import LayoutUnsupportedError
 from workers.trainer.model import matrix_products
-from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.training import Training
 
-EXPERTS = {
-    "num_experts": 6,
-    "experts_per_token": 2,
-    "moe_ffn_hidden_size": 64,
-    "num_layers": 1,
-}
+EXPERTS = {"num_experts": 6, "experts_per_token": 2, "moe_ffn_hidden_size": 64, "num_layers": 1}
 
 
 def gradients(training: Training) -> dict[str, Tensor]:
@@ -60,7 +53,9 @@ def exact_passes(shape: ModelShape, *, balanced: bool) -> tuple[float, dict[str,
     size = (-1, shape.seq_length)
     loss = model(batch.ids_MT.reshape(size), batch.targets_MT.reshape(size))
     loss.backward()
-    assert min(model.gaps) > 1e-5, "rounding could change a decision; take another seed"
+    assert min(model.gaps, default=1.0) > 1e-5, (
+        "rounding could change a decision; take another seed"
+    )
     return loss.item(), {name: model.weight(name).grad for name in model.names}
 
 
@@ -121,20 +116,6 @@ def test_the_load_is_that_of_the_fullest_expert_over_the_mean() -> None:
     assert mixture.load_sums.tolist() == pytest.approx([float(taken.max()) / (64 * 2 / 6), 1.0])
 
 
-def test_rows_are_sorted_by_expert_and_keep_the_order_of_tokens() -> None:
-    training = make_training(make_shape("llama", **EXPERTS), make_layout())
-    (mixture,) = training.model.mixtures
-    routing = mixture.route(torch.randn(16, 32, generator=torch.Generator().manual_seed(1)))
-    experts = routing.experts_TK.flatten()[routing.order_M]
-    assert torch.equal(experts, experts.sort().values)
-    for expert in range(6):
-        start = int(routing.ends_E[expert - 1]) if expert else 0
-        tokens = routing.order_M[start : int(routing.ends_E[expert])]
-        assert torch.equal(tokens, tokens.sort().values)
-    ones = torch.ones(len(experts), 3)
-    assert torch.equal(routing.combined(ones), torch.full((16, 3), 2.0))
-
-
 def test_16_bits_route_as_fp32_would_from_the_same_inputs() -> None:
     training = make_training(make_shape("llama", **EXPERTS), make_layout(precision="bf16"))
     (mixture,) = training.model.mixtures
@@ -173,11 +154,3 @@ def test_a_torch_without_grouped_products_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(LayoutUnsupportedError, match=r"install torch 2\.10 or newer"):
         make_training(make_shape("llama", **EXPERTS), make_layout())
     make_training(make_shape("llama"), make_layout())
-
-
-def test_dense_models_have_no_mixture() -> None:
-    training = make_training(make_shape("llama"), make_layout())
-    assert training.model.mixtures == []
-    assert training.expert_loads is None
-    shape = replace(make_shape("llama", **EXPERTS), num_layers=2)
-    assert all(isinstance(m, MixtureOfExperts) for m in make_training(shape).model.mixtures)

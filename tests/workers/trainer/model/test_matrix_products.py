@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from search_spaces.spec.layout import Precision
 from tests.workers.trainer.parallel_layers import drawn
 from tests.workers.trainer.tolerances import assert_close
 from workers.trainer.model import matrix_products
+from workers.trainer.model.precision import COMPUTE_DTYPES
+from workers.trainer.products import LAYOUTS, Product
 
 
 @pytest.fixture(autouse=True)
@@ -22,26 +25,43 @@ def _forget_the_processor() -> Iterator[None]:
     yield
     for choice in choices:
         choice.cache_clear()
+    matrix_products.use_layouts({})
 
 
-@pytest.mark.parametrize("by_onednn", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_products_are_the_dense_ones_by_either_library(
-    by_onednn: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["mkl", "onednn", *LAYOUTS])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_products_are_the_dense_ones_by_either_library_and_in_every_layout(
+    precision: Precision, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: by_onednn)
+    monkeypatch.setattr(matrix_products, "prefers_onednn", lambda: way == "onednn")
+    monkeypatch.setattr(matrix_products, "has_fast_16_bit_products", lambda: True)
     x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10)]))
-    x, w, b, dy = (t.to(dtype) for t in (x, w, b, dy))
-    exact = (x.double() @ w.double().t(), dy.double() @ w.double())
+    x, w, b, dy = (each.to(COMPUTE_DTYPES[precision]) for each in (x, w, b, dy))
+    if way in LAYOUTS:
+        sizes = {"output": (6, 10, 8), "input_gradient": (6, 8, 10), "weight_gradient": (10, 8, 6)}
+        products = [Product(kind, precision, *size) for kind, size in sizes.items()]
+        matrix_products.use_layouts(dict.fromkeys(products, way))
+        laid_out = matrix_products._laid_out("output", x, w.t())
+        assert [each.is_contiguous() for each in laid_out] == [letter == "N" for letter in way]
+    exact = {
+        "output": x.double() @ w.double().t(),
+        "input": dy.double() @ w.double(),
+        "weight": dy.double().t() @ x.double(),
+    }
     # A bias may be added to a product that has been rounded.
     for found, expected, length, roundings in (
-        (matrix_products.linear(x, w), exact[0], 8, 1),
-        (matrix_products.linear(x, w, b), exact[0] + b.double(), 9, 2),
-        (matrix_products.input_gradient(dy, w), exact[1], 10, 1),
+        (matrix_products.linear(x, w), exact["output"], 8, 1),
+        (matrix_products.linear(x, w, b), exact["output"] + b.double(), 9, 2),
+        (matrix_products.input_gradient(dy, w), exact["input"], 10, 1),
+        (matrix_products.weight_gradient(dy.t(), x), exact["weight"], 6, 1),
     ):
-        assert found.dtype == dtype
+        assert found.dtype == x.dtype
         assert found.is_contiguous()
         assert_close(found, expected, length=length, roundings=roundings)
+    if precision == "fp32":
+        sum_ = torch.ones(10, 8)
+        matrix_products.add_product(sum_, dy.t(), x, beta=1)
+        assert_close(sum_, 1.0 + exact["weight"], length=7)
 
 
 @pytest.mark.parametrize("is_fast", [False, True])

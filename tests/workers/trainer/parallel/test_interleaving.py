@@ -9,62 +9,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.workers.trainer.cases import (
-    CUT,
-    DP,
-    FEW_STEPS,
-    TP,
-    VPP,
-    ZERO,
-    ZERO_3,
-    assert_bitwise_equal,
-    assert_same_training,
-    make_layout,
-    make_shape,
-    on_layout,
-    over_axes,
-    train,
-)
+from tests.workers.trainer.cases import make_layout, make_shape, on_layout
 from workers.trainer.model.model import Stage
 from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
-
-FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
-
-
-@pytest.mark.sampled(3)
-@FAMILIES
-@pytest.mark.parametrize(
-    ("stages", "beside"),
-    [
-        *(({"pp": pp, "vpp": vpp}, {}) for pp, vpp in ((2, 2), (2, 4), (4, 2))),
-        *((VPP, beside) for beside in (TP, CUT, DP, ZERO)),
-        *((VPP, {"recompute": mode}) for mode in ("full", "selective")),
-        (VPP, {"precision": "bf16"}),
-    ],
-    ids=str,
-)
-def test_interleaving_is_bitwise_equal_to_the_same_layout_without_a_pipeline(
-    family: str, stages: dict[str, Any], beside: dict[str, Any]
-) -> None:
-    shape = make_shape(family, num_layers=4 if beside else 8)
-    found = train(shape, make_layout(**stages, **beside), steps=FEW_STEPS)
-    assert_bitwise_equal(found, train(shape, make_layout(**beside), steps=FEW_STEPS))
-
-
-@pytest.mark.sampled(3)
-@FAMILIES
-@over_axes({}, CUT, DP, ZERO_3)
-def test_a_tied_embedding_lies_on_first_and_last_chunk(family: str, axes: dict[str, Any]) -> None:
-    """Gradients of both ends are summed as in a plain pipeline; `train` refuses unequal copies."""
-    shape = make_shape(family, num_layers=4, tied_embeddings=True)
-    interleaved = train(shape, make_layout(pp=2, vpp=2, **axes), steps=FEW_STEPS)
-    plain = train(shape, make_layout(pp=2, **axes), steps=FEW_STEPS)
-    assert_bitwise_equal(interleaved, plain)
-    assert_same_training(interleaved, train(shape, make_layout(), steps=FEW_STEPS))
 
 
 def on_two_ranks(work: Any) -> list[Any]:
@@ -129,10 +79,3 @@ def test_outputs_are_freed_once_sent() -> None:
         return max(alive)
 
     assert on_two_ranks(most_alive)[0] == 2
-
-
-def test_the_peak_does_not_depend_on_how_fast_the_peers_are() -> None:
-    def peaks(training: Training) -> set[int]:
-        return {rehearse(training, limit_bytes=None) for _ in range(3)}
-
-    assert all(len(peaks) == 1 for peaks in on_two_ranks(peaks))

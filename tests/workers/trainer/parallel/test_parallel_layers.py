@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from search_spaces.mesh import Coordinates
-from tests.workers.trainer.cases import lone_mesh, make_layout, make_shape, on_layout
+from tests.workers.trainer.cases import make_layout, make_shape, on_layout
 from tests.workers.trainer.parallel_layers import (
     TP,
     CountingCollectives,
@@ -21,126 +19,13 @@ from tests.workers.trainer.parallel_layers import (
     on_tp_ranks,
     weight,
 )
-from tests.workers.trainer.tolerances import SWIGLU_ROUNDINGS, assert_close
+from tests.workers.trainer.tolerances import assert_close
 from workers.trainer.model import vocabulary
-from workers.trainer.model.attention import rotary_tables, rotate
-from workers.trainer.model.kernels import LayerNorm, RMSNorm, swiglu
-from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
-from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
+from workers.trainer.model.kernels import LayerNorm, RMSNorm
+from workers.trainer.model.vocabulary import vocab_cross_entropy
 from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
-
-
-CUTS = pytest.mark.parametrize("cuts_tokens", [False, True], ids=["whole-tokens", "cut-tokens"])
-"""Every rank has all six tokens, or half of them each."""
-
-
-def tokens_of(rank: int, *, cuts_tokens: bool) -> slice:
-    return slice(rank * 3, rank * 3 + 3) if cuts_tokens else slice(0, 6)
-
-
-def assert_tokens(
-    parts: list[Tensor], expected: Tensor | None, *, cuts_tokens: bool, length: int
-) -> None:
-    """Stretches of tokens are the whole together; else every rank has the whole."""
-    assert expected is not None
-    for found in [torch.cat(parts)] if cuts_tokens else parts:
-        assert_close(found, expected, length=length)
-
-
-def assert_replicated(
-    parts: list[Tensor], expected: Tensor | None, *, cuts_tokens: bool, length: int
-) -> None:
-    """Gradients of a replicated weight, of which cut tokens give each rank a part of the sum."""
-    assert expected is not None
-    for found in [parts[0] + parts[1]] if cuts_tokens else parts:
-        assert_close(found, expected, length=length)
-
-
-@CUTS
-def test_a_column_layer_computes_slices_of_the_dense_layer(cuts_tokens: bool) -> None:
-    x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10)]))
-
-    def work(rank: int, group: Any) -> list[Tensor]:
-        rows = slice(rank * 5, rank * 5 + 5)
-        layer = ColumnParallel(weight(w[rows]), weight(b[rows]), group, cuts_tokens=cuts_tokens)
-        x_in = x[tokens_of(rank, cuts_tokens=cuts_tokens)].clone().requires_grad_()
-        y = layer(x_in)
-        y.backward(dy[:, rows])
-        assert layer.bias is not None
-        return [y, x_in.grad, gradient(layer.weight), gradient(layer.bias)]  # type: ignore[list-item]
-
-    results = on_tp_ranks(work)
-    dense = [t.clone().requires_grad_() for t in (x, w, b)]
-    y = F.linear(*dense)
-    y.backward(dy)
-    assert_close(torch.cat([r[0] for r in results], 1), y.detach(), length=10)
-    assert_tokens([r[1] for r in results], dense[0].grad, cuts_tokens=cuts_tokens, length=10)
-    assert_close(torch.cat([r[2] for r in results]), dense[1].grad, length=10)
-    assert_close(torch.cat([r[3] for r in results]), dense[2].grad, length=10)
-
-
-@pytest.mark.parametrize(
-    ("seq_length", "cuts_tokens"), [(3, False), (2, True), (3, True), (6, True)]
-)
-def test_an_embedding_looks_up_each_row_where_it_lies_and_knows_the_positions_of_its_tokens(
-    seq_length: int, cuts_tokens: bool
-) -> None:
-    """Six tokens in two stretches: cut within a sequence, between two, and a sequence in half."""
-    w, positions, dy = drawn(12, 4, seed=0), drawn(seq_length, 4, seed=1), drawn(6, 4, seed=2)
-    ids = torch.tensor([0, 5, 6, 11, 5, 7])
-
-    def work(rank: int, group: Any) -> list[Tensor]:
-        rows = slice(rank * 6, rank * 6 + 6)
-        layout = make_layout(tp=2, sequence_parallel=cuts_tokens)
-        place = Coordinates(tp_rank=rank, dp_rank=0, pp_rank=0)
-        mesh = replace(lone_mesh(layout), place=place, tp_group=group)
-        layer = Embedding(weight(w[rows]), weight(positions), mesh=mesh)
-        y = layer(ids)
-        y.backward(dy[tokens_of(rank, cuts_tokens=cuts_tokens)])
-        assert layer.positions is not None
-        return [y, gradient(layer.weight), gradient(layer.positions)]
-
-    results = on_tp_ranks(work)
-    dense, dense_positions = w.clone().requires_grad_(), positions.clone().requires_grad_()
-    y = F.embedding(ids, dense) + dense_positions.repeat(6 // seq_length, 1)
-    y.backward(dy)
-    assert_tokens([r[0] for r in results], y.detach(), cuts_tokens=cuts_tokens, length=6)
-    assert_close(torch.cat([r[1] for r in results]), dense.grad, length=6)
-    of_positions = [r[2] for r in results]
-    assert_replicated(of_positions, dense_positions.grad, cuts_tokens=cuts_tokens, length=6)
-
-
-@CUTS
-def test_a_row_layer_sums_to_the_dense_layer_and_adds_bias_and_residual_once(
-    cuts_tokens: bool,
-) -> None:
-    x, w, b, dy, residual = (
-        drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10), (6, 10)])
-    )
-
-    def work(rank: int, group: Any) -> list[Tensor]:
-        columns = slice(rank * 4, rank * 4 + 4)
-        tokens = tokens_of(rank, cuts_tokens=cuts_tokens)
-        layer = RowParallel(weight(w[:, columns]), weight(b), group, cuts_tokens=cuts_tokens)
-        x_in = x[:, columns].clone().requires_grad_()
-        r_in = residual[tokens].clone().requires_grad_()
-        y = layer(x_in, r_in)
-        y.backward(dy[tokens])
-        assert layer.bias is not None
-        return [y, x_in.grad, r_in.grad, gradient(layer.weight), gradient(layer.bias)]  # type: ignore[list-item]
-
-    results = on_tp_ranks(work)
-    dense = [t.clone().requires_grad_() for t in (x, w, b)]
-    y = F.linear(*dense) + residual
-    y.backward(dy)
-    for index, expected in ((0, y.detach()), (2, dy)):
-        parts = [r[index] for r in results]
-        assert_tokens(parts, expected, cuts_tokens=cuts_tokens, length=10)
-    assert_close(torch.cat([r[1] for r in results], 1), dense[0].grad, length=10)
-    assert_close(torch.cat([r[3] for r in results], 1), dense[1].grad, length=10)
-    assert_replicated([r[4] for r in results], dense[2].grad, cuts_tokens=cuts_tokens, length=10)
 
 
 def test_a_vocabulary_cross_entropy_equals_the_dense_one() -> None:
@@ -225,38 +110,10 @@ def test_norms_equal_torchs_own_in_double_precision(dtype: torch.dtype) -> None:
     assert_close(gradient(layer_norm.bias).to(dtype), dy.double().sum(0), length=8, roundings=2)
 
 
-def test_swiglu_has_the_gradient_of_its_definition() -> None:
-    gate_up, dy = drawn(6, 8, seed=0), drawn(6, 4, seed=1)
-    found, expected = gate_up.clone().requires_grad_(), gate_up.clone().requires_grad_()
-    y = swiglu(found)
-    gate, up = expected.chunk(2, dim=-1)
-    dense = F.silu(gate) * up
-    assert_close(y, dense, roundings=SWIGLU_ROUNDINGS)
-    y.backward(dy)
-    dense.backward(dy)
-    assert_close(found.grad, expected.grad, roundings=SWIGLU_ROUNDINGS)
-
-
-def test_rotation_keeps_lengths_leaves_values_alone_and_is_undone_by_its_backward() -> None:
-    seq, heads, size = 5, 4, 6
-    qkv = drawn(2 * seq, heads * size, seed=0)
-    cos, sin = rotary_tables(seq, size, base=1e4, dtype=torch.float32, device=torch.device("cpu"))
-    x = qkv.clone().requires_grad_()
-    turned = rotate(x * 1.0, cos, sin, 3)
-    before, after = (t.detach().view(2, seq, heads, size) for t in (qkv, turned))
-    assert torch.equal(after[:, :, 3], before[:, :, 3])
-    assert torch.equal(after[:, 0], before[:, 0])
-    assert not torch.allclose(after[:, 1, :3], before[:, 1, :3])
-    # A cosine, a sine, two products and a sum; the norm is a sum over the head. Then back again.
-    assert_close(after.norm(dim=-1), before.norm(dim=-1), length=size, roundings=5)
-    turned.backward(turned.detach().clone())
-    assert_close(x.grad, qkv.double(), roundings=10)
-
-
 @pytest.mark.parametrize(
-    ("shares_memory", "all_reduce"), [(True, "shared::all_reduce"), (False, "c10d::allreduce_")]
+    ("family", "shares_memory", "all_reduce"),
+    [("gpt", True, "shared::all_reduce"), ("llama", False, "c10d::allreduce_")],
 )
-@pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_layer_all_reduces_four_times(family: str, shares_memory: bool, all_reduce: str) -> None:
     layout = make_layout(tp=TP)
 
@@ -277,23 +134,3 @@ def test_a_layer_all_reduces_four_times(family: str, shares_memory: bool, all_re
     assert per_layer == 4
     ends = two.total() / layout.num_microbatches - 2 * per_layer
     assert ends == 4, "embedding 1, cross-entropy 2, gradient into the last norm 1"
-
-
-@pytest.mark.parametrize("shares_memory", [True, False])
-def test_accumulation_reduces_gradients_once_a_step(shares_memory: bool) -> None:
-    layout = make_layout(dp=2, zero_stage=1)
-
-    def work(training: Training) -> Counter[str]:
-        with CountingCollectives(training.mesh) as counting:
-            training.step(training.batch(0))
-        return counting.counts
-
-    counts = on_layout(layout, work, shares_memory=shares_memory)[0]
-    assert layout.num_microbatches > 1
-    if not shares_memory:
-        assert counts.pop("c10d::allreduce_") == 1, "the sums that are reported, and nothing else"
-        # ZeRO-1's reduce-scatter and all-gather are a share to the peer and one from it, each.
-        assert counts == {"c10d::send": 2, "c10d::recv_": 2}, "gradients, then weights"
-    else:
-        once = {"shared::all_reduce": 1, "shared::reduce_scatter": 1, "shared::all_gather": 1}
-        assert counts == once, "the sums that are reported, the gradients, and the weights"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import re
 from typing import Any
 
 import pytest
@@ -74,24 +72,6 @@ def test_interleaved_passes_come_in_torchs_order(pp: int, vpp: int, groups: int)
     for rank in range(pp):
         expected = theirs(oracle._calculate_single_rank_operations(rank), pp)
         assert ours(rank, pp, vpp, pp * groups) == expected
-
-
-@pytest.mark.parametrize(
-    ("pp", "num_microbatches"), list(itertools.product(range(2, 9), (1, 2, 5, 8, 19)))
-)
-def test_passes_of_gpipe_come_in_torchs_order(pp: int, num_microbatches: int) -> None:
-    """torch has no table of it: it runs all forward passes in order, then all backward passes."""
-    from torch.distributed.pipelining.schedules import ScheduleGPipe
-
-    source = inspect.getsource(ScheduleGPipe._step_microbatches)
-    assert re.findall(r"self\._stage\.(forward|backward)_one_chunk\(", source) == [
-        "forward",
-        "backward",
-    ]
-    numbers = range(num_microbatches)
-    for rank in range(pp):
-        expected = [(kind, VirtualMicrobatch(0, i)) for kind in "FB" for i in numbers]
-        assert ours(rank, pp, 1, num_microbatches, "gpipe") == expected
 
 
 @pytest.mark.parametrize(("pp", "groups"), list(itertools.product(range(2, 9), (1, 2, 3, 5))))

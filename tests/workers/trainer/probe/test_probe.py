@@ -29,8 +29,8 @@ from tests.workers.trainer.cases import (
     CUT,
     PP,
     TP,
-    ZERO,
     ZERO_3,
+    in_turn,
     make_layout,
     make_shape,
     make_training,
@@ -51,14 +51,15 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.sampled(2)
-@over_axes({}, TP, PP, ZERO, ZERO_3, TP | PP)
+@over_axes({}, PP, TP | PP, ZERO_3)
 def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> None:
     request = make_request(layout=make_layout(**axes))
     results = probe(request)
-    assert [result is None for result, _ in results] == [False] + [True] * (len(results) - 1)
-    result = results[0][0]
+    assert results[1:] == [(None, [])] * (len(results) - 1), "rank 0 alone reports"
+    result, events = results[0]
     assert result is not None
     m = result.measurement
+    assert events == [{"event": "iteration", **dataclasses.asdict(each)} for each in m.iterations]
     warmups = len(m.iterations) - 3
     assert MIN_WARMUP <= warmups <= MIN_WARMUP + MAX_EXTRA_WARMUP
     assert [i.index for i in m.iterations] == list(range(warmups + 3))
@@ -87,19 +88,18 @@ def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> N
 
 
 @pytest.mark.parametrize(
-    "step_times_s", [[1.0, 1.0], [1.0, 1.09], [1.09, 1.0], [9.0, 2.0, 1.0, 1.05]], ids=str
-)
-def test_steps_have_settled_when_two_in_a_row_take_the_same_time(step_times_s: list[float]) -> None:
-    assert has_settled(step_times_s)
-
-
-@pytest.mark.parametrize(
-    "step_times_s",
-    [[], [1.0], [1.0, 1.11], [1.11, 1.0], [9.0, 2.0], [9.0, 2.0, 1.0], [1.0, 1.0, 2.0]],
+    ("step_times_s", "settled"),
+    [
+        *(([1.0, 1.0], True), ([1.0, 1.09], True), ([1.09, 1.0], True)),
+        *(([9.0, 2.0, 1.0, 1.05], True), ([], False), ([1.0], False), ([1.0, 1.11], False)),
+        *(([1.11, 1.0], False), ([9.0, 2.0], False), ([1.0, 1.0, 2.0], False)),
+    ],
     ids=str,
 )
-def test_steps_have_not_settled_while_they_still_change(step_times_s: list[float]) -> None:
-    assert not has_settled(step_times_s)
+def test_steps_have_settled_when_two_in_a_row_take_the_same_time(
+    step_times_s: list[float], settled: bool
+) -> None:
+    assert has_settled(step_times_s) is settled
 
 
 def test_warm_up_lasts_as_long_as_it_was_asked_for_and_until_it_settles() -> None:
@@ -124,20 +124,13 @@ def test_warm_up_goes_on_while_step_times_have_not_settled(monkeypatch: pytest.M
     assert [i.loss for i in m.iterations] == run.losses, "extra iterations are the same training"
 
 
-def test_rank_0_reports_each_iteration_and_the_others_are_silent() -> None:
-    (result, events), (_, of_rank_1) = probe(make_request(layout=make_layout(dp=2)))
-    assert of_rank_1 == []
-    assert result is not None
-    iterations = [dataclasses.asdict(each) for each in result.measurement.iterations]
-    assert events == [{"event": "iteration", **each} for each in iterations]
-
-
 def test_full_recomputation_counts_as_hardware_work_only() -> None:
     m = measured(make_request(layout=make_layout(recompute="full")))
     assert m.hardware_tflops_per_device > 1.2 * m.model_tflops_per_device
     assert m.hfu == pytest.approx(m.mfu * m.hardware_tflops_per_device / m.model_tflops_per_device)
     plain = measured(make_request())
     assert plain.hardware_tflops_per_device == plain.model_tflops_per_device
+    assert plain.expert_load is None
     assert not plain.oversubscribed
 
 
@@ -211,8 +204,8 @@ def test_a_loss_that_is_not_finite_ends_the_probe(monkeypatch: pytest.MonkeyPatc
         probe(make_request())
 
 
-@pytest.mark.sampled(2)
-@over_axes({}, CUT, PP, ZERO, {"dp": 2, "ep": 2}, {"recompute": "full"})
+@pytest.mark.sampled(3)
+@over_axes(PP, CUT, {"dp": 2, "ep": 2, "recompute": "full"})
 def test_a_probe_of_experts_balances_them_or_measures_how_uneven_they_are(
     axes: dict[str, Any],
 ) -> None:
@@ -228,11 +221,10 @@ def test_a_probe_of_experts_balances_them_or_measures_how_uneven_they_are(
     assert found[False].balanced_routing is False
     assert 1.05 < found[False].expert_load < 2.0
     assert found[True].iterations[0].loss != found[False].iterations[0].loss
-    assert measured(make_request()).expert_load is None
 
 
-@over_axes({"dp": 2, "ep": 2}, {"dp": 2, "etp": 2}, CUT, {"dp": 2, "ep": 2, "zero_stage": 3})
-def test_what_is_measured_of_divided_experts_is_taken(axes: dict[str, Any]) -> None:
+@over_axes({"dp": 2, "etp": 2}, {"dp": 2, "ep": 2, "zero_stage": 3})
+def test_a_measurement_of_divided_experts_contradicts_no_bound(axes: dict[str, Any]) -> None:
     """Nearly all that a rank holds is experts: with few tokens, less than their share of ranks."""
     shape = make_shape("moe", num_experts=16, moe_ffn_hidden_size=256, ffn_hidden_size=256)
     layout = make_layout(**axes | {"micro_batch_size": 1, "num_microbatches": 1})
@@ -242,8 +234,7 @@ def test_what_is_measured_of_divided_experts_is_taken(axes: dict[str, Any]) -> N
     )
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
+@in_turn(("family", "recompute"), ["gpt", "llama", "moe"], ["none", "full"])
 def test_the_formulas_count_the_operations_of_the_model(family: str, recompute: str) -> None:
     # torch's operator of attention with a window computes what the window hides, too.
     whole = {"attention_window": None, "full_attention_every": None}
@@ -282,24 +273,17 @@ def repeated(q: tuple[int, ...], kv: tuple[int, ...]) -> tuple[int, ...]:
     return (kv[0], q[1], *kv[2:])
 
 
-def test_importing_the_trainer_starts_no_thread() -> None:
-    """A zygote imports it, and forks: a thread would be lost, with the locks it holds."""
-    program = (
-        "import os, workers.trainer.probe.probe, workers.trainer.train, workers.trainer.probe.failure\n"
-        "print(len(os.listdir('/proc/self/task')))"
-    )
-    printed = printed_by(program, OMP_NUM_THREADS="4", OPENBLAS_NUM_THREADS="1")
-    assert printed.strip() == "1", printed
-
-
 PROBE_ALONE = """
 import os, sys, torch
-torch.set_num_threads(1)
 from torch.distributed import HashStore
+import workers.rank_jobs.rank, workers.trainer.train, workers.trainer.probe.failure
 import workers.trainer.probe.probe as probe
 from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import make_context
+assert len(os.listdir("/proc/self/task")) == 1, "a thread was started"
+assert "torch.distributed.checkpoint" not in sys.modules, "nothing is saved"
+torch.set_num_threads(1)
 request = ProbeRequest(model=make_shape(), layout=make_layout(recompute="full"), iterations=1)
 context = make_context(0, 1, HashStore(), peak_tflops_per_device=None, peak_source="")
 before = set(sys.modules)
@@ -310,9 +294,13 @@ os._exit(0)
 """
 
 
-def test_a_probe_imports_nothing_that_its_zygote_has_not() -> None:
-    """A module that torch loads lazily would be loaded by every rank: sympy 0.3 s, dynamo 2 s."""
-    assert int(printed_by(PROBE_ALONE, GLOO_SOCKET_IFNAME="lo")) < 5
+def test_a_zygote_has_no_thread_and_all_that_a_probe_imports() -> None:
+    """A zygote forks ranks: a thread would be lost, with the locks it holds.
+
+    A module that torch loads lazily would be loaded by every rank: sympy 0.3 s, dynamo 2 s.
+    """
+    environment = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    assert int(printed_by(PROBE_ALONE, **environment)) < 5
 
 
 def test_making_tokens_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

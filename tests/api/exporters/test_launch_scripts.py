@@ -1,4 +1,4 @@
-"""Exports to other trainers than Megatron-LM: the shell runs them, and they start every rank."""
+"""Launch scripts of exports: the shell runs them, and they start every rank with its arguments."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ import pytest
 import yaml
 
 from api.exporters import ALIASES, FORMATS, export
-from api.exporters.base import ExportBundle, ExportSource
+from api.exporters.base import ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.placeholders import environment_values
 
+MEGATRON = Layout(num_nodes=2, tp=2, pp=2, dp=2, zero_stage=1, recompute="full", precision="bf16")
 LAYOUTS = {
+    "megatron-lm": MEGATRON,
+    "megatron-deepspeed": MEGATRON,
+    "megatron-bridge": MEGATRON,
     "torchtitan-0.2": Layout(num_nodes=2, tp=2, pp=4, sequence_parallel=True, num_microbatches=8),
     "torchtitan-0.3": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, num_microbatches=4),
     "torchtitan-main": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, num_microbatches=4),
@@ -35,7 +39,27 @@ USERS = {
     "TOKENIZER_DIR": "/the user's/tokenizer",
     "NANOTRON_DIR": "/the user's/nanotron",
     "TRAIN_SCRIPT": "/the user's/train.py",
+    "MEGATRON_DIR": "/the user's/megatron",
+    "MEGATRON_DEEPSPEED_DIR": "/the user's/megatron",
+    "BRIDGE_DIR": "/the user's/bridge",
+    "DATA_ARGS": "--data-path /data/tokens",
 }
+PROGRAMS = {
+    "megatron-lm": "/the user's/megatron/pretrain_gpt.py",
+    "megatron-deepspeed": "/the user's/megatron/pretrain_gpt.py",
+    "megatron-bridge": "/the user's/bridge/scripts/training/run_recipe.py",
+}
+"""Of the trainers that take arguments, the programs that get those of the adapters."""
+
+BESIDE = {
+    "megatron-deepspeed": ("--deepspeed_config", "ds_config.json"),
+    "torchtitan-0.2": ("--job.config_file", "torchtitan.toml"),
+    "nanotron": ("--config-file", "nanotron.yaml"),
+    "deepspeed": ("--deepspeed_config", "ds_config.json"),
+    "axonn": ("/the user's/train.py", "axonn.json"),
+}
+"""After which word the scripts name which file beside them."""
+
 SAYS = """#!/bin/sh
 for word in "$@"; do printf "%s\\n" "$word"; done
 env | grep -E "^(LAYOUT_|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|ACCELERATE_|PYTHONPATH)" | sort
@@ -47,6 +71,9 @@ for rank in 0 7; do
     SLURM_PROCID=$rank SLURM_LOCALID=$((rank % 4)) SLURM_NODEID=$((rank / 4)) "$@"
 done
 """
+# A reader that stops after the first line would end it with SIGPIPE, and the script with it.
+SCONTROL = "#!/bin/sh\necho first-node\nfor n in $(seq 5000); do echo node-$n; done\n"
+STAND_INS = {"torchrun": SAYS, "python": SAYS, "accelerate": SAYS, "srun": SRUN}
 
 
 def source_of(name: str) -> ExportSource:
@@ -56,22 +83,15 @@ def source_of(name: str) -> ExportSource:
     )
 
 
-def bundle_of(name: str) -> ExportBundle:
-    return export(name, source_of(name))
-
-
 def started(
     name: str, folder: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the launch script of a format with stand-ins, which print arguments and environment."""
-    for file in bundle_of(name).files:
+    for file in export(name, source_of(name)).files:
         (folder / file.name).write_text(file.content)
     stand_ins = folder / "stand-ins"
     stand_ins.mkdir(exist_ok=True)
-    # A reader that stops after the first line would end it with SIGPIPE, and the script with it.
-    scontrol = "#!/bin/sh\necho first-node\nfor n in $(seq 5000); do echo node-$n; done\n"
-    programs = {"torchrun": SAYS, "python": SAYS, "accelerate": SAYS, "srun": SRUN}
-    for program, content in {**programs, "scontrol": scontrol}.items():
+    for program, content in {**STAND_INS, "scontrol": SCONTROL}.items():
         (stand_ins / program).write_text(content)
         (stand_ins / program).chmod(0o755)
     (script,) = folder.glob("*.sh")
@@ -95,34 +115,63 @@ def value_after(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
+def assert_environment(name: str, words: list[str]) -> None:
+    """A user's own script gets every number in its environment."""
+    found = dict(word.split("=", 1) for word in words if word.startswith("LAYOUT_"))
+    assert found == environment_values(source_of(name).job)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_file_parses_and_says_where_it_comes_from(name: str) -> None:
-    layout = LAYOUTS[name]
-    for file in bundle_of(name).files:
+    source = source_of(name)
+    for file in export(name, source).files:
         if not file.name.endswith(".json"):
-            assert f"# campaign wide, trial 7: {layout.key}\n" in file.content
+            assert f"# campaign wide, trial 7: {LAYOUTS[name].key}\n" in file.content
             assert "# 10 % faster than the baseline\n" in file.content
         suffix = file.name.partition(".")[2]
-        if suffix == "sh":
-            checked = subprocess.run(["bash", "-n"], input=file.content, text=True, check=False)
-            assert checked.returncode == 0
-            assert file.executable
-        elif suffix == "py":
+        assert file.executable is (suffix == "sh")
+        if suffix == "py":
             ast.parse(file.content)
-        else:
+        elif suffix != "sh":  # the other tests run those
             reader = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}[suffix]
-            assert reader(file.content) == FORMATS[name].adapter.values(source_of(name).job)
+            assert reader(file.content) == FORMATS[name].adapter.values(source.job)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "accelerate"])
-def test_torchrun_or_srun_starts_the_ranks_of_each_node(name: str, tmp_path: Path) -> None:
-    arguments = ("python", "train.py") if name == "command" else ()
-    words = words_of(name, tmp_path, *arguments, NODE_RANK="1", MASTER_ADDR="host")
+def test_torchrun_or_srun_starts_the_ranks_of_each_node_with_their_arguments(
+    name: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / f"{name}'s job").mkdir()
+    arguments = ("python", "train.py") if name == "command" else ("--further", "two words")
+    placed = {"NODE_RANK": "1", "MASTER_ADDR": "host", "PYTHONPATH": "/other"}
+    words = words_of(name, folder, *arguments, **placed)
     assert value_after(words, "--nnodes") == "2"
     assert value_after(words, "--nproc-per-node") == "4"
     assert value_after(words, "--node-rank") == "1"
     assert value_after(words, "--master-addr") == "host"
-    words = words_of(name, tmp_path, *arguments, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]")
+    assert value_after(words, arguments[0]) == arguments[1]
+    if name in BESIDE:
+        flag, file = BESIDE[name]
+        assert value_after(words, flag) == str(folder / file)
+    if name in PROGRAMS:
+        adapter, job = FORMATS[name].adapter, source_of(name).job
+        own = list(adapter.arguments(job))
+        start = words.index(own[0])
+        assert words[start : start + len(own)] == own
+        assert PROGRAMS[name] in words
+    if name in ("megatron-lm", "megatron-deepspeed"):
+        assert value_after(words, "--data-path") == "/data/tokens"
+    if name.startswith("torchtitan"):  # which can import the files beside the script
+        assert f"PYTHONPATH={folder}:/other" in words
+        assert value_after(words, "-m") == "torchtitan.train"
+        assert "/the user's/tokenizer" in words
+    if name in ("torchtitan-0.3", "torchtitan-main"):
+        assert value_after(words, "--module") == "torchtitan_layout"
+        assert (folder / "torchtitan_layout.py").exists()
+    if name in ("deepspeed", "command"):
+        assert_environment(name, words)
+
+    words = words_of(name, folder, *arguments, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]")
     assert words[0].startswith("srun -N 2 -n 8 --ntasks-per-node 4 bash -c")
     assert [word for word in words if word.startswith("RANK=")] == ["RANK=0", "RANK=7"]
     assert [word for word in words if word.startswith("LOCAL_RANK=")][-1] == "LOCAL_RANK=3"
@@ -136,6 +185,7 @@ def test_accelerate_is_launched_once_a_node(tmp_path: Path) -> None:
     assert yaml.safe_load(config.read_text())["num_processes"] == 8
     script = words.index("/the user's/train.py")
     assert words[script + 1 : script + 3] == ["--epochs", "2"]
+    assert_environment("accelerate", words)
     words = words_of("accelerate", tmp_path, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]")
     assert words[0].startswith("srun -N 2 -n 2 --ntasks-per-node 1 bash -c")
     assert value_after(words, "--machine_rank") == "0"
@@ -143,40 +193,7 @@ def test_accelerate_is_launched_once_a_node(tmp_path: Path) -> None:
     assert value_after(words, "--main_process_ip") == "first-node"
 
 
-def test_the_script_names_the_file_beside_it(tmp_path: Path) -> None:
-    for name, flag, file in (
-        ("torchtitan-0.2", "--job.config_file", "torchtitan.toml"),
-        ("nanotron", "--config-file", "nanotron.yaml"),
-        ("deepspeed", "--deepspeed_config", "ds_config.json"),
-        ("axonn", "/the user's/train.py", "axonn.json"),
-    ):
-        folder = tmp_path / f"{name}'s job"
-        folder.mkdir()
-        assert value_after(words_of(name, folder), flag) == str(folder / file)
-
-
-@pytest.mark.parametrize("name", ["torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"])
-def test_torchtitan_can_import_the_files_beside_the_script(name: str, tmp_path: Path) -> None:
-    words = words_of(name, tmp_path, PYTHONPATH="/other")
-    assert f"PYTHONPATH={tmp_path}:/other" in words
-    assert value_after(words, "-m") == "torchtitan.train"
-    assert "/the user's/tokenizer" in words
-    if name != "torchtitan-0.2":
-        assert value_after(words, "--module") == "torchtitan_layout"
-        assert (tmp_path / "torchtitan_layout.py").exists()
-
-
-@pytest.mark.parametrize("name", ["deepspeed", "accelerate", "command"])
-def test_a_users_own_script_gets_every_number_in_its_environment(name: str, tmp_path: Path) -> None:
-    arguments = ("train",) if name == "command" else ()
-    words = words_of(name, tmp_path, *arguments)
-    found = dict(word.split("=", 1) for word in words if word.startswith("LAYOUT_"))
-    assert found == environment_values(source_of(name).job)
-
-
-def test_a_command_is_filled_with_the_layout_and_refused_with_an_unknown_placeholder(
-    tmp_path: Path,
-) -> None:
+def test_a_command_is_filled_with_the_layout(tmp_path: Path) -> None:
     template = ("./train", "--tp={tp}", "{pp}x{dp} {model}", '{"zero": {zero_stage}}', "", "a  b*")
     words = words_of("command", tmp_path, *template)
     filled = ["--no-python", "./train", "--tp=2", "2x2 tiny-llama", '{"zero": 1}', "", "a  b*"]
@@ -185,25 +202,29 @@ def test_a_command_is_filled_with_the_layout_and_refused_with_an_unknown_placeho
     once = words_of("command", tmp_path, "torchrun", "--nproc={num_devices}", LAUNCH="once")
     assert once[0] == "--nproc=8"
 
-    unknown = started("command", tmp_path, "./train", "--tp={tpp}")
-    assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "{tpp} is no placeholder" in unknown.stderr
-    empty = started("command", tmp_path)
-    assert (empty.returncode, empty.stdout) == (2, "")
-    assert "say which program to start" in empty.stderr
 
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_another_launcher_and_what_is_not_set_are_refused_in_words(
-    name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "arguments", "environment", "code", "says"),
+    [
+        ("command", ["./train", "--tp={tpp}"], {}, 2, "{tpp} is no placeholder"),
+        ("command", [], {}, 2, "say which program to start"),
+        ("deepspeed", [], {"TRAIN_SCRIPT": ""}, 1, "set it to your training script"),
+        ("megatron-deepspeed", [], {"DATA_ARGS": ""}, 1, "there is no mock data"),
+        *((name, ["x"], {"LAUNCH": "mpirun"}, 2, "LAUNCH=mpirun is not") for name in LAYOUTS),
+    ],
+)
+def test_what_a_script_cannot_start_is_refused_in_words(
+    name: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    code: int,
+    says: str,
+    tmp_path: Path,
 ) -> None:
-    done = started(name, tmp_path, "train", LAUNCH="mpirun")
-    assert done.returncode == 2
-    assert "LAUNCH=mpirun is not" in done.stderr
-    assert "srun" in done.stderr
-    if name == "deepspeed":
-        unset = started(name, tmp_path, TRAIN_SCRIPT="")
-        assert "set it to your training script" in unset.stderr
+    done = started(name, tmp_path, *arguments, **environment)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert "LAUNCH" not in environment or "srun" in done.stderr
 
 
 def test_torchtitan_alone_is_its_newest_release() -> None:

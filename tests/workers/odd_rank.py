@@ -1,0 +1,84 @@
+"""The rank program, on ranks that do something odd where the file that ORDERS names asks for it.
+
+{"rank": 1, "point": ..., "stop_s": ...}: the rank, or its keeper, stops at the point for a while
+{"out_of_memory": 1}: the second step of that rank needs more memory than there is
+{"talks": true}: every rank prints warnings, one of them with a NUL
+{"understates": true}: every rank reports a thousandth of its peak memory
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.rank_jobs import rank
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.rank_task import RankTask
+from workers.trainer.training import Training
+
+ODD_ENTRY = "tests.workers.odd_rank:main"
+ORDERS = "LAYOUT_TUNER_TEST_ORDERS"
+
+
+def main(task: RankTask, line: JsonLines) -> None:
+    """Runs a rank; stops it at its point."""
+    orders = json.loads(Path(os.environ[ORDERS]).read_text())
+    if orders.get("out_of_memory") == task.rank:
+        _run_out_of_memory_in_step(2)
+    if "talks" in orders:
+        os.write(1, f"a library warns rank {task.rank}\n".encode())
+        os.write(2, b"binary \0 \xff garbage\n")
+    if orders.get("rank") == task.rank and orders["point"] == "start":
+        _stop(os.getpid(), orders["stop_s"])
+    elif orders.get("rank") == task.rank or "understates" in orders:
+        line = _OddLine(line, orders)
+    rank.main(task, line)
+
+
+def _stop(pid: int, stop_s: float) -> None:
+    """Stops a process; another one continues it."""
+    keep_on = f"sleep {stop_s}; while kill -CONT {pid}; do sleep 0.2; done"
+    subprocess.Popen(["sh", "-c", keep_on], stderr=subprocess.DEVNULL)
+    os.kill(pid, signal.SIGSTOP)
+
+
+class _OddLine(JsonLines):
+    """Understates the peak; or stops the rank or its keeper before or after the point's event."""
+
+    def __init__(self, line: JsonLines, orders: dict[str, Any]) -> None:
+        super().__init__(line.socket)
+        self._orders = orders
+
+    def send(self, *documents: Document) -> None:
+        for measured in (each["measurement"] for each in documents if "measurement" in each):
+            if "understates" in self._orders:
+                by_stage = [each // 1000 for each in measured["peak_memory_bytes_by_stage"]]
+                measured["peak_memory_bytes_by_stage"] = by_stage
+                measured["peak_memory_bytes"] = max(by_stage)
+        when, who, event = self._orders.get("point", "never rank any").split()
+        is_here = any(document["event"] == event for document in documents)
+        pid = os.getppid() if who == "keeper" else os.getpid()
+        if is_here and when == "before":
+            _stop(pid, self._orders["stop_s"])
+        super().send(*documents)
+        if is_here and when == "after":
+            _stop(pid, self._orders["stop_s"])
+
+
+def _run_out_of_memory_in_step(number: int) -> None:
+    whole_step, steps = Training.step, 0
+
+    def step(self: Training, *arguments: Any, **options: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == number:
+            torch.empty(1 << 50)
+        return whole_step(self, *arguments, **options)
+
+    Training.step = step  # type: ignore[method-assign]
