@@ -267,9 +267,9 @@ def test_a_campaign_is_paused_resumed_cancelled_and_deleted(
     confirm(page, "Cancel campaign", "cannot be resumed")
     expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
     page.get_by_role("link", name="Delete").click()
-    expect(page.get_by_text("1 trials, their logs, and the measurements of 1")).to_be_visible()
+    expect(page.get_by_text("1 trial, all logs, and the measurements of 1 layout,")).to_be_visible()
     expect(page.get_by_role("link", name="goes-on-from-it")).to_be_visible()
-    confirm(page, "Delete to-end", "deleted for good, with 1 trials")
+    confirm(page, "Delete to-end", "deleted for good, with 1 trial.")
     expect(page.get_by_role("heading", name="This is not possible now")).to_be_visible()
     expect(page.get_by_text("starts from 'to-end' and has not ended")).to_be_visible()
     visitor.faults.clear()  # the browser reports the status 409

@@ -15,7 +15,7 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.store import completed, failed
 from tests.tuner.factories import DrivenCampaign, make_spec, run_campaign, submit
-from tuner.driver.budget_check import Spent, is_reserved
+from tuner.driver.campaign_end import Spent, is_reserved
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
@@ -227,7 +227,7 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
         PartFirst, "possible_improvement", lambda _self, _history: 0.0, raising=False
     )
     spec = make_large_spec(probes=12, stop={"converged_within": 0.5, "remeasure": 0})
-    monkeypatch.setattr("tuner.driver.budget_check.LEAST_COMPLETED", 2)
+    monkeypatch.setattr("tuner.driver.campaign_end.LEAST_COMPLETED", 2)
     record = run(store, spec)
     assert record.reason == "converged"
     assert store.leaderboard.winner(record.id, record.objective) is not None

@@ -18,7 +18,7 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.store import TimelyStore, TurnableClock, completed, make_measurement
 from tests.tuner.factories import DrivenCampaign, make_spec
-from tuner.driver.budget_check import Spent, is_reserved
+from tuner.driver.campaign_end import Spent, is_reserved
 from tuner.driver.remeasuring import most_doubted
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer

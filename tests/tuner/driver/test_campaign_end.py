@@ -18,7 +18,7 @@ from tests.tuner.factories import (
     make_spec,
     submit,
 )
-from tuner.driver.budget_check import Spent, closing_message, time_is_up, trials_left
+from tuner.driver.campaign_end import Spent, closing_message, time_is_up, trials_left
 from tuner.driver.driver import Driver
 
 
