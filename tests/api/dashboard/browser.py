@@ -71,7 +71,7 @@ class Visitor:
         """Fails if a page did what no page may do."""
         if self.is_checked:
             assert not self.page.evaluate("() => window.violations")
-        assert not self.faults
+        assert not self.faults, self.faults
 
 
 def session_of(url: str, token: str) -> StorageState:
