@@ -7,7 +7,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +204,14 @@ def workings(directory: Path) -> list[psutil.Process]:
 
 
 def kill_at_once(pids: Sequence[int]) -> None:
-    """Kills processes, none of which sees the end of another."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    """Kills processes, none of which sees the end of another.
+
+    The kernel kills some of them with their parents.
+    """
+    for word in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, word)
 
 
 def test_a_cluster_can_not_be_joined_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
