@@ -27,6 +27,7 @@ from tests.workers.process_checks import (
     is_alive,
     marked,
     run_group,
+    wait_until_gone,
 )
 from workers.errors import NodeLostError
 from workers.launchers.agent import TOKEN_VARIABLE
@@ -139,7 +140,7 @@ def test_sigkill_of_a_nodes_task_loses_that_node_until_nothing_of_the_step_is_le
     hanging = Hanging(nodes, lambda step: kill(step.pids[1]))
     assert (hanging.failure.reason, hanging.failure.node) == ("node_lost", 1)
     assert hanging.failure.message.startswith("node n2 was lost: its line closed")
-    assert not any(map(is_alive, hanging.ranks))
+    wait_until_gone(hanging.ranks)
     assert list(nodes.lost()) == [1]
     refused = run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure
     assert refused.node == 1
@@ -164,14 +165,14 @@ def test_sigkill_of_slurms_manager_of_the_step_leaves_nothing(unknown_to_slurm: 
     nodes = unknown_to_slurm
     hanging = Hanging(nodes, lambda step: kill(psutil.Process(step.pids[1]).ppid()))
     assert (hanging.failure.reason, hanging.failure.node) == ("node_lost", 1)
-    assert not any(map(is_alive, hanging.ranks))
+    wait_until_gone(hanging.ranks)
 
 
 def test_sigkill_of_srun_ends_the_step_and_blames_no_node(nodes: SrunNodes) -> None:
     hanging = Hanging(nodes, lambda step: kill(step.srun_pid))
     assert hanging.failure.reason == "node_lost"
     assert hanging.failure.message == "the step's srun ended with signal 9"
-    assert not any(map(is_alive, hanging.ranks))
+    wait_until_gone(hanging.ranks)
     assert not nodes.lost()
     assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
 
@@ -218,7 +219,7 @@ def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
     end = run_group(nodes, "hang", shares=shares, num_nodes=2, on_event=strike)
     assert (end.failure.reason, end.failure.node) == ("node_lost", 3)
     assert "node n4 was lost" in end.failure.message
-    assert not any(map(is_alive, ranks))
+    wait_until_gone(ranks)
     assert list(nodes.lost()) == [3]
     with pytest.raises(NodeLostError, match="n4"):
         nodes.recover(3)
@@ -235,7 +236,7 @@ def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
 def test_scancel_of_the_job_ends_every_process(site: SlurmSite, nodes: SrunNodes, job: str) -> None:
     hanging = Hanging(nodes, lambda _: site.run("scancel", job) and None)
     assert hanging.failure.reason == "node_lost"
-    assert not any(map(is_alive, hanging.ranks))
+    wait_until_gone(hanging.ranks)
     site.wait_for_end(int(job))
 
 

@@ -90,9 +90,9 @@ class SrunProcess:
         Args:
             step_id: as JOB.STEP, where a node has reported it.
             is_clean: whether every node has reported that no process is left on it.
-            tasks_are_gone: whether the task on every node has ended, and so all processes below it,
-                even if Slurm still lists the step: it does so where Slurm's own processes were
-                killed.
+            tasks_are_gone: whether the task on every node has ended, so that its warden ends all
+                processes below it, even if Slurm still lists the step: it does so where Slurm's own
+                processes were killed.
 
         Raises:
             RanksLeftError: Slurm still lists the step as running.

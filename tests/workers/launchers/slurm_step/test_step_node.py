@@ -132,7 +132,7 @@ def test_a_killed_zygote_loses_its_node(nodes: SrunNodes, monkeypatch: pytest.Mo
     failure = failure_of(nodes, "hang", num_ranks=2, num_nodes=2, on_event=hanging)
     assert (failure.reason, failure.node) == ("node_lost", 1)
     assert failure.message.startswith("node n2 was lost: the zygote ended: its warden ended with")
-    assert not any(map(is_alive, hanging.pids))
+    wait_until_gone(hanging.pids)
     nodes.recover(1)
     assert run_group(nodes, "succeed", num_nodes=2).failure is None
 
