@@ -19,15 +19,22 @@ from tuner.driver.driver import Driver
 PATIENCE_S = 60.0
 
 
+class Gate(threading.Event):
+    """Set by the test; until then the search of the campaign "huge" is not opened."""
+
+    num_openings = 0
+    """How often its opening has begun."""
+
+
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Opened by the test; until then the search of the campaign "huge" is not opened."""
-    gate = threading.Event()
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
 
     class GatedSearch(CampaignSearch):
         @classmethod
         def rebuild(cls, campaign: CampaignRecord, *told: Any) -> CampaignSearch:
             if campaign.name == "huge":
+                gate.num_openings += 1
                 assert gate.wait(PATIENCE_S)
             return CampaignSearch.rebuild(campaign, *told)
 
@@ -43,7 +50,7 @@ def submit_both(store: Store) -> tuple[CampaignRecord, CampaignRecord]:
 
 
 def test_a_small_campaign_runs_to_its_end_while_a_huge_one_is_opened(
-    store: Store, gate: threading.Event
+    store: Store, gate: Gate
 ) -> None:
     huge, small = submit_both(store)
     driver = Driver(store, opening=BackgroundOpening())
@@ -67,7 +74,7 @@ def test_a_search_that_is_opened_beside_proposes_what_it_would_have_proposed_at_
 
 @pytest.mark.parametrize("how", ["paused", "cancelled", "deleted"])
 def test_a_campaign_that_no_longer_runs_when_its_search_is_there_gets_no_trials(
-    store: Store, gate: threading.Event, how: str
+    store: Store, gate: Gate, how: str
 ) -> None:
     huge, small = submit_both(store)
     driver = Driver(store, opening=BackgroundOpening())
@@ -84,6 +91,7 @@ def test_a_campaign_that_no_longer_runs_when_its_search_is_there_gets_no_trials(
     if how == "paused":
         store.campaigns.resume(huge.id)
         drive_until_ended(store, huge, driver)
+        assert gate.num_openings == 2  # the first one knew nothing that came meanwhile
 
 
 def test_a_search_that_cannot_be_opened_breaks_its_campaign_alone(
@@ -144,7 +152,7 @@ def test_forgotten_openings_keep_their_places_until_their_threads_end() -> None:
 
 
 def test_an_opening_that_never_ends_fails_its_campaign_and_leaves_its_place(
-    store: Store, gate: threading.Event
+    store: Store, gate: Gate
 ) -> None:
     huge = submit(store, make_spec("huge"))
     driver = Driver(store, opening=BackgroundOpening(stuck_after_s=0.05))
