@@ -163,8 +163,10 @@ def _take_more_and_more(task: RankTask, line: JsonLines) -> None:
 
 
 def _talk_for_ever(task: RankTask, line: JsonLines) -> None:
-    line.send({"event": "talking", "pid": os.getpid()})
     words = "a rank that says too much\n" * 1000
+    sys.stdout.write(words)
+    sys.stdout.flush()
+    line.send({"event": "talking", "pid": os.getpid()})
     while True:
         sys.stdout.write(words)
 
