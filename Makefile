@@ -54,21 +54,21 @@ layers: $(INSTALLED)
 structure: $(INSTALLED)
 	$(BIN)/python -m tests.structure
 
-# Two tests at a time, each file's in their order; TEST_JOBS=0 runs one at a time. Of the tests that
-# start ranks (marker `ranks`), but for the trainer's, one runs at a time: see tests/conftest.py.
-TEST_JOBS ?= 2
-SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
+# Tests at a time, each file's in their order; TEST_JOBS=0 runs one at a time. The fast suite waits
+# for a third of its time: three fill two cores. Of the tests that start ranks (marker `ranks`), but
+# for the trainer's, one runs at a time: see tests/conftest.py.
+side_by_side = -n $(or $(TEST_JOBS),$1) --dist loadfile
 ELSEWHERE := not gpu and not slurm and not exports
 
 test: check browser-packages
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not nightly and $(ELSEWHERE)"
+	$(BIN)/pytest $(call side_by_side,3) -m "not slow and not nightly and $(ELSEWHERE)"
 
 test-slow: $(INSTALLED) browser-packages
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slow and not nightly and $(ELSEWHERE)"
+	$(BIN)/pytest $(call side_by_side,2) -m "slow and not nightly and $(ELSEWHERE)"
 
 # Long storms and fuzzing runs, of which the slow or the fast suite has shorter ones.
 test-nightly: $(INSTALLED)
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "nightly and $(ELSEWHERE)"
+	$(BIN)/pytest $(call side_by_side,2) -m "nightly and $(ELSEWHERE)"
 
 # Fifty seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
 FAULTS_REPORT ?= build/seeded-faults.json
@@ -110,7 +110,7 @@ slurm-packages:
 	if [ -n "$$mine" ]; then rm -f $$policy; fi
 
 test-slurm: $(INSTALLED) slurm-packages
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "slurm and not nightly"
+	$(BIN)/pytest $(call side_by_side,2) -m "slurm and not nightly"
 
 # Files that were exported for other trainers, read by the trainers' own parsers. Each trainer is
 # installed in build/trainers, once, and changes nothing in $(VENV).
