@@ -50,8 +50,8 @@ class GroupKeeper:
 
     agent: JsonLines
     """Connection to the node's agent."""
-    zygote_pid: int
-    """Its end is the end of the group."""
+    zygote_stopped: int
+    """Read end of a pipe that the zygote closes when it ends; that is the end of the group."""
     tasks: Sequence[RankTask]
     line_fds: list[int]
     """The ranks' lines to the agent."""
@@ -68,9 +68,7 @@ class GroupKeeper:
     def run(self) -> None:
         """Starts the ranks, and serves until the group or the zygote has ended."""
         become_subreaper()
-        self._readers.add(os.pidfd_open(self.zygote_pid), self._stop)
-        if os.getppid() != self.zygote_pid:  # it ended while this process was forked
-            return
+        self._readers.add(self.zygote_stopped, self._stop)
         self._readers.add(self.agent.socket.fileno(), self._take_orders)
         self._start()
         while self._alive:
@@ -166,7 +164,7 @@ class GroupKeeper:
         for rank in self._ranks:
             if rank.pidfd in self._readers:
                 peaks[rank.task.rank] = memory_of(rank.pid)["VmHWM"]
-        shared = memory_of(self.zygote_pid)["VmRSS"]
+        shared = memory_of(os.getppid())["VmRSS"]
         return {str(rank): max(0, peak - shared) for rank, peak in sorted(peaks.items())}
 
     def _oom_kills(self) -> int | None:

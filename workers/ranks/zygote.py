@@ -53,6 +53,9 @@ _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 1.0
 """Pauses between two looks for orphans."""
 
+_KEEPERS_WITHIN_S: Final = 3.0
+"""Seconds that keepers may take to end their groups when the zygote ends, before it kills them."""
+
 
 class Orphans:
     """Ends all children of the zygote except its keepers, in short steps that do not block.
@@ -115,21 +118,38 @@ class Zygote:
         self._unclean: list[_Keeper] = []
         """Keepers that have died, and whose groups are gone when all orphans have ended."""
         self._readers = Readers()
+        self._warden = os.pidfd_open(os.getppid())
+        self._stopped, self._running = os.pipe()
+        """Keepers have the first end; it is closed when the zygote closes the second, or ends."""
         self._open = True
 
     def run(self) -> None:
         """Serves the agent until it or the warden ends; then ends all processes below."""
         self._readers.add(self._agent.socket.fileno(), self._take_orders)
-        self._readers.add(os.pidfd_open(os.getppid()), self._stop)
+        self._readers.add(self._warden, self._stop)
         live_without_parent()  # its pidfd reports the warden's end, and all below ends first
         self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
             self._readers.handle(self._due_in_ms())
             self._tend_orphans()
+        self._end_keepers()
         end_descendants()
 
     def _stop(self) -> None:
         self._open = False
+        self._readers.remove(self._agent.socket.fileno())
+        self._readers.remove(self._warden)
+
+    def _end_keepers(self) -> None:
+        """Has each keeper end its group.
+
+        A daemon whose keeper had been killed would be left if the zygote were killed, too, before
+        it ended that daemon.
+        """
+        os.close(self._running)
+        give_up_at = time.monotonic() + _KEEPERS_WITHIN_S
+        while self._keepers and (left_s := give_up_at - time.monotonic()) > 0:
+            self._readers.handle(int(1e3 * left_s) + 1)
 
     def _due_in_ms(self) -> int | None:
         if self._orphans.next_look_at is None:
@@ -168,14 +188,12 @@ class Zygote:
                 os.close(fd)
 
     def _fork_keeper(self, tasks: list[RankTask], line_fds: Sequence[int]) -> _Keeper:
-        zygote_pid = os.getpid()
-
         def be_keeper() -> None:
-            for fd in (*self._readers, *self._agent.fds):
+            for fd in (*self._readers, *self._agent.fds, self._running):
                 os.close(fd)
             GroupKeeper(
                 agent=JsonLines(socket.socket(fileno=line_fds[0])),
-                zygote_pid=zygote_pid,
+                zygote_stopped=self._stopped,
                 tasks=tasks,
                 line_fds=list(line_fds[1:]),
                 entry=self._entry,
