@@ -87,10 +87,13 @@ def _objects(connection: Connection) -> _Objects:
 
 
 def _normalized(sql: str) -> str:
-    """A definition without what depends on the way to a revision: spaces, quotes, the order."""
+    """A definition without what depends on the way to a revision.
+
+    That is spaces, quotes, the order, and whether a check is a part of its column.
+    """
     head, _, rest = re.sub(r'[\s"]', "", sql).partition("(")
-    body, _, tail = rest.rpartition(")")
-    parts = sorted(body.split(",")) if head.startswith("CREATETABLE") else [body]
+    body, _, tail = rest.replace("CONSTRAINT", ",CONSTRAINT").rpartition(")")
+    parts = sorted(filter(None, body.split(","))) if head.startswith("CREATETABLE") else [body]
     return ",".join([head, *parts, tail])
 
 

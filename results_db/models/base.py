@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ def _from_text(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(f"{value}+00:00")
 
 
-def one_of(column: str, values: tuple[str, ...]) -> str:
+def one_of(column: str, values: Sequence[object]) -> str:
     """SQL: the column has one of the values."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
 

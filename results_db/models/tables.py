@@ -38,14 +38,13 @@ from results_db.records import (
 )
 from search_spaces.estimates.prediction import PREDICTION_SOURCES
 from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
-from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS, ZERO_STAGES
+from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _LATER_COUNTS: Final = ("tp_columns", "ep", "etp")
-"""Counts whose checks are parts of their columns: revisions r005 and r006 added them."""
+"""Counts with a check of their own each; `layout_counts` checks the others."""
 _LAYOUT_KEY: Final = String(120).with_variant(String(240), "postgresql")
-"""The longest is that of a cheap probe, of 194 characters. SQLite checks no lengths, so that its
-column stays as the first revision declares it."""
+"""The longest is that of a cheap probe, of 218 characters. SQLite checks no lengths."""
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
@@ -155,17 +154,10 @@ class Trial(WithCosts, Base):
             name="layout_counts",
         ),
         *(CheckConstraint(is_at_least(1, name), name=name) for name in _LATER_COUNTS),
-        CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         *(
-            CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
-            for name in (
-                "schedule",
-                "cp_comm_type",
-                "pipeline_split",
-                "rank_order",
-                "recompute",
-                "precision",
-            )
+            CheckConstraint(one_of(name, knob.choices), name=name)
+            for name, knob in KNOBS.items()
+            if knob.choices and not knob.is_switch
         ),
         CheckConstraint(
             "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
@@ -190,17 +182,17 @@ class Trial(WithCosts, Base):
         ForeignKey("trials.id", ondelete="CASCADE"), index=True
     )
     repeat_reason: Mapped[str | None] = mapped_column(String(16))
-    """None: it repeats none, or r001 added it."""
+    """None: it repeats none, or was stored before reasons were."""
     is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
 
     num_nodes: Mapped[int]
     tp: Mapped[int]
-    tp_columns: Mapped[int] = mapped_column(server_default="1")
-    cp: Mapped[int] = mapped_column(server_default="1")
+    tp_columns: Mapped[int] = mapped_column(server_default=text("1"))
+    cp: Mapped[int] = mapped_column(server_default=text("1"))
     pp: Mapped[int]
     dp: Mapped[int]
-    ep: Mapped[int] = mapped_column(server_default="1")
-    etp: Mapped[int] = mapped_column(server_default="1")
+    ep: Mapped[int] = mapped_column(server_default=text("1"))
+    etp: Mapped[int] = mapped_column(server_default=text("1"))
     vpp: Mapped[int]
     schedule: Mapped[str] = mapped_column(String(16), server_default="1f1b")
     cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")

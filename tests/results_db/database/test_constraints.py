@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from sqlalchemy.exc import IntegrityError
 from results_db.database.database import Database
 from results_db.records import TrialRecord
 from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from search_spaces.campaigns.fidelity import Fidelity
+from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
+from search_spaces.spec.model_shape import MODEL_RANGES
+from search_spaces.spec.presets.models import model_preset
 from tests.kit.store import (
     TimelyStore,
     TurnableClock,
@@ -133,6 +138,17 @@ NEVER = [
     ("ck_trials_precision", "UPDATE trials SET precision = 'fp7' WHERE id = 4"),
     ("ck_trials_zero_stage", "UPDATE trials SET zero_stage = 9 WHERE id = 4"),
     ("ck_trials_recompute", "UPDATE trials SET recompute = 'x' WHERE id = 4"),
+    ("ck_trials_repeat_reason", "UPDATE trials SET repeat_reason = 'boredom' WHERE id = 4"),
+    ("ck_trials_pipeline_split", "UPDATE trials SET pipeline_split = 'halves' WHERE id = 4"),
+    ("ck_trials_cp_comm_type", "UPDATE trials SET cp_comm_type = 'pigeons' WHERE id = 4"),
+    ("ck_trials_schedule", "UPDATE trials SET schedule = 'dualpipe' WHERE id = 4"),
+    ("ck_trials_rank_order", "UPDATE trials SET rank_order = 'dualpipe' WHERE id = 4"),
+    ("ck_trials_num_devices", "UPDATE trials SET cp = 2 WHERE id = 4"),
+    ("ck_trials_num_devices", "UPDATE trials SET tp_columns = 2 WHERE id = 4"),
+    ("ck_trials_layout_counts", "UPDATE trials SET cp = 0, num_devices = 0 WHERE id = 4"),
+    ("ck_trials_tp_columns", "UPDATE trials SET tp_columns = 0, num_devices = 0 WHERE id = 4"),
+    ("ck_trials_ep", "UPDATE trials SET ep = 0 WHERE id = 4"),
+    ("ck_trials_etp", "UPDATE trials SET etp = 0 WHERE id = 4"),
     ("ck_trials_costs_not_negative", "UPDATE trials SET node_seconds = -1 WHERE id = 1"),
     ("fk_trials_worker_id", "UPDATE trials SET worker_id = 'x' WHERE id = 3"),
     ("uq_attempts_trial_id_open", _ATTEMPT % 2),
@@ -154,6 +170,8 @@ NEVER = [
     ("ck_measurements_figures", "UPDATE measurements SET step_time_s = 0"),
     ("ck_measurements_figures", "UPDATE measurements SET tokens_per_s = 1e300"),
     ("ck_measurements_counts", "UPDATE measurements SET peak_memory_bytes = -1"),
+    ("ck_measurements_others_share", "UPDATE measurements SET others_share = 1.5"),
+    ("ck_measurements_others_share", "UPDATE measurements SET others_share = -0.1"),
     ("fk_iterations_trial_id", "UPDATE iterations SET trial_id = 4"),
     ("pk_iterations", 'UPDATE iterations SET "index" = 0'),
     ("fk_trial_logs_trial_id", "UPDATE trial_logs SET trial_id = 99 WHERE trial_id = 1"),
@@ -183,6 +201,32 @@ def test_the_database_refuses_what_must_never_be(database: Database) -> None:
     for figure in ("NULL", "9e999") if is_sqlite else ("'NaN'::float8", "'Infinity'::float8"):
         with pytest.raises(IntegrityError):
             run(database, f"UPDATE measurements SET tokens_per_s = {figure}")
+
+
+def test_the_choices_of_all_knobs_and_the_longest_key_are_stored(database: Database) -> None:
+    choices = {name: knob.choices for name, knob in KNOBS.items() if knob.choices}
+    changes = [f"{name} = {choice!r}" for name, these in choices.items() for choice in these]
+    changes += [f"{name} = 3, num_devices = num_devices * 3" for name in ("tp_columns", "cp")]
+    key = longest_key()
+    assert 200 < len(key) == 218 <= 240
+    changes.append(f"layout_key = '{key}'")
+    run(database, *(f"UPDATE trials SET {change} WHERE id = 4" for change in changes))
+    with database.read() as session:
+        stored = session.connection().exec_driver_sql(
+            f"SELECT tp_columns, cp, layout_key, {', '.join(choices)} FROM trials WHERE id = 4"
+        )
+        assert tuple(stored.one()) == (3, 3, key, *(these[-1] for these in choices.values()))
+
+
+def longest_key() -> str:
+    """The key of a cheap probe whose every number has the most digits."""
+    longest = Layout(**dict.fromkeys(COUNT_KNOBS, MAX_COUNT))
+    for name, knob in KNOBS.items():
+        others = [replace(longest, **{name: choice}) for choice in knob.choices]
+        longest = max(longest, *others, key=lambda layout: len(layout.key)) if others else longest
+    model = replace(model_preset("tiny"), num_layers=MODEL_RANGES["num_layers"].high)
+    probe = Fidelity(num_microbatches=MAX_COUNT, dp=MAX_COUNT, num_layers=model.num_layers - 1)
+    return probe.key(longest, model)
 
 
 def test_deletion_takes_all_rows_and_no_id_is_reused(database: Database, database_url: str) -> None:

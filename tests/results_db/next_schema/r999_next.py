@@ -10,18 +10,15 @@ import sqlalchemy as sa
 from alembic import op
 
 from results_db.migrations import migrate
-from results_db.migrations.r001_tables import SCHEMA
+from results_db.models.all_tables import METADATA
 
 revision = "r999"
 down_revision = migrate.revisions((migrate.SCRIPTS / "versions",))[-1]
 branch_labels = None
 depends_on = None
 
-WORKERS = SCHEMA.tables["workers"].to_metadata(sa.MetaData())
-"""The table as the revisions before leave it."""
-WORKERS.append_column(  # of r003
-    sa.Column("trainer_parameters", sa.JSON(), server_default="{}", nullable=False)
-)
+WORKERS = METADATA.tables["workers"].to_metadata(sa.MetaData())
+"""The table as the revision before leaves it."""
 
 CHECK = "ck_workers_devices_are_few"
 

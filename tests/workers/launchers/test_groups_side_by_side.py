@@ -180,7 +180,9 @@ def test_groups_of_all_kinds_four_at_a_time_end_as_they_should(mark: str) -> Non
         assert ended == [*reasons.values()] * 2
         zygote = psutil.Process(nodes.ranks.pids["zygote"])
         assert not zygote.children()
-        assert zygote.num_fds() <= 8  # its standard ones, the agent's, the warden's, the keepers' pipe
+        assert (
+            zygote.num_fds() <= 8
+        )  # its standard ones, the agent's, the warden's, the keepers' pipe
 
 
 def test_a_rank_runs_on_its_cores_and_says_where_there_are_none(node: SideBySide) -> None:

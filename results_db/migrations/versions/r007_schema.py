@@ -1,13 +1,13 @@
-"""The first schema: tables, and triggers that refuse to undo an ending.
+"""The first schema: the tables of the models, and triggers that refuse to undo an ending.
 
-Revision: r001, after None.
+Revision: r007, after None. Earlier ones were never released.
 """
 
 from alembic import op
 
-from results_db.migrations.r001_tables import DRIVER_LEASE, EVENT_COUNTER, SCHEMA, SWEEPS
+from results_db.models.all_tables import METADATA
 
-revision = "r001"
+revision = "r007"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -53,10 +53,10 @@ _OF_MEASUREMENTS = {
 
 def upgrade() -> None:
     connection = op.get_bind()
-    SCHEMA.create_all(connection, checkfirst=False)
-    connection.execute(DRIVER_LEASE.insert().values(id=1, fence=0, host="", pid=0))
-    connection.execute(SWEEPS.insert().values(id=1))
-    connection.execute(EVENT_COUNTER.insert().values(id=1, last_seq=0))
+    METADATA.create_all(connection, checkfirst=False)
+    op.execute("INSERT INTO driver_lease (id, fence, host, pid) VALUES (1, 0, '', 0)")
+    op.execute("INSERT INTO sweeps (id) VALUES (1)")
+    op.execute("INSERT INTO event_counter (id, last_seq) VALUES (1, 0)")
     if connection.dialect.name == "sqlite":
         _create_triggers_of_sqlite()
     else:
@@ -65,7 +65,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     connection = op.get_bind()
-    SCHEMA.drop_all(connection, checkfirst=False)
+    METADATA.drop_all(connection, checkfirst=False)
     if connection.dialect.name != "sqlite":
         for name in (*_ENDED_ONCE, *_OF_MEASUREMENTS):
             op.execute(f"DROP FUNCTION {name}()")
