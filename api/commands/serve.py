@@ -16,14 +16,11 @@ from threading import Event
 from typing import Final
 
 import click
-import uvicorn
-from fastapi import FastAPI
 
 from api.app import create_app
 from api.errors import ApiError
 from api.http.bind_address import Endpoint, endpoint_options, is_loopback, listening
 from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_connections
-from api.http.protocol import LimitedProtocol
 from api.http.server import LimitedServer
 from api.http.url_prefix import read_prefix
 from api.process.local_service import announced, serving
@@ -37,8 +34,6 @@ from results_db.errors import ResultsDbError
 from results_db.retention import Retention
 from results_db.store import Store
 from search_spaces.connection.data_home import PRIVATE_UMASK
-
-SHUTDOWN_PATIENCE_S: Final = 5
 
 GIL_SWITCH_S: Final = 0.0001
 """Seconds for which a busy thread keeps the others waiting; Python's default is 0.005."""
@@ -138,26 +133,12 @@ def _serve(
         ),
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
-        config = _config(create_app(settings, store), endpoint, tls)
+        app = create_app(settings, store)
+        proxies = endpoint.proxies if endpoint.is_behind_proxy else ()
+        server = LimitedServer(app, limits, stopping, tls=tls, proxies=proxies)
         collect_rarely()
         sys.setswitchinterval(GIL_SWITCH_S)
-        _Server(config, limits, stopping).run(sockets=[listener])
-
-
-def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_config=None,  # it logs as everything else does, see `log_to_stderr`
-        access_log=False,
-        server_header=False,
-        http=LimitedProtocol,
-        ws="none",
-        # Only proxies may state the client's address: wrong sign-in codes are counted by address.
-        proxy_headers=endpoint.is_behind_proxy,
-        forwarded_allow_ips=list(endpoint.proxies),
-        timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,
-        ssl_context_factory=None if tls is None else lambda _config, _make: tls,
-    )
+        server.run(sockets=[listener])
 
 
 def collect_rarely() -> None:
@@ -168,24 +149,6 @@ def collect_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(5000, *gc.get_threshold()[1:])
-
-
-class _Server(LimitedServer):
-    """A server that ends when `stopping` is set, also before its start."""
-
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, stopping: Event) -> None:
-        self._stopping = stopping
-        super().__init__(config, limits)
-
-    @property
-    def should_exit(self) -> bool:
-        """Whether to end; uvicorn checks it ten times a second."""
-        return self._stopping.is_set()
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        if value and not self._stopping.is_set():
-            self._stopping.set()
 
 
 @contextmanager

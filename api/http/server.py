@@ -6,12 +6,14 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from http import HTTPStatus
+from threading import Event
 from typing import Any, Final
 
 import uvicorn
+from fastapi import FastAPI
 
 from api.http.connection_limits import ConnectionLimits, Connections
 from api.http.protocol import LimitedProtocol, refusal
@@ -21,6 +23,9 @@ ACCEPT_AGAIN_S: Final = 0.5
 """Seconds to wait after the system could not accept a connection."""
 
 RETRY_AFTER_S: Final = 5
+
+SHUTDOWN_PATIENCE_S: Final = 5
+"""Seconds that requests may go on when the service ends."""
 
 _TLS_HANDSHAKE: Final = b"\x16"
 _MAX_TURNED_AWAY: Final = 64
@@ -53,18 +58,50 @@ class _Connection:
 
 
 class LimitedServer(uvicorn.Server):
-    """A server that limits connections."""
+    """A server that limits connections, and ends when `stopping` is set, also before its start."""
 
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        limits: ConnectionLimits,
+        stopping: Event,
+        *,
+        tls: ssl.SSLContext | None = None,
+        proxies: Sequence[str] = (),
+    ) -> None:
         """A server that is not started yet.
 
-        The limits are for clients that have not sent a token yet.
+        The limits are for clients that have not sent a token yet. Only the proxies may state a
+        client's address: wrong sign-in codes are counted by address.
         """
+        self._stopping = stopping
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # it logs as everything else does, see `log_to_stderr`
+            access_log=False,
+            server_header=False,
+            http=LimitedProtocol,
+            ws="none",
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
+            timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,
+            ssl_context_factory=None if tls is None else lambda _config, _make: tls,
+        )
         super().__init__(config)
         self._limits = limits
         self.connections = Connections(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_turned_away = 0
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether to end; uvicorn checks it ten times a second."""
+        return self._stopping.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value and not self._stopping.is_set():
+            self._stopping.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to accept connections when the application is ready."""

@@ -17,12 +17,10 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
-import uvicorn
 from httpx_sse import EventSource, ServerSentEvent
 
 from api.app import create_app
 from api.http.connection_limits import ConnectionLimits
-from api.http.protocol import LimitedProtocol
 from api.http.server import LimitedServer
 from api.settings import Settings
 from results_db.store import Store
@@ -58,15 +56,8 @@ def live_server(
 ) -> Iterator[Live]:
     """Serves in a thread, with the server that `layout-tuner serve` has."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            create_app(settings, store),
-            log_level="warning",
-            http=LimitedProtocol,
-            ws="none",
-            timeout_graceful_shutdown=5,
-            ssl_context_factory=None if tls is None else lambda _config, _make: tls,
-        )
-        server = LimitedServer(config, limits)
+        app = create_app(settings, store)
+        server = LimitedServer(app, limits, settings.stopping, tls=tls)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -75,7 +66,6 @@ def live_server(
             yield Live(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", server)
         finally:
             settings.stopping.set()
-            server.should_exit = True
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
