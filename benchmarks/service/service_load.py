@@ -35,7 +35,7 @@ NUM_WORKERS: Final = 64
 NUM_WATCHERS: Final = 200
 TRIALS_A_SCALE: Final = 24
 """Of each campaign."""
-OUTCOMES_PER_S: Final = 200.0
+OUTCOMES_PER_S: Final = 60.0
 LATE_S: Final = 1.0
 LEASE_S: Final = 0.1
 NODES: Final = 4

@@ -10,7 +10,7 @@ from benchmarks.service.api_processes import ApiProcess
 from benchmarks.service.postgres_server import DURABLE, running_server
 from benchmarks.trainer.trainer_table import Figure
 
-START_S: Final = 1.5
+START_S: Final = 1.8
 MEMORY_BYTES: Final = 150_000_000
 
 
