@@ -22,11 +22,10 @@ from api.commands.serve import collect_rarely
 from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import base_layouts, campaign_spec, made_measurement, tidy
 from benchmarks.trainer.trainer_table import Figure
-from results_db.database.bulk_insert import insert_many
 from results_db.database.data_dir import DataDir
 from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from results_db.models.base import Base
+from results_db.models.base import Base, insert_many
 from results_db.models.tables import (
     Attempt,
     BreakdownRow,

@@ -16,13 +16,13 @@ from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
 from results_db.allocations.workers import Beat, fits, not_live, take_beats
-from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.events import tell
 from results_db.database.locks import lock_campaign, lock_trials, lock_workers
 from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import ResultsDbError
+from results_db.models.base import insert_many
 from results_db.models.service_tables import SweepRow, WorkerRow
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import LeaseRecord

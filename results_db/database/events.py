@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy import update
 from sqlalchemy.orm import Session, object_session
 
-from results_db.database.bulk_insert import insert_many
+from results_db.models.base import insert_many
 from results_db.models.service_tables import EventCounter, EventRow
 from results_db.models.tables import Trial
 from results_db.records import EventKind

@@ -13,7 +13,6 @@ from typing import Any, Final, cast
 from sqlalchemy import CursorResult, Integer, bindparam, delete, exists, func, select, text, update
 from sqlalchemy.orm import aliased
 
-from results_db.database.compiled_statement import DriverStatement
 from results_db.database.events import COUNTER_ID
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import EventCounter, EventRow
@@ -46,21 +45,19 @@ class EventRecord:
 
 _OF_CAMPAIGN: Final = EventRow.campaign_id == bindparam("campaign", type_=Integer)
 
-_NEWEST: Final = DriverStatement(
+_NEWEST: Final = (
     select(EventRow.seq, EventRow.at)
     .where(_OF_CAMPAIGN, EventRow.seq.is_not(None))
     .order_by(EventRow.seq.desc())
     .limit(1)
 )
 
-_UNNUMBERED: Final = DriverStatement(
+_UNNUMBERED: Final = (
     select(EventRow.id).where(_OF_CAMPAIGN, EventRow.seq.is_(None)).order_by(EventRow.id)
 )
 
-_LEASED_UNTIL: Final = DriverStatement(
-    select(func.max(Trial.lease_expires_at)).where(
-        Trial.campaign_id == bindparam("campaign", type_=Integer), Trial.state == "RUNNING"
-    )
+_LEASED_UNTIL: Final = select(func.max(Trial.lease_expires_at)).where(
+    Trial.campaign_id == bindparam("campaign", type_=Integer), Trial.state == "RUNNING"
 )
 
 
@@ -167,17 +164,17 @@ class EventLog(StoreSection):
         with self._db.read() as session:
             parts = [str(campaign_id)]
             # With the time: after a restore of the database, a number may be assigned again.
-            for seq, at in _NEWEST.rows(session, campaign=campaign_id):
+            for seq, at in session.execute(_NEWEST, {"campaign": campaign_id}):
                 parts += [str(seq), _microseconds(at)]
             # SQLite numbers events as they are written.
             if self._db.is_shared:
-                unnumbered = _UNNUMBERED.rows(session, campaign=campaign_id)
+                unnumbered = session.execute(_UNNUMBERED, {"campaign": campaign_id})
                 parts += [f"+{id_}" for (id_,) in unnumbered]
             version = " ".join(parts)
             if not beats:
                 return version
             # The latest end of a lease changes with every heartbeat.
-            ((leased_until,),) = _LEASED_UNTIL.rows(session, campaign=campaign_id)
+            leased_until = session.scalar(_LEASED_UNTIL, {"campaign": campaign_id})
             return f"{version} {'' if leased_until is None else _microseconds(leased_until)}"
 
 

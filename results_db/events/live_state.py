@@ -8,15 +8,14 @@ arrived at another one, and no writer has more to do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import Text, cast, or_, select
+from sqlalchemy import Select, Text, cast, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import (
     WORKER_ALIVE_S,
@@ -95,15 +94,15 @@ class LiveState:
     """The states of the plans that the driver makes, by id."""
 
 
-_PLANS: Final = DriverStatement(select(PlanRow.id, PlanRow.state).order_by(PlanRow.id))
+_PLANS: Final = select(PlanRow.id, PlanRow.state).order_by(PlanRow.id)
 
 _CAMPAIGN_COLUMNS: Final = (Campaign.id, Campaign.ended_at.is_(None), Campaign.node_seconds)
 
-_OPEN_CAMPAIGNS: Final = DriverStatement(
-    select(*_CAMPAIGN_COLUMNS).where(or_(Campaign.state == "RUNNING", Campaign.state == "PAUSED"))
+_OPEN_CAMPAIGNS: Final = select(*_CAMPAIGN_COLUMNS).where(
+    or_(Campaign.state == "RUNNING", Campaign.state == "PAUSED")
 )
 
-_RUNNING_TRIALS: Final = DriverStatement(
+_RUNNING_TRIALS: Final = (
     select(
         Trial.campaign_id,
         Trial.id,
@@ -117,13 +116,13 @@ _RUNNING_TRIALS: Final = DriverStatement(
     .order_by(Trial.campaign_id, Trial.number)
 )
 
-_SESSIONS: Final = DriverStatement(
+_SESSIONS: Final = (
     select(WorkerRow.id, WorkerRow.name, WorkerRow.cluster, WorkerRow.state, WorkerRow.seen_at)
     .where(WorkerRow.ended_at.is_(None))
     .order_by(WorkerRow.registered_at, WorkerRow.id)
 )
 
-_NODES: Final = DriverStatement(
+_NODES: Final = (
     select(
         WorkerRow.id,
         WorkerRow.cluster,
@@ -140,11 +139,9 @@ _NODES: Final = DriverStatement(
     .order_by(WorkerRow.registered_at, WorkerRow.id)
 )
 
-_QUARANTINES: Final = DriverStatement(
-    select(NodeQuarantine.cluster, NodeQuarantine.node, NodeQuarantine.reason).where(
-        NodeQuarantine.released_at.is_(None)
-    )
-)
+_QUARANTINES: Final = select(
+    NodeQuarantine.cluster, NodeQuarantine.node, NodeQuarantine.reason
+).where(NodeQuarantine.released_at.is_(None))
 
 
 class LiveStates(StoreSection):
@@ -165,18 +162,22 @@ class LiveStates(StoreSection):
                 campaigns=_campaigns(session, known),
                 workers=workers,
                 nodes=_nodes(session, workers),
-                plans=dict(_PLANS.rows(session)),
+                plans=dict(_rows(session, _PLANS)),
             )
+
+
+def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> Sequence[Any]:
+    return session.execute(query).all()
 
 
 def _campaigns(session: Session, known: Set[int]) -> dict[int, RunningCampaign]:
     running: defaultdict[int, list[RunningTrial]] = defaultdict(list)
-    for campaign_id, *trial in _RUNNING_TRIALS.rows(session):
+    for campaign_id, *trial in _rows(session, _RUNNING_TRIALS):
         running[campaign_id].append(RunningTrial._make(trial))
-    rows = list(_OPEN_CAMPAIGNS.rows(session))
+    rows = list(_rows(session, _OPEN_CAMPAIGNS))
     if others := (running.keys() | known) - {id_ for id_, _, _ in rows}:
         query = select(*_CAMPAIGN_COLUMNS).where(Campaign.id.in_(others))
-        rows += [tuple(row) for row in session.execute(query)]
+        rows += _rows(session, query)
     return {
         id_: RunningCampaign(
             is_open=bool(is_open), node_seconds=node_seconds, trials=tuple(running[id_])
@@ -191,17 +192,19 @@ def _workers(session: Session, now: datetime) -> dict[str, WorkerSession]:
         id_: WorkerSession(
             name=name, cluster=cluster, state=state if abs(now - seen_at) < lately else "lost"
         )
-        for id_, name, cluster, state, seen_at in _SESSIONS.rows(session)
+        for id_, name, cluster, state, seen_at in _rows(session, _SESSIONS)
     }
 
 
 def _nodes(session: Session, workers: Mapping[str, WorkerSession]) -> dict[NodeKey, NodeStatus]:
-    quarantines = {(cluster, node): reason for cluster, node, reason in _QUARANTINES.rows(session)}
+    quarantines = {
+        (cluster, node): reason for cluster, node, reason in _rows(session, _QUARANTINES)
+    }
     nodes = {
         key: NodeStatus(state=None, quarantine=reason, details=())
         for key, reason in quarantines.items()
     }
-    for worker_id, cluster, name, state, *details in _NODES.rows(session):
+    for worker_id, cluster, name, state, *details in _rows(session, _NODES):
         worker = workers.get(worker_id)
         if worker is not None and worker.state != "lost":
             key = (cluster, name)

@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 from sqlalchemy import Integer, and_, bindparam, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from results_db.database.compiled_statement import DriverStatement
 from results_db.leaderboard.rank_layouts import Run, TimedIterations
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.records import TrialRecord
@@ -47,7 +46,7 @@ _Run: Any = cast("Any", namedtuple)("Run", RUN_FIELDS)
 
 
 _CAMPAIGN: Final = bindparam("campaign", type_=Integer)
-_RUNS: Final = DriverStatement(
+_RUNS: Final = (
     select(
         *(getattr(Trial, name) for name in _OF_TRIAL),
         *(getattr(MeasurementRow, name) for name in _OF_MEASUREMENT),
@@ -67,7 +66,7 @@ _RUNS: Final = DriverStatement(
 
 def measured_runs(session: Session, campaign_id: int) -> list[Run]:
     """The runs that a campaign would rank without its constraints, the oldest first."""
-    return list(map(_Run._make, _RUNS.rows(session, campaign=campaign_id)))
+    return list(map(_Run._make, session.execute(_RUNS, {"campaign": campaign_id})))
 
 
 def timed_iterations(session: Session, trial_ids: Sequence[int]) -> TimedIterations:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import JSON, DateTime, Dialect, ForeignKey, MetaData, TypeDecorator
-from sqlalchemy.orm import DeclarativeBase, MappedColumn, mapped_column
+from sqlalchemy import JSON, DateTime, Dialect, ForeignKey, MetaData, TypeDecorator, insert
+from sqlalchemy.orm import DeclarativeBase, MappedColumn, Session, mapped_column
 
 FINITE: Final = "1e300"
 """An upper bound of all figures; infinity exceeds it, and on PostgreSQL also NaN."""
@@ -90,3 +90,9 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime,
         dict[str, Any]: JSON,
     }
+
+
+def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts rows in their order; pending changes of the session are not flushed first."""
+    if rows:
+        session.connection().execute(insert(kind), rows)

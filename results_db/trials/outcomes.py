@@ -16,13 +16,12 @@ from typing import Any, Final, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns, lock_trials
 from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
-from results_db.models.base import Base
+from results_db.models.base import Base, insert_many
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
     Attempt,

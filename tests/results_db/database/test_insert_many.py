@@ -13,8 +13,8 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.database.bulk_insert import insert_many
 from results_db.errors import DatabaseUnavailableError, ValueUnstorableError
+from results_db.models.base import insert_many
 from results_db.models.service_tables import EventRow
 from results_db.models.tables import Attempt, IterationRow
 from results_db.store import Store
