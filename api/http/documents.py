@@ -8,14 +8,12 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final, NoReturn
 
 import yaml
-from pydantic_core import from_json
 
 from api.errors import DocumentInvalidError, DocumentMalformedError
 from search_spaces.documents.limits import (
     MAX_DEPTH,
     MAX_FIELDS,
     document_problem,
-    is_plainly_acceptable,
     visible_text_problem,
 )
 from search_spaces.documents.numbers import CORE_SCHEMA, core_value
@@ -58,12 +56,6 @@ def read_json_request(body: bytes, max_values: int = MAX_VALUES) -> Any:
             text cannot be stored.
     """
     _refuse_many_values(body, max_values)
-    try:
-        document = from_json(body, allow_inf_nan=False)  # much faster than the parser below
-        if is_plainly_acceptable(body, document):
-            return document
-    except ValueError:
-        pass  # the parser below raises an error with the service's message
     document = _parse_json(_text(body))
     _refuse_invalid(document_problem(document))
     return document

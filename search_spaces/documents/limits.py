@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -25,8 +24,6 @@ MAX_ID: Final = 2**31 - 1
 
 MAX_INTEGER_BITS: Final = 1024
 """Larger whole numbers exceed the range of floats, and Python refuses to print very large ones."""
-
-_LARGEST_FLOAT: Final = sys.float_info.max
 
 TextRule = Callable[[str], str | None]
 """Returns what is wrong with a text, or None."""
@@ -119,52 +116,6 @@ def document_problem(document: Any, text_rule: TextRule = text_problem) -> tuple
         if len(path) >= MAX_DEPTH:
             return _joined(path[:5]), f"it is nested too deeply, more than {MAX_DEPTH} levels"
     return None
-
-
-def is_plainly_acceptable(body: bytes, document: Any) -> bool:
-    r"""Whether parsed JSON needs no `document_problem`, and has no repeated field.
-
-    It takes about as long as parsing, and accepts nearly all requests. False means that
-    `document_problem` has to decide.
-
-    The body is UTF-8 that was parsed without an error, and has neither NaN, Infinity nor lone
-    surrogates.
-    """
-    return b"\\u0000" not in body and _strings_of(document) == _strings_in(body)
-
-
-def _strings_of(document: Any) -> int | None:
-    """Number of strings in a document, keys included; None: a limit is exceeded."""
-    strings = 0
-    level: list[Any] = [[document]]
-    for _depth in range(MAX_DEPTH + 1):
-        inner: list[Any] = []
-        for holder in level:
-            if type(holder) is dict:
-                strings += len(holder)
-                if len(holder) > MAX_FIELDS:
-                    return None
-            for value in holder.values() if type(holder) is dict else holder:
-                kind = type(value)
-                if kind is str:
-                    strings += 1
-                elif kind is dict or kind is list:
-                    inner.append(value)
-                elif (kind is float and not -_LARGEST_FLOAT <= value <= _LARGEST_FLOAT) or (
-                    kind is int and value.bit_length() > MAX_INTEGER_BITS
-                ):
-                    return None
-        if not inner:
-            return strings
-        level = inner
-    return None
-
-
-def _strings_in(body: bytes) -> int:
-    """Number of strings in a JSON text: more than in the parsed document if a field is repeated."""
-    if b"\\" in body:
-        body = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    return body.count(b'"') // 2
 
 
 def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
