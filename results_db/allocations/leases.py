@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from threading import Event
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.allocations.workers import Beat, fits, not_live, take_beats
+from results_db.allocations.workers import Beat, fits, open_session, take_beats
 from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.events import tell
@@ -72,11 +73,9 @@ class LeaseBatch:
         self._answers: list[list[LeaseRecord] | ResultsDbError] = []
         self._asking: list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]] = []
         for ask in asks:
-            worker = workers.get(ask.worker_id)
-            refusal = not_live(session, ask.worker_id, worker)
-            if worker is None or refusal is not None:
-                assert refusal is not None
-                self._answers.append(refusal)
+            worker = open_session(session, ask.worker_id, workers.get(ask.worker_id))
+            if isinstance(worker, ResultsDbError):
+                self._answers.append(worker)
                 continue
             leases: list[LeaseRecord] = []
             self._answers.append(leases)
@@ -246,19 +245,13 @@ LEASE_S: Final = 15.0
 """Seconds after which a lease expires unless a heartbeat extends it."""
 
 
-@dataclass(slots=True)
-class _LastQuery:
-    """The result of the last query for waiting trials, shared by the threads of a process."""
-
-    found: bool = False
-
-
 class Leases(StoreSection):
     """The store's methods for leases."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         super().__init__(database, clock)
-        self._last_query = _LastQuery()
+        self._last_found = Event()
+        """Whether the last query for waiting trials of any thread of this process found one."""
 
     @retried
     def lease_many(self, asks: Sequence[LeaseAsk]) -> list[list[LeaseRecord] | ResultsDbError]:
@@ -273,17 +266,17 @@ class Leases(StoreSection):
             `WorkerSupersededError`.
         """
         now = self._clock()
-        if not self._last_query.found:
+        if not self._last_found.is_set():
             with self._db.read() as session:
                 batch = LeaseBatch(session, asks, now, lock=False)
                 if not batch.is_news() and not batch.finds_a_trial():
                     return batch.answers()
-        self._last_query.found = (
-            False  # if the write below fails, later requests do not wait for the lock either
-        )
+        # If the write below fails, later requests do not wait for the lock either.
+        self._last_found.clear()
         with self._db.write() as session:
             batch = LeaseBatch(session, asks, now, lock=True)
-            self._last_query.found = batch.hand_out(now + timedelta(seconds=LEASE_S))
+            if batch.hand_out(now + timedelta(seconds=LEASE_S)):
+                self._last_found.set()
             return batch.answers()
 
     def take_beats(self, beats: Sequence[Beat]) -> list[HeartbeatReply | ResultsDbError]:

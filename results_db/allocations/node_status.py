@@ -9,8 +9,8 @@ status agrees. Quarantines outlive allocations: a worker gets them when it regis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -56,34 +56,28 @@ def note_quarantines(
     session.flush()
 
 
-@dataclass(slots=True)
-class NodeOrders:
-    """Orders to a worker for its nodes."""
-
-    release: tuple[str, ...] = ()
-    quarantine: tuple[SetAside, ...] = ()
-
-
 def node_orders(
     session: Session, workers: Sequence[WorkerRow], now: datetime
-) -> dict[str, NodeOrders]:
-    """Orders to workers for their nodes, by session."""
-    orders = {worker.id: NodeOrders() for worker in workers}
+) -> tuple[Mapping[str, list[str]], Mapping[str, list[SetAside]]]:
+    """The nodes that workers must release and set aside, by session."""
+    release: defaultdict[str, list[str]] = defaultdict(list)
+    quarantine: defaultdict[str, list[SetAside]] = defaultdict(list)
+    ids = [worker.id for worker in workers]
     query = (
         select(AllocationNode.worker_id, NodeQuarantine, AllocationNode.state)
         .join(AllocationNode, AllocationNode.name == NodeQuarantine.node)
         .join(WorkerRow, WorkerRow.id == AllocationNode.worker_id)
-        .where(NodeQuarantine.cluster == WorkerRow.cluster, WorkerRow.id.in_(orders))
+        .where(NodeQuarantine.cluster == WorkerRow.cluster, WorkerRow.id.in_(ids))
         .order_by(AllocationNode.worker_id, AllocationNode.position)
     )
     for worker_id, row, state in session.execute(query):
-        order, is_shown = orders[worker_id], state == "quarantined"
+        is_shown = state == "quarantined"
         if row.released_at is None and not is_shown:
-            order.quarantine += (SetAside(node=row.node, reason=row.reason),)
+            quarantine[worker_id].append(SetAside(node=row.node, reason=row.reason))
         elif row.release_pending and is_shown:
-            order.release += (row.node,)
+            release[worker_id].append(row.node)
             row.release_told_at = row.release_told_at or now
-    return orders
+    return release, quarantine
 
 
 def keep_quarantine(

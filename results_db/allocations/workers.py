@@ -68,25 +68,23 @@ def take_beats(
     answers: list[HeartbeatReply | ResultsDbError] = []
     live: list[WorkerRow] = []
     for beat, stop in zip(beats, stops, strict=True):
-        worker = workers.get(beat.worker_id)
-        refusal = not_live(session, beat.worker_id, worker)
-        if worker is None or refusal is not None:
-            assert refusal is not None
-            answers.append(refusal)
+        worker = open_session(session, beat.worker_id, workers.get(beat.worker_id))
+        if isinstance(worker, ResultsDbError):
+            answers.append(worker)
             continue
         worker.seen_at = now
         if beat.heartbeat.status is not None:
             keep_status(session, worker, beat.heartbeat.status, now)
         live.append(worker)
         answers.append(HeartbeatReply(stop=tuple(stop)))
-    orders = node_orders(session, live, now)
+    release, quarantine = node_orders(session, live, now)
     return [
         answer
         if isinstance(answer, ResultsDbError)
         else HeartbeatReply(
             stop=answer.stop,
-            release=orders[beat.worker_id].release,
-            quarantine=orders[beat.worker_id].quarantine,
+            release=tuple(release[beat.worker_id]),
+            quarantine=tuple(quarantine[beat.worker_id]),
         )
         for beat, answer in zip(beats, answers, strict=True)
     ]
@@ -238,11 +236,15 @@ class Workers(StoreSection):
 
         Raises:
             WorkerNotFoundError: no open session has this id.
+            WorkerSupersededError: it ended because another worker registered under its name.
         """
         now = self._clock()
         with self._db.write() as session:
             lock_leased(session, [worker_id])
-            worker = live_worker(session, worker_id)
+            row = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE)
+            worker = open_session(session, worker_id, row)
+            if isinstance(worker, ResultsDbError):
+                raise worker
             _end_in_order(session, worker, now, f"worker {worker.name} drained")
             worker.seen_at = now
             self._audit(session, "worker.drain", "worker", worker.id, name=worker.name)
@@ -358,41 +360,24 @@ def fits(
     )
 
 
-def live_worker(session: Session, worker_id: str) -> WorkerRow:
-    """The open session of a worker, locked.
-
-    Raises:
-        WorkerNotFoundError: no open session has this id.
-        WorkerSupersededError: it ended because another worker registered under its name.
-    """
-    worker = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE)
-    refusal = not_live(session, worker_id, worker)
-    if worker is None or refusal is not None:
-        assert refusal is not None
-        raise refusal
-    return worker
-
-
-def not_live(session: Session, worker_id: str, worker: WorkerRow | None) -> ResultsDbError | None:
-    """The error for a session that is not open; None: it is open."""
+def open_session(
+    session: Session, worker_id: str, worker: WorkerRow | None
+) -> WorkerRow | ResultsDbError:
+    """The row of a worker's session if it is open, else the error that says why it is not."""
     if worker is None:
         return WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
     if worker.ended_at is None:
-        return None
-    if _name_is_taken(session, worker):
+        return worker
+    successor = exists().where(
+        WorkerRow.name == worker.name,
+        WorkerRow.id != worker.id,
+        WorkerRow.registered_at >= worker.ended_at,
+    )
+    if session.scalar(select(successor)):
         return WorkerSupersededError(f"another worker has registered as {worker.name!r}")
     return WorkerNotFoundError(
         f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
     )
-
-
-def _name_is_taken(session: Session, ended: WorkerRow) -> bool:
-    later = exists().where(
-        WorkerRow.name == ended.name,
-        WorkerRow.id != ended.id,
-        WorkerRow.registered_at >= ended.ended_at,
-    )
-    return bool(session.scalar(select(later)))
 
 
 def _end_earlier(session: Session, name: str, now: datetime) -> None:

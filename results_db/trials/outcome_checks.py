@@ -27,14 +27,12 @@ set back meanwhile. The campaign is never charged for these seconds."""
 _ROUNDING: Final = 1 + FIGURE_TOLERANCE
 
 
-def elapsed_s(attempt: Attempt, now: datetime) -> float:
-    """Seconds since an attempt was leased; 0 where the clock was set back to before that."""
-    return max((now - attempt.started_at).total_seconds(), 0.0)
-
-
 def longest_s(attempt: Attempt, now: datetime, *, is_simulated: bool) -> float:
-    """The most seconds that an attempt may have held its nodes: simulated ones have no limit."""
-    return math.inf if is_simulated else elapsed_s(attempt, now)
+    """The most seconds that an attempt may have held its nodes: simulated ones have no limit.
+
+    0 where the clock was set back to before the lease.
+    """
+    return math.inf if is_simulated else max((now - attempt.started_at).total_seconds(), 0.0)
 
 
 def refuse_other_lease(
