@@ -21,8 +21,7 @@ from results_db.campaigns.charts import FailureCount
 from results_db.events.event_log import EventRecord
 from results_db.records import CampaignRecord, TrialDetail
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import TrialOrder
+from results_db.trials.filter import TrialFilter, TrialOrder
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.protocol.states import TrialState
 

@@ -38,8 +38,7 @@ from results_db.models.tables import (
 )
 from results_db.rows import layout_columns
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import TrialOrder
+from results_db.trials.filter import TrialFilter, TrialOrder
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 

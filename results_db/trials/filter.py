@@ -1,11 +1,14 @@
-"""Filters of trials by state, by any knob of their layouts, and by their measurements."""
+"""Which trials a list has, in which order, and where a page of it ends.
+
+Filters are by state, by any knob of the layouts, and by the measurements.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from results_db.errors import TrialFilterInvalidError
 from search_spaces.protocol.metrics import METRICS
@@ -149,3 +152,43 @@ def _refuse_bound(end: str, metric: str, value: object) -> None:
     if not fits or not math.isfinite(value) or abs(value) > MAX_BOUND:  # type: ignore[arg-type]
         what = "a whole number" if whole else "a finite number"
         raise TrialFilterInvalidError(f"{end}_{metric}={value!r} is not {what} up to {MAX_BOUND}")
+
+
+SORT_KEYS: Final[tuple[str, ...]] = ("number", "ended_at", "node_seconds", *KNOB_FIELDS, *METRICS)
+"""Sort keys of trials: their number, the time of their end, their cost, a knob, or a metric."""
+
+if TYPE_CHECKING:
+    SortKey = str
+else:
+    SortKey = Literal[SORT_KEYS]  # FastAPI reads the choices from it
+"""One of SORT_KEYS."""
+
+KNOWN_AT_THE_END: Final = frozenset({"ended_at", "node_seconds", *METRICS})
+"""Keys that a trial has no value of, or no final one, before it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialOrder:
+    """What a list of trials is sorted by. Trials without a value come last, whichever way it goes.
+
+    Of equals the older comes first. Words go by the memory that they save.
+    """
+
+    key: SortKey = "number"
+    descending: bool = False
+
+
+BY_NUMBER: Final = TrialOrder()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageEnd:
+    """The last or the first trial of a page, and as of when the list is."""
+
+    ended_seq: int
+    """The campaign's trial that had ended last when the first page was read: what ended since
+    counts as not ended on every page, so that no trial passes from behind a page's end to before
+    it."""
+    value: float | None
+    """Of the key, as SQL compares it; None: the trial had none."""
+    trial_id: int

@@ -6,8 +6,9 @@ An outcome itself refuses, when it is made, figures that contradict each other.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from results_db.errors import MeasurementInvalidError
 from results_db.models.tables import Attempt, Campaign, Trial
@@ -101,3 +102,31 @@ def refuse_other_probe(
         )
     except OutcomeInvalidError as error:
         raise MeasurementInvalidError(f"the measurement of {layout.key}: {error}") from error
+
+
+MOST_SPECS: Final = 256
+"""Campaigns whose parsed description a process keeps."""
+
+
+class ParsedSpecs:
+    """The descriptions of campaigns by their ids: parsing one takes as long as a lease.
+
+    Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._specs: dict[int, tuple[Mapping[str, Any], CampaignSpec]] = {}
+
+    def of(self, campaign_id: int, document: Mapping[str, Any]) -> CampaignSpec | SearchSpaceError:
+        """The campaign, parsed again if its document has changed; an error if it is damaged."""
+        known = self._specs.get(campaign_id)
+        if known is not None and known[0] == document:
+            return known[1]
+        try:
+            spec = CampaignSpec.from_mapping(document)
+        except SearchSpaceError as error:
+            return error
+        if len(self._specs) >= MOST_SPECS:
+            self._specs.clear()
+        self._specs[campaign_id] = (document, spec)
+        return spec

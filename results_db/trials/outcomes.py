@@ -46,8 +46,12 @@ from results_db.trials.lifecycle import (
     put_back_or_cancel,
 )
 from results_db.trials.loss_check import compare_losses
-from results_db.trials.outcome_checks import longest_s, refuse_other_lease, refuse_other_probe
-from results_db.trials.parsed_specs import ParsedSpecs
+from results_db.trials.outcome_checks import (
+    ParsedSpecs,
+    longest_s,
+    refuse_other_lease,
+    refuse_other_probe,
+)
 from search_spaces.protocol.measurement import Measurement
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import TrialState

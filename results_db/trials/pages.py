@@ -11,6 +11,7 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Integer, Select, and_, cast, func, or_, select
@@ -20,23 +21,35 @@ from results_db.database.store_base import StoreSection
 from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
-from results_db.trials.filter import TrialFilter
-from results_db.trials.filter_sql import conditions, knob_number, metric_column
-from results_db.trials.sort_order import (
+from results_db.trials.filter import (
     BY_NUMBER,
     KNOWN_AT_THE_END,
-    MAX_COUNTED,
     PageEnd,
     SortKey,
+    TrialFilter,
     TrialOrder,
-    TrialPageRecord,
 )
+from results_db.trials.filter_sql import conditions, knob_number, metric_column
 from search_spaces.protocol.metrics import METRICS
+
+MAX_COUNTED: Final = 10_000
+"""Most trials of a list that are counted."""
 
 EVERY_TRIAL: Final = TrialFilter()
 
 _Keyed = tuple[int, float | None]
 """A trial's id, and its value of the key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPageRecord:
+    """A page of a list of trials."""
+
+    trials: tuple[TrialRecord, ...]
+    end: PageEnd | None
+    """Where the next page goes on; None on the last."""
+    start: PageEnd | None = None
+    """Where the previous page ends; None on the first."""
 
 
 class TrialPages(StoreSection):

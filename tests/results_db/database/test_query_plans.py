@@ -11,8 +11,7 @@ from sqlalchemy import event
 
 from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import TrialOrder
+from results_db.trials.filter import TrialFilter, TrialOrder
 from tests.kit.store import TimelyStore, make_campaign, run_trial
 
 READS: Final[dict[str, Callable[[Store], Any]]] = {
