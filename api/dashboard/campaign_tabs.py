@@ -69,7 +69,7 @@ def show_trials(
         "campaign_trials.html",
         listed=listed,
         cheap_probes=cheap_probes(store, listed.trials),
-        phases=store.overview.running_phases(campaign.id),
+        phases=store.reports.running_phases(campaign.id),
         wanted=wanted,
     )
 

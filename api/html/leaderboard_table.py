@@ -131,7 +131,7 @@ def leaderboard_table(
     page = store.leaderboard.page_of_layouts(
         campaign.id, objective, listing=listing, limit=PAGE, offset=offset
     )
-    constant = store.knobs.constant(campaign.id, objective, listing=listing)
+    constant = store.leaderboard.constant_knobs(campaign.id, objective, listing=listing)
     names = [name for name in COLUMNS if name in columns] or [
         *(name for name in KNOB_FIELDS if name not in constant),
         *_SHOWN_METRICS,
@@ -187,13 +187,13 @@ def _column(name: str, listing: LeaderboardListing) -> LeaderboardColumn:
 def _facets(
     store: Store, campaign: CampaignRecord, listing: LeaderboardListing, opened: str | None
 ) -> list[KnobFacet]:
-    same = store.knobs.constant(campaign.id)
+    same = store.leaderboard.constant_knobs(campaign.id)
     chosen = {name: getattr(listing.wanted, name) for name in KNOB_FIELDS}
     num_ranked = store.leaderboard.ranked_summary(campaign.id).num_ranked
     names = [name for name in KNOB_FIELDS if chosen[name] or (num_ranked and name not in same)]
     # Of many layouts, the values of all knobs would take longer than the rest of the page.
     is_short = num_ranked <= _COUNTED_AT_ONCE
-    counted = store.knobs.values(
+    counted = store.leaderboard.knob_values(
         campaign.id, *(name for name in names if is_short or name == opened)
     )
     return [

@@ -123,11 +123,11 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
             lambda: store.leaderboard.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
         ),
         "rank of a trial": (True, lambda: store.leaderboard.rank_of(1, layouts * 4 // 5)),
-        "values of a knob": (True, lambda: store.knobs.values(1, "tp")),
-        "knobs of one value": (True, lambda: store.knobs.constant(1)),
+        "values of a knob": (True, lambda: store.leaderboard.knob_values(1, "tp")),
+        "knobs of one value": (True, lambda: store.leaderboard.constant_knobs(1)),
         "knobs of one value, filtered": (
             True,
-            lambda: store.knobs.constant(1, listing=LeaderboardListing(wanted=some)),
+            lambda: store.leaderboard.constant_knobs(1, listing=LeaderboardListing(wanted=some)),
         ),
         "points of a plot": (False, lambda: store.plot_data.points(1)),
         "history of the best": (False, lambda: store.history.best_so_far(1)),
@@ -156,7 +156,7 @@ def _seconds_of(store: Store, call: Callable[[], object]) -> tuple[float, float]
     cold_s, warm_s = [], []
     for _ in range(ROUNDS):
         memo = LeaderboardMemo()
-        for section in (store.leaderboard, store.knobs, store.plot_data, store.baselines):
+        for section in (store.leaderboard, store.plot_data, store.baselines):
             section._memo = memo
         for times_s in (cold_s, warm_s):
             start = time.perf_counter()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from results_db.records import TrialRecord
 from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import Layout
+
+KnobValues = Mapping[str, Mapping[Any, int]]
+"""By knob, each value that occurs, in order, with the number of layouts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,3 +132,13 @@ class BaselineRead:
     """Whether others took its devices during all runs that count."""
     gain: GainRead | None
     """The winner's value over the baseline's; null while one of them is unknown."""
+
+
+class KnobCell(NamedTuple):
+    """The ranked layouts with some values of knobs."""
+
+    values: tuple[Any, ...]
+    """One for each knob."""
+    num_layouts: int
+    best: float
+    """The campaign's own objective of the best of them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -69,50 +68,6 @@ _ORDER: Final[tuple[type[Base], ...]] = (
 """In the order of foreign keys."""
 
 
-@dataclass(slots=True)
-class OutcomeRows:
-    """Collects the rows of outcomes, to be written together."""
-
-    _rows: defaultdict[type[Base], list[dict[str, Any]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-
-    def keep(self, trial: Trial, outcome: Outcome) -> None:
-        """Adds the rows of an outcome besides the trial's own row."""
-        of_trial = {"trial_id": trial.id}
-        if outcome.log_tail:
-            self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
-        if outcome.environment is not None:
-            self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
-        if outcome.measurement is not None:
-            trial.iterations_done = len(outcome.measurement.iterations)
-            self._keep_measurement(trial, outcome.measurement)
-
-    def _keep_measurement(self, trial: Trial, measured: Measurement) -> None:
-        of_trial = {"trial_id": trial.id}
-        self._rows[MeasurementRow].append(
-            {**of_trial, "campaign_id": trial.campaign_id}
-            | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
-        )
-        if measured.breakdown is not None:
-            self._rows[BreakdownRow].append(of_trial | columns_of(measured.breakdown))
-        peaks = measured.peak_memory_bytes_by_stage
-        reserved = measured.peak_reserved_bytes_by_stage or (None,) * len(peaks)
-        self._rows[StageMemoryRow] += [
-            {**of_trial, "stage": stage, "peak_memory_bytes": peak, "peak_reserved_bytes": held}
-            for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
-        ]
-        self._rows[IterationRow] += [
-            of_trial | columns_of(iteration) for iteration in measured.iterations
-        ]
-
-    def write(self, session: Session) -> None:
-        """Writes the rows, after the trials' own rows to which they refer."""
-        session.flush()
-        for kind in _ORDER:
-            insert_many(session, kind, self._rows.pop(kind, []))
-
-
 _STATES: Final[dict[str, TrialState]] = {
     "completed": "COMPLETED",
     "infeasible": "INFEASIBLE",
@@ -153,7 +108,8 @@ class OutcomeBatch:
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
             self._devices_per_node[attempt.worker_id] = devices
         self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
-        self._rows = OutcomeRows()
+        self._rows: defaultdict[type[Base], list[dict[str, Any]]] = defaultdict(list)
+        """Rows of the outcomes besides the trials' own, to be written together."""
         self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
@@ -165,7 +121,10 @@ class OutcomeBatch:
                     dropped.append(self._take(report))
                 except ResultsDbError as refusal:
                     dropped.append(refusal)
-        self._rows.write(self._session)
+        # The trials' own rows first, to which the others refer.
+        self._session.flush()
+        for kind in _ORDER:
+            insert_many(self._session, kind, self._rows[kind])
         for campaign_id, trials in self._measured.items():
             compare_losses(self._session, self._campaigns[campaign_id], trials)
         return [
@@ -253,7 +212,7 @@ class OutcomeBatch:
         if teaches_nothing:
             _give_back(campaign, trial, outcome, self._now)
             if trial.state in ENDED_TRIAL_STATES:
-                self._rows.keep(trial, outcome)
+                self._keep(trial, outcome)
             return True
         if trial.state == "RUNNING" and not current:
             # A late outcome of an earlier attempt; the next heartbeat stops the current worker.
@@ -277,7 +236,36 @@ class OutcomeBatch:
         )
         if outcome.measurement is not None:
             self._measured[campaign.id].append(trial)
-        self._rows.keep(trial, outcome)
+        self._keep(trial, outcome)
+
+    def _keep(self, trial: Trial, outcome: Outcome) -> None:
+        """Adds the rows of an outcome besides the trial's own row."""
+        of_trial = {"trial_id": trial.id}
+        if outcome.log_tail:
+            self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
+        if outcome.environment is not None:
+            self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
+        if outcome.measurement is not None:
+            trial.iterations_done = len(outcome.measurement.iterations)
+            self._keep_measurement(trial, outcome.measurement)
+
+    def _keep_measurement(self, trial: Trial, measured: Measurement) -> None:
+        of_trial = {"trial_id": trial.id}
+        self._rows[MeasurementRow].append(
+            {**of_trial, "campaign_id": trial.campaign_id}
+            | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
+        )
+        if measured.breakdown is not None:
+            self._rows[BreakdownRow].append(of_trial | columns_of(measured.breakdown))
+        peaks = measured.peak_memory_bytes_by_stage
+        reserved = measured.peak_reserved_bytes_by_stage or (None,) * len(peaks)
+        self._rows[StageMemoryRow] += [
+            {**of_trial, "stage": stage, "peak_memory_bytes": peak, "peak_reserved_bytes": held}
+            for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
+        ]
+        self._rows[IterationRow] += [
+            of_trial | columns_of(iteration) for iteration in measured.iterations
+        ]
 
 
 def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:

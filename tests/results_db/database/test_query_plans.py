@@ -22,7 +22,7 @@ READS: Final[dict[str, Callable[[Store], Any]]] = {
     "the winners": lambda store: store.leaderboard.winners([1]),
     "values to beat": lambda store: store.leaderboard.values_to_beat([1]),
     "ties": lambda store: store.leaderboard.tied_layouts(1, among=10),
-    "values of a knob": lambda store: store.knobs.values(1, "tp"),
+    "values of a knob": lambda store: store.leaderboard.knob_values(1, "tp"),
     "points of a plot": lambda store: store.plot_data.points(1),
     "history of the best": lambda store: store.history.best_so_far(1),
     "failures": lambda store: store.history.failures(1),
@@ -33,7 +33,7 @@ READS: Final[dict[str, Callable[[Store], Any]]] = {
     "trials of a state": lambda store: store.trial_pages.count(
         1, wanted=TrialFilter(states=("COMPLETED",))
     ),
-    "phases": lambda store: store.overview.running_phases(1),
+    "phases": lambda store: store.reports.running_phases(1),
     "progress": lambda store: store.campaigns.get(1),
 }
 
