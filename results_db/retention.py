@@ -16,12 +16,12 @@ from sqlalchemy import ColumnElement, Select, delete, exists, select
 from results_db.access.sign_ins import SignIns
 from results_db.database.database import rows_deleted
 from results_db.database.events import emit
+from results_db.database.locks import lock_campaign
 from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
 from results_db.events.event_log import EventLog
 from results_db.models.service_tables import AuditRow, IdempotencyKey
 from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
-from results_db.trials.lifecycle import locked_campaign
 from search_spaces.documents.numbers import read_number
 
 ROWS_AT_ONCE: Final = 1000
@@ -124,7 +124,7 @@ class Pruning(StoreSection):
             with self._db.write() as session:
                 if session.get(Campaign, campaign_id) is None:
                     continue  # deleted in the meantime
-                locked_campaign(session, campaign_id)
+                lock_campaign(session, campaign_id)
                 trials = select(Trial.id).where(Trial.campaign_id == campaign_id)
                 old = delete(IterationRow).where(IterationRow.trial_id.in_(trials))
                 total += rows_deleted(session, old)

@@ -8,8 +8,11 @@ from typing import Any, Final
 
 from api.errors import ColumnUnknownError
 from api.formatting import figure, memory, percent
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
-from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
+from results_db.leaderboard.leaderboard_records import (
+    LeaderboardListing,
+    PageOfLayouts,
+    RankedLayout,
+)
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS

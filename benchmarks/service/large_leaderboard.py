@@ -24,8 +24,8 @@ from benchmarks.service.service_database import base_layouts, campaign_spec, mad
 from benchmarks.trainer.trainer_table import Figure
 from results_db.database.bulk_insert import insert_many
 from results_db.database.data_dir import DataDir
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
+from results_db.leaderboard.leaderboard_records import LeaderboardListing
 from results_db.models.base import Base
 from results_db.models.tables import (
     Attempt,

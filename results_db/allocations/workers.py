@@ -346,7 +346,7 @@ def _flush_unless_taken(session: Session, name: str) -> None:
     try:
         session.flush()
     except IntegrityError as error:
-        if not breaks_unique(error, "workers", "name_live"):
+        if not breaks_unique(error, "workers", "name", only="live"):
             raise
         raise DatabaseConflictError(f"another worker registers as {name!r} just now") from error
 

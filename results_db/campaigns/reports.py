@@ -11,6 +11,7 @@ from sqlalchemy.orm import selectinload
 from results_db.campaigns.campaigns import conditions
 from results_db.campaigns.filter import CampaignFilter
 from results_db.database.events import emit
+from results_db.database.locks import lock_campaign
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
@@ -25,7 +26,6 @@ from results_db.models.tables import (
 )
 from results_db.records import Analysis, CampaignState, KnobStepRead, WorkerRecord
 from results_db.rows import columns_of, record_of
-from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.measurement import Environment
 from search_spaces.protocol.states import AttemptPhase, TrialState
 
@@ -117,7 +117,7 @@ class Reports(StoreSection):
     def keep_analysis(self, campaign_id: int, analysis: Analysis) -> None:
         """Stores an analysis; it replaces the campaign's earlier one."""
         with self._db.write() as session:
-            locked_campaign(session, campaign_id)
+            lock_campaign(session, campaign_id)
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
             own = columns_of(analysis, campaign_id=campaign_id, computed_at=self._clock())
             del own["importances"], own["steps"]  # rows of their own

@@ -19,6 +19,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from results_db.errors import campaign_not_found
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Campaign, Trial
 
@@ -28,9 +29,12 @@ FOR_CHANGE: Final = {"key_share": True}
 _NOW: Final = {"populate_existing": True}
 
 
-def lock_campaign(session: Session, campaign_id: int) -> Campaign | None:
-    """The campaign's row, locked; None when there is none."""
-    return session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
+def lock_campaign(session: Session, campaign_id: int) -> Campaign:
+    """The campaign's row, locked; CampaignNotFoundError when there is none."""
+    campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
+    if campaign is None:
+        raise campaign_not_found(campaign_id)
+    return campaign
 
 
 def lock_campaign_of(session: Session, trial_id: int) -> Campaign | None:

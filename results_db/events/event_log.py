@@ -6,7 +6,7 @@ Decision 34 explains why numbers are assigned after the commit, and what readers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -43,6 +43,8 @@ class EventRecord:
     at: datetime
     data: Mapping[str, Any]
 
+
+_COLUMNS: Final = tuple(getattr(EventRow, each.name) for each in fields(EventRecord))
 
 _OF_CAMPAIGN: Final = EventRow.campaign_id == bindparam("campaign", type_=Integer)
 
@@ -179,16 +181,6 @@ class EventLog(StoreSection):
             # The latest end of a lease changes with every heartbeat.
             ((leased_until,),) = _LEASED_UNTIL.rows(session, campaign=campaign_id)
             return f"{version} {'' if leased_until is None else _microseconds(leased_until)}"
-
-
-_COLUMNS: Final = (
-    EventRow.seq,
-    EventRow.campaign_id,
-    EventRow.trial_id,
-    EventRow.kind,
-    EventRow.at,
-    EventRow.data,
-)
 
 
 _NUMBER: Final = text(

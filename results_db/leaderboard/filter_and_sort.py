@@ -8,7 +8,7 @@ from functools import cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
+from results_db.leaderboard.leaderboard_records import LeaderboardListing
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS

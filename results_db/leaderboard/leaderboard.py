@@ -19,11 +19,12 @@ from sqlalchemy.orm import Session
 from results_db.errors import CampaignNotFoundError
 from results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
 from results_db.leaderboard.intervals import Intervals
-from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from results_db.leaderboard.leaderboard_records import (
+    WHOLE,
     KnobCell,
     KnobValues,
+    LeaderboardListing,
     PageOfLayouts,
     RankedLayout,
     RankedSummary,

@@ -154,6 +154,8 @@ def _refuse_bound(end: str, metric: str, value: object) -> None:
         raise TrialFilterInvalidError(f"{end}_{metric}={value!r} is not {what} up to {MAX_BOUND}")
 
 
+EVERY_TRIAL: Final = TrialFilter()
+
 SORT_KEYS: Final[tuple[str, ...]] = ("number", "ended_at", "node_seconds", *KNOB_FIELDS, *METRICS)
 """Sort keys of trials: their number, the time of their end, their cost, a knob, or a metric."""
 

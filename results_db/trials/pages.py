@@ -23,6 +23,7 @@ from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from results_db.trials.filter import (
     BY_NUMBER,
+    EVERY_TRIAL,
     KNOWN_AT_THE_END,
     PageEnd,
     SortKey,
@@ -34,8 +35,6 @@ from search_spaces.protocol.metrics import METRICS
 
 MAX_COUNTED: Final = 10_000
 """Most trials of a list that are counted."""
-
-EVERY_TRIAL: Final = TrialFilter()
 
 _Keyed = tuple[int, float | None]
 """A trial's id, and its value of the key."""

@@ -17,7 +17,6 @@ from results_db.database.locks import lock_campaign, lock_campaign_of, lock_tria
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
-    CampaignNotFoundError,
     CampaignStateError,
     TrialDuplicateError,
     TrialLogNotFoundError,
@@ -101,8 +100,6 @@ class Trials(StoreSection):
         try:
             with self._db.write() as session:
                 campaign = lock_campaign(session, campaign_id)
-                if campaign is None:
-                    raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
                 columns = layout_columns(layout)
                 if fidelity is not None:
                     model = ModelShape.from_mapping(campaign.spec["model"])

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import event
 
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
+from results_db.leaderboard.leaderboard_records import LeaderboardListing
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter, TrialOrder
 from tests.kit.store import TimelyStore, make_campaign, run_trial

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results_db.allocations.leases import LEASE_S
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
-from results_db.leaderboard.leaderboard_records import RankedLayout
+from results_db.leaderboard.leaderboard_records import LeaderboardListing, RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.protocol.measurement import Iteration
