@@ -8,14 +8,10 @@ from typing import Any, Final
 
 from api.errors import ColumnUnknownError
 from api.formatting import figure, memory, percent
-from results_db.leaderboard.leaderboard_records import (
-    LeaderboardListing,
-    PageOfLayouts,
-    RankedLayout,
-)
+from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS
+from results_db.trials.filter import KNOB_FIELDS, LeaderboardListing
 from search_spaces.documents.reading import nearest, shown, word_of
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS

@@ -25,7 +25,6 @@ from benchmarks.trainer.trainer_table import Figure
 from results_db.database.bulk_insert import insert_many
 from results_db.database.data_dir import DataDir
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from results_db.leaderboard.leaderboard_records import LeaderboardListing
 from results_db.models.base import Base
 from results_db.models.tables import (
     Attempt,
@@ -38,7 +37,7 @@ from results_db.models.tables import (
 )
 from results_db.rows import layout_columns
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter, TrialOrder
+from results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 

@@ -21,10 +21,8 @@ from results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
 from results_db.leaderboard.intervals import Intervals
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from results_db.leaderboard.leaderboard_records import (
-    WHOLE,
     KnobCell,
     KnobValues,
-    LeaderboardListing,
     PageOfLayouts,
     RankedLayout,
     RankedSummary,
@@ -34,7 +32,7 @@ from results_db.leaderboard.measured_runs import trials_by_id
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from results_db.models.tables import Import, Trial
 from results_db.records import CampaignRecord
-from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from results_db.trials.filter import KNOB_FIELDS, WHOLE, LeaderboardListing, TrialFilter
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.statistics.disturbance import is_disturbed
 

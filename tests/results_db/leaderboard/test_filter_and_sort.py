@@ -11,13 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
-from results_db.leaderboard.leaderboard_records import (
-    LISTING_SORT_KEYS,
-    LeaderboardListing,
-    RankedLayout,
-)
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from results_db.trials.filter import KNOB_FIELDS, LISTING_SORT_KEYS, LeaderboardListing, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
