@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy.orm import joinedload, selectinload
+from sqlalchemy import select
+from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
@@ -50,6 +51,9 @@ PLAIN_MEASUREMENT_FIELDS: Final = tuple(
     if field.name in MeasurementRow.__table__.columns
 )
 """Fields of a measurement's record that are columns of its own row."""
+
+_IDS_AT_ONCE: Final = 1000
+"""Trial ids in one statement: SQLite limits the parameters of one."""
 
 R = TypeVar("R")
 
@@ -185,6 +189,22 @@ def trial_record(trial: Trial) -> TrialRecord:
         cost=cost_of(trial),
         measurement=None if measurement is None else measurement_record(measurement),
     )
+
+
+def trials_by_id(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
+    """The records of those trials that there are."""
+    query = select(Trial).options(WITH_MEASUREMENT)
+    return {
+        row.id: trial_record(row)
+        for some in in_parts(trial_ids)
+        for row in session.scalars(query.where(Trial.id.in_(some)))
+    }
+
+
+def in_parts(trial_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Trial ids in parts of which one statement selects each."""
+    for begin in range(0, len(trial_ids), _IDS_AT_ONCE):
+        yield trial_ids[begin : begin + _IDS_AT_ONCE]
 
 
 def measurement_record(row: MeasurementRow) -> MeasurementRecord:

@@ -48,7 +48,7 @@ class Statistics(StoreSection):
     def service_stats(self) -> ServiceStats:
         """Statistics that take milliseconds to collect, however large the database is."""
         now = self._clock()
-        driver_seen_at = DriverLeases(self._db, self._clock).seen_at()
+        driver_seen_at = DriverLeases(self._db, self._clock).lease().seen_at
         with self._db.read() as session:
             return ServiceStats(
                 campaigns=dict.fromkeys(CAMPAIGN_STATES, 0) | _counts(session, Campaign.state),

@@ -123,23 +123,17 @@ class Store:
             return cls.connect(postgresql_url(database), clock=clock)
         with data_dir.lock("migration", wait_s=60.0):
             data_dir.create_database()
-            migrate.upgrade(data_dir.database_url)
-        return cls._opened(data_dir.database_url, clock)
+            return cls.connect(data_dir.database_url, clock=clock)
 
     @classmethod
     def connect(cls, url: str, *, clock: Clock | None = None) -> Self:
         """Upgrades the database at a URL and opens it.
 
         Raises:
-            DatabaseUrlInvalidError: the URL is invalid, or of an unsupported kind.
-            DatabaseUnavailableError: it does not answer, or refuses the connection.
             SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
+            ResultsDbError: those of `Store`.
         """
         migrate.upgrade(url)
-        return cls._opened(url, clock)
-
-    @classmethod
-    def _opened(cls, url: str, clock: Clock | None) -> Self:
         store = cls(url, clock=clock)
         store._db.log_outages()
         return store

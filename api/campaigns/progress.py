@@ -35,7 +35,7 @@ def progress_of(
     """The progress of campaigns by their ids, with one query of counts and one of winners."""
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
-    service = _Service(store, now, store.driver.seen_at(), store.workers.find())
+    service = _Service(store, now, store.driver.lease().seen_at, store.workers.find())
     return {
         campaign.id: _progress(
             service,

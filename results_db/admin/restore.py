@@ -88,12 +88,8 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
 
     Tables that contain data are dropped only if `replace`.
 
-    Raises:
-        BackupPathError: the backup cannot be read, or there is no space for a copy.
-        BackupInvalidError: the file is not a backup, is damaged, or cannot be stored by PostgreSQL.
-        SchemaNewerError: a version that this one does not know wrote it.
-        DatabaseNotEmptyError: the database contains data.
-        DatabaseInUseError: a service or a driver uses it.
+    Raises the errors of `restore_into_data_dir`, BackupInvalidError also for rows that PostgreSQL
+    cannot store, and:
         DatabaseUnavailableError: it does not answer, or refuses to create tables.
     """
     with TemporaryDirectory() as folder, closing(Database(url)) as target:
@@ -193,11 +189,7 @@ def _set_aside(place: Path, *, replace: bool) -> Path | None:
 
 
 def _is_empty(place: Path) -> bool:
-    """Merges the write-ahead log into a database, and returns whether it contains no data.
-
-    Raises:
-        DatabaseInUseError: a process has it open.
-    """
+    """Merges the write-ahead log into a database, and returns whether it contains no data."""
     try:
         with closing(sqlite3.connect(place, timeout=0)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()

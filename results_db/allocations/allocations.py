@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
-from results_db.allocations.node_status import is_shown, keep_quarantine
+from results_db.allocations.node_status import is_shown, keep_quarantine, quarantine_again
 from results_db.allocations.workers import campaigns_of_kind, workers_of_kind
 from results_db.database.locks import lock_campaigns, lock_workers
 from results_db.database.retry import retried
@@ -232,12 +232,8 @@ class Allocations(StoreSection):
             _refuse_unknown(session, cluster, node)
             keep_quarantine(session, cluster, node, reason, now, requested_by_user=True)
             row = session.get_one(NodeQuarantine, (cluster, node), with_for_update=True)
-            if row.released_at is not None:
-                row.since = now
-            row.reason = reason
-            row.requested_by_user = True
-            row.released_at = row.release_told_at = None
-            row.release_pending = False
+            since = row.since if row.released_at is None else now
+            quarantine_again(row, reason, since, requested_by_user=True)
             session.flush()
             self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)
             return self._node(session, row)

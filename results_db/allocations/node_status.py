@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, exists, insert, select, update
+from sqlalchemy import delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
@@ -49,7 +49,7 @@ def note_quarantines(
         if row is None:
             keep_quarantine(session, worker.cluster, name, reason, now)
         elif row.released_at is not None and not _is_release_on_its_way(row, worker, now):
-            _quarantine_again(row, reason, now)
+            quarantine_again(row, reason, now)
     for name, row in known.items():
         if row.release_pending and name not in shown:
             row.release_pending = is_shown(session, row)
@@ -115,10 +115,13 @@ def _insert_of(session: Session) -> Any:
     return postgresql.insert
 
 
-def _quarantine_again(row: NodeQuarantine, reason: str, now: datetime) -> None:
+def quarantine_again(
+    row: NodeQuarantine, reason: str, since: datetime, *, requested_by_user: bool = False
+) -> None:
+    """Puts a node that has a row into quarantine."""
     row.reason = reason
-    row.since = now
-    row.requested_by_user = False
+    row.since = since
+    row.requested_by_user = requested_by_user
     row.released_at = row.release_told_at = None
     row.release_pending = False
 
@@ -133,17 +136,14 @@ def _is_release_on_its_way(row: NodeQuarantine, worker: WorkerRow, now: datetime
 
 def is_shown(session: Session, row: NodeQuarantine) -> bool:
     """Whether the last status of a worker has the node in quarantine."""
-    return bool(session.scalar(select(_shown_by_a_worker(row))))
-
-
-def _shown_by_a_worker(row: NodeQuarantine) -> ColumnElement[bool]:
-    return exists().where(
+    shown = exists().where(
         AllocationNode.name == row.node,
         AllocationNode.state == "quarantined",
         AllocationNode.worker_id == WorkerRow.id,
         WorkerRow.cluster == row.cluster,
         WorkerRow.ended_at.is_(None),
     )
+    return bool(session.scalar(select(shown)))
 
 
 _SAID: Final = (

@@ -125,7 +125,8 @@ class Campaigns(StoreSection):
 
         Raises:
             CampaignDuplicateError: the name is taken, or all of the names are.
-            CampaignInvalidError: a campaign that it starts from does not exist.
+            CampaignInvalidError: a campaign that it starts from does not exist, or was measured
+                with another trainer.
             IdempotencyKeyInUseError: the same request has just created one.
         """
         for _ in range(MOST_CHOICES - 1 if names else 0):
@@ -398,11 +399,7 @@ class Campaigns(StoreSection):
 
 
 def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
-    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile.
-
-    Raises:
-        CampaignInvalidError: one does not exist, or was measured with another trainer.
-    """
+    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile."""
     if not names:
         return
     there = {row.name: row for row in lock_campaigns(session, Campaign.name.in_(names))}

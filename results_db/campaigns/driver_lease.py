@@ -64,10 +64,6 @@ class DriverLeases(StoreSection):
         with self._db.read() as session:
             return record_of(DriverLease, session.scalars(_row()).one())
 
-    def seen_at(self) -> datetime | None:
-        """When a driver last renewed its lease; None: never."""
-        return self.lease().seen_at
-
     @retried
     def acquire(self, *, unchanged: DriverLease | None = None) -> DriverLease | None:
         """Makes this process the active driver; None while another is.

@@ -94,15 +94,15 @@ class EventLog(StoreSection):
 
     def last_seq(self) -> int:
         """The last number that was assigned; 0: none."""
-        query = select(EventCounter.last_seq).where(EventCounter.id == COUNTER_ID)
-        with self._db.read() as session:
-            return session.scalars(query).one()
+        return self._counter().last_seq
 
     def pruned_seq(self) -> int:
         """The last number that was deleted; readers that are further behind may miss events."""
-        query = select(EventCounter.pruned_seq).where(EventCounter.id == COUNTER_ID)
+        return self._counter().pruned_seq
+
+    def _counter(self) -> EventCounter:
         with self._db.read() as session:
-            return session.scalars(query).one()
+            return session.get_one(EventCounter, COUNTER_ID)
 
     def prune(self, before: datetime) -> int:
         """Deletes events from before a point in time, and returns their number.

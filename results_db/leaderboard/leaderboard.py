@@ -28,10 +28,10 @@ from results_db.leaderboard.leaderboard_records import (
     RankedSummary,
     Winner,
 )
-from results_db.leaderboard.measured_runs import trials_by_id
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from results_db.models.tables import Import, Trial
 from results_db.records import CampaignRecord
+from results_db.rows import trials_by_id
 from results_db.trials.filter import KNOB_FIELDS, WHOLE, LeaderboardListing, TrialFilter
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.statistics.disturbance import is_disturbed

@@ -1,6 +1,7 @@
 """What contradicts an outcome: its lease, its campaign and the service's clock.
 
-An outcome itself refuses, when it is made, figures that contradict each other.
+An outcome itself refuses, when it is made, figures that contradict each other. A refusal is a
+MeasurementInvalidError with the figure and what contradicts it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,7 @@ def longest_s(attempt: Attempt, now: datetime, *, is_simulated: bool) -> float:
 def refuse_other_lease(
     report: OutcomeReport, campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime
 ) -> None:
-    """Refuses an outcome that took longer than its lease, or held other nodes than its layout.
-
-    Raises:
-        MeasurementInvalidError: with both figures.
-    """
+    """Refuses an outcome that took longer than its lease, or held other nodes than its layout."""
     measured, nodes = report.outcome.measurement, report.nodes_held
     duration_s = report.outcome.duration_s
     passed_s = longest_s(attempt, now, is_simulated=is_simulator(campaign.trainer))
@@ -81,9 +78,6 @@ def refuse_other_probe(
     """Refuses a measurement that is not of the trial's probe.
 
     Of a campaign whose description is damaged, only the trainer is compared.
-
-    Raises:
-        MeasurementInvalidError: with the figure and what contradicts it.
     """
     if measured.trainer != campaign.trainer:
         raise MeasurementInvalidError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Select, func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -128,11 +128,10 @@ class Trials(StoreSection):
             TrialNotFoundError: the campaign has no such trial.
         """
         query = select(Trial).where(Trial.campaign_id == campaign_id, Trial.number == number)
-        with self._db.read() as session:
-            trial = session.scalar(query.options(WITH_MEASUREMENT))
-            if trial is None:
-                raise TrialNotFoundError(f"campaign {campaign_id} has no trial number {number}")
-            return trial_record(trial)
+        found = self._records(query)
+        if not found:
+            raise TrialNotFoundError(f"campaign {campaign_id} has no trial number {number}")
+        return found[0]
 
     def detail(self, trial_id: int) -> TrialDetail:
         """One trial with its iterations, environment, log and attempts."""
@@ -223,16 +222,8 @@ class Trials(StoreSection):
 
     def find(self, campaign_id: int, *, states: Sequence[TrialState] = ()) -> list[TrialRecord]:
         """The campaign's trials in order of their numbers."""
-        query = (
-            select(Trial)
-            .where(Trial.campaign_id == campaign_id)
-            .order_by(Trial.number)
-            .options(WITH_MEASUREMENT)
-        )
-        if states:
-            query = query.where(Trial.state.in_(states))
-        with self._db.read() as session:
-            return [trial_record(row) for row in session.scalars(query)]
+        query = select(Trial).where(Trial.campaign_id == campaign_id).order_by(Trial.number)
+        return self._records(query.where(Trial.state.in_(states)) if states else query)
 
     def ended_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
         """The campaign's ended trials with an `ended_seq` above `after`, in that order."""
@@ -240,10 +231,12 @@ class Trials(StoreSection):
             select(Trial)
             .where(Trial.campaign_id == campaign_id, Trial.ended_seq > after)
             .order_by(Trial.ended_seq)
-            .options(WITH_MEASUREMENT)
         )
+        return self._records(query)
+
+    def _records(self, query: Select[Trial]) -> list[TrialRecord]:
         with self._db.read() as session:
-            return [trial_record(row) for row in session.scalars(query)]
+            return [trial_record(row) for row in session.scalars(query.options(WITH_MEASUREMENT))]
 
     def in_doubt(self, campaign_id: int) -> list[int]:
         """Ids of trials to repeat, because it is undecided which of several losses are right."""
