@@ -20,7 +20,7 @@ from results_db.allocations.workers import Beat, fits, open_session, take_beats
 from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.events import tell
-from results_db.database.locks import FOR_CHANGE, lock_trials, lock_workers
+from results_db.database.locks import FOR_CHANGE, lock_rows
 from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import ResultsDbError
@@ -61,7 +61,7 @@ class LeaseBatch:
         ids = {ask.worker_id for ask in asks}
         which = WorkerRow.id.in_(ids)
         found = (
-            lock_workers(session, which)
+            lock_rows(session, WorkerRow, which)
             if lock
             else session.scalars(select(WorkerRow).where(which))
         )
@@ -315,7 +315,7 @@ class Leases(StoreSection):
             campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
             if campaign is None:
                 return []
-            trials = lock_trials(session, Trial.campaign_id == campaign_id, expired)
+            trials = lock_rows(session, Trial, Trial.campaign_id == campaign_id, expired)
             for trial in trials:
                 attempt = running_attempt(session, trial)
                 worker = session.get_one(WorkerRow, attempt.worker_id)
@@ -336,7 +336,7 @@ class Leases(StoreSection):
     @retried
     def _set_leases(self, until: datetime, which: ColumnElement[bool]) -> None:
         with self._db.write() as session:
-            for trial in lock_trials(session, Trial.state == "RUNNING", which):
+            for trial in lock_rows(session, Trial, Trial.state == "RUNNING", which):
                 trial.lease_expires_at = until
 
     def swept_at(self) -> datetime | None:

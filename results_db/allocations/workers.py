@@ -20,7 +20,7 @@ from results_db.allocations.node_status import (
     node_orders,
 )
 from results_db.database.database import breaks_unique
-from results_db.database.locks import FOR_CHANGE, lock_leased, lock_trials, lock_workers
+from results_db.database.locks import FOR_CHANGE, lock_leased, lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
@@ -64,7 +64,7 @@ def take_beats(
     """
     ids = {beat.worker_id for beat in beats}
     stops = _extend(session, beats, now, until)
-    workers = {worker.id: worker for worker in lock_workers(session, WorkerRow.id.in_(ids))}
+    workers = {worker.id: worker for worker in lock_rows(session, WorkerRow, WorkerRow.id.in_(ids))}
     answers: list[HeartbeatReply | ResultsDbError] = []
     live: list[WorkerRow] = []
     for beat, stop in zip(beats, stops, strict=True):
@@ -127,7 +127,7 @@ def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, 
     theirs = Trial.worker_id.in_({beat.worker_id for beat in beats})
     trials = {
         trial.id: trial
-        for trial in lock_trials(session, Trial.id.in_(ids), Trial.state == "RUNNING", theirs)
+        for trial in lock_rows(session, Trial, Trial.id.in_(ids), Trial.state == "RUNNING", theirs)
     }
     running = (
         select(Attempt, WorkerRow.launcher)
@@ -388,7 +388,9 @@ def _end_earlier(session: Session, name: str, now: datetime) -> None:
         return
     # In the order of `locks`: trials before workers. Trials leased in between come afterwards.
     lock_leased(session, ids)
-    earlier = {worker.id: worker for worker in lock_workers(session, WorkerRow.id.in_(ids), *live)}
+    earlier = {
+        worker.id: worker for worker in lock_rows(session, WorkerRow, WorkerRow.id.in_(ids), *live)
+    }
     for campaign, trials in lock_leased(session, list(earlier)):
         for trial in trials:
             attempt = running_attempt(session, trial)

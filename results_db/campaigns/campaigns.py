@@ -20,7 +20,7 @@ from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, k
 from results_db.campaigns.start_from import may_calibrate
 from results_db.database.database import breaks_unique
 from results_db.database.events import emit
-from results_db.database.locks import lock_campaign, lock_campaigns, lock_trials
+from results_db.database.locks import lock_campaign, lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignStateError, campaign_not_found
@@ -332,8 +332,8 @@ class Campaigns(StoreSection):
         with self._db.write() as session:
             campaign = lock_campaign(session, campaign_id)
             _refuse_other_budget(campaign, budget)
-            waiting = lock_trials(
-                session, Trial.campaign_id == campaign_id, Trial.state == "PENDING"
+            waiting = lock_rows(
+                session, Trial, Trial.campaign_id == campaign_id, Trial.state == "PENDING"
             )
             for trial in waiting:
                 cancel_trial(campaign, trial, now, why)
@@ -402,7 +402,7 @@ def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
     """Locks the campaigns that a new one starts from, so that none is deleted meanwhile."""
     if not names:
         return
-    there = {row.name: row for row in lock_campaigns(session, Campaign.name.in_(names))}
+    there = {row.name: row for row in lock_rows(session, Campaign, Campaign.name.in_(names))}
     named = Campaign.name.in_(names) & may_calibrate(trainer)
     usable = set(session.scalars(select(Campaign.name).where(named)))
     for name in names:
@@ -463,7 +463,7 @@ def _end(
     campaign.ended_at = now
     emit(session, campaign.id, "campaign.ended", now=now, state=state, reason=reason)
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
-    for trial in lock_trials(session, Trial.campaign_id == campaign.id, still_open):
+    for trial in lock_rows(session, Trial, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")
 
 

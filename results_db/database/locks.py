@@ -14,7 +14,7 @@ Locked rows are read again, since they may have changed while the transaction wa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -27,6 +27,8 @@ FOR_CHANGE: Final = {"key_share": True}
 """FOR NO KEY UPDATE: rows that refer to a locked one can be added, since ids never change."""
 
 _NOW: Final = {"populate_existing": True}
+
+R = TypeVar("R", Campaign, Trial, WorkerRow)
 
 
 def lock_campaign(session: Session, campaign_id: int) -> Campaign:
@@ -44,16 +46,10 @@ def lock_campaign_of(session: Session, trial_id: int) -> Campaign | None:
     return session.scalar(query, execution_options=_NOW)
 
 
-def lock_campaigns(session: Session, which: ColumnElement[bool]) -> Sequence[Campaign]:
-    """Rows of campaigns, locked in their order."""
-    query = select(Campaign).where(which).order_by(Campaign.id).with_for_update(key_share=True)
-    return session.scalars(query, execution_options=_NOW).all()
-
-
-def lock_trials(session: Session, *which: ColumnElement[bool]) -> Sequence[Trial]:
-    """Rows of trials, locked in their order, without those that no longer match once locked."""
-    query = select(Trial).where(*which).order_by(Trial.id)
-    locked = query.with_for_update(key_share=True, of=Trial)
+def lock_rows(session: Session, kind: type[R], *which: ColumnElement[bool]) -> Sequence[R]:
+    """Rows of a table, locked in their order, without those that no longer match once locked."""
+    query = select(kind).where(*which).order_by(kind.id)
+    locked = query.with_for_update(key_share=True, of=kind)
     return session.scalars(locked, execution_options=_NOW).all()
 
 
@@ -75,15 +71,9 @@ def lock_leased(
     campaign_ids = session.scalars(select(Trial.campaign_id).where(*leased).distinct()).all()
     if not campaign_ids:
         return []
-    campaigns = lock_campaigns(session, Campaign.id.in_(campaign_ids))
-    trials = lock_trials(session, *leased, Trial.campaign_id.in_(campaign_ids))
+    campaigns = lock_rows(session, Campaign, Campaign.id.in_(campaign_ids))
+    trials = lock_rows(session, Trial, *leased, Trial.campaign_id.in_(campaign_ids))
     return [
         (campaign, [trial for trial in trials if trial.campaign_id == campaign.id])
         for campaign in campaigns
     ]
-
-
-def lock_workers(session: Session, *which: ColumnElement[bool]) -> Sequence[WorkerRow]:
-    """Rows of workers, locked in their order."""
-    query = select(WorkerRow).where(*which).order_by(WorkerRow.id).with_for_update(key_share=True)
-    return session.scalars(query, execution_options=_NOW).all()

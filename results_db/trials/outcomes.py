@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
-from results_db.database.locks import lock_campaigns, lock_trials
+from results_db.database.locks import lock_rows
 from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
@@ -95,9 +95,11 @@ class OutcomeBatch:
         self._now = now
         self._campaigns = {
             campaign.id: campaign
-            for campaign in lock_campaigns(session, Campaign.id.in_(of_trials))
+            for campaign in lock_rows(session, Campaign, Campaign.id.in_(of_trials))
         }
-        self._trials = {trial.id: trial for trial in lock_trials(session, Trial.id.in_(trial_ids))}
+        self._trials = {
+            trial.id: trial for trial in lock_rows(session, Trial, Trial.id.in_(trial_ids))
+        }
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._devices_per_node: dict[str, int] = {}
         for attempt, devices in session.execute(

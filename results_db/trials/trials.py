@@ -392,17 +392,10 @@ class Trials(StoreSection):
         )
 
     def _audit_trial(
-        self,
-        session: Session,
-        action: str,
-        campaign: Campaign,
-        trial: Trial,
-        *,
-        added: int | list[int] | None = None,
+        self, session: Session, action: str, campaign: Campaign, trial: Trial, **added: Any
     ) -> None:
-        details = {"campaign": campaign.name, "number": trial.number, "added": added}
-        given = {name: value for name, value in details.items() if value is not None}
-        self._audit(session, action, "trial", trial.id, **given)
+        named = {"campaign": campaign.name, "number": trial.number}
+        self._audit(session, action, "trial", trial.id, **named, **added)
 
 
 def add_row(
