@@ -83,7 +83,11 @@ class Pruning(StoreSection):
 
         Sign-ins that have expired are deleted too, and not counted: nobody can use them.
         """
-        before = self._limits(retention)
+        now = self._clock()
+        kept = {kind: getattr(retention, kind) for kind in KINDS}
+        before = {
+            kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None
+        }
         gone: dict[str, int] = {}
         for kind, (key, is_old) in _OLD_ROWS.items():
             if kind in before:
@@ -99,12 +103,6 @@ class Pruning(StoreSection):
                 rows = {kind: number for kind, number in gone.items() if number}
                 self._audit(session, "database.prune", "database", "results", **rows)
         return pruned
-
-    def _limits(self, retention: Retention) -> dict[str, datetime]:
-        """By kind, the time before which rows are deleted."""
-        now = self._clock()
-        kept = {kind: getattr(retention, kind) for kind in KINDS}
-        return {kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None}
 
     def _delete_all(self, key: Any, is_old: ColumnElement[bool]) -> int:
         total = 0

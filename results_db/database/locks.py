@@ -39,13 +39,6 @@ def lock_campaign(session: Session, campaign_id: int) -> Campaign:
     return campaign
 
 
-def lock_campaign_of(session: Session, trial_id: int) -> Campaign | None:
-    """The row of a trial's campaign, locked; None when there is no such trial."""
-    of_trial = select(Trial.campaign_id).where(Trial.id == trial_id).scalar_subquery()
-    query = select(Campaign).where(Campaign.id == of_trial).with_for_update(key_share=True)
-    return session.scalar(query, execution_options=_NOW)
-
-
 def lock_rows(session: Session, kind: type[R], *which: ColumnElement[bool]) -> Sequence[R]:
     """Rows of a table, locked in their order, without those that no longer match once locked."""
     query = select(kind).where(*which).order_by(kind.id)
@@ -53,11 +46,14 @@ def lock_rows(session: Session, kind: type[R], *which: ColumnElement[bool]) -> S
     return session.scalars(locked, execution_options=_NOW).all()
 
 
-def lock_trial(session: Session, trial_id: int, *options: Any) -> Trial | None:
-    """A trial's row, locked; None when there is none. The campaign is locked already."""
-    return session.get(
-        Trial, trial_id, with_for_update={**FOR_CHANGE, "of": Trial}, options=options
-    )
+def lock_trial(
+    session: Session, trial_id: int, *options: Any
+) -> tuple[Campaign | None, Trial | None]:
+    """The rows of a trial's campaign and of the trial, locked; None when there is no such trial."""
+    of_trial = select(Trial.campaign_id).where(Trial.id == trial_id).scalar_subquery()
+    (campaign,) = lock_rows(session, Campaign, Campaign.id == of_trial) or (None,)
+    lock = {**FOR_CHANGE, "of": Trial}
+    return campaign, session.get(Trial, trial_id, with_for_update=lock, options=options)
 
 
 def lock_leased(

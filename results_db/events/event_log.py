@@ -14,6 +14,7 @@ from sqlalchemy import CursorResult, Integer, bindparam, delete, exists, func, s
 from sqlalchemy.orm import aliased
 
 from results_db.database.compiled_statement import DriverStatement
+from results_db.database.database import rows_deleted
 from results_db.database.events import COUNTER_ID
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import EventCounter, EventRow
@@ -119,11 +120,7 @@ class EventLog(StoreSection):
                     .where(EventCounter.id == COUNTER_ID, EventCounter.pruned_seq < last)
                     .values(pruned_seq=last)
                 )
-                gone = session.execute(
-                    delete(EventRow).where(EventRow.seq.in_(old)),
-                    execution_options={"synchronize_session": False},
-                )
-                total += cast("CursorResult[Any]", gone).rowcount
+                total += rows_deleted(session, delete(EventRow).where(EventRow.seq.in_(old)))
         return total
 
     def number(self) -> int:

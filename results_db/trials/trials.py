@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from results_db.database.database import breaks_unique
 from results_db.database.events import tell
-from results_db.database.locks import lock_campaign, lock_campaign_of, lock_trial
+from results_db.database.locks import lock_campaign, lock_trial
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
@@ -445,8 +445,7 @@ def by_id(session: Session, trial_id: int) -> Trial:
 
 def _locked(session: Session, trial_id: int) -> tuple[Campaign, Trial]:
     """A trial and its campaign, both locked; the campaign first."""
-    campaign = lock_campaign_of(session, trial_id)
-    trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
+    campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
     if campaign is None or trial is None:
         raise TrialNotFoundError(f"there is no trial {trial_id}")
     return campaign, trial
