@@ -29,13 +29,6 @@ MAX_CLOCK_GAP_S: Final = 15.0
 COST_COLUMNS: Final = {field.name: f"{field.name}_node_seconds" for field in fields(Cost)}
 """By part of the cost, the column of attempts, trials and campaigns that holds it."""
 
-CAMPAIGN_COST_COLUMNS: Final = {
-    **{part: (column,) for part, column in COST_COLUMNS.items()},
-    "idle": (COST_COLUMNS["idle"], "allocation_idle_node_seconds"),
-}
-"""By part of the cost, the columns of a campaign to be added: also its share of idle
-allocations."""
-
 MEASUREMENT_PARTS: Final = (
     selectinload(MeasurementRow.stages),
     joinedload(MeasurementRow.breakdown),
@@ -130,7 +123,7 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
         CampaignRecord,
         campaign,
         objectives=objectives_of(campaign.spec),
-        cost=campaign_cost(campaign),
+        cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
     )
 
@@ -216,16 +209,6 @@ def measurement_record(row: MeasurementRow) -> MeasurementRecord:
         peak_memory_bytes_by_stage=tuple(stage.peak_memory_bytes for stage in row.stages),
         peak_reserved_bytes_by_stage=tuple(peak for peak in reserved if peak is not None),
         breakdown=None if row.breakdown is None else record_of(Breakdown, row.breakdown),
-    )
-
-
-def campaign_cost(campaign: Campaign) -> Cost:
-    """The cost of a campaign, with its share of idle allocations."""
-    return Cost(
-        **{
-            part: sum(getattr(campaign, column) for column in columns)
-            for part, columns in CAMPAIGN_COST_COLUMNS.items()
-        }
     )
 
 

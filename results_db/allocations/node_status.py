@@ -26,15 +26,6 @@ RELEASE_TIME_S: Final = 30.0
 that, the node failed its check and is in quarantine again."""
 
 
-def active_quarantines(session: Session, cluster: str) -> list[SetAside]:
-    query = (
-        select(NodeQuarantine)
-        .where(NodeQuarantine.cluster == cluster, NodeQuarantine.released_at.is_(None))
-        .order_by(NodeQuarantine.node)
-    )
-    return [SetAside(node=row.node, reason=row.reason) for row in session.scalars(query)]
-
-
 def note_quarantines(
     session: Session, worker: WorkerRow, nodes: Sequence[NodeStatusBody], now: datetime
 ) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.allocations.node_status import (
-    active_quarantines,
     add_nodes,
     keep_status,
     later,
@@ -30,7 +29,13 @@ from results_db.errors import (
     WorkerOwnedError,
     WorkerSupersededError,
 )
-from results_db.models.service_tables import WORKER_ALIVE_S, AllocationNode, WorkerRow, is_there
+from results_db.models.service_tables import (
+    WORKER_ALIVE_S,
+    AllocationNode,
+    NodeQuarantine,
+    WorkerRow,
+    is_there,
+)
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import WorkerRecord
 from results_db.rows import columns_of, record_of
@@ -276,8 +281,13 @@ class Workers(StoreSection):
             self._audit(session, "allocation.remove", "allocation", worker_id, name=worker.name)
 
     def quarantined_nodes(self, cluster: str) -> list[SetAside]:
+        query = (
+            select(NodeQuarantine)
+            .where(NodeQuarantine.cluster == cluster, NodeQuarantine.released_at.is_(None))
+            .order_by(NodeQuarantine.node)
+        )
         with self._db.read() as session:
-            return active_quarantines(session, cluster)
+            return [SetAside(node=row.node, reason=row.reason) for row in session.scalars(query)]
 
     def find(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
         """Worker sessions, the newest first: those seen within `WORKER_ALIVE_S`, or all."""
