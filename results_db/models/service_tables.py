@@ -165,12 +165,10 @@ class DriverLeaseRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     fence: Mapped[int] = mapped_column(BigInteger)
-    """Grows with every takeover."""
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     since: Mapped[datetime | None]
     seen_at: Mapped[datetime | None]
-    """Time of the last renewal; None: there was no driver yet."""
     released_at: Mapped[datetime | None]
 
 
@@ -219,9 +217,8 @@ class WorkerRow(Base):
     shares_nodes: Mapped[bool] = mapped_column(server_default=false())
     state: Mapped[str] = mapped_column(String(16), server_default="working")
     idle_node_seconds: Mapped[float] = sum_column()
-    """Idle node-seconds, as reported last."""
     idle_shared_node_seconds: Mapped[float] = sum_column()
-    """The part of them that campaigns have been charged with."""
+    """The part of `idle_node_seconds` that campaigns have been charged with."""
     status_at: Mapped[datetime | None]
     registered_by: Mapped[str] = mapped_column(String(64), server_default="")
     """Name of the token that registered it; only that token acts for it."""

@@ -197,7 +197,6 @@ class Trial(WithCosts, Base):
         ForeignKey("trials.id", ondelete="CASCADE"), index=True
     )
     repeat_reason: Mapped[str | None] = mapped_column(String(16))
-    """None: it repeats none, or r001 added it."""
     is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
 
     num_nodes: Mapped[int]
@@ -373,7 +372,6 @@ class IterationRow(Base):
     kind: Mapped[str] = mapped_column(String(8))
     step_time_s: Mapped[float]
     loss: Mapped[float | None]
-    """None: the trainer did not report it."""
     grad_norm: Mapped[float | None]
 
 
