@@ -16,7 +16,7 @@ from search_spaces.trainers.simulator import is_simulator
 from search_spaces.units import memory as memory
 
 if TYPE_CHECKING:
-    from results_db.leaderboard.baseline_records import BaselineRead, GainRead
+    from results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
     from results_db.records import MeasurementRecord, RepeatReason
     from search_spaces.belief.extrapolation import CheapProbe
     from search_spaces.statistics.job_duration import StepInterval

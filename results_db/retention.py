@@ -16,12 +16,12 @@ from sqlalchemy import ColumnElement, Select, delete, exists, select
 from results_db.access.sign_ins import SignIns
 from results_db.database.database import rows_deleted
 from results_db.database.events import emit
+from results_db.database.locks import lock_campaign
 from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
 from results_db.events.event_log import EventLog
 from results_db.models.service_tables import AuditRow, IdempotencyKey
 from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
-from results_db.trials.lifecycle import locked_campaign
 from search_spaces.documents.numbers import read_number
 
 ROWS_AT_ONCE: Final = 1000
@@ -83,7 +83,11 @@ class Pruning(StoreSection):
 
         Sign-ins that have expired are deleted too, and not counted: nobody can use them.
         """
-        before = self._limits(retention)
+        now = self._clock()
+        kept = {kind: getattr(retention, kind) for kind in KINDS}
+        before = {
+            kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None
+        }
         gone: dict[str, int] = {}
         for kind, (key, is_old) in _OLD_ROWS.items():
             if kind in before:
@@ -99,12 +103,6 @@ class Pruning(StoreSection):
                 rows = {kind: number for kind, number in gone.items() if number}
                 self._audit(session, "database.prune", "database", "results", **rows)
         return pruned
-
-    def _limits(self, retention: Retention) -> dict[str, datetime]:
-        """By kind, the time before which rows are deleted."""
-        now = self._clock()
-        kept = {kind: getattr(retention, kind) for kind in KINDS}
-        return {kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None}
 
     def _delete_all(self, key: Any, is_old: ColumnElement[bool]) -> int:
         total = 0
@@ -124,7 +122,7 @@ class Pruning(StoreSection):
             with self._db.write() as session:
                 if session.get(Campaign, campaign_id) is None:
                     continue  # deleted in the meantime
-                locked_campaign(session, campaign_id)
+                lock_campaign(session, campaign_id)
                 trials = select(Trial.id).where(Trial.campaign_id == campaign_id)
                 old = delete(IterationRow).where(IterationRow.trial_id.in_(trials))
                 total += rows_deleted(session, old)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy.orm import joinedload, selectinload
+from sqlalchemy import select
+from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
@@ -28,13 +29,6 @@ MAX_CLOCK_GAP_S: Final = 15.0
 COST_COLUMNS: Final = {field.name: f"{field.name}_node_seconds" for field in fields(Cost)}
 """By part of the cost, the column of attempts, trials and campaigns that holds it."""
 
-CAMPAIGN_COST_COLUMNS: Final = {
-    **{part: (column,) for part, column in COST_COLUMNS.items()},
-    "idle": (COST_COLUMNS["idle"], "allocation_idle_node_seconds"),
-}
-"""By part of the cost, the columns of a campaign to be added: also its share of idle
-allocations."""
-
 MEASUREMENT_PARTS: Final = (
     selectinload(MeasurementRow.stages),
     joinedload(MeasurementRow.breakdown),
@@ -50,6 +44,9 @@ PLAIN_MEASUREMENT_FIELDS: Final = tuple(
     if field.name in MeasurementRow.__table__.columns
 )
 """Fields of a measurement's record that are columns of its own row."""
+
+_IDS_AT_ONCE: Final = 1000
+"""Trial ids in one statement: SQLite limits the parameters of one."""
 
 R = TypeVar("R")
 
@@ -126,7 +123,7 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
         CampaignRecord,
         campaign,
         objectives=objectives_of(campaign.spec),
-        cost=campaign_cost(campaign),
+        cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
     )
 
@@ -187,6 +184,22 @@ def trial_record(trial: Trial) -> TrialRecord:
     )
 
 
+def trials_by_id(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
+    """The records of those trials that there are."""
+    query = select(Trial).options(WITH_MEASUREMENT)
+    return {
+        row.id: trial_record(row)
+        for some in in_parts(trial_ids)
+        for row in session.scalars(query.where(Trial.id.in_(some)))
+    }
+
+
+def in_parts(trial_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Trial ids in parts of which one statement selects each."""
+    for begin in range(0, len(trial_ids), _IDS_AT_ONCE):
+        yield trial_ids[begin : begin + _IDS_AT_ONCE]
+
+
 def measurement_record(row: MeasurementRow) -> MeasurementRecord:
     """The measurement's record; its stages were loaded."""
     reserved = (stage.peak_reserved_bytes for stage in row.stages)
@@ -196,16 +209,6 @@ def measurement_record(row: MeasurementRow) -> MeasurementRecord:
         peak_memory_bytes_by_stage=tuple(stage.peak_memory_bytes for stage in row.stages),
         peak_reserved_bytes_by_stage=tuple(peak for peak in reserved if peak is not None),
         breakdown=None if row.breakdown is None else record_of(Breakdown, row.breakdown),
-    )
-
-
-def campaign_cost(campaign: Campaign) -> Cost:
-    """The cost of a campaign, with its share of idle allocations."""
-    return Cost(
-        **{
-            part: sum(getattr(campaign, column) for column in columns)
-            for part, columns in CAMPAIGN_COST_COLUMNS.items()
-        }
     )
 
 

@@ -17,7 +17,7 @@ from results_db.migrations import migrate
 from results_db.models.service_tables import EventRow, NodeQuarantine, WorkerRow, is_there
 from results_db.models.tables import Campaign, Trial
 from results_db.records import CAMPAIGN_STATES
-from results_db.rows import CAMPAIGN_COST_COLUMNS
+from results_db.rows import COST_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Statistics(StoreSection):
     def service_stats(self) -> ServiceStats:
         """Statistics that take milliseconds to collect, however large the database is."""
         now = self._clock()
-        driver_seen_at = DriverLeases(self._db, self._clock).seen_at()
+        driver_seen_at = DriverLeases(self._db, self._clock).lease().seen_at
         with self._db.read() as session:
             return ServiceStats(
                 campaigns=dict.fromkeys(CAMPAIGN_STATES, 0) | _counts(session, Campaign.state),
@@ -87,13 +87,12 @@ def _count(session: Session, condition: ColumnElement[bool]) -> int:
 
 
 def _costs(session: Session) -> dict[str, float]:
-    columns = [name for names in CAMPAIGN_COST_COLUMNS.values() for name in names]
+    columns = (*COST_COLUMNS.values(), "allocation_idle_node_seconds")
     query = select(*(func.sum(getattr(Campaign, name)) for name in columns))
     row = session.execute(query.where(campaigns_of_kind(is_simulated=False))).one()
-    sums = dict(zip(columns, (float(value or 0.0) for value in row), strict=True))
-    return {
-        part: sum(sums[name] for name in names) for part, names in CAMPAIGN_COST_COLUMNS.items()
-    }
+    *sums, allocations_idle = (float(value or 0.0) for value in row)
+    costs = dict(zip(COST_COLUMNS, sums, strict=True))
+    return costs | {"idle": costs["idle"] + allocations_idle}
 
 
 def _size(session: Session) -> int:

@@ -17,7 +17,6 @@ from results_db.campaigns.charts import CampaignCharts
 from results_db.campaigns.driver_lease import DriverLeases, fenced
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
-from results_db.campaigns.overview import Overviews
 from results_db.campaigns.plans import Plans
 from results_db.campaigns.reports import Reports
 from results_db.database.change_mark import ChangeMark
@@ -28,7 +27,6 @@ from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
 from results_db.events.live_state import LiveStates
 from results_db.leaderboard.baselines import Baselines
-from results_db.leaderboard.knob_counts import KnobCounts
 from results_db.leaderboard.leaderboard import Leaderboards
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from results_db.leaderboard.plot_points import PlotData
@@ -69,7 +67,6 @@ class Store:
         self.plans = Plans(*parts)
         self.catalogue = Descriptions(*parts)
         self.reports = Reports(*parts)
-        self.overview = Overviews(*parts)
         self.history = CampaignCharts(*parts)
         self.trials = Trials(*parts)
         self.trial_pages = TrialPages(*parts)
@@ -77,7 +74,6 @@ class Store:
         self.outcomes = Outcomes(*parts)
         memo = LeaderboardMemo()
         self.leaderboard = Leaderboards(*parts, memo)
-        self.knobs = KnobCounts(*parts, memo)
         self.plot_data = PlotData(*parts, memo)
         self.baselines = Baselines(*parts, memo)
         self.workers = Workers(*parts)
@@ -127,23 +123,17 @@ class Store:
             return cls.connect(postgresql_url(database), clock=clock)
         with data_dir.lock("migration", wait_s=60.0):
             data_dir.create_database()
-            migrate.upgrade(data_dir.database_url)
-        return cls._opened(data_dir.database_url, clock)
+            return cls.connect(data_dir.database_url, clock=clock)
 
     @classmethod
     def connect(cls, url: str, *, clock: Clock | None = None) -> Self:
         """Upgrades the database at a URL and opens it.
 
         Raises:
-            DatabaseUrlInvalidError: the URL is invalid, or of an unsupported kind.
-            DatabaseUnavailableError: it does not answer, or refuses the connection.
             SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
+            ResultsDbError: those of `Store`.
         """
         migrate.upgrade(url)
-        return cls._opened(url, clock)
-
-    @classmethod
-    def _opened(cls, url: str, clock: Clock | None) -> Self:
         store = cls(url, clock=clock)
         store._db.log_outages()
         return store

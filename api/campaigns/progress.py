@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple
 from api.leases.waiting import why_nowhere
 from api.schemas.campaigns_and_trials import Progress
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.leaderboard.baseline_records import BaselineRead
-from results_db.leaderboard.leaderboard_records import Winner
+from results_db.leaderboard.leaderboard_records import BaselineRead, Winner
 from results_db.records import CampaignRecord, WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.states import TrialState
@@ -36,7 +35,7 @@ def progress_of(
     """The progress of campaigns by their ids, with one query of counts and one of winners."""
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
-    service = _Service(store, now, store.driver.seen_at(), store.workers.find())
+    service = _Service(store, now, store.driver.lease().seen_at, store.workers.find())
     return {
         campaign.id: _progress(
             service,

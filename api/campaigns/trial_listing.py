@@ -9,8 +9,7 @@ from api.errors import PageInvalidError
 from api.http.cursors import read_trial_cursor, write_trial_cursor
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import PageEnd, TrialOrder
+from results_db.trials.filter import PageEnd, TrialFilter, TrialOrder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

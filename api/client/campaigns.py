@@ -28,9 +28,7 @@ from api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from results_db.leaderboard.leaderboard_listing import ListingSortKey
-from results_db.trials.filter import SINGULAR, TrialFilter
-from results_db.trials.sort_order import SortKey
+from results_db.trials.filter import SINGULAR, ListingSortKey, SortKey, TrialFilter
 from search_spaces.protocol.states import TrialState
 from search_spaces.statistics.job_duration import TrainingJob
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         CampaignRead,
         CostRead,
     )
-    from results_db.leaderboard.baseline_records import BaselineRead
+    from results_db.leaderboard.leaderboard_records import BaselineRead
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),

@@ -26,8 +26,7 @@ from api.formatting import (
     step_words,
     trainer_words,
 )
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import SORT_KEYS, SortKey
+from results_db.trials.filter import SORT_KEYS, SortKey, TrialFilter
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.protocol.measurement import routing_words
 from search_spaces.statistics.disturbance import MEANING, disturbance_words

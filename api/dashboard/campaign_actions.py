@@ -120,7 +120,7 @@ def show_delete_campaign(campaign: OwnCampaignDep, store: StoreDep, show: ShowDe
     """What the deletion of a campaign loses, and what depends on the campaign."""
     return show(
         "campaign_delete.html",
-        dependents=store.overview.campaigns_from(campaign.name),
+        dependents=store.reports.campaigns_from(campaign.name),
         num_ranked=store.leaderboard.ranked_summary(campaign.id).num_ranked,
     )
 

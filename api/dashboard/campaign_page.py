@@ -16,9 +16,9 @@ from api.html.rendering import campaign_path, go_to, page_url, render
 from api.html.result_sentences import finding_of, lead
 from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing, ListingSortKey
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from results_db.trials.filter import LeaderboardListing, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import OBJECTIVES
 

@@ -21,8 +21,7 @@ from results_db.campaigns.charts import FailureCount
 from results_db.events.event_log import EventRecord
 from results_db.records import CampaignRecord, TrialDetail
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import TrialOrder
+from results_db.trials.filter import TrialFilter, TrialOrder
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.protocol.states import TrialState
 
@@ -70,7 +69,7 @@ def show_trials(
         "campaign_trials.html",
         listed=listed,
         cheap_probes=cheap_probes(store, listed.trials),
-        phases=store.overview.running_phases(campaign.id),
+        phases=store.reports.running_phases(campaign.id),
         wanted=wanted,
     )
 

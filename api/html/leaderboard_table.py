@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from api.errors import ColumnUnknownError
 from api.formatting import figure, memory, percent
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS
+from results_db.trials.filter import KNOB_FIELDS, LeaderboardListing
 from search_spaces.documents.reading import nearest, shown, word_of
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
@@ -131,7 +130,7 @@ def leaderboard_table(
     page = store.leaderboard.page_of_layouts(
         campaign.id, objective, listing=listing, limit=PAGE, offset=offset
     )
-    constant = store.knobs.constant(campaign.id, objective, listing=listing)
+    constant = store.leaderboard.constant_knobs(campaign.id, objective, listing=listing)
     names = [name for name in COLUMNS if name in columns] or [
         *(name for name in KNOB_FIELDS if name not in constant),
         *_SHOWN_METRICS,
@@ -187,13 +186,13 @@ def _column(name: str, listing: LeaderboardListing) -> LeaderboardColumn:
 def _facets(
     store: Store, campaign: CampaignRecord, listing: LeaderboardListing, opened: str | None
 ) -> list[KnobFacet]:
-    same = store.knobs.constant(campaign.id)
+    same = store.leaderboard.constant_knobs(campaign.id)
     chosen = {name: getattr(listing.wanted, name) for name in KNOB_FIELDS}
     num_ranked = store.leaderboard.ranked_summary(campaign.id).num_ranked
     names = [name for name in KNOB_FIELDS if chosen[name] or (num_ranked and name not in same)]
     # Of many layouts, the values of all knobs would take longer than the rest of the page.
     is_short = num_ranked <= _COUNTED_AT_ONCE
-    counted = store.knobs.values(
+    counted = store.leaderboard.knob_values(
         campaign.id, *(name for name in names if is_short or name == opened)
     )
     return [

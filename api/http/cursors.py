@@ -9,8 +9,14 @@ from typing import Any, Final
 
 from api.errors import PageInvalidError
 from api.schemas.text_types import id_in
-from results_db.trials.filter import MAX_BOUND, MAX_KNOB
-from results_db.trials.sort_order import KNOWN_AT_THE_END, SORT_KEYS, PageEnd, TrialOrder
+from results_db.trials.filter import (
+    KNOWN_AT_THE_END,
+    MAX_BOUND,
+    MAX_KNOB,
+    SORT_KEYS,
+    PageEnd,
+    TrialOrder,
+)
 from search_spaces.protocol.metrics import METRICS
 
 MAX_CURSOR: Final = 200

@@ -13,7 +13,7 @@ from results_db.allocations.workers import Beat
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.records import LeaseRecord
 from results_db.store import Store
-from results_db.trials.parsed_specs import ParsedSpecs
+from results_db.trials.outcome_checks import ParsedSpecs
 from search_spaces.belief.step_time_to_beat import ToBeat, stop_above_s
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError

@@ -100,10 +100,10 @@ class CampaignPlots:
             return knobs.parallel(facts, show_all=show_all)
         if name == "slice":
             knob = knob or next(iter(facts.varying), "tp")
-            cells = self.store.knobs.cells(self.campaign.id, knob)
+            cells = self.store.leaderboard.knob_cells(self.campaign.id, knob)
             return knobs.slice_of(facts, knob, cells, show_all=show_all)
         if name == "two-knobs":
-            cells = self.store.knobs.cells(self.campaign.id, *self.pair)
+            cells = self.store.leaderboard.knob_cells(self.campaign.id, *self.pair)
             return knobs.two_knobs(facts, *self.pair, cells)
         if name == "pareto":
             return objectives.pareto(facts, *self.plane, show_all=show_all)

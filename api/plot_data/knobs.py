@@ -26,7 +26,7 @@ from api.plot_data.plot_data import (
     round_ticks,
     rounded,
 )
-from results_db.leaderboard.knob_counts import KnobCell
+from results_db.leaderboard.leaderboard_records import KnobCell
 from results_db.leaderboard.plot_points import PlotPoint
 from search_spaces.spec.layout import KNOBS
 

@@ -27,11 +27,10 @@ from api.report.probe_command import commands
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief
-from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
+from results_db.trials.filter import WHOLE, LeaderboardListing, TrialFilter
 from search_spaces.belief.plan_text import PROSE_WIDTH, job_lines
 from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import KNOBS

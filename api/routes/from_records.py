@@ -19,10 +19,10 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
 )
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
+from results_db.trials.filter import LeaderboardListing
 from search_spaces.spec.objectives import OBJECTIVES
 
 NOT_LEASED_SHOWN: Final = 20

@@ -30,7 +30,7 @@ metrics_router = APIRouter(tags=["health"])
 def read_health(store: StoreDep, response: Response) -> Health:
     """Say whether the database answers, and whether a driver and workers are running."""
     try:
-        driver_seen_at, workers = store.driver.seen_at(), len(store.workers.find())
+        driver_seen_at, workers = store.driver.lease().seen_at, len(store.workers.find())
         database = True
     except DatabaseUnavailableError:
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE

@@ -15,7 +15,7 @@ from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import leaderboard_page
 from api.schemas.campaigns_and_trials import LeaderboardPage
 from api.schemas.text_types import campaign_reference
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing, ListingSortKey
+from results_db.trials.filter import LeaderboardListing, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import Objective
 from search_spaces.tables.writing import columns_of

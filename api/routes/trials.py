@@ -22,7 +22,7 @@ from api.schemas.campaigns_and_trials import (
     TrialRepeat,
     TrialsAdded,
 )
-from results_db.trials.sort_order import SortKey, TrialOrder
+from results_db.trials.filter import SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas.text_types import Notes
-from results_db.leaderboard.baseline_records import BaselineRead
+from results_db.leaderboard.leaderboard_records import BaselineRead
 from results_db.records import (
     AttemptRecord,
     CampaignState,

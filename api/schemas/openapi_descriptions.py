@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from api.schemas.campaigns_and_trials import Document
 from results_db import records, service_records
-from results_db.leaderboard import baseline_records
+from results_db.leaderboard import leaderboard_records
 from search_spaces.belief import job, plan
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
@@ -39,7 +39,7 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(measurement),
     *_classes_of(outcome),
     *_classes_of(records),
-    *_classes_of(baseline_records),
+    *_classes_of(leaderboard_records),
     *_classes_of(service_records),
     *_classes_of(plan),
     *_classes_of(job),

@@ -23,7 +23,6 @@ from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import base_layouts, campaign_spec, made_measurement, tidy
 from benchmarks.trainer.trainer_table import Figure
 from results_db.database.data_dir import DataDir
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from results_db.models.base import Base, insert_many
 from results_db.models.tables import (
@@ -37,8 +36,7 @@ from results_db.models.tables import (
 )
 from results_db.rows import layout_columns
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import TrialOrder
+from results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 
@@ -123,11 +121,11 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
             lambda: store.leaderboard.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
         ),
         "rank of a trial": (True, lambda: store.leaderboard.rank_of(1, layouts * 4 // 5)),
-        "values of a knob": (True, lambda: store.knobs.values(1, "tp")),
-        "knobs of one value": (True, lambda: store.knobs.constant(1)),
+        "values of a knob": (True, lambda: store.leaderboard.knob_values(1, "tp")),
+        "knobs of one value": (True, lambda: store.leaderboard.constant_knobs(1)),
         "knobs of one value, filtered": (
             True,
-            lambda: store.knobs.constant(1, listing=LeaderboardListing(wanted=some)),
+            lambda: store.leaderboard.constant_knobs(1, listing=LeaderboardListing(wanted=some)),
         ),
         "points of a plot": (False, lambda: store.plot_data.points(1)),
         "history of the best": (False, lambda: store.history.best_so_far(1)),
@@ -156,7 +154,7 @@ def _seconds_of(store: Store, call: Callable[[], object]) -> tuple[float, float]
     cold_s, warm_s = [], []
     for _ in range(ROUNDS):
         memo = LeaderboardMemo()
-        for section in (store.leaderboard, store.knobs, store.plot_data, store.baselines):
+        for section in (store.leaderboard, store.plot_data, store.baselines):
             section._memo = memo
         for times_s in (cold_s, warm_s):
             start = time.perf_counter()

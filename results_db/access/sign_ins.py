@@ -22,6 +22,7 @@ from results_db.database.database import rows_deleted
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import BrowserSignIn
+from results_db.rows import record_of
 
 CODE_LIFE: Final = timedelta(minutes=10)
 
@@ -101,12 +102,8 @@ class SignIns(StoreSection):
             BrowserSignIn.expires_at > self._clock(),
         )
         with self._db.read() as session:
-            return {
-                row.secret_hash: BrowserSession(
-                    token_hash=row.token_hash, created_at=row.created_at, expires_at=row.expires_at
-                )
-                for row in session.scalars(query)
-            }
+            rows = session.scalars(query)
+            return {row.secret_hash: record_of(BrowserSession, row) for row in rows}
 
     @retried
     def renew_sessions(self, secret_hashes: Collection[str]) -> None:

@@ -216,15 +216,8 @@ def _add(session: Session, row: TokenRow) -> None:
     try:
         session.flush()
     except IntegrityError as error:
-        if not _is_taken(error):
+        if not breaks_unique(error, "tokens", "name", only="live"):
             raise
         raise TokenDuplicateError(
             f"a token named {row.name!r} is valid; revoke it first, or choose another name"
         ) from error
-
-
-def _is_taken(error: IntegrityError) -> bool:
-    diagnostics = getattr(error.orig, "diag", None)
-    if diagnostics is not None:
-        return bool(diagnostics.constraint_name == "uq_tokens_name_live")
-    return breaks_unique(error, "tokens", "name")

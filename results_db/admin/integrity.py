@@ -97,7 +97,7 @@ def _check_rows(database: Database, revision: str) -> tuple[tuple[str, ...], lis
             lift_limits(session.connection())
             findings += _references(session)
             for name, (broken, keys) in RULES.items():
-                findings += _finding(session, name, broken, keys())
+                findings += _finding(session, name, broken, keys)
     except DatabaseUnavailableError:
         if not differences:
             raise

@@ -88,19 +88,15 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
 
     Tables that contain data are dropped only if `replace`.
 
-    Raises:
-        BackupPathError: the backup cannot be read, or there is no space for a copy.
-        BackupInvalidError: the file is not a backup, is damaged, or cannot be stored by PostgreSQL.
-        SchemaNewerError: a version that this one does not know wrote it.
-        DatabaseNotEmptyError: the database contains data.
-        DatabaseInUseError: a service or a driver uses it.
+    Raises the errors of `restore_into_data_dir`, BackupInvalidError also for rows that PostgreSQL
+    cannot store, and:
         DatabaseUnavailableError: it does not answer, or refuses to create tables.
     """
     with TemporaryDirectory() as folder, closing(Database(url)) as target:
         part = Path(folder) / "backup.sqlite3"
         with writing(part):
             report = _prepare(path, part)
-        with target.write() as session, closing(Database(_url(part))) as source:
+        with target.write() as session, closing(Database(f"sqlite:///{part}")) as source:
             connection = session.connection()
             take_migration_lock(connection)
             _refuse_busy(connection, url)
@@ -116,11 +112,10 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
     """Copies a backup, refuses a damaged one, and upgrades the copy."""
     extract(path, part)
     revision = refuse_damaged(part)
-    migrate.upgrade(_url(part))
+    migrate.upgrade(f"sqlite:///{part}")
     forget_sign_ins(part)
-    _stop_clocks(part)
-    _skip_ids(part)
-    findings = check_database(_url(part)).findings
+    _begin_anew(part)
+    findings = check_database(f"sqlite:///{part}").findings
     make_one_file(part)
     campaigns, trials = count_rows(part)
     return RestoreReport(
@@ -128,19 +123,14 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
     )
 
 
-def _stop_clocks(part: Path) -> None:
-    """Stops the wall time of campaigns: the time since the backup must not count."""
-    with closing(sqlite3.connect(part)) as connection, connection:
-        connection.execute("UPDATE campaigns SET clock_at = NULL")
+def _begin_anew(part: Path) -> None:
+    """Stops the wall time of campaigns, and skips ids that may have been assigned after the backup.
 
-
-def _skip_ids(part: Path) -> None:
-    """Skips ids that may have been assigned after the backup.
-
-    Workers may still post outcomes of those trials, which must not be taken for outcomes of new
-    ones.
+    The time since the backup must not count. Workers may still post outcomes of trials with those
+    ids, which must not be taken for outcomes of new ones.
     """
     with closing(sqlite3.connect(part)) as connection, connection:
+        connection.execute("UPDATE campaigns SET clock_at = NULL")
         for table, number in _SKIPPED_IDS.items():
             largest = f"SELECT coalesce(max(id), 0) FROM {table}"  # noqa: S608 - a name of ours
             (last,) = connection.execute(largest).fetchone()
@@ -149,10 +139,6 @@ def _skip_ids(part: Path) -> None:
             last = max(last, row[0] if row else 0)
             connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
             connection.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last + number))
-
-
-def _url(path: Path) -> str:
-    return f"sqlite:///{path}"
 
 
 @contextmanager
@@ -193,11 +179,7 @@ def _set_aside(place: Path, *, replace: bool) -> Path | None:
 
 
 def _is_empty(place: Path) -> bool:
-    """Merges the write-ahead log into a database, and returns whether it contains no data.
-
-    Raises:
-        DatabaseInUseError: a process has it open.
-    """
+    """Merges the write-ahead log into a database, and returns whether it contains no data."""
     try:
         with closing(sqlite3.connect(place, timeout=0)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()

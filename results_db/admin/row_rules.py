@@ -6,7 +6,6 @@ no rows from an intact one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, and_, case, exists, func, not_, or_, select
@@ -24,129 +23,9 @@ _COSTS: Final = ("node_seconds", *COST_COLUMNS.values())
 COST_TOLERANCE: Final = 1e-6
 """Relative tolerance of sums of costs, for rounding in any order of addition."""
 
-Keys = Callable[[], Select[*tuple[Any, ...]]]
-
-RULES: Final[dict[str, tuple[str, Keys]]] = {}
-"""By a short name: what the rows are that break the rule, and the query for their keys."""
-
-
-def _rule(name: str, broken: str) -> Callable[[Keys], Keys]:
-    def add(keys: Keys) -> Keys:
-        RULES[name] = (broken, keys)
-        return keys
-
-    return add
-
-
-@_rule("measured", "completed trials without a measurement")
-def _completed_without_measurement() -> Select[Any]:
-    return select(Trial.id).where(Trial.state == "COMPLETED", ~_has_measurement())
-
-
-@_rule("measurement-of-no-result", "trials with a measurement that neither completed nor diverged")
-def _measured_out_of_place() -> Select[Any]:
-    may_be = or_(
-        Trial.state == "COMPLETED", and_(Trial.state == "FAILED", Trial.reason == DIVERGED)
-    )
-    return select(Trial.id).where(_has_measurement(), not_(may_be))
-
 
 def _has_measurement() -> ColumnElement[bool]:
     return exists().where(MeasurementRow.trial_id == Trial.id)
-
-
-@_rule("running", "running trials without an attempt that runs")
-def _running_without_attempt() -> Select[Any]:
-    its_own = exists().where(
-        Attempt.trial_id == Trial.id,
-        Attempt.attempt == Trial.attempt,
-        Attempt.worker_id == Trial.worker_id,
-        Attempt.ending.is_(None),
-    )
-    return select(Trial.id).where(Trial.state == "RUNNING", ~its_own)
-
-
-@_rule("attempts-open", "attempts that never ended, of trials that are not in them")
-def _attempts_left_open() -> Select[int, int]:
-    keys = select(Attempt.trial_id, Attempt.attempt)
-    return keys.join(Trial, Trial.id == Attempt.trial_id).where(
-        Attempt.ending.is_(None), or_(Trial.state != "RUNNING", Trial.attempt != Attempt.attempt)
-    )
-
-
-@_rule("attempts-counted", "trials whose attempt is not the latest of their attempts")
-def _miscounted_attempts() -> Select[Any]:
-    latest = (
-        select(func.coalesce(func.max(Attempt.attempt), 0))
-        .where(Attempt.trial_id == Trial.id)
-        .scalar_subquery()
-    )
-    return select(Trial.id).where(Trial.attempt != latest)
-
-
-@_rule("leases", "running trials leased by workers whose session has ended")
-def _leased_by_ended_workers() -> Select[Any]:
-    return (
-        select(Trial.id)
-        .join(WorkerRow, WorkerRow.id == Trial.worker_id)
-        .where(Trial.state == "RUNNING", WorkerRow.ended_at.is_not(None))
-    )
-
-
-@_rule(
-    "ended-campaigns",
-    "pending trials, or running ones that are not to end, in campaigns that have ended",
-)
-def _open_in_an_ended_campaign() -> Select[Any]:
-    goes_on = or_(
-        Trial.state == "PENDING", and_(Trial.state == "RUNNING", not_(Trial.cancel_requested))
-    )
-    return (
-        select(Trial.id)
-        .join(Campaign, Campaign.id == Trial.campaign_id)
-        .where(Campaign.state.in_(ENDED_CAMPAIGN_STATES), goes_on)
-    )
-
-
-@_rule("counters", "trials with a number or place that their campaign has not given yet")
-def _past_the_counters() -> Select[Any]:
-    return (
-        select(Trial.id)
-        .join(Campaign, Campaign.id == Trial.campaign_id)
-        .where(or_(Trial.number > Campaign.last_number, Trial.ended_seq > Campaign.last_ended_seq))
-    )
-
-
-@_rule("repeats", "repeats of another layout, or of another campaign's trial")
-def _repeats_of_another() -> Select[Any]:
-    first = aliased(Trial)
-    return (
-        select(Trial.id)
-        .join(first, first.id == Trial.repeat_of)
-        .where(or_(first.campaign_id != Trial.campaign_id, first.layout_key != Trial.layout_key))
-    )
-
-
-@_rule("cheap-probes", "trials that say only in part which layout they stand for")
-def _cheap_in_part() -> Select[Any]:
-    parts = (Trial.full_num_nodes, Trial.full_dp, Trial.full_num_microbatches)
-    is_cheap = Trial.num_layers.is_not(None)
-    differs = (each.is_not(None) != is_cheap for each in parts)
-    return select(Trial.id).where(or_(Trial.layout_key.contains(PART) != is_cheap, *differs))
-
-
-@_rule("stages", "trials with peaks of more or fewer stages than they have")
-def _wrong_number_of_stages() -> Select[Any]:
-    stages = (
-        select(StageMemoryRow.trial_id, func.count().label("number"))
-        .group_by(StageMemoryRow.trial_id)
-        .subquery()
-    )
-    return (
-        select(Trial.id)
-        .join(stages, stages.c.trial_id == Trial.id)
-        .where(stages.c.number != Trial.pp)
-    )
 
 
 def _differs(total: ColumnElement[Any], parts: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -155,28 +34,127 @@ def _differs(total: ColumnElement[Any], parts: ColumnElement[Any]) -> ColumnElem
     return func.abs(total - parts) > COST_TOLERANCE * scale
 
 
-def _sum_of(column: Any, *which: ColumnElement[bool]) -> ColumnElement[Any]:
-    return func.coalesce(select(func.sum(column)).where(*which).scalar_subquery(), 0.0)
-
-
-@_rule("trial-costs", "trials whose cost is not that of their attempts")
-def _costs_of_attempts() -> Select[Any]:
-    off = [
-        _differs(
-            getattr(Trial, column), _sum_of(getattr(Attempt, column), Attempt.trial_id == Trial.id)
-        )
+def _costs_off(whole: Any, part: Any, is_part: ColumnElement[bool]) -> Select[Any]:
+    """The rows whose costs are not the sums of those of their parts."""
+    sums = {
+        column: select(func.sum(getattr(part, column))).where(is_part).scalar_subquery()
         for column in _COSTS
-    ]
-    return select(Trial.id).where(or_(*off))
+    }
+    off = (
+        _differs(getattr(whole, column), func.coalesce(total, 0.0))
+        for column, total in sums.items()
+    )
+    return select(whole.id).where(or_(*off))
 
 
-@_rule("campaign-costs", "campaigns whose cost is not that of their trials")
-def _costs_of_trials() -> Select[Any]:
-    off = [
-        _differs(
-            getattr(Campaign, column),
-            _sum_of(getattr(Trial, column), Trial.campaign_id == Campaign.id),
-        )
-        for column in _COSTS
-    ]
-    return select(Campaign.id).where(or_(*off))
+_FIRST: Final = aliased(Trial)
+
+_LATEST_ATTEMPT: Final = (
+    select(func.coalesce(func.max(Attempt.attempt), 0))
+    .where(Attempt.trial_id == Trial.id)
+    .scalar_subquery()
+)
+
+_STAGES: Final = (
+    select(StageMemoryRow.trial_id, func.count().label("number"))
+    .group_by(StageMemoryRow.trial_id)
+    .subquery()
+)
+
+_IS_CHEAP: Final = Trial.num_layers.is_not(None)
+
+_OF_CAMPAIGN: Final = select(Trial.id).join(Campaign, Campaign.id == Trial.campaign_id)
+
+RULES: Final[dict[str, tuple[str, Select[*tuple[Any, ...]]]]] = {
+    "measured": (
+        "completed trials without a measurement",
+        select(Trial.id).where(Trial.state == "COMPLETED", ~_has_measurement()),
+    ),
+    "measurement-of-no-result": (
+        "trials with a measurement that neither completed nor diverged",
+        select(Trial.id).where(
+            _has_measurement(),
+            Trial.state != "COMPLETED",
+            not_(and_(Trial.state == "FAILED", Trial.reason == DIVERGED)),
+        ),
+    ),
+    "running": (
+        "running trials without an attempt that runs",
+        select(Trial.id).where(
+            Trial.state == "RUNNING",
+            ~exists().where(
+                Attempt.trial_id == Trial.id,
+                Attempt.attempt == Trial.attempt,
+                Attempt.worker_id == Trial.worker_id,
+                Attempt.ending.is_(None),
+            ),
+        ),
+    ),
+    "attempts-open": (
+        "attempts that never ended, of trials that are not in them",
+        select(Attempt.trial_id, Attempt.attempt)
+        .join(Trial, Trial.id == Attempt.trial_id)
+        .where(
+            Attempt.ending.is_(None),
+            or_(Trial.state != "RUNNING", Trial.attempt != Attempt.attempt),
+        ),
+    ),
+    "attempts-counted": (
+        "trials whose attempt is not the latest of their attempts",
+        select(Trial.id).where(Trial.attempt != _LATEST_ATTEMPT),
+    ),
+    "leases": (
+        "running trials leased by workers whose session has ended",
+        select(Trial.id)
+        .join(WorkerRow, WorkerRow.id == Trial.worker_id)
+        .where(Trial.state == "RUNNING", WorkerRow.ended_at.is_not(None)),
+    ),
+    "ended-campaigns": (
+        "pending trials, or running ones that are not to end, in campaigns that have ended",
+        _OF_CAMPAIGN.where(
+            Campaign.state.in_(ENDED_CAMPAIGN_STATES),
+            or_(
+                Trial.state == "PENDING",
+                and_(Trial.state == "RUNNING", not_(Trial.cancel_requested)),
+            ),
+        ),
+    ),
+    "counters": (
+        "trials with a number or place that their campaign has not given yet",
+        _OF_CAMPAIGN.where(
+            or_(Trial.number > Campaign.last_number, Trial.ended_seq > Campaign.last_ended_seq)
+        ),
+    ),
+    "repeats": (
+        "repeats of another layout, or of another campaign's trial",
+        select(Trial.id)
+        .join(_FIRST, _FIRST.id == Trial.repeat_of)
+        .where(or_(_FIRST.campaign_id != Trial.campaign_id, _FIRST.layout_key != Trial.layout_key)),
+    ),
+    "cheap-probes": (
+        "trials that say only in part which layout they stand for",
+        select(Trial.id).where(
+            or_(
+                Trial.layout_key.contains(PART) != _IS_CHEAP,
+                Trial.full_num_nodes.is_not(None) != _IS_CHEAP,
+                Trial.full_dp.is_not(None) != _IS_CHEAP,
+                Trial.full_num_microbatches.is_not(None) != _IS_CHEAP,
+            )
+        ),
+    ),
+    "stages": (
+        "trials with peaks of more or fewer stages than they have",
+        select(Trial.id)
+        .join(_STAGES, _STAGES.c.trial_id == Trial.id)
+        .where(_STAGES.c.number != Trial.pp),
+    ),
+    "trial-costs": (
+        "trials whose cost is not that of their attempts",
+        _costs_off(Trial, Attempt, Attempt.trial_id == Trial.id),
+    ),
+    "campaign-costs": (
+        "campaigns whose cost is not that of their trials",
+        _costs_off(Campaign, Trial, Trial.campaign_id == Campaign.id),
+    ),
+}
+"""By a short name: what the rows are that break the rule, and the query for their keys."""

@@ -12,9 +12,9 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
-from results_db.allocations.node_status import is_shown, keep_quarantine
+from results_db.allocations.node_status import is_shown, keep_quarantine, quarantine_again
 from results_db.allocations.workers import campaigns_of_kind, workers_of_kind
-from results_db.database.locks import lock_campaigns, lock_workers
+from results_db.database.locks import lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import NodeNotFoundError, NodeStateError, WorkerNotFoundError
@@ -119,15 +119,18 @@ class Allocations(StoreSection):
     @retried
     def _share_idle_time_of(self, cluster: str, *, is_simulated: bool) -> None:
         with self._db.write() as session:
-            sharers = lock_campaigns(
+            sharers = lock_rows(
                 session,
+                Campaign,
                 (Campaign.state == "RUNNING")
                 & (Campaign.cluster_name == cluster)
                 & campaigns_of_kind(is_simulated=is_simulated),
             )
             more = 0.0
             kind = workers_of_kind(is_simulated=is_simulated)
-            for worker in lock_workers(session, WorkerRow.cluster == cluster, kind, _UNSHARED):
+            for worker in lock_rows(
+                session, WorkerRow, WorkerRow.cluster == cluster, kind, _UNSHARED
+            ):
                 more += worker.idle_node_seconds - worker.idle_shared_node_seconds
                 worker.idle_shared_node_seconds = worker.idle_node_seconds
             for campaign in sharers:
@@ -232,12 +235,8 @@ class Allocations(StoreSection):
             _refuse_unknown(session, cluster, node)
             keep_quarantine(session, cluster, node, reason, now, requested_by_user=True)
             row = session.get_one(NodeQuarantine, (cluster, node), with_for_update=True)
-            if row.released_at is not None:
-                row.since = now
-            row.reason = reason
-            row.requested_by_user = True
-            row.released_at = row.release_told_at = None
-            row.release_pending = False
+            since = row.since if row.released_at is None else now
+            quarantine_again(row, reason, since, requested_by_user=True)
             session.flush()
             self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)
             return self._node(session, row)

@@ -10,15 +10,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from threading import Event
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.allocations.workers import Beat, fits, not_live, take_beats
+from results_db.allocations.workers import Beat, fits, open_session, take_beats
 from results_db.database.database import Database
 from results_db.database.events import tell
-from results_db.database.locks import lock_campaign, lock_trials, lock_workers
+from results_db.database.locks import FOR_CHANGE, lock_rows
 from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import ResultsDbError
@@ -60,7 +61,7 @@ class LeaseBatch:
         ids = {ask.worker_id for ask in asks}
         which = WorkerRow.id.in_(ids)
         found = (
-            lock_workers(session, which)
+            lock_rows(session, WorkerRow, which)
             if lock
             else session.scalars(select(WorkerRow).where(which))
         )
@@ -69,38 +70,35 @@ class LeaseBatch:
         self._now = now
         self._campaigns: dict[int, Campaign] = {}
         """Campaigns of the leased trials; a session keeps only weak references to rows."""
-        self._answers: list[list[LeaseRecord] | ResultsDbError] = []
+        self.answers: list[list[LeaseRecord] | ResultsDbError] = []
+        """For each request, its leases or the refusal."""
         self._asking: list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]] = []
         for ask in asks:
-            worker = workers.get(ask.worker_id)
-            refusal = not_live(session, ask.worker_id, worker)
-            if worker is None or refusal is not None:
-                assert refusal is not None
-                self._answers.append(refusal)
+            worker = open_session(session, ask.worker_id, workers.get(ask.worker_id))
+            if isinstance(worker, ResultsDbError):
+                self.answers.append(worker)
                 continue
             leases: list[LeaseRecord] = []
-            self._answers.append(leases)
+            self.answers.append(leases)
             self._asking.append((ask, worker, leases))
 
-    def answers(self) -> list[list[LeaseRecord] | ResultsDbError]:
-        """For each request, its leases or the refusal."""
-        return self._answers
+    @property
+    def _without_news(self) -> list[WorkerRow]:
+        """Workers of which no heartbeat came lately: the request is recorded as a sign of life."""
+        silent = timedelta(seconds=HEARTBEAT_INTERVAL_S)
+        return [worker for _, worker, _ in self._asking if self._now - worker.seen_at >= silent]
 
-    def is_news(self) -> bool:
-        """Whether a request must be recorded as a sign of life, since no heartbeat came lately."""
-        return any(self._is_news(worker) for _, worker, _ in self._asking)
-
-    def finds_a_trial(self) -> bool:
-        return any(
+    def has_work(self) -> bool:
+        """Whether there is anything to write: a sign of life, or a trial to hand out."""
+        return bool(self._without_news) or any(
             self._session.scalar(_suitable_trials(kind).limit(1)) is not None
             for kind in self._by_kind()
         )
 
     def hand_out(self, until: datetime) -> bool:
         """Leases trials that fit, the oldest first; returns whether there were any."""
-        for _, worker, _ in self._asking:
-            if self._is_news(worker):
-                worker.seen_at = self._now
+        for worker in self._without_news:
+            worker.seen_at = self._now
         dealt = []
         for kind, asking in self._by_kind().items():
             query = _suitable_trials(kind).limit(
@@ -135,9 +133,6 @@ class LeaseBatch:
                     leases.append(_hand_out(worker, campaign, trial, self._now, until))
                     dealt.append(trial)
         return dealt
-
-    def _is_news(self, worker: WorkerRow) -> bool:
-        return self._now - worker.seen_at >= timedelta(seconds=HEARTBEAT_INTERVAL_S)
 
     def _by_kind(self) -> dict[Kind, list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]]]:
         kinds: defaultdict[Kind, list[tuple[LeaseAsk, WorkerRow, list[LeaseRecord]]]]
@@ -246,19 +241,13 @@ LEASE_S: Final = 15.0
 """Seconds after which a lease expires unless a heartbeat extends it."""
 
 
-@dataclass(slots=True)
-class _LastQuery:
-    """The result of the last query for waiting trials, shared by the threads of a process."""
-
-    found: bool = False
-
-
 class Leases(StoreSection):
     """The store's methods for leases."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         super().__init__(database, clock)
-        self._last_query = _LastQuery()
+        self._last_found = Event()
+        """Whether the last query for waiting trials of any thread of this process found one."""
 
     @retried
     def lease_many(self, asks: Sequence[LeaseAsk]) -> list[list[LeaseRecord] | ResultsDbError]:
@@ -273,18 +262,18 @@ class Leases(StoreSection):
             `WorkerSupersededError`.
         """
         now = self._clock()
-        if not self._last_query.found:
+        if not self._last_found.is_set():
             with self._db.read() as session:
                 batch = LeaseBatch(session, asks, now, lock=False)
-                if not batch.is_news() and not batch.finds_a_trial():
-                    return batch.answers()
-        self._last_query.found = (
-            False  # if the write below fails, later requests do not wait for the lock either
-        )
+                if not batch.has_work():
+                    return batch.answers
+        # If the write below fails, later requests do not wait for the lock either.
+        self._last_found.clear()
         with self._db.write() as session:
             batch = LeaseBatch(session, asks, now, lock=True)
-            self._last_query.found = batch.hand_out(now + timedelta(seconds=LEASE_S))
-            return batch.answers()
+            if batch.hand_out(now + timedelta(seconds=LEASE_S)):
+                self._last_found.set()
+            return batch.answers
 
     def take_beats(self, beats: Sequence[Beat]) -> list[HeartbeatReply | ResultsDbError]:
         """Processes heartbeats of workers in one transaction.
@@ -323,10 +312,10 @@ class Leases(StoreSection):
     def _expire(self, campaign_id: int, expired: ColumnElement[bool], now: datetime) -> list[int]:
         """Ends a campaign's leases that have expired and were not extended meanwhile."""
         with self._db.write() as session:
-            campaign = lock_campaign(session, campaign_id)
+            campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
             if campaign is None:
                 return []
-            trials = lock_trials(session, Trial.campaign_id == campaign_id, expired)
+            trials = lock_rows(session, Trial, Trial.campaign_id == campaign_id, expired)
             for trial in trials:
                 attempt = running_attempt(session, trial)
                 worker = session.get_one(WorkerRow, attempt.worker_id)
@@ -347,7 +336,7 @@ class Leases(StoreSection):
     @retried
     def _set_leases(self, until: datetime, which: ColumnElement[bool]) -> None:
         with self._db.write() as session:
-            for trial in lock_trials(session, Trial.state == "RUNNING", which):
+            for trial in lock_rows(session, Trial, Trial.state == "RUNNING", which):
                 trial.lease_expires_at = until
 
     def swept_at(self) -> datetime | None:

@@ -9,12 +9,12 @@ status agrees. Quarantines outlive allocations: a worker gets them when it regis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, exists, insert, select, update
+from sqlalchemy import delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
@@ -24,15 +24,6 @@ from search_spaces.trainers.simulator import SIMULATED_LAUNCHER
 RELEASE_TIME_S: Final = 30.0
 """Seconds for which a worker may take to act on a release. If it still reports the quarantine after
 that, the node failed its check and is in quarantine again."""
-
-
-def active_quarantines(session: Session, cluster: str) -> list[SetAside]:
-    query = (
-        select(NodeQuarantine)
-        .where(NodeQuarantine.cluster == cluster, NodeQuarantine.released_at.is_(None))
-        .order_by(NodeQuarantine.node)
-    )
-    return [SetAside(node=row.node, reason=row.reason) for row in session.scalars(query)]
 
 
 def note_quarantines(
@@ -49,41 +40,35 @@ def note_quarantines(
         if row is None:
             keep_quarantine(session, worker.cluster, name, reason, now)
         elif row.released_at is not None and not _is_release_on_its_way(row, worker, now):
-            _quarantine_again(row, reason, now)
+            quarantine_again(row, reason, now)
     for name, row in known.items():
         if row.release_pending and name not in shown:
             row.release_pending = is_shown(session, row)
     session.flush()
 
 
-@dataclass(slots=True)
-class NodeOrders:
-    """Orders to a worker for its nodes."""
-
-    release: tuple[str, ...] = ()
-    quarantine: tuple[SetAside, ...] = ()
-
-
 def node_orders(
     session: Session, workers: Sequence[WorkerRow], now: datetime
-) -> dict[str, NodeOrders]:
-    """Orders to workers for their nodes, by session."""
-    orders = {worker.id: NodeOrders() for worker in workers}
+) -> tuple[Mapping[str, list[str]], Mapping[str, list[SetAside]]]:
+    """The nodes that workers must release and set aside, by session."""
+    release: defaultdict[str, list[str]] = defaultdict(list)
+    quarantine: defaultdict[str, list[SetAside]] = defaultdict(list)
+    ids = [worker.id for worker in workers]
     query = (
         select(AllocationNode.worker_id, NodeQuarantine, AllocationNode.state)
         .join(AllocationNode, AllocationNode.name == NodeQuarantine.node)
         .join(WorkerRow, WorkerRow.id == AllocationNode.worker_id)
-        .where(NodeQuarantine.cluster == WorkerRow.cluster, WorkerRow.id.in_(orders))
+        .where(NodeQuarantine.cluster == WorkerRow.cluster, WorkerRow.id.in_(ids))
         .order_by(AllocationNode.worker_id, AllocationNode.position)
     )
     for worker_id, row, state in session.execute(query):
-        order, is_shown = orders[worker_id], state == "quarantined"
+        is_shown = state == "quarantined"
         if row.released_at is None and not is_shown:
-            order.quarantine += (SetAside(node=row.node, reason=row.reason),)
+            quarantine[worker_id].append(SetAside(node=row.node, reason=row.reason))
         elif row.release_pending and is_shown:
-            order.release += (row.node,)
+            release[worker_id].append(row.node)
             row.release_told_at = row.release_told_at or now
-    return orders
+    return release, quarantine
 
 
 def keep_quarantine(
@@ -121,10 +106,13 @@ def _insert_of(session: Session) -> Any:
     return postgresql.insert
 
 
-def _quarantine_again(row: NodeQuarantine, reason: str, now: datetime) -> None:
+def quarantine_again(
+    row: NodeQuarantine, reason: str, since: datetime, *, requested_by_user: bool = False
+) -> None:
+    """Puts a node that has a row into quarantine."""
     row.reason = reason
-    row.since = now
-    row.requested_by_user = False
+    row.since = since
+    row.requested_by_user = requested_by_user
     row.released_at = row.release_told_at = None
     row.release_pending = False
 
@@ -139,17 +127,14 @@ def _is_release_on_its_way(row: NodeQuarantine, worker: WorkerRow, now: datetime
 
 def is_shown(session: Session, row: NodeQuarantine) -> bool:
     """Whether the last status of a worker has the node in quarantine."""
-    return bool(session.scalar(select(_shown_by_a_worker(row))))
-
-
-def _shown_by_a_worker(row: NodeQuarantine) -> ColumnElement[bool]:
-    return exists().where(
+    shown = exists().where(
         AllocationNode.name == row.node,
         AllocationNode.state == "quarantined",
         AllocationNode.worker_id == WorkerRow.id,
         WorkerRow.cluster == row.cluster,
         WorkerRow.ended_at.is_(None),
     )
+    return bool(session.scalar(select(shown)))
 
 
 _SAID: Final = (

@@ -13,14 +13,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.allocations.node_status import (
-    active_quarantines,
     add_nodes,
     keep_status,
     later,
     node_orders,
 )
 from results_db.database.database import breaks_unique
-from results_db.database.locks import FOR_CHANGE, lock_leased, lock_trials, lock_workers
+from results_db.database.locks import FOR_CHANGE, lock_leased, lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
@@ -30,7 +29,13 @@ from results_db.errors import (
     WorkerOwnedError,
     WorkerSupersededError,
 )
-from results_db.models.service_tables import WORKER_ALIVE_S, AllocationNode, WorkerRow, is_there
+from results_db.models.service_tables import (
+    WORKER_ALIVE_S,
+    AllocationNode,
+    NodeQuarantine,
+    WorkerRow,
+    is_there,
+)
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import WorkerRecord
 from results_db.rows import columns_of, record_of
@@ -64,29 +69,27 @@ def take_beats(
     """
     ids = {beat.worker_id for beat in beats}
     stops = _extend(session, beats, now, until)
-    workers = {worker.id: worker for worker in lock_workers(session, WorkerRow.id.in_(ids))}
+    workers = {worker.id: worker for worker in lock_rows(session, WorkerRow, WorkerRow.id.in_(ids))}
     answers: list[HeartbeatReply | ResultsDbError] = []
     live: list[WorkerRow] = []
     for beat, stop in zip(beats, stops, strict=True):
-        worker = workers.get(beat.worker_id)
-        refusal = not_live(session, beat.worker_id, worker)
-        if worker is None or refusal is not None:
-            assert refusal is not None
-            answers.append(refusal)
+        worker = open_session(session, beat.worker_id, workers.get(beat.worker_id))
+        if isinstance(worker, ResultsDbError):
+            answers.append(worker)
             continue
         worker.seen_at = now
         if beat.heartbeat.status is not None:
             keep_status(session, worker, beat.heartbeat.status, now)
         live.append(worker)
         answers.append(HeartbeatReply(stop=tuple(stop)))
-    orders = node_orders(session, live, now)
+    release, quarantine = node_orders(session, live, now)
     return [
         answer
         if isinstance(answer, ResultsDbError)
         else HeartbeatReply(
             stop=answer.stop,
-            release=orders[beat.worker_id].release,
-            quarantine=orders[beat.worker_id].quarantine,
+            release=tuple(release[beat.worker_id]),
+            quarantine=tuple(quarantine[beat.worker_id]),
         )
         for beat, answer in zip(beats, answers, strict=True)
     ]
@@ -129,7 +132,7 @@ def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, 
     theirs = Trial.worker_id.in_({beat.worker_id for beat in beats})
     trials = {
         trial.id: trial
-        for trial in lock_trials(session, Trial.id.in_(ids), Trial.state == "RUNNING", theirs)
+        for trial in lock_rows(session, Trial, Trial.id.in_(ids), Trial.state == "RUNNING", theirs)
     }
     running = (
         select(Attempt, WorkerRow.launcher)
@@ -238,11 +241,15 @@ class Workers(StoreSection):
 
         Raises:
             WorkerNotFoundError: no open session has this id.
+            WorkerSupersededError: it ended because another worker registered under its name.
         """
         now = self._clock()
         with self._db.write() as session:
             lock_leased(session, [worker_id])
-            worker = live_worker(session, worker_id)
+            row = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE)
+            worker = open_session(session, worker_id, row)
+            if isinstance(worker, ResultsDbError):
+                raise worker
             _end_in_order(session, worker, now, f"worker {worker.name} drained")
             worker.seen_at = now
             self._audit(session, "worker.drain", "worker", worker.id, name=worker.name)
@@ -274,8 +281,13 @@ class Workers(StoreSection):
             self._audit(session, "allocation.remove", "allocation", worker_id, name=worker.name)
 
     def quarantined_nodes(self, cluster: str) -> list[SetAside]:
+        query = (
+            select(NodeQuarantine)
+            .where(NodeQuarantine.cluster == cluster, NodeQuarantine.released_at.is_(None))
+            .order_by(NodeQuarantine.node)
+        )
         with self._db.read() as session:
-            return active_quarantines(session, cluster)
+            return [SetAside(node=row.node, reason=row.reason) for row in session.scalars(query)]
 
     def find(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
         """Worker sessions, the newest first: those seen within `WORKER_ALIVE_S`, or all."""
@@ -344,7 +356,7 @@ def _flush_unless_taken(session: Session, name: str) -> None:
     try:
         session.flush()
     except IntegrityError as error:
-        if not breaks_unique(error, "workers", "name_live"):
+        if not breaks_unique(error, "workers", "name", only="live"):
             raise
         raise DatabaseConflictError(f"another worker registers as {name!r} just now") from error
 
@@ -358,41 +370,24 @@ def fits(
     )
 
 
-def live_worker(session: Session, worker_id: str) -> WorkerRow:
-    """The open session of a worker, locked.
-
-    Raises:
-        WorkerNotFoundError: no open session has this id.
-        WorkerSupersededError: it ended because another worker registered under its name.
-    """
-    worker = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE)
-    refusal = not_live(session, worker_id, worker)
-    if worker is None or refusal is not None:
-        assert refusal is not None
-        raise refusal
-    return worker
-
-
-def not_live(session: Session, worker_id: str, worker: WorkerRow | None) -> ResultsDbError | None:
-    """The error for a session that is not open; None: it is open."""
+def open_session(
+    session: Session, worker_id: str, worker: WorkerRow | None
+) -> WorkerRow | ResultsDbError:
+    """The row of a worker's session if it is open, else the error that says why it is not."""
     if worker is None:
         return WorkerNotFoundError(f"there is no worker {worker_id!r}; register again")
     if worker.ended_at is None:
-        return None
-    if _name_is_taken(session, worker):
+        return worker
+    successor = exists().where(
+        WorkerRow.name == worker.name,
+        WorkerRow.id != worker.id,
+        WorkerRow.registered_at >= worker.ended_at,
+    )
+    if session.scalar(select(successor)):
         return WorkerSupersededError(f"another worker has registered as {worker.name!r}")
     return WorkerNotFoundError(
         f"the session {worker_id!r} of worker {worker.name!r} has ended; register again"
     )
-
-
-def _name_is_taken(session: Session, ended: WorkerRow) -> bool:
-    later = exists().where(
-        WorkerRow.name == ended.name,
-        WorkerRow.id != ended.id,
-        WorkerRow.registered_at >= ended.ended_at,
-    )
-    return bool(session.scalar(select(later)))
 
 
 def _end_earlier(session: Session, name: str, now: datetime) -> None:
@@ -403,7 +398,9 @@ def _end_earlier(session: Session, name: str, now: datetime) -> None:
         return
     # In the order of `locks`: trials before workers. Trials leased in between come afterwards.
     lock_leased(session, ids)
-    earlier = {worker.id: worker for worker in lock_workers(session, WorkerRow.id.in_(ids), *live)}
+    earlier = {
+        worker.id: worker for worker in lock_rows(session, WorkerRow, WorkerRow.id.in_(ids), *live)
+    }
     for campaign, trials in lock_leased(session, list(earlier)):
         for trial in trials:
             attempt = running_attempt(session, trial)

@@ -20,13 +20,13 @@ from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, k
 from results_db.campaigns.start_from import may_calibrate
 from results_db.database.database import breaks_unique
 from results_db.database.events import emit
-from results_db.database.locks import FOR_CHANGE, lock_campaigns, lock_trials
+from results_db.database.locks import lock_campaign, lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignStateError, campaign_not_found
 from results_db.models.service_tables import EventRow
 from results_db.models.tables import AnalysisRow, Campaign, Trial
-from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
+from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState, EventKind
 from results_db.rows import (
     campaign_record,
     clock_seconds,
@@ -125,7 +125,8 @@ class Campaigns(StoreSection):
 
         Raises:
             CampaignDuplicateError: the name is taken, or all of the names are.
-            CampaignInvalidError: a campaign that it starts from does not exist.
+            CampaignInvalidError: a campaign that it starts from does not exist, or was measured
+                with another trainer.
             IdempotencyKeyInUseError: the same request has just created one.
         """
         for _ in range(MOST_CHOICES - 1 if names else 0):
@@ -221,10 +222,7 @@ class Campaigns(StoreSection):
 
     def to_drive(self) -> list[CampaignRecord]:
         """The RUNNING campaigns, the oldest first."""
-        query = select(Campaign).where(Campaign.state == "RUNNING").order_by(Campaign.id)
-        now = self._clock()
-        with self._db.read() as session:
-            return [campaign_record(row, now) for row in session.scalars(query)]
+        return self.find(chosen=CampaignFilter(states=("RUNNING",)))[::-1]
 
     def count_trials(self, campaign_id: int) -> dict[TrialState, int]:
         """The number of the campaign's trials in each state, including zeros."""
@@ -243,29 +241,32 @@ class Campaigns(StoreSection):
                 counts[campaign_id][cast("TrialState", state)] = number
         return counts
 
-    @retried
     def pause(self, campaign_id: int) -> CampaignRecord:
         """Stops leasing trials; running ones finish. CampaignStateError if it has ended."""
-        now = self._clock()
-        with self._db.write() as session:
-            campaign = _open_campaign(session, campaign_id, "paused")
-            if campaign.state == "RUNNING":
-                _stop_clock(campaign, now)
-                campaign.state = "PAUSED"
-                emit(session, campaign.id, "campaign.paused", now=now, state=campaign.state)
-                self._audit(session, "campaign.pause", "campaign", campaign.name)
-            return campaign_record(campaign, now)
+        return self._switch(campaign_id, "RUNNING", "PAUSED", "pause", "campaign.paused")
 
-    @retried
     def resume(self, campaign_id: int) -> CampaignRecord:
         """Resumes a paused campaign; can be repeated. CampaignStateError if it has ended."""
+        return self._switch(campaign_id, "PAUSED", "RUNNING", "resume", "campaign.resumed")
+
+    @retried
+    def _switch(
+        self,
+        campaign_id: int,
+        before: CampaignState,
+        after: CampaignState,
+        action: str,
+        kind: EventKind,
+    ) -> CampaignRecord:
         now = self._clock()
         with self._db.write() as session:
-            campaign = _open_campaign(session, campaign_id, "resumed")
-            if campaign.state == "PAUSED":
-                campaign.state = "RUNNING"
-                emit(session, campaign.id, "campaign.resumed", now=now, state=campaign.state)
-                self._audit(session, "campaign.resume", "campaign", campaign.name)
+            campaign = lock_campaign(session, campaign_id)
+            _refuse_if_ended(campaign, kind.removeprefix("campaign."))
+            if campaign.state == before:
+                _stop_clock(campaign, now)
+                campaign.state = after
+                emit(session, campaign.id, kind, now=now, state=campaign.state)
+                self._audit(session, f"campaign.{action}", "campaign", campaign.name)
             return campaign_record(campaign, now)
 
     @retried
@@ -279,7 +280,7 @@ class Campaigns(StoreSection):
         """
         now = self._clock()
         with self._db.write() as session:
-            campaign = by_id(session, campaign_id, lock=True)
+            campaign = lock_campaign(session, campaign_id)
             if campaign.state != "CANCELLED":
                 _refuse_if_ended(campaign, "cancelled")
                 message = "cancelled by the user"
@@ -309,7 +310,7 @@ class Campaigns(StoreSection):
             raise CampaignStateError(f"{state} does not end a campaign")
         now = self._clock()
         with self._db.write() as session:
-            campaign = by_id(session, campaign_id, lock=True)
+            campaign = lock_campaign(session, campaign_id)
             if campaign.state != "RUNNING":
                 raise CampaignStateError(
                     f"campaign {campaign.name!r} is {campaign.state}, not RUNNING; it is left as it is"
@@ -329,10 +330,10 @@ class Campaigns(StoreSection):
         """
         now = self._clock()
         with self._db.write() as session:
-            campaign = by_id(session, campaign_id, lock=True)
+            campaign = lock_campaign(session, campaign_id)
             _refuse_other_budget(campaign, budget)
-            waiting = lock_trials(
-                session, Trial.campaign_id == campaign_id, Trial.state == "PENDING"
+            waiting = lock_rows(
+                session, Trial, Trial.campaign_id == campaign_id, Trial.state == "PENDING"
             )
             for trial in waiting:
                 cancel_trial(campaign, trial, now, why)
@@ -352,7 +353,7 @@ class Campaigns(StoreSection):
         """
         now = self._clock()
         with self._db.write() as session:
-            campaign = by_id(session, campaign_id, lock=True)
+            campaign = lock_campaign(session, campaign_id)
             changes: dict[str, Any] = {}
             if budget is not None:
                 before, after = _change_budget(campaign, budget)
@@ -376,7 +377,7 @@ class Campaigns(StoreSection):
         """
         now = self._clock()
         with self._db.write() as session:
-            campaign = by_id(session, campaign_id, lock=True)
+            campaign = lock_campaign(session, campaign_id)
             _refuse_deletion(session, campaign)
             num_trials = session.scalar(
                 select(func.count()).where(Trial.campaign_id == campaign_id)
@@ -398,14 +399,10 @@ class Campaigns(StoreSection):
 
 
 def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
-    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile.
-
-    Raises:
-        CampaignInvalidError: one does not exist, or was measured with another trainer.
-    """
+    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile."""
     if not names:
         return
-    there = {row.name: row for row in lock_campaigns(session, Campaign.name.in_(names))}
+    there = {row.name: row for row in lock_rows(session, Campaign, Campaign.name.in_(names))}
     named = Campaign.name.in_(names) & may_calibrate(trainer)
     usable = set(session.scalars(select(Campaign.name).where(named)))
     for name in names:
@@ -424,16 +421,10 @@ def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
             )
 
 
-def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
-    campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE if lock else None)
+def by_id(session: Session, campaign_id: int) -> Campaign:
+    campaign = session.get(Campaign, campaign_id)
     if campaign is None:
         raise campaign_not_found(campaign_id)
-    return campaign
-
-
-def _open_campaign(session: Session, campaign_id: int, done: str) -> Campaign:
-    campaign = by_id(session, campaign_id, lock=True)
-    _refuse_if_ended(campaign, done)
     return campaign
 
 
@@ -472,7 +463,7 @@ def _end(
     campaign.ended_at = now
     emit(session, campaign.id, "campaign.ended", now=now, state=state, reason=reason)
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
-    for trial in lock_trials(session, Trial.campaign_id == campaign.id, still_open):
+    for trial in lock_rows(session, Trial, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")
 
 

@@ -22,13 +22,11 @@ MAX_TIMELINE: Final = 2000
 
 
 class HistoryPoint(NamedTuple):
-    """A trial that has ended, in the history of a campaign."""
+    """A trial that has ended, in the history of a campaign; see also `TrialRecord`."""
 
     ended_seq: int
-    """Position in the order in which the campaign's trials ended, from 1."""
     trial_id: int
     number: int
-    """The trial's number in its campaign."""
     value: float | None
     """The objective of this trial alone; None: not measured."""
     state: str
@@ -68,11 +66,10 @@ class FailureCount(NamedTuple):
 
 
 class TimelineAttempt(NamedTuple):
-    """An attempt as a bar of a timeline."""
+    """An attempt as a bar of a timeline: fields of an `AttemptRecord` and of its `TrialRecord`."""
 
     trial_id: int
     number: int
-    """The trial's number in its campaign."""
     attempt: int
     worker_id: str
     worker_name: str
@@ -82,12 +79,9 @@ class TimelineAttempt(NamedTuple):
     ended_at: datetime | None
     """None: it runs."""
     ending: str | None
-    """reported, lost, returned or superseded; None: it runs."""
     state: str
     reason: str | None
-    """Why the trial does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
     phase: str | None = None
-    """The phase that its worker reported last; None: not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
 from results_db.database.database import Database
-from results_db.database.locks import lock_campaigns
+from results_db.database.locks import lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import DriverLeaseLostError
@@ -64,10 +64,6 @@ class DriverLeases(StoreSection):
         with self._db.read() as session:
             return record_of(DriverLease, session.scalars(_row()).one())
 
-    def seen_at(self) -> datetime | None:
-        """When a driver last renewed its lease; None: never."""
-        return self.lease().seen_at
-
     @retried
     def acquire(self, *, unchanged: DriverLease | None = None) -> DriverLease | None:
         """Makes this process the active driver; None while another is.
@@ -107,7 +103,7 @@ class DriverLeases(StoreSection):
         now = self._clock()
         with self._db.write() as session:
             workers = working(session, now)
-            for campaign in lock_campaigns(session, Campaign.state == "RUNNING"):
+            for campaign in lock_rows(session, Campaign, Campaign.state == "RUNNING"):
                 is_served = could_be_served(session, campaign, workers)
                 campaign.wall_time_s += clock_seconds(campaign, now) if is_served else 0.0
                 campaign.clock_at = now if is_served else None

@@ -24,11 +24,7 @@ class RequestKey:
 
 
 def campaign_of_key(session: Session, actor: str, request: RequestKey) -> Campaign | None:
-    """The campaign that an earlier request of this sender and key created; None: there is none.
-
-    Raises:
-        IdempotencyKeyReusedError: the key was sent with another request.
-    """
+    """See `Campaigns.of_request`."""
     found = session.execute(
         select(IdempotencyKey, Campaign)
         .join(Campaign, Campaign.id == IdempotencyKey.campaign_id)
@@ -48,11 +44,7 @@ def campaign_of_key(session: Session, actor: str, request: RequestKey) -> Campai
 def keep_key(
     session: Session, actor: str, request: RequestKey, campaign_id: int, now: datetime
 ) -> None:
-    """Writes the key in the transaction that creates the campaign.
-
-    Raises:
-        IdempotencyKeyInUseError: the same request is being answered at this moment.
-    """
+    """Writes the key in the transaction that creates the campaign; see `Campaigns.create`."""
     session.add(
         IdempotencyKey(
             actor=actor,

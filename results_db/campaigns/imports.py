@@ -31,22 +31,13 @@ from search_spaces.terminal.plurals import counted
 IMPORTED: Final = "imported"
 """The reason and the strategy of imported campaigns."""
 
-_STATES: Final[Mapping[Status, TrialState]] = {
-    "completed": "COMPLETED",
-    "out_of_memory": "INFEASIBLE",
-    "failed": "FAILED",
+_ENDS: Final[Mapping[Status, tuple[TrialState, str | None, str]]] = {
+    "completed": ("COMPLETED", None, ""),
+    "out_of_memory": ("INFEASIBLE", "out_of_memory", ""),
+    "failed": ("FAILED", "unstated", "the imported table says that it failed, and not why"),
 }
-_STATUSES: Final[Mapping[str, Status]] = {state: status for status, state in _STATES.items()}
-_REASONS: Final[Mapping[Status, str | None]] = {
-    "completed": None,
-    "out_of_memory": "out_of_memory",
-    "failed": "unstated",
-}
-_MESSAGES: Final[Mapping[Status, str]] = {
-    "completed": "",
-    "out_of_memory": "",
-    "failed": "the imported table says that it failed, and not why",
-}
+"""By the status of a row, the state, the reason and the message of its trial."""
+_STATUSES: Final[Mapping[str, Status]] = {state: row for row, (state, *_) in _ENDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,12 +159,13 @@ def _insert_trial(campaign_id: int, example: Mapping[str, Any]) -> Insert:
 
 
 def _trial(row: TableRow, *, campaign_id: int, number: int, now: datetime) -> dict[str, Any]:
+    state, reason, message = _ENDS[row.status]
     return {
         "campaign_id": campaign_id,
         "number": number,
-        "state": _STATES[row.status],
-        "reason": _REASONS[row.status],
-        "message": _MESSAGES[row.status],
+        "state": state,
+        "reason": reason,
+        "message": message,
         "created_at": now,
         "ended_at": now,
         "ended_seq": number,

@@ -1,29 +1,33 @@
-"""Data of reports besides the leaderboard: trials in brief, machines, software, analyses."""
+"""Data of reports and pages about campaigns besides their records and leaderboards."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import selectinload
 
+from results_db.campaigns.campaigns import conditions
+from results_db.campaigns.filter import CampaignFilter
 from results_db.database.events import emit
+from results_db.database.locks import lock_campaign
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
     AnalysisRow,
     Attempt,
+    Campaign,
     EnvironmentRow,
     ImportanceRow,
     StepRow,
     Trial,
     TrialLog,
 )
-from results_db.records import Analysis, KnobStepRead, WorkerRecord
+from results_db.records import Analysis, CampaignState, KnobStepRead, WorkerRecord
 from results_db.rows import columns_of, record_of
-from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.measurement import Environment
-from search_spaces.protocol.states import TrialState
+from search_spaces.protocol.states import AttemptPhase, TrialState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +52,18 @@ class WorkerShare(WorkerRecord):
     num_lost: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningPhase:
+    """What the open attempt of a trial does."""
+
+    phase: AttemptPhase | None
+    """None: its worker reported none."""
+    waiting_because: str
+    """Why it waits for devices; empty: it does not."""
+
+
 class Reports(StoreSection):
-    """The store's methods for reports and analyses."""
+    """The store's methods for reports, analyses, and pages about campaigns."""
 
     def ended_trials(self, campaign_id: int) -> list[TrialBrief]:
         """Every trial of the campaign that has ended, in the order of their ends."""
@@ -103,7 +117,7 @@ class Reports(StoreSection):
     def keep_analysis(self, campaign_id: int, analysis: Analysis) -> None:
         """Stores an analysis; it replaces the campaign's earlier one."""
         with self._db.write() as session:
-            locked_campaign(session, campaign_id)
+            lock_campaign(session, campaign_id)
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
             own = columns_of(analysis, campaign_id=campaign_id, computed_at=self._clock())
             del own["importances"], own["steps"]  # rows of their own
@@ -139,3 +153,49 @@ class Reports(StoreSection):
                     for step in row.steps
                 ),
             )
+
+    def count_campaigns(self, chosen: CampaignFilter) -> int:
+        query = select(func.count()).select_from(Campaign).where(*conditions(chosen))
+        return self._scalar(query) or 0
+
+    def campaign_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """The values that campaigns have, with their numbers of campaigns, by column.
+
+        The columns are state, model_name, cluster_name and created_by; values are sorted.
+        """
+        columns = (Campaign.state, Campaign.model_name, Campaign.cluster_name, Campaign.created_by)
+        with self._db.read() as session:
+            return {
+                column.key: {
+                    row[0]: row[1]
+                    for row in session.execute(
+                        select(column, func.count()).group_by(column).order_by(column)
+                    )
+                }
+                for column in columns
+            }
+
+    def campaigns_from(self, name: str) -> list[tuple[str, CampaignState]]:
+        """Names and states of the campaigns that start from a campaign, the newest first."""
+        query = select(Campaign.name, Campaign.state, Campaign.spec).order_by(Campaign.id.desc())
+        with self._db.read() as session:
+            return [
+                (other, state)
+                for other, state, spec in session.execute(query)
+                if name in spec.get("start_from", ())
+            ]
+
+    def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
+        """What the running trials of a campaign do, by their ids."""
+        query = (
+            select(Attempt.trial_id, Attempt.phase, Attempt.waiting_because)
+            .join(Trial, Trial.id == Attempt.trial_id)
+            .where(
+                Trial.campaign_id == campaign_id, Trial.state == "RUNNING", Attempt.ending.is_(None)
+            )
+        )
+        with self._db.read() as session:
+            return {
+                trial_id: RunningPhase(phase=phase, waiting_because=why or "")  # type: ignore[arg-type]
+                for trial_id, phase, why in session.execute(query)
+            }

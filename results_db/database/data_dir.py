@@ -22,6 +22,7 @@ from search_spaces.connection.data_home import (
 from search_spaces.connection.running_service import SERVICE_FILE
 
 _LOCK_POLL_S: Final = 0.05
+_REMEDY: Final = f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,7 @@ class DataDir:
         """
         if set("?%") & set(str(self.path.absolute())):
             raise DataDirInvalidError(
-                f"the data directory {self.path} has ? or % in its path; "
-                f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
+                f"the data directory {self.path} has ? or % in its path; {_REMEDY}"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,14 +80,10 @@ class DataDir:
             self.logs.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise DataDirInvalidError(
-                f"the data directory {self.path} cannot be created: {error.strerror}; "
-                f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
+                f"the data directory {self.path} cannot be created: {error.strerror}; {_REMEDY}"
             ) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise DataDirInvalidError(
-                f"the data directory {self.path} is not writable; "
-                f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
-            )
+            raise DataDirInvalidError(f"the data directory {self.path} is not writable; {_REMEDY}")
 
     def _refuse_open_to_all(self) -> None:
         mode = stat.S_IMODE(self.path.stat().st_mode)

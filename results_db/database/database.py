@@ -122,12 +122,16 @@ def rows_deleted(session: Session, statement: Delete) -> int:
     return cast("CursorResult[Any]", done).rowcount
 
 
-def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:
-    """Whether a statement failed because these columns must be unique together."""
+def breaks_unique(error: IntegrityError, table: str, *columns: str, only: str = "") -> bool:
+    """Whether a statement failed because these columns must be unique together.
+
+    `only` names the rows of a constraint that is on some rows.
+    """
     diagnostics = getattr(error.orig, "diag", None)
     if diagnostics is not None:
         # PostgreSQL names the constraint; `models.Base` gives it its name.
-        return bool(diagnostics.constraint_name == f"uq_{table}_{'_'.join(columns)}")
+        name = "_".join(filter(None, ("uq", table, *columns, only)))
+        return bool(diagnostics.constraint_name == name)
     named = ", ".join(f"{table}.{column}" for column in columns)
     return str(error.orig) == f"UNIQUE constraint failed: {named}"
 

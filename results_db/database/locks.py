@@ -14,11 +14,12 @@ Locked rows are read again, since they may have changed while the transaction wa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from results_db.errors import campaign_not_found
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Campaign, Trial
 
@@ -27,37 +28,32 @@ FOR_CHANGE: Final = {"key_share": True}
 
 _NOW: Final = {"populate_existing": True}
 
-
-def lock_campaign(session: Session, campaign_id: int) -> Campaign | None:
-    """The campaign's row, locked; None when there is none."""
-    return session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
+R = TypeVar("R", Campaign, Trial, WorkerRow)
 
 
-def lock_campaign_of(session: Session, trial_id: int) -> Campaign | None:
-    """The row of a trial's campaign, locked; None when there is no such trial."""
-    of_trial = select(Trial.campaign_id).where(Trial.id == trial_id).scalar_subquery()
-    query = select(Campaign).where(Campaign.id == of_trial).with_for_update(key_share=True)
-    return session.scalar(query, execution_options=_NOW)
+def lock_campaign(session: Session, campaign_id: int) -> Campaign:
+    """The campaign's row, locked; CampaignNotFoundError when there is none."""
+    campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
+    if campaign is None:
+        raise campaign_not_found(campaign_id)
+    return campaign
 
 
-def lock_campaigns(session: Session, which: ColumnElement[bool]) -> Sequence[Campaign]:
-    """Rows of campaigns, locked in their order."""
-    query = select(Campaign).where(which).order_by(Campaign.id).with_for_update(key_share=True)
-    return session.scalars(query, execution_options=_NOW).all()
-
-
-def lock_trials(session: Session, *which: ColumnElement[bool]) -> Sequence[Trial]:
-    """Rows of trials, locked in their order, without those that no longer match once locked."""
-    query = select(Trial).where(*which).order_by(Trial.id)
-    locked = query.with_for_update(key_share=True, of=Trial)
+def lock_rows(session: Session, kind: type[R], *which: ColumnElement[bool]) -> Sequence[R]:
+    """Rows of a table, locked in their order, without those that no longer match once locked."""
+    query = select(kind).where(*which).order_by(kind.id)
+    locked = query.with_for_update(key_share=True, of=kind)
     return session.scalars(locked, execution_options=_NOW).all()
 
 
-def lock_trial(session: Session, trial_id: int, *options: Any) -> Trial | None:
-    """A trial's row, locked; None when there is none. The campaign is locked already."""
-    return session.get(
-        Trial, trial_id, with_for_update={**FOR_CHANGE, "of": Trial}, options=options
-    )
+def lock_trial(
+    session: Session, trial_id: int, *options: Any
+) -> tuple[Campaign | None, Trial | None]:
+    """The rows of a trial's campaign and of the trial, locked; None when there is no such trial."""
+    of_trial = select(Trial.campaign_id).where(Trial.id == trial_id).scalar_subquery()
+    (campaign,) = lock_rows(session, Campaign, Campaign.id == of_trial) or (None,)
+    lock = {**FOR_CHANGE, "of": Trial}
+    return campaign, session.get(Trial, trial_id, with_for_update=lock, options=options)
 
 
 def lock_leased(
@@ -71,15 +67,9 @@ def lock_leased(
     campaign_ids = session.scalars(select(Trial.campaign_id).where(*leased).distinct()).all()
     if not campaign_ids:
         return []
-    campaigns = lock_campaigns(session, Campaign.id.in_(campaign_ids))
-    trials = lock_trials(session, *leased, Trial.campaign_id.in_(campaign_ids))
+    campaigns = lock_rows(session, Campaign, Campaign.id.in_(campaign_ids))
+    trials = lock_rows(session, Trial, *leased, Trial.campaign_id.in_(campaign_ids))
     return [
         (campaign, [trial for trial in trials if trial.campaign_id == campaign.id])
         for campaign in campaigns
     ]
-
-
-def lock_workers(session: Session, *which: ColumnElement[bool]) -> Sequence[WorkerRow]:
-    """Rows of workers, locked in their order."""
-    query = select(WorkerRow).where(*which).order_by(WorkerRow.id).with_for_update(key_share=True)
-    return session.scalars(query, execution_options=_NOW).all()

@@ -97,11 +97,7 @@ _AWAY_SIGNS: Final = (
 
 
 def make_engine(url: str) -> Engine:
-    """An engine with a timeout for every wait.
-
-    Raises:
-        DatabaseUrlInvalidError: it is no address of a PostgreSQL.
-    """
+    """An engine with a timeout for every wait; DatabaseUrlInvalidError as `postgresql_url`."""
     engine = create_engine(
         postgresql_url(url),
         connect_args=_connect_args(),

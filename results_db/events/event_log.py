@@ -6,13 +6,14 @@ Decision 34 explains why numbers are assigned after the commit, and what readers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, cast
 
 from sqlalchemy import CursorResult, Integer, bindparam, delete, exists, func, select, text, update
 from sqlalchemy.orm import aliased
 
+from results_db.database.database import rows_deleted
 from results_db.database.events import COUNTER_ID
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import EventCounter, EventRow
@@ -42,6 +43,8 @@ class EventRecord:
     at: datetime
     data: Mapping[str, Any]
 
+
+_COLUMNS: Final = tuple(getattr(EventRow, each.name) for each in fields(EventRecord))
 
 _OF_CAMPAIGN: Final = EventRow.campaign_id == bindparam("campaign", type_=Integer)
 
@@ -89,15 +92,15 @@ class EventLog(StoreSection):
 
     def last_seq(self) -> int:
         """The last number that was assigned; 0: none."""
-        query = select(EventCounter.last_seq).where(EventCounter.id == COUNTER_ID)
-        with self._db.read() as session:
-            return session.scalars(query).one()
+        return self._counter().last_seq
 
     def pruned_seq(self) -> int:
         """The last number that was deleted; readers that are further behind may miss events."""
-        query = select(EventCounter.pruned_seq).where(EventCounter.id == COUNTER_ID)
+        return self._counter().pruned_seq
+
+    def _counter(self) -> EventCounter:
         with self._db.read() as session:
-            return session.scalars(query).one()
+            return session.get_one(EventCounter, COUNTER_ID)
 
     def prune(self, before: datetime) -> int:
         """Deletes events from before a point in time, and returns their number.
@@ -114,11 +117,7 @@ class EventLog(StoreSection):
                     .where(EventCounter.id == COUNTER_ID, EventCounter.pruned_seq < last)
                     .values(pruned_seq=last)
                 )
-                gone = session.execute(
-                    delete(EventRow).where(EventRow.seq.in_(old)),
-                    execution_options={"synchronize_session": False},
-                )
-                total += cast("CursorResult[Any]", gone).rowcount
+                total += rows_deleted(session, delete(EventRow).where(EventRow.seq.in_(old)))
         return total
 
     def number(self) -> int:
@@ -176,16 +175,6 @@ class EventLog(StoreSection):
             # The latest end of a lease changes with every heartbeat.
             leased_until = session.scalar(_LEASED_UNTIL, {"campaign": campaign_id})
             return f"{version} {'' if leased_until is None else _microseconds(leased_until)}"
-
-
-_COLUMNS: Final = (
-    EventRow.seq,
-    EventRow.campaign_id,
-    EventRow.trial_id,
-    EventRow.kind,
-    EventRow.at,
-    EventRow.data,
-)
 
 
 _NUMBER: Final = text(

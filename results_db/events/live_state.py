@@ -33,16 +33,13 @@ WorkerState = Literal[AllocationState, "lost", "ended"]
 
 
 class RunningTrial(NamedTuple):
-    """The progress of a leased trial, as its worker reported it last."""
+    """The progress of a leased trial, as its worker reported it last; see `LeasedTrialRead`."""
 
     id: int
     number: int
-    """The trial's number in its campaign."""
     attempt: int
     phase: AttemptPhase | None
-    """None: not reported yet."""
     iterations_done: int
-    """Finished iterations of this attempt, including warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.leaderboard.baseline_records import BaselineRead, GainRead
 from results_db.leaderboard.intervals import Intervals
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import MeasurementRow, Trial
 from results_db.records import CampaignRecord

@@ -8,9 +8,8 @@ from functools import cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
-from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from results_db.trials.filter import KNOB_FIELDS, LeaderboardListing, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
 from search_spaces.units import SECONDS_PER_HOUR

@@ -7,28 +7,32 @@ layouts on a page, and the iterations that their intervals need, are read for th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from results_db.errors import CampaignNotFoundError
-from results_db.leaderboard.filter_and_sort import listed_layouts
+from results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
 from results_db.leaderboard.intervals import Intervals
-from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from results_db.leaderboard.leaderboard_records import (
+    KnobCell,
+    KnobValues,
     PageOfLayouts,
     RankedLayout,
     RankedSummary,
     Winner,
 )
-from results_db.leaderboard.measured_runs import trials_by_id
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
+from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from results_db.models.tables import Import, Trial
 from results_db.records import CampaignRecord
-from results_db.trials.filter import TrialFilter
+from results_db.rows import trials_by_id
+from results_db.trials.filter import KNOB_FIELDS, WHOLE, LeaderboardListing, TrialFilter
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.statistics.disturbance import is_disturbed
 
@@ -167,6 +171,42 @@ class Leaderboards(LeaderboardSection):
             num_shortened=len(layouts) - len(complete),
             median_complete=median(complete) if complete else None,
         )
+
+    def knob_values(self, campaign_id: int, *knobs: str) -> KnobValues:
+        """The values of some knobs among all ranked layouts, with the numbers of layouts.
+
+        Numbers are ascending; words are in the order of the memory that they save.
+        """
+        with self._db.read() as session:
+            runs = [each.first for each in self._board(session, campaign_id).layouts]
+        return {name: _counted(name, runs) for name in knobs}
+
+    def constant_knobs(
+        self, campaign_id: int, objective: str | None = None, *, listing: LeaderboardListing = WHOLE
+    ) -> Mapping[str, Any]:
+        """The knobs that have one value in all listed layouts, with that value.
+
+        Of no layouts, no knob is constant.
+        """
+        with self._db.read() as session:
+            layouts = listed_layouts(self._board(session, campaign_id, objective), listing)
+        runs = [each.first for each in layouts]
+        values = {name: set(map(attrgetter(name), runs)) for name in KNOB_FIELDS}
+        return {name: found.pop() for name, found in values.items() if len(found) == 1}
+
+    def knob_cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
+        """All ranked layouts of a campaign by the values of knobs, however many there are."""
+        with self._db.read() as session:
+            layouts = self._board(session, campaign_id).layouts
+        cells: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for each in layouts:
+            cells[tuple(getattr(each.first, name) for name in knobs)].append(each.value)
+        return [KnobCell(key, len(values), max(values)) for key, values in cells.items()]
+
+
+def _counted(knob: str, runs: Sequence[Run]) -> Mapping[Any, int]:
+    counts = Counter(map(attrgetter(knob), runs))
+    return dict(sorted(counts.items(), key=lambda item: knob_number(knob, item[0])))
 
 
 def _ranked_layouts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from sqlalchemy import Integer, and_, bindparam, or_, select
@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session, aliased
 
 from results_db.leaderboard.rank_layouts import Run, TimedIterations
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
-from results_db.records import TrialRecord
-from results_db.rows import WITH_MEASUREMENT, trial_record
+from results_db.rows import in_parts
 from results_db.trials.filter import KNOB_FIELDS
 from results_db.trials.filter_sql import IS_DISTURBED, has_ranked_tokens
 from search_spaces.protocol.metrics import METRICS
@@ -35,9 +34,6 @@ _OF_MEASUREMENT: Final = tuple(
 RUN_FIELDS: Final = (*_OF_TRIAL, *_OF_MEASUREMENT)
 """Fields of a run: columns of its trial and of its measurement. They are what layouts are ranked,
 filtered and sorted by."""
-
-_IDS_AT_ONCE: Final = 1000
-"""Trial ids in one statement: SQLite limits the parameters of one."""
 
 _EARLIER_CAMPAIGNS: Final = 20
 """Campaigns whose repeats tell how far runs differ: a machine changes over the years."""
@@ -124,17 +120,3 @@ def earlier_repeats(session: Session, campaign_id: int) -> list[list[float]]:
     for campaign, layout_key, seconds in session.execute(query) if ids else ():
         found[campaign, layout_key].append(seconds)
     return list(found.values())
-
-
-def trials_by_id(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
-    found = {}
-    for some in in_parts(trial_ids):
-        query = select(Trial).where(Trial.id.in_(some)).options(WITH_MEASUREMENT)
-        found.update({row.id: trial_record(row) for row in session.scalars(query)})
-    return found
-
-
-def in_parts(trial_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Trial ids in parts of which one statement selects each."""
-    for begin in range(0, len(trial_ids), _IDS_AT_ONCE):
-        yield trial_ids[begin : begin + _IDS_AT_ONCE]

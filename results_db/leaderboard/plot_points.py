@@ -12,9 +12,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.measured_runs import in_parts
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import MeasurementRow, Trial
+from results_db.rows import in_parts
 from results_db.trials.filter_sql import IS_DISTURBED
 from search_spaces.spec.layout import KNOBS, Layout
 

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import JSON, DateTime, Dialect, ForeignKey, MetaData, TypeDecorator, insert
+from sqlalchemy import (
+    JSON,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    MetaData,
+    TypeDecorator,
+    insert,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, MappedColumn, Session, mapped_column
 
 FINITE: Final = "1e300"
@@ -67,6 +77,12 @@ def is_over_zero(*columns: str) -> str:
 def sum_column() -> MappedColumn[float]:
     """The column of a sum, which begins with 0."""
     return mapped_column(default=0.0, server_default="0")
+
+
+def index_where(name: str, column: str, condition: str, *, unique: bool = True) -> Index:
+    """An index of the rows that meet a condition, on both kinds of database."""
+    where = text(condition)
+    return Index(name, column, unique=unique, sqlite_where=where, postgresql_where=where)
 
 
 def part_of(key: str) -> MappedColumn[Any]:

@@ -19,12 +19,11 @@ from sqlalchemy import (
     String,
     Text,
     false,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from results_db.actor import TOKEN_ROLES
-from results_db.models.base import Base, one_of, part_of, sum_column
+from results_db.models.base import Base, index_where, one_of, part_of, sum_column
 from results_db.records import PLAN_STATES
 from search_spaces.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
 
@@ -36,13 +35,7 @@ class TokenRow(Base):
     __table_args__ = (
         CheckConstraint(one_of("role", TOKEN_ROLES), name="role"),
         CheckConstraint("length(secret_hash) = 64", name="is_hashed"),
-        Index(
-            "uq_tokens_name_live",
-            "name",
-            unique=True,
-            sqlite_where=text("revoked_at IS NULL"),
-            postgresql_where=text("revoked_at IS NULL"),
-        ),
+        index_where("uq_tokens_name_live", "name", "revoked_at IS NULL"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -172,12 +165,10 @@ class DriverLeaseRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     fence: Mapped[int] = mapped_column(BigInteger)
-    """Grows with every takeover."""
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int]
     since: Mapped[datetime | None]
     seen_at: Mapped[datetime | None]
-    """Time of the last renewal; None: there was no driver yet."""
     released_at: Mapped[datetime | None]
 
 
@@ -201,13 +192,7 @@ class WorkerRow(Base):
         CheckConstraint(one_of("scheduler", SCHEDULERS), name="scheduler"),
         CheckConstraint(one_of("state", ALLOCATION_STATES), name="state"),
         CheckConstraint("idle_node_seconds >= 0", name="costs_not_negative"),
-        Index(
-            "uq_workers_name_live",
-            "name",
-            unique=True,
-            sqlite_where=text("ended_at IS NULL"),
-            postgresql_where=text("ended_at IS NULL"),
-        ),
+        index_where("uq_workers_name_live", "name", "ended_at IS NULL"),
         Index(None, "cluster", "seen_at"),
     )
 
@@ -232,9 +217,8 @@ class WorkerRow(Base):
     shares_nodes: Mapped[bool] = mapped_column(server_default=false())
     state: Mapped[str] = mapped_column(String(16), server_default="working")
     idle_node_seconds: Mapped[float] = sum_column()
-    """Idle node-seconds, as reported last."""
     idle_shared_node_seconds: Mapped[float] = sum_column()
-    """The part of them that campaigns have been charged with."""
+    """The part of `idle_node_seconds` that campaigns have been charged with."""
     status_at: Mapped[datetime | None]
     registered_by: Mapped[str] = mapped_column(String(64), server_default="")
     """Name of the token that registered it; only that token acts for it."""
@@ -305,12 +289,7 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (
         Index(None, "campaign_id", "seq"),
-        Index(
-            "ix_events_unsequenced",
-            "id",
-            sqlite_where=text("seq IS NULL"),
-            postgresql_where=text("seq IS NULL"),
-        ),
+        index_where("ix_events_unsequenced", "id", "seq IS NULL", unique=False),
     )
 
     id: Mapped[int] = mapped_column(

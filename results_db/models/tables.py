@@ -26,7 +26,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.models.base import Base, is_at_least, is_over_zero, one_of, part_of, sum_column
+from results_db.models.base import (
+    Base,
+    index_where,
+    is_at_least,
+    is_over_zero,
+    one_of,
+    part_of,
+    sum_column,
+)
 from results_db.records import (
     ATTEMPT_ENDINGS,
     CAMPAIGN_STATES,
@@ -246,13 +254,7 @@ class Attempt(WithCosts, Base):
         CheckConstraint(is_at_least(0, "held_s", "nodes_held", "iterations_s"), name="times"),
         CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
         # A trial has at most one open attempt.
-        Index(
-            "uq_attempts_trial_id_open",
-            "trial_id",
-            unique=True,
-            sqlite_where=text("ending IS NULL"),
-            postgresql_where=text("ending IS NULL"),
-        ),
+        index_where("uq_attempts_trial_id_open", "trial_id", "ending IS NULL"),
     )
 
     trial_id: Mapped[int] = part_of("trials.id")
@@ -364,7 +366,6 @@ class IterationRow(Base):
     kind: Mapped[str] = mapped_column(String(8))
     step_time_s: Mapped[float]
     loss: Mapped[float | None]
-    """None: the trainer did not report it."""
     grad_norm: Mapped[float | None]
 
 

@@ -1,13 +1,17 @@
-"""Filters of trials by state, by any knob of their layouts, and by their measurements."""
+"""What lists of trials and leaderboards show, in which order, and where a page ends.
+
+Filters are by state, by any knob of the layouts, and by the measurements.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from results_db.errors import TrialFilterInvalidError
+from results_db.errors import ListingInvalidError, TrialFilterInvalidError
+from search_spaces.documents.reading import nearest
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.protocol.states import TRIAL_STATES
 from search_spaces.spec.layout import KNOBS
@@ -149,3 +153,96 @@ def _refuse_bound(end: str, metric: str, value: object) -> None:
     if not fits or not math.isfinite(value) or abs(value) > MAX_BOUND:  # type: ignore[arg-type]
         what = "a whole number" if whole else "a finite number"
         raise TrialFilterInvalidError(f"{end}_{metric}={value!r} is not {what} up to {MAX_BOUND}")
+
+
+EVERY_TRIAL: Final = TrialFilter()
+
+SORT_KEYS: Final[tuple[str, ...]] = ("number", "ended_at", "node_seconds", *KNOB_FIELDS, *METRICS)
+"""Sort keys of trials: their number, the time of their end, their cost, a knob, or a metric."""
+
+if TYPE_CHECKING:
+    SortKey = str
+else:
+    SortKey = Literal[SORT_KEYS]  # FastAPI reads the choices from it
+"""One of SORT_KEYS."""
+
+KNOWN_AT_THE_END: Final = frozenset({"ended_at", "node_seconds", *METRICS})
+"""Keys that a trial has no value of, or no final one, before it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialOrder:
+    """What a list of trials is sorted by. Trials without a value come last, whichever way it goes.
+
+    Of equals the older comes first. Words go by the memory that they save.
+    """
+
+    key: SortKey = "number"
+    descending: bool = False
+
+
+BY_NUMBER: Final = TrialOrder()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageEnd:
+    """The last or the first trial of a page, and as of when the list is."""
+
+    ended_seq: int
+    """The campaign's trial that had ended last when the first page was read: what ended since
+    counts as not ended on every page, so that no trial passes from behind a page's end to before
+    it."""
+    value: float | None
+    """Of the key, as SQL compares it; None: the trial had none."""
+    trial_id: int
+
+
+MAX_WITHIN_PERCENT: Final = 100.0
+
+LISTING_SORT_KEYS: Final[tuple[str, ...]] = (*KNOB_FIELDS, *METRICS)
+"""Sort keys of a leaderboard besides the rank: the knobs and metrics that filters know."""
+
+if TYPE_CHECKING:
+    ListingSortKey = str
+else:
+    ListingSortKey = Literal[LISTING_SORT_KEYS]  # FastAPI reads the choices from it
+"""One of LISTING_SORT_KEYS."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderboardListing:
+    """Which ranked layouts are listed, and in which order. By default: all, by the objective.
+
+    Raises:
+        ListingInvalidError: at construction, when a value is out of its range.
+    """
+
+    front: bool = False
+    """Only the Pareto front over the campaign's objectives."""
+    wanted: TrialFilter = EVERY_TRIAL
+    """Filter of the layout, and of the measurement of its first trial."""
+    within_percent: float | None = None
+    """Only layouts at most so many percent below the winner's objective, the cheapest first by
+    node-hours per token. Shortened layouts are left out if any layout was measured in full."""
+    sort: str | None = None
+    """One of `LISTING_SORT_KEYS`: a knob, or a metric of the layout's first trial. Layouts without
+    a value come last, whichever direction; of equals the one with the larger objective comes first,
+    then the earlier. None: by rank, or by cost with `within_percent`."""
+    descending: bool = False
+    """Whether the largest value of `sort` comes first."""
+
+    def __post_init__(self) -> None:
+        if self.sort is not None and self.sort not in LISTING_SORT_KEYS:
+            hint = nearest(self.sort, LISTING_SORT_KEYS)
+            raise ListingInvalidError(f"sort={self.sort!r} is unknown{hint}")
+        if self.descending and self.sort is None:
+            raise ListingInvalidError(
+                "order=desc needs a sort key: without one the leaderboard is in the order of the "
+                "ranks; add sort=KEY, or leave the order out"
+            )
+        within = self.within_percent
+        if within is not None and not 0 <= within <= MAX_WITHIN_PERCENT:
+            raise ListingInvalidError(f"within={within} is not a percentage from 0 to 100")
+
+
+WHOLE: Final = LeaderboardListing()

@@ -13,7 +13,6 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from results_db.database.events import tell
-from results_db.database.locks import lock_campaign
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import AttemptEnding, Cost
 from results_db.rows import COST_COLUMNS, cost_of
@@ -21,13 +20,6 @@ from search_spaces.protocol.states import TrialState
 
 MAX_LOST_ATTEMPTS: Final = 3
 """Lost attempts after which a trial ends."""
-
-
-def locked_campaign(session: Session, campaign_id: int) -> Campaign:
-    """The campaign's row, locked; required to add or end one of its trials."""
-    campaign = lock_campaign(session, campaign_id)
-    assert campaign is not None  # the caller has read it in this transaction
-    return campaign
 
 
 def end_trial(

@@ -1,13 +1,15 @@
 """What contradicts an outcome: its lease, its campaign and the service's clock.
 
-An outcome itself refuses, when it is made, figures that contradict each other.
+An outcome itself refuses, when it is made, figures that contradict each other. A refusal is a
+MeasurementInvalidError with the figure and what contradicts it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from results_db.errors import MeasurementInvalidError
 from results_db.models.tables import Attempt, Campaign, Trial
@@ -27,24 +29,18 @@ set back meanwhile. The campaign is never charged for these seconds."""
 _ROUNDING: Final = 1 + FIGURE_TOLERANCE
 
 
-def elapsed_s(attempt: Attempt, now: datetime) -> float:
-    """Seconds since an attempt was leased; 0 where the clock was set back to before that."""
-    return max((now - attempt.started_at).total_seconds(), 0.0)
-
-
 def longest_s(attempt: Attempt, now: datetime, *, is_simulated: bool) -> float:
-    """The most seconds that an attempt may have held its nodes: simulated ones have no limit."""
-    return math.inf if is_simulated else elapsed_s(attempt, now)
+    """The most seconds that an attempt may have held its nodes: simulated ones have no limit.
+
+    0 where the clock was set back to before the lease.
+    """
+    return math.inf if is_simulated else max((now - attempt.started_at).total_seconds(), 0.0)
 
 
 def refuse_other_lease(
     report: OutcomeReport, campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime
 ) -> None:
-    """Refuses an outcome that took longer than its lease, or held other nodes than its layout.
-
-    Raises:
-        MeasurementInvalidError: with both figures.
-    """
+    """Refuses an outcome that took longer than its lease, or held other nodes than its layout."""
     measured, nodes = report.outcome.measurement, report.nodes_held
     duration_s = report.outcome.duration_s
     passed_s = longest_s(attempt, now, is_simulated=is_simulator(campaign.trainer))
@@ -82,9 +78,6 @@ def refuse_other_probe(
     """Refuses a measurement that is not of the trial's probe.
 
     Of a campaign whose description is damaged, only the trainer is compared.
-
-    Raises:
-        MeasurementInvalidError: with the figure and what contradicts it.
     """
     if measured.trainer != campaign.trainer:
         raise MeasurementInvalidError(
@@ -103,3 +96,31 @@ def refuse_other_probe(
         )
     except OutcomeInvalidError as error:
         raise MeasurementInvalidError(f"the measurement of {layout.key}: {error}") from error
+
+
+MOST_SPECS: Final = 256
+"""Campaigns whose parsed description a process keeps."""
+
+
+class ParsedSpecs:
+    """The descriptions of campaigns by their ids: parsing one takes as long as a lease.
+
+    Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._specs: dict[int, tuple[Mapping[str, Any], CampaignSpec]] = {}
+
+    def of(self, campaign_id: int, document: Mapping[str, Any]) -> CampaignSpec | SearchSpaceError:
+        """The campaign, parsed again if its document has changed; an error if it is damaged."""
+        known = self._specs.get(campaign_id)
+        if known is not None and known[0] == document:
+            return known[1]
+        try:
+            spec = CampaignSpec.from_mapping(document)
+        except SearchSpaceError as error:
+            return error
+        if len(self._specs) >= MOST_SPECS:
+            self._specs.clear()
+        self._specs[campaign_id] = (document, spec)
+        return spec

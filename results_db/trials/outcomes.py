@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -17,7 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from results_db.database.database import Database
-from results_db.database.locks import lock_campaigns, lock_trials
+from results_db.database.locks import lock_rows
 from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
@@ -45,8 +44,12 @@ from results_db.trials.lifecycle import (
     put_back_or_cancel,
 )
 from results_db.trials.loss_check import compare_losses
-from results_db.trials.outcome_checks import longest_s, refuse_other_lease, refuse_other_probe
-from results_db.trials.parsed_specs import ParsedSpecs
+from results_db.trials.outcome_checks import (
+    ParsedSpecs,
+    longest_s,
+    refuse_other_lease,
+    refuse_other_probe,
+)
 from search_spaces.protocol.measurement import Measurement
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import TrialState
@@ -62,50 +65,6 @@ _ORDER: Final[tuple[type[Base], ...]] = (
     IterationRow,
 )
 """In the order of foreign keys."""
-
-
-@dataclass(slots=True)
-class OutcomeRows:
-    """Collects the rows of outcomes, to be written together."""
-
-    _rows: defaultdict[type[Base], list[dict[str, Any]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-
-    def keep(self, trial: Trial, outcome: Outcome) -> None:
-        """Adds the rows of an outcome besides the trial's own row."""
-        of_trial = {"trial_id": trial.id}
-        if outcome.log_tail:
-            self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
-        if outcome.environment is not None:
-            self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
-        if outcome.measurement is not None:
-            trial.iterations_done = len(outcome.measurement.iterations)
-            self._keep_measurement(trial, outcome.measurement)
-
-    def _keep_measurement(self, trial: Trial, measured: Measurement) -> None:
-        of_trial = {"trial_id": trial.id}
-        self._rows[MeasurementRow].append(
-            {**of_trial, "campaign_id": trial.campaign_id}
-            | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
-        )
-        if measured.breakdown is not None:
-            self._rows[BreakdownRow].append(of_trial | columns_of(measured.breakdown))
-        peaks = measured.peak_memory_bytes_by_stage
-        reserved = measured.peak_reserved_bytes_by_stage or (None,) * len(peaks)
-        self._rows[StageMemoryRow] += [
-            {**of_trial, "stage": stage, "peak_memory_bytes": peak, "peak_reserved_bytes": held}
-            for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
-        ]
-        self._rows[IterationRow] += [
-            of_trial | columns_of(iteration) for iteration in measured.iterations
-        ]
-
-    def write(self, session: Session) -> None:
-        """Writes the rows, after the trials' own rows to which they refer."""
-        session.flush()
-        for kind in _ORDER:
-            insert_many(session, kind, self._rows.pop(kind, []))
 
 
 _STATES: Final[dict[str, TrialState]] = {
@@ -135,9 +94,11 @@ class OutcomeBatch:
         self._now = now
         self._campaigns = {
             campaign.id: campaign
-            for campaign in lock_campaigns(session, Campaign.id.in_(of_trials))
+            for campaign in lock_rows(session, Campaign, Campaign.id.in_(of_trials))
         }
-        self._trials = {trial.id: trial for trial in lock_trials(session, Trial.id.in_(trial_ids))}
+        self._trials = {
+            trial.id: trial for trial in lock_rows(session, Trial, Trial.id.in_(trial_ids))
+        }
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._devices_per_node: dict[str, int] = {}
         for attempt, devices in session.execute(
@@ -148,7 +109,8 @@ class OutcomeBatch:
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
             self._devices_per_node[attempt.worker_id] = devices
         self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
-        self._rows = OutcomeRows()
+        self._rows: defaultdict[type[Base], list[dict[str, Any]]] = defaultdict(list)
+        """Rows of the outcomes besides the trials' own, to be written together."""
         self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
@@ -160,7 +122,10 @@ class OutcomeBatch:
                     dropped.append(self._take(report))
                 except ResultsDbError as refusal:
                     dropped.append(refusal)
-        self._rows.write(self._session)
+        # The trials' own rows first, to which the others refer.
+        self._session.flush()
+        for kind in _ORDER:
+            insert_many(self._session, kind, self._rows[kind])
         for campaign_id, trials in self._measured.items():
             compare_losses(self._session, self._campaigns[campaign_id], trials)
         return [
@@ -248,7 +213,7 @@ class OutcomeBatch:
         if teaches_nothing:
             _give_back(campaign, trial, outcome, self._now)
             if trial.state in ENDED_TRIAL_STATES:
-                self._rows.keep(trial, outcome)
+                self._keep(trial, outcome)
             return True
         if trial.state == "RUNNING" and not current:
             # A late outcome of an earlier attempt; the next heartbeat stops the current worker.
@@ -272,7 +237,36 @@ class OutcomeBatch:
         )
         if outcome.measurement is not None:
             self._measured[campaign.id].append(trial)
-        self._rows.keep(trial, outcome)
+        self._keep(trial, outcome)
+
+    def _keep(self, trial: Trial, outcome: Outcome) -> None:
+        """Adds the rows of an outcome besides the trial's own row."""
+        of_trial = {"trial_id": trial.id}
+        if outcome.log_tail:
+            self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
+        if outcome.environment is not None:
+            self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
+        if outcome.measurement is not None:
+            trial.iterations_done = len(outcome.measurement.iterations)
+            self._keep_measurement(trial, outcome.measurement)
+
+    def _keep_measurement(self, trial: Trial, measured: Measurement) -> None:
+        of_trial = {"trial_id": trial.id}
+        self._rows[MeasurementRow].append(
+            {**of_trial, "campaign_id": trial.campaign_id}
+            | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
+        )
+        if measured.breakdown is not None:
+            self._rows[BreakdownRow].append(of_trial | columns_of(measured.breakdown))
+        peaks = measured.peak_memory_bytes_by_stage
+        reserved = measured.peak_reserved_bytes_by_stage or (None,) * len(peaks)
+        self._rows[StageMemoryRow] += [
+            {**of_trial, "stage": stage, "peak_memory_bytes": peak, "peak_reserved_bytes": held}
+            for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
+        ]
+        self._rows[IterationRow] += [
+            of_trial | columns_of(iteration) for iteration in measured.iterations
+        ]
 
 
 def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:

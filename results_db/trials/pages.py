@@ -10,7 +10,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Integer, Select, and_, cast, func, or_, select
@@ -19,24 +19,35 @@ from sqlalchemy.orm import Session
 from results_db.database.store_base import StoreSection
 from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import TrialRecord
-from results_db.rows import WITH_MEASUREMENT, trial_record
-from results_db.trials.filter import TrialFilter
-from results_db.trials.filter_sql import conditions, knob_number, metric_column
-from results_db.trials.sort_order import (
+from results_db.rows import trials_by_id
+from results_db.trials.filter import (
     BY_NUMBER,
+    EVERY_TRIAL,
     KNOWN_AT_THE_END,
-    MAX_COUNTED,
     PageEnd,
     SortKey,
+    TrialFilter,
     TrialOrder,
-    TrialPageRecord,
 )
+from results_db.trials.filter_sql import conditions, knob_number, metric_column
 from search_spaces.protocol.metrics import METRICS
 
-EVERY_TRIAL: Final = TrialFilter()
+MAX_COUNTED: Final = 10_000
+"""Most trials of a list that are counted."""
 
 _Keyed = tuple[int, float | None]
 """A trial's id, and its value of the key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPageRecord:
+    """A page of a list of trials."""
+
+    trials: tuple[TrialRecord, ...]
+    end: PageEnd | None
+    """Where the next page goes on; None on the last."""
+    start: PageEnd | None = None
+    """Where the previous page ends; None on the first."""
 
 
 class TrialPages(StoreSection):
@@ -72,14 +83,15 @@ class TrialPages(StoreSection):
             else:
                 found = _find_before(session, of_list, before, limit + 1)
                 page, has_next, has_previous = found[-limit:], True, len(found) > limit
-            trials = _records(session, [trial_id for trial_id, _ in page])
+            trials = trials_by_id(session, [trial_id for trial_id, _ in page])
 
         def edge_at(place: int) -> PageEnd:
             trial_id, value = page[place]
             return PageEnd(ended_seq=ended_seq, value=value, trial_id=trial_id)
 
         return TrialPageRecord(
-            trials=trials,
+            # Without those deleted meanwhile.
+            trials=tuple(trials[id_] for id_, _ in page if id_ in trials),
             end=edge_at(-1) if page and has_next else None,
             start=edge_at(0) if page and has_previous else None,
         )
@@ -189,13 +201,6 @@ def _find_before(
 
 def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> list[_Keyed]:
     return [(trial_id, value) for trial_id, value in session.execute(query)]
-
-
-def _records(session: Session, trial_ids: Sequence[int]) -> tuple[TrialRecord, ...]:
-    """The trials in the order of the ids, without those deleted meanwhile."""
-    query = select(Trial).where(Trial.id.in_(trial_ids)).options(WITH_MEASUREMENT)
-    found = {row.id: trial_record(row) for row in session.scalars(query)}
-    return tuple(found[trial_id] for trial_id in trial_ids if trial_id in found)
 
 
 def _key_column(key: SortKey) -> ColumnElement[Any]:

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Select, func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.database.database import breaks_unique
 from results_db.database.events import tell
-from results_db.database.locks import lock_campaign, lock_campaign_of, lock_trial
+from results_db.database.locks import lock_campaign, lock_trial
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
-    CampaignNotFoundError,
     CampaignStateError,
     TrialDuplicateError,
     TrialLogNotFoundError,
@@ -101,8 +100,6 @@ class Trials(StoreSection):
         try:
             with self._db.write() as session:
                 campaign = lock_campaign(session, campaign_id)
-                if campaign is None:
-                    raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
                 columns = layout_columns(layout)
                 if fidelity is not None:
                     model = ModelShape.from_mapping(campaign.spec["model"])
@@ -131,11 +128,10 @@ class Trials(StoreSection):
             TrialNotFoundError: the campaign has no such trial.
         """
         query = select(Trial).where(Trial.campaign_id == campaign_id, Trial.number == number)
-        with self._db.read() as session:
-            trial = session.scalar(query.options(WITH_MEASUREMENT))
-            if trial is None:
-                raise TrialNotFoundError(f"campaign {campaign_id} has no trial number {number}")
-            return trial_record(trial)
+        found = self._records(query)
+        if not found:
+            raise TrialNotFoundError(f"campaign {campaign_id} has no trial number {number}")
+        return found[0]
 
     def detail(self, trial_id: int) -> TrialDetail:
         """One trial with its iterations, environment, log and attempts."""
@@ -226,16 +222,8 @@ class Trials(StoreSection):
 
     def find(self, campaign_id: int, *, states: Sequence[TrialState] = ()) -> list[TrialRecord]:
         """The campaign's trials in order of their numbers."""
-        query = (
-            select(Trial)
-            .where(Trial.campaign_id == campaign_id)
-            .order_by(Trial.number)
-            .options(WITH_MEASUREMENT)
-        )
-        if states:
-            query = query.where(Trial.state.in_(states))
-        with self._db.read() as session:
-            return [trial_record(row) for row in session.scalars(query)]
+        query = select(Trial).where(Trial.campaign_id == campaign_id).order_by(Trial.number)
+        return self._records(query.where(Trial.state.in_(states)) if states else query)
 
     def ended_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
         """The campaign's ended trials with an `ended_seq` above `after`, in that order."""
@@ -243,10 +231,12 @@ class Trials(StoreSection):
             select(Trial)
             .where(Trial.campaign_id == campaign_id, Trial.ended_seq > after)
             .order_by(Trial.ended_seq)
-            .options(WITH_MEASUREMENT)
         )
+        return self._records(query)
+
+    def _records(self, query: Select[Trial]) -> list[TrialRecord]:
         with self._db.read() as session:
-            return [trial_record(row) for row in session.scalars(query)]
+            return [trial_record(row) for row in session.scalars(query.options(WITH_MEASUREMENT))]
 
     def in_doubt(self, campaign_id: int) -> list[int]:
         """Ids of trials to repeat, because it is undecided which of several losses are right."""
@@ -402,17 +392,10 @@ class Trials(StoreSection):
         )
 
     def _audit_trial(
-        self,
-        session: Session,
-        action: str,
-        campaign: Campaign,
-        trial: Trial,
-        *,
-        added: int | list[int] | None = None,
+        self, session: Session, action: str, campaign: Campaign, trial: Trial, **added: Any
     ) -> None:
-        details = {"campaign": campaign.name, "number": trial.number, "added": added}
-        given = {name: value for name, value in details.items() if value is not None}
-        self._audit(session, action, "trial", trial.id, **given)
+        named = {"campaign": campaign.name, "number": trial.number}
+        self._audit(session, action, "trial", trial.id, **named, **added)
 
 
 def add_row(
@@ -462,8 +445,7 @@ def by_id(session: Session, trial_id: int) -> Trial:
 
 def _locked(session: Session, trial_id: int) -> tuple[Campaign, Trial]:
     """A trial and its campaign, both locked; the campaign first."""
-    campaign = lock_campaign_of(session, trial_id)
-    trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
+    campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
     if campaign is None or trial is None:
         raise TrialNotFoundError(f"there is no trial {trial_id}")
     return campaign, trial

@@ -120,7 +120,9 @@ class Storm:
     def is_at_work(self) -> bool:
         """Whether there was anything of each process that a kill could break off."""
         store = self.service.store
-        return store.driver.seen_at() is not None and len(store.workers.find()) == len(WORKERS)
+        return store.driver.lease().seen_at is not None and len(store.workers.find()) == len(
+            WORKERS
+        )
 
     def was_one(self) -> bool:
         """Whether each process was killed as often as it is to be at least."""

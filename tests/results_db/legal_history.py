@@ -64,7 +64,7 @@ nor a rule of `db check` finds."""
 @cache
 def _queries() -> dict[str, Executable]:
     queries: dict[str, Executable] = {wrong: text(query) for wrong, query in ILLEGAL.items()}
-    return queries | {broken: keys() for broken, keys in RULES.values()}
+    return queries | dict(RULES.values())
 
 
 def violations(store: Store) -> list[str]:

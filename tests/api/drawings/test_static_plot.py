@@ -9,7 +9,7 @@ import pytest
 from api.plot_data.knobs import parallel, two_knobs
 from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, line, marked, points
 from api.plots.static_plot import MAX_TOLD, static_plot
-from results_db.leaderboard.knob_counts import KnobCell
+from results_db.leaderboard.leaderboard_records import KnobCell
 from tests.api.figures.layout_points import make_facts, make_point
 from tests.kit.page import Page
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from api.plot_data.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
-from results_db.leaderboard.knob_counts import KnobCell
+from results_db.leaderboard.leaderboard_records import KnobCell
 from tests.api.figures.layout_points import make_facts, make_point, named
 
 POINTS = [

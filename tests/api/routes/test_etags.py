@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -108,7 +109,8 @@ def test_lists_change_when_an_allocation_nears_its_end_or_the_driver_is_gone(
     api.submit()
     api.register(allocation={"ends_in_s": 60})
     now = api.store.now()
-    monkeypatch.setattr(DriverLeases, "seen_at", lambda _store: now)
+    driver = replace(api.store.driver.lease(), seen_at=now)
+    monkeypatch.setattr(DriverLeases, "lease", lambda _store: driver)
     allocations = Seen(api, "allocations")
     first = ask(api, "campaigns")
     monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=2))

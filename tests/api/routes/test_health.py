@@ -70,7 +70,7 @@ def test_without_its_database_a_service_is_healthy_but_not_ready_and_its_metrics
     def refuse(*_: Any) -> Any:
         raise DatabaseUnavailableError("the database db.example of user service cannot be used")
 
-    monkeypatch.setattr(api.store.driver, "seen_at", refuse)
+    monkeypatch.setattr(api.store.driver, "lease", refuse)
     for name in ("why_not_usable", "service_stats"):
         monkeypatch.setattr(api.store.statistics, name, refuse)
     assert api.get("/health", status=503)["database"] is False

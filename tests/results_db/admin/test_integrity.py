@@ -94,7 +94,7 @@ def test_a_broken_rule_is_found_with_the_rows_that_break_it(sqlite_url: str) -> 
         with closing(Database(sqlite_url)) as database:
             run(database, *BROKEN[rule])
             with database.read() as session:
-                rows = {name: session.execute(keys()).all() for name, (_, keys) in RULES.items()}
+                rows = {name: session.execute(keys).all() for name, (_, keys) in RULES.items()}
         assert {name for name, found in rows.items() if found} == {rule} | ALSO.get(rule, set())
         assert len(rows[rule]) == 1
 

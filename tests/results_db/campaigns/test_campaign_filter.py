@@ -63,16 +63,16 @@ def test_campaigns_are_counted_skipped_and_their_values_listed(store: Store) -> 
         make_campaign(store, name)
     store.campaigns.cancel(store.campaigns.by_name("two").id)
     running = CampaignFilter(states=("RUNNING",))
-    assert store.overview.count_campaigns(running) == 2
+    assert store.reports.count_campaigns(running) == 2
     assert [each.name for each in store.campaigns.find(chosen=running, limit=5, offset=1)] == [
         "one"
     ]
-    choices = store.overview.campaign_choices()
+    choices = store.reports.campaign_choices()
     assert choices["state"] == {"CANCELLED": 1, "RUNNING": 2}
     assert choices["cluster_name"] == {"local-cpu": 3}
     store.campaigns.create(make_spec("later", start_from=["one"]), num_legal_layouts=1)
-    assert store.overview.campaigns_from("one") == [("later", "RUNNING")]
-    assert store.overview.campaigns_from("later") == []
+    assert store.reports.campaigns_from("one") == [("later", "RUNNING")]
+    assert store.reports.campaigns_from("later") == []
 
 
 def test_the_newest_events_come_first_and_pages_go_back(store: Store, campaign: int) -> None:
@@ -87,5 +87,5 @@ def test_the_newest_events_come_first_and_pages_go_back(store: Store, campaign: 
 
 def test_only_a_running_trial_has_a_phase(store: Store, campaign: int, running: int) -> None:
     store.trials.add(campaign, Layout(tp=2))
-    ((trial, phase),) = store.overview.running_phases(campaign).items()
+    ((trial, phase),) = store.reports.running_phases(campaign).items()
     assert (trial, phase.waiting_because) == (running, "")

@@ -25,11 +25,11 @@ def acquired(store: Store) -> DriverLease:
 
 
 def test_the_lease_is_free_before_the_first_driver_and_after_a_release(store: Store) -> None:
-    assert store.driver.seen_at() is None
+    assert store.driver.lease().seen_at is None
     assert store.driver.lease().is_free(store.now())
     lease = acquired(store)
     assert (lease.fence, lease.seen_at) == (1, store.now())
-    assert store.driver.seen_at() == store.now()
+    assert store.driver.lease().seen_at == store.now()
     store.driver.release(lease.fence)
     assert acquired(store).fence == 2
     with pytest.raises(DriverLeaseLostError):

@@ -9,10 +9,8 @@ from typing import Any, Final
 
 from sqlalchemy import event
 
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import TrialOrder
+from results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
 from tests.kit.store import TimelyStore, make_campaign, run_trial
 
 READS: Final[dict[str, Callable[[Store], Any]]] = {
@@ -23,7 +21,7 @@ READS: Final[dict[str, Callable[[Store], Any]]] = {
     "the winners": lambda store: store.leaderboard.winners([1]),
     "values to beat": lambda store: store.leaderboard.values_to_beat([1]),
     "ties": lambda store: store.leaderboard.tied_layouts(1, among=10),
-    "values of a knob": lambda store: store.knobs.values(1, "tp"),
+    "values of a knob": lambda store: store.leaderboard.knob_values(1, "tp"),
     "points of a plot": lambda store: store.plot_data.points(1),
     "history of the best": lambda store: store.history.best_so_far(1),
     "failures": lambda store: store.history.failures(1),
@@ -34,7 +32,7 @@ READS: Final[dict[str, Callable[[Store], Any]]] = {
     "trials of a state": lambda store: store.trial_pages.count(
         1, wanted=TrialFilter(states=("COMPLETED",))
     ),
-    "phases": lambda store: store.overview.running_phases(1),
+    "phases": lambda store: store.reports.running_phases(1),
     "progress": lambda store: store.campaigns.get(1),
 }
 

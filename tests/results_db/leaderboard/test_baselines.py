@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from results_db.leaderboard.baseline_records import BaselineRead
+from results_db.leaderboard.leaderboard_records import BaselineRead
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
-from results_db.leaderboard.leaderboard_listing import LISTING_SORT_KEYS, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from results_db.trials.filter import KNOB_FIELDS, LISTING_SORT_KEYS, LeaderboardListing, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
@@ -150,10 +149,10 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardListing)
     values = {
         name: Counter(getattr(each.trial.layout, name) for each in expected) for name in KNOB_FIELDS
     }
-    assert store.knobs.constant(campaign.id, objective, listing=query) == {
+    assert store.leaderboard.constant_knobs(campaign.id, objective, listing=query) == {
         name: next(iter(found)) for name, found in values.items() if len(found) == 1
     }
-    everywhere = store.knobs.values(campaign.id, *KNOB_FIELDS)
+    everywhere = store.leaderboard.knob_values(campaign.id, *KNOB_FIELDS)
     assert list(everywhere) == list(KNOB_FIELDS)
     for name in KNOB_FIELDS:
         assert everywhere[name] == Counter(getattr(each.trial.layout, name) for each in whole)
@@ -272,11 +271,17 @@ def test_what_is_not_ranked_has_no_rank_and_no_knobs(store: Store, clock: Turnab
     assert store.leaderboard.rank_of(run.campaign.id, 10**6) is None
     other = make_campaign(store, "other")
     assert store.leaderboard.rank_of(other, 1) is None
-    assert (store.knobs.constant(other), store.knobs.values(other, "tp")) == ({}, {"tp": {}})
+    assert (
+        store.leaderboard.constant_knobs(other),
+        store.leaderboard.knob_values(other, "tp"),
+    ) == ({}, {"tp": {}})
     none = LeaderboardListing(wanted=TrialFilter(tp=(64,)))
-    assert store.knobs.constant(run.campaign.id, listing=none) == {}
-    assert store.knobs.values(run.campaign.id) == {}
-    for read in (lambda: store.leaderboard.rank_of(10**6, 1), lambda: store.knobs.constant(10**6)):
+    assert store.leaderboard.constant_knobs(run.campaign.id, listing=none) == {}
+    assert store.leaderboard.knob_values(run.campaign.id) == {}
+    for read in (
+        lambda: store.leaderboard.rank_of(10**6, 1),
+        lambda: store.leaderboard.constant_knobs(10**6),
+    ):
         with pytest.raises(CampaignNotFoundError):
             read()
     with pytest.raises(ObjectiveUnknownError, match="'mood' is not one of tokens_per_s_per_device"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.store import Store
+from results_db.trials.filter import LeaderboardListing
 from search_spaces.spec.layout import Layout
 from tests.kit.store import front, make_iterations, make_spec, make_worker, run_trial
 

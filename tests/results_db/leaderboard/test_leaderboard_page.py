@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import delete
 
 from results_db.errors import CampaignNotFoundError
-from results_db.leaderboard.knob_counts import KnobCell
 from results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
+from results_db.leaderboard.leaderboard_records import KnobCell
 from results_db.leaderboard.rank_layouts import Leaderboard
 from results_db.models.tables import Campaign
 from results_db.store import Store
@@ -63,7 +63,7 @@ def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:
 
 @pytest.mark.sqlite_is_enough(False)
 def test_cells_of_knobs_have_the_best_of_all_ranked_layouts(store: Store, campaign: int) -> None:
-    assert store.knobs.cells(campaign, "tp") == []
+    assert store.leaderboard.knob_cells(campaign, "tp") == []
     for layout, tokens_per_s in (
         (Layout(tp=1), 100.0),
         (Layout(tp=1, sequence_parallel=False, pp=2), 300.0),
@@ -71,11 +71,11 @@ def test_cells_of_knobs_have_the_best_of_all_ranked_layouts(store: Store, campai
     ):
         run_trial(store, campaign, layout, tokens_per_s=tokens_per_s)
     run_trial(store, campaign, Layout(tp=4), failed())
-    assert sorted(store.knobs.cells(campaign, "tp")) == [
+    assert sorted(store.leaderboard.knob_cells(campaign, "tp")) == [
         KnobCell((1,), 2, 150.0),
         KnobCell((2,), 1, 100.0),
     ]
-    both = sorted(store.knobs.cells(campaign, "tp", "sequence_parallel"))
+    both = sorted(store.leaderboard.knob_cells(campaign, "tp", "sequence_parallel"))
     assert both == [KnobCell((1, False), 2, 150.0), KnobCell((2, True), 1, 100.0)]
     assert [type(cell.values[1]) for cell in both] == [bool, bool]
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results_db.allocations.leases import LEASE_S
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from results_db.trials.filter import LeaderboardListing
 from search_spaces.protocol.measurement import Iteration
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout

@@ -17,8 +17,14 @@ from hypothesis import strategies as st
 from results_db.database.data_dir import DataDir
 from results_db.records import TrialRecord
 from results_db.store import Store
-from results_db.trials.loss_check import MeasuredRun, Vote, vote
-from results_db.trials.loss_comparison import MAX_TOLERANCE, first_difference, loss_tolerance
+from results_db.trials.loss_check import (
+    MAX_TOLERANCE,
+    MeasuredRun,
+    Vote,
+    first_difference,
+    loss_tolerance,
+    vote,
+)
 from search_spaces.protocol.measurement import Iteration
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import PRECISIONS, Layout, Precision

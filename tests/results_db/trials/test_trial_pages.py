@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from results_db.records import TrialRecord
 from results_db.store import Store
 from results_db.trials import pages as pages_module
-from results_db.trials.filter import TrialFilter
-from results_db.trials.sort_order import SORT_KEYS, SortKey, TrialOrder
+from results_db.trials.filter import SORT_KEYS, SortKey, TrialFilter, TrialOrder
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from tests.kit.store import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from results_db.trials.loss_comparison import first_difference
+from results_db.trials.loss_check import first_difference
 from search_spaces.protocol.measurement import Measurement
 from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import DP, PP, TP, make_layout
