@@ -13,8 +13,8 @@ from results_db.allocations.allocations import Allocations
 from results_db.allocations.leases import Leases
 from results_db.allocations.workers import Workers
 from results_db.campaigns.campaigns import Campaigns
-from results_db.campaigns.charts import CampaignCharts
 from results_db.campaigns.driver_lease import DriverLeases, fenced
+from results_db.campaigns.history import CampaignHistory
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
 from results_db.campaigns.plans import Plans
@@ -67,7 +67,7 @@ class Store:
         self.plans = Plans(*parts)
         self.catalogue = Descriptions(*parts)
         self.reports = Reports(*parts)
-        self.history = CampaignCharts(*parts)
+        self.history = CampaignHistory(*parts)
         self.trials = Trials(*parts)
         self.trial_pages = TrialPages(*parts)
         self.leases = Leases(*parts)

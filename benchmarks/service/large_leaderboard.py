@@ -1,4 +1,4 @@
-"""Lists, facets and charts of one campaign of 100,000 layouts, by the store's own methods.
+"""Lists, facets and plots of one campaign of 100,000 layouts, by the store's own methods.
 
 Each figure is measured twice: with a leaderboard that is computed anew, as after every outcome of a
 running campaign, and again with the one that the process has kept.

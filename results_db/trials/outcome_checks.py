@@ -16,8 +16,8 @@ from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.rows import trial_layout
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
-from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import FIGURE_TOLERANCE, Measurement
+from search_spaces.protocol.measurement_checks import refuse_contradictions
 from search_spaces.protocol.worker_messages import OutcomeReport
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.simulator import is_simulator

@@ -77,8 +77,8 @@ def calibrate(
         write_constants,
     )
     from search_spaces.spec.presets.models import resolve_model
-    from workers.calibrate.constants import calibrate as measure
-    from workers.calibrate.constants import with_products_of
+    from workers.calibrate.calibration import calibrate as measure
+    from workers.calibrate.calibration import with_products_of
     from workers.errors import WorkerError
 
     directory = data_dir or default_data_dir()

@@ -209,7 +209,7 @@ def probe(
     from search_spaces.protocol.outcome import ProbeRequest
     from search_spaces.spec.presets.models import resolve_model
     from search_spaces.trainers.parameters import parameters_of
-    from workers.calibrate.constants import calibrated_layouts
+    from workers.calibrate.calibration import calibrated_layouts
     from workers.launchers.local import local_launcher
 
     machine = described_machine(cluster)
@@ -310,7 +310,7 @@ def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
 
 def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
-    from workers.calibrate.constants import calibrated_layouts
+    from workers.calibrate.calibration import calibrated_layouts
     from workers.launchers.local import local_launcher
 
     with (

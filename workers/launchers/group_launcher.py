@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 
 from search_spaces.documents.limits import acceptable_log, visible_line
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import Environment, Measurement
+from search_spaces.protocol.measurement_checks import refuse_contradictions
 from search_spaces.protocol.outcome import (
     MAX_LOG_LENGTH,
     MAX_MESSAGE_LENGTH,

@@ -19,7 +19,7 @@ from search_spaces.spec.site import Site, cluster_part
 from search_spaces.terminal.simulation_options import SimulationOptions
 from search_spaces.trainers.program import ProgramTrainer
 from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
-from workers.calibrate.constants import calibrated_layouts
+from workers.calibrate.calibration import calibrated_layouts
 from workers.errors import AllocationMissingError
 from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.rank_task import RANK_ENTRY

@@ -19,7 +19,7 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
-from tests.api.figures.layout_points import MODEL, make_model
+from tests.api.plot_data.layout_points import MODEL, make_model
 from tests.kit.api import HEADERS, TOKEN
 from tests.kit.live import live_service
 from tests.kit.store import (

@@ -19,7 +19,7 @@ from tests.api.dashboard.browser import (
     look_at,
 )
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
-from tests.api.figures.layout_points import make_model
+from tests.api.plot_data.layout_points import make_model
 from tests.kit.api import answered
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, make_spec, make_worker

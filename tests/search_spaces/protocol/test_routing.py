@@ -9,8 +9,8 @@ import pytest
 
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import CampaignInvalidError, OutcomeInvalidError, SearchSpaceError
-from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import Measurement, routing_words
+from search_spaces.protocol.measurement_checks import refuse_contradictions
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset

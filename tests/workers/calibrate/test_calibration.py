@@ -20,8 +20,8 @@ from search_spaces.spec.presets.calibration_file import (
 from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import marked
+from workers.calibrate.calibration import calibrated_layouts, constants_of
 from workers.calibrate.command import calibrate
-from workers.calibrate.constants import calibrated_layouts, constants_of
 from workers.trainer.products import LAYOUTS, OWN_LAYOUTS, products_in
 
 pytestmark = pytest.mark.ranks

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.mesh import Coordinates
-from search_spaces.protocol.contradictions import least_memory_bytes
+from search_spaces.protocol.measurement_checks import least_memory_bytes
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import PIPELINE_SPLITS, RECOMPUTE_MODES, Layout, PipelineSplit
 from search_spaces.units import memory

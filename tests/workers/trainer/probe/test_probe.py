@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from search_spaces.protocol.contradictions import refuse_contradictions
+from search_spaces.protocol.measurement_checks import refuse_contradictions
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.step_times import (
     MAX_EXTRA_WARMUP,

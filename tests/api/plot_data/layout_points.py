@@ -1,4 +1,4 @@
-"""Layouts as the figures get them."""
+"""Layouts as the plots get them."""
 
 from __future__ import annotations
 

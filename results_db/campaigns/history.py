@@ -1,4 +1,4 @@
-"""Data of a campaign's charts: the history of the best, failures, and the timeline of attempts."""
+"""A campaign's history: the best so far, failures, and the timeline of its attempts."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class CampaignTimeline:
         return self.num_attempts - len(self.attempts)
 
 
-class CampaignCharts(StoreSection):
-    """The store's methods for charts of a campaign."""
+class CampaignHistory(StoreSection):
+    """The store's methods for the history of a campaign."""
 
     def best_so_far(self, campaign_id: int, *, limit: int = MAX_HISTORY) -> BestSoFar:
         """The campaign's objective of trials in the order of their ends, with the best so far.

@@ -1,4 +1,4 @@
-"""Data of charts: the history of the best, failures, and the timeline of attempts."""
+"""The history of a campaign: the best so far, failures, and the timeline of attempts."""
 
 from __future__ import annotations
 

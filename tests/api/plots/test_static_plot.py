@@ -10,7 +10,7 @@ from api.plot_data.knobs import parallel, two_knobs
 from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, line, marked, points
 from api.plots.static_plot import MAX_TOLD, static_plot
 from results_db.leaderboard.leaderboard_records import KnobCell
-from tests.api.figures.layout_points import make_facts, make_point
+from tests.api.plot_data.layout_points import make_facts, make_point
 from tests.kit.page import Page
 
 AXIS: dict[str, Any] = {"range": [0, 10]}

@@ -5,8 +5,8 @@ from typing import Any
 
 from api.plot_data.plot_data import PlottedData
 from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
-from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
-from tests.api.figures.layout_points import named
+from results_db.campaigns.history import CampaignTimeline, TimelineAttempt
+from tests.api.plot_data.layout_points import named
 from tests.kit.store import START
 
 
@@ -39,26 +39,26 @@ def draw(*attempts: TimelineAttempt, left_out: int = 0, **marks: str) -> Plotted
     return timeline(found, NOW, {int(name[6:]): mark for name, mark in marks.items()})
 
 
-def kinds(figure: PlottedData) -> dict[str, Any]:
-    return {trace["name"]: trace for trace in figure.traces if trace["type"] == "bar"}
+def kinds(plot: PlottedData) -> dict[str, Any]:
+    return {trace["name"]: trace for trace in plot.traces if trace["type"] == "bar"}
 
 
 def test_attempts_are_bars_from_their_start_to_their_end_or_until_now() -> None:
-    figure = draw(make_attempt(1, 0, 50), make_attempt(2, 50, 100), trial_101="winner")
-    bars = kinds(figure)["completed"]
+    plot = draw(make_attempt(1, 0, 50), make_attempt(2, 50, 100), trial_101="winner")
+    bars = kinds(plot)["completed"]
     assert (bars["base"], bars["x"], bars["y"]) == ([0, 50], [50, 50], [0, 0])
     assert bars["text"] == ["1", "2"]
-    assert bars["customdata"] == figure.row_ids == [101, 102]
-    assert figure.layout["xaxis"]["range"] == [0, 100]
-    assert named(figure.traces, "winner")["x"] == [25]
-    assert figure.rows[0][-1] == "winner"
-    figure = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None))
-    running = kinds(figure)["running"]
-    assert (running["base"], running["x"], figure.rows[1][3]) == ([20], [80], "RUNNING")
-    figure = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None, phase="waiting"))
-    assert "running" not in kinds(figure)
-    assert kinds(figure)["waiting"]["marker"]["color"] == "--ground"
-    assert figure.rows[1][3] == "waiting for devices"
+    assert bars["customdata"] == plot.row_ids == [101, 102]
+    assert plot.layout["xaxis"]["range"] == [0, 100]
+    assert named(plot.traces, "winner")["x"] == [25]
+    assert plot.rows[0][-1] == "winner"
+    plot = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None))
+    running = kinds(plot)["running"]
+    assert (running["base"], running["x"], plot.rows[1][3]) == ([20], [80], "RUNNING")
+    plot = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None, phase="waiting"))
+    assert "running" not in kinds(plot)
+    assert kinds(plot)["waiting"]["marker"]["color"] == "--ground"
+    assert plot.rows[1][3] == "waiting for devices"
     attempts = [make_attempt(1, 0, 20, ending="lost"), make_attempt(1, 20, 60, attempt=2)]
     assert named(draw(*attempts, trial_101="baseline").traces, "baseline")["x"] == [10, 40]
     for seconds, unit, length in (
@@ -73,16 +73,16 @@ def test_attempts_are_bars_from_their_start_to_their_end_or_until_now() -> None:
 
 def test_attempts_at_one_time_have_rows_of_their_own_up_to_a_number() -> None:
     attempts = [make_attempt(*each) for each in ((1, 0, 50), (2, 10, 60), (3, 55, 90))]
-    figure = draw(*attempts, make_attempt(4, 0, 30, worker_id="b", worker_name="<b>"))
-    axis = figure.layout["yaxis"]
+    plot = draw(*attempts, make_attempt(4, 0, 30, worker_id="b", worker_name="<b>"))
+    axis = plot.layout["yaxis"]
     assert (axis["tickvals"], axis["ticktext"]) == ([0, 2], ["worker a", "&lt;b&gt;"])
-    assert kinds(figure)["completed"]["y"] == [0, 1, 0, 2]
+    assert kinds(plot)["completed"]["y"] == [0, 1, 0, 2]
     attempts = [make_attempt(n, 0, 50, worker_id=f"w{n}") for n in range(MOST_ROWS_DRAWN + 5)]
-    figure = draw(*attempts, left_out=7)
-    assert len(kinds(figure)["completed"]["y"]) == MOST_ROWS_DRAWN
-    assert "5 attempts beyond 60 rows are not drawn." in figure.says
-    assert "7 older attempts are left out." in figure.says
-    assert figure.hides
+    plot = draw(*attempts, left_out=7)
+    assert len(kinds(plot)["completed"]["y"]) == MOST_ROWS_DRAWN
+    assert "5 attempts beyond 60 rows are not drawn." in plot.says
+    assert "7 older attempts are left out." in plot.says
+    assert plot.hides
 
 
 def test_no_kind_of_bar_has_a_colour_alone() -> None:
