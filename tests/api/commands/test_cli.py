@@ -193,7 +193,8 @@ def test_help_is_printed_without_the_extra_and_the_message_names_what_is_missing
 def test_a_command_that_cannot_be_imported_names_its_extra(
     nothing_but_the_base: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "api.commands.serve", raising=False)
+    for module in ("api.commands.serve", "api.app"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)  # importing it raises ModuleNotFoundError
     refused = ends(CliRunner().invoke(main, ["serve", "--help"]), 1)
     assert refused.stderr == (
