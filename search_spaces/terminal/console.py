@@ -1,4 +1,4 @@
-"""Output of commands to a terminal: escaping, widths, and a line that is updated in place.
+"""Output of commands to a terminal: escaping, widths, and what Ctrl-C says.
 
 Names, messages and logs come from other users, nodes and ranks. An escape sequence in them could
 clear the screen, forge lines, or set the terminal's title. `escape_output` replaces the standard
@@ -146,38 +146,6 @@ def clipped(text: str, width: int) -> str:
             break
         kept += character
     return f"{kept}{_ELLIPSIS}"[: max(width, 0)]
-
-
-class LiveLine:
-    """A line of progress that is updated in place in a terminal, and not written to a file."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._shown = ""
-
-    def show(self, text: str) -> None:
-        """Replaces the line."""
-        width = terminal_width(self._stream)
-        if width is not None:
-            # One column stays free: some terminals wrap when the last column is written.
-            self._rewrite(clipped(escaped_line(text), width - 1), width)
-
-    def clear(self) -> None:
-        """Removes the line, so that other output can take its place."""
-        width = terminal_width(self._stream)
-        if width is not None and self._shown:
-            self._rewrite("", width)
-
-    def _rewrite(self, line: str, width: int) -> None:
-        if line == self._shown:
-            return
-        # Overwrites with spaces: not every terminal supports the control sequence.
-        rest = min(text_width(self._shown), width - 1) - text_width(line)
-        end = "" if line else "\r"
-        stream = getattr(self._stream, "unescaped", self._stream)
-        stream.write(f"\r{line}{' ' * rest}{end}")
-        stream.flush()
-        self._shown = line
 
 
 @contextmanager

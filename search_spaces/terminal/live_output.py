@@ -12,13 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
-from search_spaces.terminal.console import (
-    LiveLine,
-    clipped,
-    escaped_line,
-    terminal_width,
-    text_width,
-)
+from search_spaces.terminal.console import clipped, escaped_line, terminal_width, text_width
 
 REDRAW_S: Final = 0.1
 """Seconds between two updates of a line of progress."""
@@ -90,7 +84,7 @@ class WorkLine:
     """A line that says what a command is doing, and for how long."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._line = LiveLine(stream)
+        self._line = LiveBlock(stream)
         self._is_shown = terminal_width(stream) is not None
         self._text = ""
         self._since_s = self._due_s = time.monotonic()
@@ -113,7 +107,7 @@ class WorkLine:
                 self._due_s = now_s + REDRAW_S
                 taken_s = now_s - self._since_s
                 counted = f", {taken_s:.0f} s" if taken_s >= COUNTED_AFTER_S else ""
-                self._line.show(f"{self._text}{counted}")
+                self._line.show([f"{self._text}{counted}"])
 
     def clear(self) -> None:
         """Removes the line."""

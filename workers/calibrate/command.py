@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
-from search_spaces.terminal.console import LiveLine
+from search_spaces.terminal.live_output import WorkLine, work_line
 from workers.command_line.command_input import described as document_of
 from workers.command_line.command_input import described_machine, fail, refusals
 from workers.command_line.options import PositiveNumber, cluster_option
@@ -94,13 +94,10 @@ def calibrate(
                 )
         else:
             refuse_unwritable(directory)
-            live = LiveLine(sys.stderr)
-            try:
+            with work_line(sys.stderr) as live:
                 measured = measure(
                     described, seconds=seconds, models=shapes, on_event=partial(_progress, live)
                 )
-            finally:
-                live.clear()
             if not shapes:
                 with suppress(MeasuredConstantsInvalidError):  # it is about to be replaced
                     measured = with_products_of(read_constants(directory, described.name), measured)
@@ -116,9 +113,9 @@ def calibrate(
         click.echo(f"warning: {warning}", err=True)
 
 
-def _progress(line: LiveLine, event: dict[str, Any]) -> None:
+def _progress(line: WorkLine, event: dict[str, Any]) -> None:
     if event.get("event") == "timed":
-        line.show(f"{event['done']} of {event['of']} timings")
+        line.say(f"{event['done']} of {event['of']} timings")
 
 
 def _lines(measured: MeasuredConstants) -> Iterator[str]:

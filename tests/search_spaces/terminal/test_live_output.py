@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import pytest
 
 from search_spaces.terminal import live_output
-from search_spaces.terminal.console import LiveLine
 from search_spaces.terminal.live_output import LiveBlock, sparkline, work_line
 from tests.kit.terminal import Screen, Terminal
 
@@ -66,11 +65,9 @@ def test_a_block_follows_a_terminal_that_gets_narrower() -> None:
 
 def test_nothing_is_written_to_a_pipe() -> None:
     stream = io.StringIO()
-    block, line = LiveBlock(stream), LiveLine(stream)
+    block = LiveBlock(stream)
     block.show(["line"])
-    line.show("line")
-    for shown in (block, line):
-        shown.clear()
+    block.clear()
     with work_line(stream, ticks=True) as work:
         work.say("working")
     assert stream.getvalue() == ""
