@@ -19,6 +19,7 @@ from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
 from api.http.head_requests import HeadRequests
 from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
+from api.http.rate_limit import make_limits
 from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap
 from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
@@ -49,7 +50,6 @@ from api.security.access_check import (
     AccessCheck,
     bearer_scheme,
     check_again,
-    make_limits,
     refuse_unchecked,
 )
 from api.security.authentication import Authentication

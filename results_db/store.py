@@ -14,7 +14,7 @@ from results_db.allocations.leases import Leases
 from results_db.allocations.workers import Workers
 from results_db.campaigns.campaigns import Campaigns
 from results_db.campaigns.driver_lease import DriverLeases, fenced
-from results_db.campaigns.history import CampaignHistory
+from results_db.campaigns.history_and_timeline import CampaignHistory
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
 from results_db.campaigns.plans import Plans

@@ -17,7 +17,7 @@ from api.dependencies import CampaignDep, StoreDep
 from api.html.result_sentences import REASONS, end_of_log
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
-from results_db.campaigns.history import FailureCount
+from results_db.campaigns.history_and_timeline import FailureCount
 from results_db.events.event_log import EventRecord
 from results_db.records import CampaignRecord, TrialDetail
 from results_db.store import Store

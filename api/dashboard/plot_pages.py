@@ -14,7 +14,7 @@ from api.dependencies import CampaignDep, StoreDep
 from api.formatting import unit
 from api.html.rendering import PAGE_HEADERS
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
-from results_db.campaigns.history import FailureCount
+from results_db.campaigns.history_and_timeline import FailureCount
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from time import monotonic
 from typing import Final
+
+from results_db.actor import TokenRole
+
+BURST_S: Final = 2.0
+"""A burst may have as many requests as the rate allows in this many seconds."""
+
+_BUSY_ROLES: Final = 10
+"""The rate of workers and admins, as a multiple of a viewer's: many workers may share a token."""
 
 MAX_KEYS: Final = 10_000
 """Most keys of a throttle; the one that was used longest ago is removed first."""
@@ -57,6 +65,20 @@ class Throttle:
         self._buckets.move_to_end(key)
         while len(self._buckets) > self._max_keys:
             self._buckets.popitem(last=False)
+
+
+def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
+    """The rate limits by role.
+
+    Admins and workers get ten times the requests of a viewer or a submitter.
+    """
+
+    def limit(times: int) -> Throttle:
+        per_s = requests_per_s * times
+        return Throttle(per_s=per_s, burst=max(1.0, per_s * BURST_S))
+
+    few, many = limit(1), limit(_BUSY_ROLES)
+    return {"viewer": few, "submitter": few, "admin": many, "worker": many}
 
 
 def network_of(address: str) -> str:

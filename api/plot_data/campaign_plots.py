@@ -14,7 +14,7 @@ from api.plot_data.layout_points import PlotFacts
 from api.plot_data.plot_data import PlottedData, mark_disturbed
 from api.plot_data.step_times import time_parts
 from api.plot_data.timeline import timeline
-from results_db.campaigns.history import MAX_TIMELINE
+from results_db.campaigns.history_and_timeline import MAX_TIMELINE
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.leaderboard.plot_points import PlotPoint
 from results_db.records import Analysis, CampaignRecord, PredictedTrial

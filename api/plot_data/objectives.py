@@ -25,7 +25,7 @@ from api.plot_data.plot_data import (
     objective_words,
     points,
 )
-from results_db.campaigns.history import BestSoFar, HistoryPoint
+from results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
 from results_db.leaderboard.plot_points import PlotPoint
 from search_spaces.spec.objectives import pareto_front
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from api.formatting import moment, state_words
 from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, marked, rows_layout
-from results_db.campaigns.history import CampaignTimeline, TimelineAttempt
+from results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
 
 MOST_ROWS_DRAWN: Final = 60
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
 
 from fastapi import Request
 from fastapi.routing import iter_route_contexts
@@ -34,12 +33,6 @@ from api.security.roles import ACCESS, OPEN, AccessRule
 from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
 from results_db.actor import Actor, TokenRole
 from results_db.errors import DatabaseUnavailableError
-
-BURST_S: Final = 2.0
-"""A burst may have as many requests as the rate allows in this many seconds."""
-
-_BUSY_ROLES: Final = 10
-"""The rate of workers and admins, as a multiple of a viewer's: many workers may share a token."""
 
 bearer_scheme = HTTPBearer(
     auto_error=False,
@@ -131,20 +124,6 @@ def _note(scope: Scope, credential: Credential) -> None:
     )
     if credential.session_secret is not None and not is_api(scope):
         state["csrf_token"] = form_token(credential.session_secret)
-
-
-def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
-    """The rate limits by role.
-
-    Admins and workers get ten times the requests of a viewer or a submitter.
-    """
-
-    def limit(times: int) -> Throttle:
-        per_s = requests_per_s * times
-        return Throttle(per_s=per_s, burst=max(1.0, per_s * BURST_S))
-
-    few, many = limit(1), limit(_BUSY_ROLES)
-    return {"viewer": few, "submitter": few, "admin": many, "worker": many}
 
 
 async def check_again(request: Request) -> None:

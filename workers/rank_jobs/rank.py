@@ -33,7 +33,7 @@ from workers.ranks.scratch import PROGRAM
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.job.job import TrainJob
 from workers.trainer.open_training import RankContext
-from workers.trainer.probe.failure import classify, is_transport_error
+from workers.trainer.probe.exception_reasons import classify, is_transport_error
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.train import run_train
 

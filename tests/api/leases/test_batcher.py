@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.leases.batcher import Batcher
+from api.leases.worker_batches import Batcher
 
 Answers = list[int | BaseException]
 

@@ -7,7 +7,7 @@ import pytest
 
 from api.plot_data.objectives import history, pareto
 from api.plot_data.plot_data import PlottedData
-from results_db.campaigns.history import BestSoFar, HistoryPoint
+from results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
 from tests.api.plot_data.layout_points import OBJECTIVE, make_facts, make_model, make_point, named
 
 

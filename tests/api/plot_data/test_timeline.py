@@ -5,7 +5,7 @@ from typing import Any
 
 from api.plot_data.plot_data import PlottedData
 from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
-from results_db.campaigns.history import CampaignTimeline, TimelineAttempt
+from results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
 from tests.api.plot_data.layout_points import named
 from tests.kit.store import START
 

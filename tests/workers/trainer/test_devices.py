@@ -35,7 +35,7 @@ from tests.workers.trainer.ranks import make_context, run_ranks
 from tests.workers.trainer.test_parity import reference
 from tests.workers.trainer.tolerances import TrainingTolerance, operation_error, training_tolerance
 from workers.trainer.model.attention import causal_attention
-from workers.trainer.probe.failure import classify
+from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.measurement import peak_memory, rehearse
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.training import Training

@@ -15,7 +15,7 @@ from tests.workers.trainer.cases import make_layout, make_shape, make_training, 
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.errors import MemoryLimitExceededError, PeerLostError
-from workers.trainer.probe.failure import classify, is_transport_error
+from workers.trainer.probe.exception_reasons import classify, is_transport_error
 from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training
 

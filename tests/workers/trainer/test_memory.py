@@ -46,7 +46,7 @@ from workers.trainer.errors import MemoryLimitExceededError
 from workers.trainer.memory import LogicalPeak, enforce_limit
 from workers.trainer.model import matrix_products
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.failure import classify
+from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training, persistent_bytes
 

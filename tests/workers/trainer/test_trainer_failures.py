@@ -20,7 +20,7 @@ from workers.trainer.errors import (
     MemoryLimitExceededError,
 )
 from workers.trainer.open_training import refuse_unsupported, unsupported
-from workers.trainer.probe.failure import classify, is_transport_error
+from workers.trainer.probe.exception_reasons import classify, is_transport_error
 
 pytestmark = pytest.mark.ranks
 

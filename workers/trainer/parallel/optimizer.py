@@ -19,8 +19,8 @@ from torch import Tensor
 
 from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.precision import LossScaler, needs_loss_scaling
 from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
+from workers.trainer.parallel.loss_scaling import LossScaler, needs_loss_scaling
 from workers.trainer.stopwatch import part
 
 

@@ -29,8 +29,8 @@ from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.job.progress import print_event
-from workers.trainer.model.precision import LossScaler
 from workers.trainer.parallel import optimizer
+from workers.trainer.parallel.loss_scaling import LossScaler
 from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training
 

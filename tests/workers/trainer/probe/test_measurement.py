@@ -16,7 +16,7 @@ from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.device_peak import DENSE_PEAK_TFLOPS, MEASURED, known_device
 from workers.trainer.errors import ResultImplausibleError
-from workers.trainer.probe.failure import classify
+from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.measurement import backend_of, break_down, breakdown_of, median_breakdown
 from workers.trainer.probe.timing import TimedStep
 from workers.trainer.stopwatch import PARTS, Part

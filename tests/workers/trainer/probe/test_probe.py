@@ -41,7 +41,7 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
 from workers.trainer.batches import Batch
-from workers.trainer.probe.failure import classify
+from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.probe.timing import TimedStep, timed_step
 from workers.trainer.revision import GIT_REVISION, git_revision
@@ -276,7 +276,7 @@ def repeated(q: tuple[int, ...], kv: tuple[int, ...]) -> tuple[int, ...]:
 PROBE_ALONE = """
 import os, sys, torch
 from torch.distributed import HashStore
-import workers.rank_jobs.rank, workers.trainer.train, workers.trainer.probe.failure
+import workers.rank_jobs.rank, workers.trainer.train, workers.trainer.probe.exception_reasons
 import workers.trainer.probe.probe as probe
 from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
