@@ -461,12 +461,10 @@ def test_all_wrong_fields_of_the_campaign_are_said(tmp_path: Path) -> None:
 
 def test_an_estimate_of_one_layout_predicts_its_training_job_too() -> None:
     flags = ["--model=gpt-1.3b", "--cluster=frontier", "--tp=2", "--dp=4", "--num-microbatches=16"]
-    result = CliRunner().invoke(estimate, [*flags, "--tokens", "10B", "--nodes", "4", "--json"])
-    document = json.loads(result.stdout)
-    job = document["job"]
+    job = report(*flags, "--tokens=10B", "--nodes=4")["job"]
     assert job["tokens"] == 10**10
     assert job["layout_key"].startswith("n4-tp2-pp1-dp16-vpp1-mbs1-mb4-")
     assert job["step_source"] == "predicted"
-    text = CliRunner().invoke(estimate, [*flags, "--tokens", "10B"]).stdout
+    text = run(*flags, "--tokens=10B").stdout
     assert "training job: 10B tokens on the layout's nodes" in text
-    assert json.loads(CliRunner().invoke(estimate, [*flags, "--json"]).stdout)["job"] is None
+    assert report(*flags)["job"] is None
