@@ -144,23 +144,13 @@ def test_bad_input_is_one_line_with_the_reason(
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (make_row(tp=4), "row 1 (line 2): tp*pp*dp=4*2*2=16 is not num_devices=8"),
-        (make_row(status="failed"), "no row is completed, of 1"),
-        (make_row(step_time_s=500, tokens_per_s=8192), "is step_time_s in milliseconds?"),
-    ],
-)
-def test_a_bad_table_is_refused_with_its_name_the_row_and_the_reason(
-    tmp_path: Path, row: dict[str, Any], reason: str
-) -> None:
+def test_a_bad_table_is_refused_with_its_name_the_row_and_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
-    path.write_text(make_text(row))
+    path.write_text(make_text(make_row(tp=4)))
     result = run(str(path), "--strategy", "random")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {path}: ")
-    assert reason in result.stderr
+    reason = "row 1 (line 2): tp*pp*dp=4*2*2=16 is not num_devices=8"
+    assert result.stderr.startswith(f"Error: {path}: {reason}")
 
 
 def test_a_table_is_written_that_replays_can_read(tmp_path: Path) -> None:
