@@ -1,19 +1,27 @@
-"""`db check` compares tables, indexes, triggers and views with those of the revision."""
+"""`db check` compares the schema with that of the revision, and the rows with each other."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import text
 
 from benchmarks.service.postgres_server import PostgresServer
 from results_db.admin.commands import db
-from results_db.admin.integrity import CHECKS, check_database
-from results_db.errors import DatabaseUnavailableError
+from results_db.admin.integrity import CHECKS, RULES, check_database
+from results_db.database.database import Database
+from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
+from tests.results_db.database.test_constraints import fill
+from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.migrations.test_migrate import run
+from tests.results_db.next_version import THIS, become_next_version
 
 OBJECTS = {
     "the index uq_tokens_name_live is missing: restore": ("DROP INDEX uq_tokens_name_live",),
@@ -131,3 +139,133 @@ def test_a_text_that_is_not_utf8_is_a_finding(sqlite_url: str, text: bytes) -> N
     report: dict[str, Any] = json.loads(asked.output)
     assert asked.exit_code == 1
     assert "the table trial_logs is damaged (Could not decode" in report["findings"][0]["message"]
+
+
+BROKEN = {
+    "measured": (
+        "DELETE FROM iterations",
+        "DELETE FROM stage_memories",
+        "DELETE FROM breakdowns",
+        "DELETE FROM measurements",
+    ),
+    "measurement-of-no-result": (
+        "UPDATE trials SET state = 'INFEASIBLE', reason = 'out_of_memory' WHERE id = 1",
+    ),
+    "running": ("UPDATE attempts SET ending = 'lost', ended_at = seen_at WHERE trial_id = 3",),
+    "attempts-open": (
+        "INSERT INTO attempts (trial_id, attempt, worker_id, started_at, seen_at, node_seconds) "
+        "SELECT 4, 1, worker_id, started_at, seen_at, 0 FROM attempts WHERE trial_id = 3",
+        "UPDATE trials SET attempt = 1 WHERE id = 4",
+    ),
+    "attempts-counted": ("UPDATE trials SET attempt = 7 WHERE id = 2",),
+    "leases": ("UPDATE workers SET ended_at = seen_at",),
+    "ended-campaigns": ("UPDATE trials SET campaign_id = 2 WHERE id = 4",),
+    "counters": ("UPDATE trials SET number = 99 WHERE id = 4",),
+    "repeats": ("UPDATE trials SET repeat_of = 2, repeat_index = 1 WHERE id = 4",),
+    "cheap-probes": ("UPDATE trials SET full_dp = 4 WHERE id = 4",),
+    "stages": ("INSERT INTO stage_memories (trial_id, stage, peak_memory_bytes) VALUES (1, 1, 5)",),
+    "trial-costs": ("UPDATE trials SET lost_node_seconds = 3 WHERE id = 4",),
+    "campaign-costs": ("UPDATE campaigns SET idle_node_seconds = 3 WHERE id = 1",),
+}
+"""By rule: what breaks it, and what else that breaks."""
+
+ALSO = {
+    "ended-campaigns": {"counters"},
+    "trial-costs": {"campaign-costs"},
+}
+"""Rules that the same statements break too."""
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    fill(database_url)
+    with closing(Database(database_url)) as database:
+        yield database
+
+
+def damage(database: Database, *statements: str) -> None:
+    """Runs statements without triggers and foreign keys, as a bug of the database would."""
+    with database.engine.connect() as connection:
+        is_sqlite = connection.dialect.name == "sqlite"
+        connection.rollback()
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        off = "PRAGMA foreign_keys = OFF" if is_sqlite else "SET session_replication_role = replica"
+        driver.execute(off)
+        query = text("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+        triggers = connection.execute(query).all() if is_sqlite else []
+        for name, _ in triggers:
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        for statement in statements:
+            connection.execute(text(statement))
+        for _, definition in triggers:
+            connection.exec_driver_sql(definition)
+        connection.commit()
+        connection.invalidate()  # its settings go with it
+
+
+def test_a_database_in_order_passes_every_check(database: Database, database_url: str) -> None:
+    report = check_database(database_url)
+    assert report.findings == ()
+    assert report.checks == ("storage", "schema", "references", *RULES)
+
+
+def test_a_broken_rule_is_found_with_the_rows_that_break_it(sqlite_url: str) -> None:
+    assert set(BROKEN) == set(RULES), "every rule has a way to break it"
+    fill(sqlite_url)
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    whole = path.read_bytes()
+    for rule in RULES:
+        path.write_bytes(whole)
+        with closing(Database(sqlite_url)) as database:
+            damage(database, *BROKEN[rule])
+            with database.read() as session:
+                rows = {name: session.execute(keys).all() for name, (_, keys) in RULES.items()}
+        assert {name for name, found in rows.items() if found} == {rule} | ALSO.get(rule, set())
+        assert len(rows[rule]) == 1
+
+
+def test_whatever_is_broken_at_once_is_found(database: Database, database_url: str) -> None:
+    # Where no measurement is left, none is out of place.
+    rules = [rule for rule in RULES if rule != "measured"]
+    for rule in rules:
+        damage(database, *BROKEN[rule])
+    findings = check_database(database_url).findings
+    assert [finding.check for finding in findings] == rules
+    for finding in findings:
+        assert finding.message.startswith(
+            f"{RULES[finding.check][0]}, {finding.num_rows} of them: "
+        )
+
+
+def test_orphaned_rows_are_found_and_counted(database: Database, database_url: str) -> None:
+    orphans = ", ".join(f"(97, {stage}, 1)" for stage in range(6))
+    damage(
+        database,
+        "DELETE FROM trials WHERE id = 2",
+        f"INSERT INTO stage_memories (trial_id, stage, peak_memory_bytes) VALUES {orphans}",
+    )
+    messages = {
+        finding.message: finding.num_rows
+        for finding in check_database(database_url).findings
+        if finding.check == "references"
+    }
+    assert "rows of attempts that refer to no row of trials, 1 of them: 2/1" in messages
+    (shortened,) = (message for message in messages if message.endswith(", ..."))
+    assert shortened.endswith(": 97/0, 97/1, 97/2, 97/3, 97/4, ...")
+    assert messages[shortened] == 6
+
+
+def test_another_schema_or_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.sqlite3"
+    write_first_weeks(path)
+    become_next_version(monkeypatch)
+    with pytest.raises(SchemaOutdatedError, match=rf"{THIS}.*layout-tuner db upgrade"):
+        check_database(f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaNewerError, match="9999"):
+        check_database(f"sqlite:///{path}")
+    path.write_bytes(b"no database, but long enough to be taken for one. " * 100)
+    with pytest.raises(DatabaseUnavailableError, match="not a database"):
+        check_database(f"sqlite:///{path}")

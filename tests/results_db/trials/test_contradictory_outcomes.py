@@ -341,7 +341,7 @@ UNCONTRADICTED: Final[dict[str, str]] = {
         ("oversubscribed", "warmup_settled", "losses_comparable", "others_share", "throttled"),
         "seen by the worker alone",
     ),
-    "balanced_routing": "models with experts (tests/search_spaces/protocol/test_routing.py)",
+    "balanced_routing": "models with experts (tests/search_spaces/protocol/test_outcome_documents.py)",
     "expert_load": "models with experts; the router's choice is seen by the worker alone",
 }
 """What nothing contradicts, always or in some outcomes, and why."""

@@ -1,26 +1,40 @@
-"""Trainers in the database: who runs what, what is ranked together, and what is learnt from it."""
+"""Trainers in the database, the simulator among them: who runs what, and what is learnt from it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from results_db.campaigns.plans import PlanOptions
 from results_db.errors import MeasurementInvalidError
+from results_db.leaderboard.measured_runs import earlier_repeats
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.protocol.measurement import Iteration
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.worker_messages import BeatBody, StatusBody
 from search_spaces.spec.layout import Layout
+from search_spaces.trainers.simulator import (
+    SIMULATED_LAUNCHER,
+    SIMULATOR_VERSION,
+    simulator_trainer,
+)
 from tests.kit.store import (
     TurnableClock,
+    completed,
     lease_one,
     make_campaign,
     make_iterations,
     make_spec,
     make_worker,
+    post_outcome,
     ranked_trials,
     run_trial,
+    send_beats,
     take_leases,
 )
 
@@ -127,3 +141,161 @@ def test_a_campaign_cannot_start_from_one_of_another_trainer(store: Store) -> No
     campaign_of(store, "theirs", "first")
     with pytest.raises(CampaignInvalidError, match=r"'first' measured with trainer 'theirs'"):
         campaign_of(store, "embedded", "second", start_from=["first"])
+
+
+SIMULATOR = simulator_trainer()
+SIMULATION = {"seed": 7, "version": SIMULATOR_VERSION}
+DAY_S = 86400.0
+
+
+def simulated_campaign(store: Store, name: str = "rehearsal", **changes: Any) -> int:
+    spec = make_spec(name, simulated=SIMULATION, **changes)
+    return store.campaigns.create(spec, num_legal_layouts=100).id
+
+
+def simulated_worker(store: Store, name: str = "sim", **changes: Any) -> str:
+    trainers = {SIMULATOR: str(SIMULATOR_VERSION)}
+    return make_worker(
+        store, name, **{"trainers": trainers, "launcher": SIMULATED_LAUNCHER, **changes}
+    ).id
+
+
+def simulated(
+    layout: Layout | None = None, *, duration_s: float = DAY_S, **changes: Any
+) -> Outcome:
+    """A completed simulated probe: it has no losses."""
+    timed = make_iterations(1.0)
+    return completed(
+        layout,
+        duration_s=duration_s,
+        **{
+            "iterations": tuple(replace(each, loss=None, grad_norm=None) for each in timed),
+            "trainer": SIMULATOR,
+            "trainer_version": str(SIMULATOR_VERSION),
+            "losses_comparable": False,
+            **changes,
+        },
+    )
+
+
+def rehearse(store: Store, campaign: int, worker: str, layout: Layout | None = None) -> int:
+    return run_trial(store, campaign, layout, simulated(layout), worker=worker)
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_workers_get_only_trials_of_their_kind_and_version(store: Store) -> None:
+    measured = store.trials.add(make_campaign(store), Layout()).id
+    rehearsed = store.trials.add(simulated_campaign(store), Layout()).id
+    old = simulated_worker(store, "old", trainers={simulator_trainer(SIMULATOR_VERSION + 1): "2"})
+    assert take_leases(store, old, 9) == []
+    both = {SIMULATOR: str(SIMULATOR_VERSION)}
+    pretender = make_worker(store, "pretender", trainers=both).id
+    assert [each.trial_id for each in take_leases(store, pretender, 9)] == [measured]
+    assert lease_one(store, simulated_worker(store)).trial_id == rehearsed
+
+
+def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableClock) -> None:
+    worker, campaign = simulated_worker(store), simulated_campaign(store)
+    trial = store.trials.add(campaign, Layout()).id
+    lease_one(store, worker)
+    clock.forward(2)
+    assert post_outcome(store, trial, 1, simulated(), iterations_s=12.0).accepted
+    cost = store.campaigns.get(campaign).cost
+    assert math.isclose(cost.total, DAY_S)
+    stats = store.statistics.service_stats()
+    assert set(stats.node_seconds.values()) == {0.0}, "metrics are of what was measured"
+    assert stats.workers == {}
+    record = store.trials.get(trial)
+    assert record.state == "COMPLETED"
+    assert record.measurement is not None
+    assert (record.measurement.trainer, record.measurement.trainer_version) == (SIMULATOR, "1")
+
+
+def test_simulated_costs_are_those_of_the_simulated_clock(
+    store: Store, clock: TurnableClock
+) -> None:
+    rehearsing, measuring = simulated_worker(store), make_worker(store).id
+    rehearsal, measured = simulated_campaign(store), make_campaign(store)
+    first, second = (store.trials.add(rehearsal, Layout(tp=tp)).id for tp in (1, 2))
+    take_leases(store, rehearsing, 2)
+    clock.forward(10)
+    said = BeatBody(trial_id=first, attempt=1, iterations_done=3, held_s=DAY_S)
+    for sender, beats, idle_s in ((rehearsing, [said], DAY_S / 2), (measuring, [], 5.0)):
+        send_beats(store, sender, beats, status=StatusBody(idle_node_s=idle_s))
+    store.allocations.share_idle_time()
+    clock.forward(100)
+    assert sorted(store.leases.expire()) == [first, second]
+    cost = store.campaigns.get(rehearsal).cost
+    assert (cost.lost, cost.idle) == (DAY_S, DAY_S / 2), "nothing for the second trial"
+    assert store.campaigns.get(measured).cost.idle == 5.0
+
+
+def test_each_kind_knows_its_own_largest_allocation_and_what_is_too_large(store: Store) -> None:
+    make_worker(store, num_nodes=4)
+    simulated_worker(store, num_nodes=64)
+    largest = store.workers.largest_allocation
+    assert (largest("local-cpu"), largest("local-cpu", is_simulated=True)) == (4, 64)
+    wide = Layout(num_nodes=16, dp=128)
+    measured, rehearsal = make_campaign(store), simulated_campaign(store)
+    for campaign in (measured, rehearsal):
+        store.trials.add(campaign, wide)
+    assert [store.workers.count_too_large(each) for each in (measured, rehearsal)] == [1, 0]
+    waiting = store.allocations.waiting_trials
+    assert [each.campaign for each in waiting("local-cpu", limit=9)] == ["first"]
+    assert [each.campaign for each in waiting("local-cpu", is_simulated=True, limit=9)] == [
+        "rehearsal"
+    ]
+
+
+def test_trials_calibrate_campaigns_of_their_kind_alone(store: Store, clock: TurnableClock) -> None:
+    # The simulated worker came last, and its versions are those of no measured campaign.
+    measuring, rehearsing = make_worker(store).id, simulated_worker(store)
+    measured, rehearsal = make_campaign(store), simulated_campaign(store)
+    run_trial(store, measured, worker=measuring)
+    for _ in range(2):
+        rehearse(store, rehearsal, rehearsing)
+    for campaign in (measured, rehearsal):
+        clock.forward(1)
+        store.campaigns.end(campaign, "COMPLETED", "budget", "")
+    clock.forward(1)
+    for campaign, known in ((make_campaign(store, "next"), 1), (simulated_campaign(store, "2"), 2)):
+        assert store.plans.count_known_trials(store.campaigns.get(campaign)) == known
+        with store._db.read() as session:
+            assert len(earlier_repeats(session, campaign)) == known // 2
+
+
+def test_no_campaign_starts_from_one_of_the_other_kind_by_name(store: Store) -> None:
+    for name, earlier, later in (
+        ("rehearsed", {"simulated": SIMULATION}, {}),
+        ("measured", {}, {"simulated": SIMULATION}),
+    ):
+        store.campaigns.create(make_spec(name, **earlier), num_legal_layouts=1)
+        spec = make_spec("later", start_from=[name], **later)
+        with pytest.raises(CampaignInvalidError, match="says nothing certain"):
+            store.campaigns.create(spec, num_legal_layouts=1)
+
+
+def test_a_plan_of_a_measured_campaign_rests_on_no_simulated_trial(store: Store) -> None:
+    document = {
+        "name": "rehearsal",
+        "model": "tiny",
+        "cluster": "local-cpu",
+        "space": {"global_batch_size": 8, "tp": [1, 2], "pp": [1]},
+        "budget": {"trials": 3},
+        "simulated": SIMULATION,
+    }
+    spec = CampaignSpec.from_document(document)
+    rehearsal = store.campaigns.create(spec.to_mapping(), num_legal_layouts=2).id
+    rehearse(store, rehearsal, simulated_worker(store))
+    planned = {**document, "name": "planned", "start_from": ["rehearsal"]}
+    plans = [
+        store.plans.make(CampaignSpec.from_document({**planned, "simulated": kind}), PlanOptions())
+        for kind in (False, True)
+    ]
+    assert [each.knowledge.num_measurements for each in plans] == [0, 1]
+
+
+def test_a_budget_of_wall_time_is_refused_later_too(store: Store) -> None:
+    rehearsal = simulated_campaign(store)
+    with pytest.raises(CampaignInvalidError, match="wall time cannot bound"):
+        store.campaigns.update(rehearsal, budget={"wall_time_s": 60.0})

@@ -1,14 +1,27 @@
-"""Which requests are sent again, how often, and after which pauses."""
+"""Which requests are sent again, which certificates are trusted, and what is said of outages."""
 
 from __future__ import annotations
 
+import logging
+import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from search_spaces.connection.http_connection import NO_RETRIES, Retries, ServiceConnection
-from search_spaces.errors import ServiceUnansweredError, UrlInvalidError
+from search_spaces.connection.outage_log import MOST_STARTS, START_WINDOW_S, OutageLog
+from search_spaces.connection.tls import trusting
+from search_spaces.errors import (
+    CertificateUnreadableError,
+    LayoutTunerError,
+    ServiceUnansweredError,
+    UrlInvalidError,
+)
 
 OK = httpx.Response(200)
 QUICK = Retries(attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
@@ -113,3 +126,162 @@ def test_a_closed_connection_answers_nothing_and_one_without_an_address_is_not_m
     for url in ("localhost:8080", "ftp://host", "http://", "http://[::1"):
         with pytest.raises(UrlInvalidError, match="is not the address of a service"):
             ServiceConnection(url, "t")
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Runs a handshake to its end; raises what the client has against it."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asks = client.wrap_bio(to_client, to_server, server_hostname="any.name")
+    answers = server.wrap_bio(to_server, to_client, server_side=True)
+    done = set()
+    for _ in range(10):
+        for side in (asks, answers):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                pass
+        if len(done) == 2:
+            return
+    raise AssertionError("the handshake never ended")
+
+
+def served_with(certificate: trustme.LeafCert) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+    return context
+
+
+@pytest.mark.parametrize("is_between", [False, True], ids=["authority", "child authority"])
+def test_the_pinned_certificate_is_trusted_under_any_name_and_no_other_of_its_authority(
+    is_between: bool, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    issuer = authority.create_child_ca() if is_between else authority
+    ours, another = (issuer.issue_cert("login1.example.org") for _ in range(2))
+    file = tmp_path / "service.pem"
+    for blob in ours.cert_chain_pems:
+        blob.write_to_path(file, append=True)
+    assert file.read_text().count("BEGIN CERTIFICATE") == 1 + is_between
+    shake_hands(trusting(file), served_with(ours))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(trusting(file), served_with(another))
+
+
+def test_a_file_without_a_certificate_is_one_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / "service.pem"
+    with pytest.raises(CertificateUnreadableError, match="cannot be read"):
+        trusting(file)
+    for content, why in (
+        (b"", "holds no certificate"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cannot be read"),
+        (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "holds no certificate"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CertificateUnreadableError, match=why):
+            trusting(file)
+
+
+LOG = logging.getLogger("tests.outage")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_outage_is_one_line_at_its_start_and_one_with_its_duration_at_its_end(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    outage = OutageLog(LOG, "the disk", most_reasons=2, clock=clock)
+    outage.worked()
+    assert lines(caplog) == []
+    for _ in range(100):
+        for reason in ("the disk is full", "the disk is gone", "the disk is back"):
+            outage.failed(reason)
+    starts = [line.split("; ")[0] for line in lines(caplog)]
+    assert starts == ["the disk is full", "the disk is gone"], "as many reasons as are wanted"
+    clock.now = 12.34
+    outage.worked()
+    outage.worked()
+    assert lines(caplog)[2:] == ["the disk works again after 12.3 s (failed attempts: 300)"]
+
+
+def test_an_outage_ends_once_nothing_has_failed_for_a_while_and_its_own_part_works(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    outage = OutageLog(LOG, "the service", settled_after_s=6.0, clock=clock)
+    for _ in range(100):
+        outage.failed("leases are refused")
+        clock.now += 5
+        outage.worked()
+    assert len(lines(caplog)) == 1
+    clock.now += 1
+    outage.worked()
+    assert lines(caplog)[1:] == ["the service works again after 500.0 s (failed attempts: 100)"]
+    caplog.clear()
+    outage = OutageLog(LOG, "the database")
+    outage.failed("the disk is full", part="writing")
+    outage.worked("reading")
+    assert len(lines(caplog)) == 1
+    outage.worked("writing")
+    assert len(lines(caplog)) == 2
+
+
+def test_a_traceback_is_written_of_errors_that_nobody_expected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logged = LayoutTunerError("it is away")
+    logged.is_logged = True
+    outage = OutageLog(LOG, "the round")
+    for error in (LayoutTunerError("it is full"), logged, ZeroDivisionError("a bug")):
+        outage.failed("this round failed", error)
+    starts = [line.split(";")[0] for line in lines(caplog)]
+    assert starts == ["this round failed: it is full", "this round failed: a bug"]
+    assert [record.exc_info is not None for record in caplog.records] == [False, True]
+
+
+def test_what_fails_and_works_in_turn_does_not_flood_and_is_written_once_it_lasts(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    outage = OutageLog(LOG, "the page", clock=clock)
+    for _ in range(100):
+        outage.failed("the page is damaged")
+        outage.worked()
+    outage.failed("the page is away")
+    assert len(lines(caplog)) == 2 * MOST_STARTS
+    clock.now = START_WINDOW_S
+    outage.failed("the page is away for long")
+    outage.worked()
+    start, end = lines(caplog)[2 * MOST_STARTS :]
+    assert start.startswith("the page is away for long; ")
+    assert f"({100 - MOST_STARTS} shorter outages before it were not written)" in start
+    assert end == "the page works again after 60.0 s (failed attempts: 2)"
+
+
+def test_threads_that_fail_at_once_write_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    outage = OutageLog(LOG, "the database")
+    together = threading.Barrier(8)
+
+    def fail(_: int) -> None:
+        together.wait()
+        for _ in range(200):
+            outage.failed("it is away")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fail, range(8)))
+    outage.worked()
+    assert len(lines(caplog)) == 2
+    assert lines(caplog)[1].endswith("(failed attempts: 1600)")

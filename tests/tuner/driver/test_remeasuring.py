@@ -1,4 +1,4 @@
-"""The best layouts are measured again before one is named; a campaign ends when gains are small."""
+"""Which layouts are measured again: the best ones before an end, and those that users wish."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TimelyStore, TurnableClock, completed, make_measurement
-from tests.tuner.factories import DrivenCampaign, make_spec
+from tests.kit.store import (
+    TimelyStore,
+    TurnableClock,
+    completed,
+    failed,
+    make_measurement,
+    ranked_trials,
+)
+from tests.tuner.factories import DrivenCampaign, make_spec, measured
 from tuner.driver.campaign_end import Spent, is_reserved
 from tuner.driver.remeasuring import most_doubted
 from tuner.strategies import registry
@@ -288,3 +295,42 @@ def test_guided_ends_a_campaign_by_itself_long_before_everything_was_tried(store
     )
     winner = store.leaderboard.winner(record.id, record.objective)
     assert winner.value >= 0.95 * best
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"), [("random", "crashed"), ("guided", "out_of_memory")]
+)
+def test_a_layout_that_failed_and_works_when_it_is_queued_again_is_learnt_and_ranked(
+    store: Store, strategy: str, reason: str
+) -> None:
+    spec = make_spec(strategy=strategy, budget={"trials": 3})
+    campaign = DrivenCampaign(store, spec, lambda _layout: failed(reason))
+    campaign.turn()
+    campaign.step()
+    first = campaign.trials[0]
+    again = store.trials.requeue(first.id)
+    campaign.worker.judge = measured
+    record = campaign.to_end()
+    assert (record.state, record.reason) == ("COMPLETED", "budget"), record.message
+    assert store.trials.get(again.id).state == "COMPLETED"
+    ranked = ranked_trials(store, campaign.id, record.objective)
+    assert first.layout_key in {trial.layout_key for trial in ranked}
+
+
+@pytest.mark.parametrize("strategy", ["guided", "exhaustive"])
+def test_a_campaign_goes_on_without_a_trial_that_was_cancelled(store: Store, strategy: str) -> None:
+    campaign = DrivenCampaign(store, make_spec(strategy=strategy, budget={"trials": 3}))
+    campaign.step()
+    store.trials.cancel(campaign.trials[0].id)
+    campaign.to_end()
+    assert (campaign.count("CANCELLED"), campaign.count()) == (1, 3)
+
+
+def test_repeats_that_are_wished_count_in_the_budget_and_are_waited_for(store: Store) -> None:
+    campaign = DrivenCampaign(store, make_spec(strategy="exhaustive", budget={"trials": 6}))
+    campaign.turn()
+    first = campaign.trials[0]
+    store.trials.measure_again(first.id, times=8)
+    assert campaign.to_end().reason == "budget"
+    assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * 10, "one more waited"
+    assert [trial.repeat_of for trial in campaign.repeats] == [first.id] * 8

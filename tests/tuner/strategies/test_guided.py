@@ -1,4 +1,4 @@
-"""What the guided search is worth, and what keeps it from wasting probes."""
+"""What the guided search is worth, what keeps it from wasting probes, and what is left to gain."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.units import GIB
+from tests.tuner.factories import make_spec
 from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.base import History, LayoutSearch
 from tuner.strategies.fitting import FittingBelief
 from tuner.strategies.guided import GuidedProposer
-from tuner.strategies.improvement import soft_gains
+from tuner.strategies.improvement import hypervolume, soft_gains
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.registry import make_strategy
 from tuner.strategies.search_problem import SearchProblem
@@ -314,3 +315,94 @@ def test_what_the_closed_form_missed_for_another_model_is_expected_of_this_one()
     calibrated, _ = TimeCalibration.fit(samples).predict(columns, warm.model, warm.cluster)
     moved = predictions.belief(History(warm.layouts)).marginals(rows)[0] - calibrated
     assert np.corrcoef(moved, off)[0, 1] > 0.5
+
+
+def search_of(name: str, **changes: object) -> LayoutSearch:
+    spec = make_spec(**changes)
+    problem = SearchProblem(
+        layouts=spec.legal_set(), model=spec.model, cluster=spec.cluster, objectives=spec.objectives
+    )
+    return make_strategy(name, problem, seed=1)
+
+
+def told(search: LayoutSearch, times: int) -> None:
+    """Every layout is as fast as the one before it, within a few percent."""
+    for turn in range(times):
+        layout = search.ask()
+        step_time_s = 0.5 * (1.0 + 0.03 * (turn % 3))
+        tokens = layout.global_batch_size * 128 / layout.num_devices
+        search.tell(layout, Observation.completed(tokens / step_time_s, step_time_s=step_time_s))
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "share"),
+    [
+        ({}, 15, 1.0),
+        ({"objective": ["tokens_per_s_per_device", "memory_headroom"]}, 20, 0.5),
+    ],
+    ids=["the best", "a front"],
+)
+def test_guided_expects_less_the_more_it_knows(
+    changes: dict[str, object], more: int, share: float
+) -> None:
+    search = search_of("guided", **changes)
+    assert search.possible_improvement() is None, "nothing to improve on yet"
+    told(search, 3)
+    early = search.possible_improvement()
+    assert early is not None
+    assert early == search.possible_improvement(), "asked again, it says the same"
+    told(search, more)
+    late = search.possible_improvement()
+    assert late is not None
+    assert 0.0 <= late < share * early
+    assert changes or late < 0.05
+
+
+def test_after_failures_alone_a_search_cannot_tell_what_is_left_to_gain() -> None:
+    search = search_of("guided")
+    layout = search.ask()
+    assert layout is not None
+    search.tell(layout, INFEASIBLE)
+    assert search.possible_improvement() is None
+
+
+@pytest.mark.parametrize("name", ["random", "deephyper"])
+def test_strategies_without_a_belief_cannot_tell_what_is_left_to_gain(name: str) -> None:
+    search = search_of(name)
+    told(search, 3)
+    assert search.possible_improvement() is None
+
+
+def test_no_improvement_is_expected_of_an_exhausted_set() -> None:
+    search = search_of("exhaustive")
+    told(search, 28)
+    assert search.ask() is None
+    assert search.possible_improvement() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("points", "volume"),
+    [
+        ([[2.0, 3.0]], 6.0),
+        ([[1.0, 3.0], [2.0, 1.0]], 4.0),
+        ([[1.0, 3.0], [2.0, 1.0], [1.0, 1.0]], 4.0),  # the last one is dominated
+        ([[2.0, 3.0], [5.0, -1.0]], 6.0),
+        ([[5.0, 0.0]], 0.0),
+        ([[1.0, 1.0, 1.0], [2.0, 1.0, 0.5]], 1.5),
+        ([[3.0], [4.0]], 4.0),
+        (np.empty((0, 2)), 0.0),
+    ],
+)
+def test_a_front_has_the_volume_of_its_boxes(points: list[list[float]], volume: float) -> None:
+    assert hypervolume(np.array(points)) == pytest.approx(volume)
+
+
+@pytest.mark.parametrize("num_objectives", [2, 3])
+def test_the_volume_is_the_share_of_random_points_that_some_point_beats(
+    num_objectives: int,
+) -> None:
+    rng = np.random.default_rng(num_objectives)
+    points = rng.random((12, num_objectives))
+    drawn = rng.random((40_000, num_objectives))
+    beaten = (drawn[:, None, :] <= points[None, :, :]).all(axis=2).any(axis=1).mean()
+    assert hypervolume(points) == pytest.approx(beaten, abs=0.01)
