@@ -18,7 +18,7 @@ from search_spaces.units import memory as memory
 if TYPE_CHECKING:
     from results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
     from results_db.records import MeasurementRecord, RepeatReason
-    from search_spaces.belief.extrapolation import CheapProbe
+    from search_spaces.belief.cheap_probe_step_time import CheapProbe
     from search_spaces.statistics.job_duration import StepInterval
 
 

@@ -31,7 +31,7 @@ from benchmarks.trainer.bare_model import BareLoop
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.throughput import Throughput
-from workers.trainer.device_peak import matmul_peak
+from workers.trainer.device_peak_flops import matmul_peak
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training

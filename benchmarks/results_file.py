@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from search_spaces.machine import usable_cores, usable_memory_bytes
+from search_spaces.process_resources import usable_cores, usable_memory_bytes
 from search_spaces.units import GIB
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")

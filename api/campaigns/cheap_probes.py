@@ -8,7 +8,7 @@ from typing import Any
 
 from results_db.records import TrialRecord
 from results_db.store import Store
-from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from api.leases.waiting import why_nowhere
+from api.leases.why_not_leased import why_nowhere
 from api.schemas.campaigns_and_trials import Progress
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.leaderboard.leaderboard_records import BaselineRead, Winner

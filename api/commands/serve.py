@@ -28,8 +28,8 @@ from api.security.local_tokens import load_or_make_token
 from api.settings import Settings
 from results_db.database.data_dir import DataDir
 from results_db.database.option import database_option
-from results_db.database.reachability import once_it_answers
 from results_db.database.stderr_log import log_to_stderr
+from results_db.database.wait_for_server import once_it_answers
 from results_db.errors import ResultsDbError
 from results_db.retention import Retention
 from results_db.store import Store

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from api.client import Client
     from api.schemas.campaigns_and_trials import TrialDetailRead, TrialRead, TrialsAdded
     from results_db.records import AttemptRecord
-    from search_spaces.belief.extrapolation import CheapProbe
+    from search_spaces.belief.cheap_probe_step_time import CheapProbe
     from search_spaces.estimates.prediction import Prediction
 
 DEFAULT_LIMIT: Final = 50

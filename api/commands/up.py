@@ -26,7 +26,7 @@ from api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from api.security.local_tokens import read_token
 from results_db.database.data_dir import DataDir
 from results_db.database.option import DATABASE_VARIABLE, database_option
-from results_db.database.reachability import START_PATIENCE_S
+from results_db.database.wait_for_server import START_PATIENCE_S
 from results_db.errors import ResultsDbError
 from search_spaces.connection.data_home import PRIVATE_UMASK
 from search_spaces.connection.running_service import LocalService, find_service

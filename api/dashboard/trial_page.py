@@ -24,7 +24,7 @@ from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES
-from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
 from search_spaces.protocol.measurement import Iteration
 
 MAX_ROWS: Final = 60

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from api.exporters import formats, torchtitan
+from api.exporters import formats, torchtitan_files
 from api.exporters.base import (
     ExportBundle,
     ExportFormat,
@@ -30,9 +30,9 @@ FORMATS: Final[Mapping[str, ExportFormat]] = {
         ("megatron-deepspeed", formats.megatron_deepspeed),
         ("megatron-bridge", formats.megatron_bridge),
         ("deepspeed", formats.deepspeed),
-        ("torchtitan-0.2", torchtitan.torchtitan_0_2),
-        ("torchtitan-0.3", torchtitan.torchtitan_0_3),
-        ("torchtitan-main", torchtitan.torchtitan_main),
+        ("torchtitan-0.2", torchtitan_files.torchtitan_0_2),
+        ("torchtitan-0.3", torchtitan_files.torchtitan_0_3),
+        ("torchtitan-main", torchtitan_files.torchtitan_main),
         ("nanotron", formats.nanotron),
         ("accelerate", formats.accelerate),
         ("axonn", formats.axonn),

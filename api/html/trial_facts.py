@@ -25,7 +25,7 @@ from api.plots.svg import Plot
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
-from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
 from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.protocol.measurement import routing_words

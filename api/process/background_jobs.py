@@ -14,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from api.background_loops import attempt, in_background
 from api.live.database_changes import DatabaseChanges
 from results_db.database.change_mark import RUNNING_TRIAL
-from results_db.database.reachability import once_it_answers
 from results_db.database.store_base import Clock
+from results_db.database.wait_for_server import once_it_answers
 from results_db.retention import Retention
 from results_db.store import Store
 from search_spaces.connection.outage_log import OutageLog

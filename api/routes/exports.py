@@ -18,7 +18,7 @@ from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead,
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
-from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
 from search_spaces.campaigns.campaign import CampaignSpec, scopes_for
 from search_spaces.documents.limits import MAX_ID, visible_line
 from search_spaces.documents.reading import MAX_COUNT

@@ -8,7 +8,7 @@ from typing import Final
 
 from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.progress import progress_of
-from api.leases.waiting import why_not_leased
+from api.leases.why_not_leased import why_not_leased
 from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,

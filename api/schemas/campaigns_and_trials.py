@@ -18,7 +18,7 @@ from results_db.records import (
     MeasurementRecord,
     RepeatReason,
 )
-from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
 from search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
 from search_spaces.documents.duration import MAX_DURATION_S
 from search_spaces.documents.reading import MAX_COUNT

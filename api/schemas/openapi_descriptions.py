@@ -19,7 +19,7 @@ from api.schemas.campaigns_and_trials import Document
 from results_db import records, service_records
 from results_db.leaderboard import leaderboard_records
 from search_spaces.belief import job, plan
-from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
 from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol import measurement, outcome, worker_messages

@@ -24,7 +24,7 @@ from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import Batch
 from workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
-from workers.trainer.device_peak import matmul_peak
+from workers.trainer.device_peak_flops import matmul_peak
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.training import Training
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from benchmarks.service.live_service import LiveService
 from benchmarks.workers.rank_faults import FOLDER, fault_named, seed_of
 from benchmarks.workers.rank_records import RECORDS, GroupMoments, by_group, read_moments
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset

@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import distributed as dist
 
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from workers.trainer.open_training import RankContext
 
 T = TypeVar("T")

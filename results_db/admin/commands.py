@@ -127,7 +127,7 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
 @_place_options
 def upgrade(data_dir: Path | None, database: str | None) -> None:
     """Upgrade the database to this version's schema; a service does the same when it starts."""
-    from results_db.database.reachability import once_it_answers
+    from results_db.database.wait_for_server import once_it_answers
     from results_db.migrations import migrate
 
     with _refusals_as_messages():

@@ -22,7 +22,7 @@ from search_spaces.documents.reading import (
     whole_number_problem,
 )
 from search_spaces.errors import ClusterInvalidError
-from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
+from search_spaces.process_resources import ROOT, usable_cores, usable_memory_bytes
 from search_spaces.spec.layout import PRECISIONS, Precision
 from search_spaces.spec.ranges import Range
 

@@ -9,7 +9,7 @@ import psutil
 
 from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from benchmarks.workers.rank_faults import FOLDER, HELD_SEED, LET_GO
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from search_spaces.spec.layout import Layout
 from tests.workers.process_checks import command_line
 

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.service.live_service import LiveProcess, wait_until
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.database.reachability import once_it_answers
+from results_db.database.wait_for_server import once_it_answers
 from results_db.errors import DatabaseUnavailableError
 from results_db.migrations import migrate
 from results_db.store import Store

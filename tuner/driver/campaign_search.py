@@ -10,7 +10,7 @@ from typing import Final
 
 from results_db.campaigns.start_from import KnownTrial, knowledge_of
 from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.belief.extrapolation import extrapolated_step
+from search_spaces.belief.cheap_probe_step_time import extrapolated_step
 from search_spaces.belief.observation import (
     FAILED,
     INFEASIBLE,

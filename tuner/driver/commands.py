@@ -9,7 +9,7 @@ import click
 
 from results_db.database.option import database_option
 from search_spaces.connection.data_home import PRIVATE_UMASK
-from search_spaces.machine import use_one_blas_thread
+from search_spaces.process_resources import use_one_blas_thread
 
 
 @click.command()

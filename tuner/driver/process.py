@@ -19,8 +19,8 @@ from typing import Final, Self
 
 from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
 from results_db.database.data_dir import DataDir
-from results_db.database.reachability import once_it_answers
 from results_db.database.stderr_log import log_to_stderr
+from results_db.database.wait_for_server import once_it_answers
 from results_db.errors import DatabaseUnavailableError, DriverLeaseLostError, ResultsDbError
 from results_db.store import Store
 from search_spaces.connection.outage_log import OutageLog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.machine import usable_cores, use_one_blas_thread
+from search_spaces.process_resources import usable_cores, use_one_blas_thread
 
 if TYPE_CHECKING:
     from search_spaces.tables import MeasurementTable, TableCell

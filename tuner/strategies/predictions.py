@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.extrapolation import COMMON_LOG_SD, extrapolation_log_sd
+from search_spaces.belief.cheap_probe_step_time import COMMON_LOG_SD, extrapolation_log_sd
 from search_spaces.belief.factor_regression import StepFactors
 from search_spaces.belief.known_residuals import known_residual
 from search_spaces.belief.pipeline_stalls import PipelineStalls

@@ -31,7 +31,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from workers.errors import NodeLostError, WorkerError
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.node_ranks import NodeRanks

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from search_spaces.spec.cluster import Cluster
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError

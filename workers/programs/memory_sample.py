@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from search_spaces.machine import available_memory_bytes
+from search_spaces.process_resources import available_memory_bytes
 from search_spaces.protocol.outcome import FailureReason
 from search_spaces.units import memory
 from workers.ranks.keeper import memory_of, oom_kills

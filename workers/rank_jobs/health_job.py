@@ -11,9 +11,9 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from search_spaces.machine import available_memory_bytes, usable_memory_bytes
+from search_spaces.process_resources import available_memory_bytes, usable_memory_bytes
 from workers.ranks.rank_task import RankTask
-from workers.trainer.device_peak import MEASURED, measured_tflops
+from workers.trainer.device_peak_flops import MEASURED, measured_tflops
 
 _MESSAGE_BYTES: Final = {"cpu": 4 << 20, "cuda": 256 << 20}
 _REPEATS: Final = 4

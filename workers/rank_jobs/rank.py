@@ -30,7 +30,7 @@ from workers.rank_jobs.machine_timings import time_machine
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import PROGRAM
-from workers.trainer.device_peak import matmul_peak
+from workers.trainer.device_peak_flops import matmul_peak
 from workers.trainer.job.job import TrainJob
 from workers.trainer.open_training import RankContext
 from workers.trainer.probe.exception_reasons import classify, is_transport_error

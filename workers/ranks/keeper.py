@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from search_spaces.machine import available_memory_bytes
+from search_spaces.process_resources import available_memory_bytes
 from workers.errors import RanksLeftError
 from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.machine import ROOT
+from search_spaces.process_resources import ROOT
 from search_spaces.units import memory
 from workers.backoff import Backoff
 from workers.errors import DeviceHiddenError, MemoryNotBackError

@@ -265,7 +265,7 @@ def _request(
     from search_spaces.spec.site import Site, cluster_part
     from workers.command_line.command_input import described_cluster, trainers_of
     from workers.slurm.request import AllocationRequest
-    from workers.slurm.site import site_of
+    from workers.slurm.site_lookup import site_of
 
     document = described_cluster(cluster, place=place)
     machine, warning = resolve_cluster(cluster_part(document))

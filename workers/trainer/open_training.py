@@ -18,7 +18,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import violations
 from workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
-from workers.trainer.device_peak import matmul_peak
+from workers.trainer.device_peak_flops import matmul_peak
 from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
 from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels

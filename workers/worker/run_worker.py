@@ -25,7 +25,7 @@ from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.rank_task import RANK_ENTRY
 from workers.service.lease_client import LeaseClient
 from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
-from workers.slurm.site import site_of
+from workers.slurm.site_lookup import site_of
 from workers.trainer.revision import GIT_REVISION, software_versions
 from workers.worker.node_health import check_nodes
 from workers.worker.outcome_posting import Outbox

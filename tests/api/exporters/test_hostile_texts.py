@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from api.exporters import FORMATS, export
 from api.exporters.base import ExportSource
 from api.exporters.launch_script import exported
-from api.exporters.torchtitan import _toml_lines
+from api.exporters.torchtitan_files import _toml_lines
 from api.formatting import measured_sentence
 from api.report.probe_command import probe_command
 from results_db.records import MeasurementRecord

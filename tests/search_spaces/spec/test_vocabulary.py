@@ -16,7 +16,7 @@ from search_spaces.errors import (
     ModelShapeInvalidError,
     SearchSpaceError,
 )
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout

@@ -9,7 +9,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.site import Site
 from workers.slurm.request import AllocationRequest
-from workers.slurm.site import site_of
+from workers.slurm.site_lookup import site_of
 
 
 def make_cluster(**changes: Any) -> Cluster:

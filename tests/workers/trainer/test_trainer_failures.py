@@ -12,7 +12,7 @@ from torch import distributed as dist
 from search_spaces.spec.layout import Layout, Precision
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.device_peak import matmul_peak
+from workers.trainer.device_peak_flops import matmul_peak
 from workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
@@ -108,7 +108,7 @@ def test_a_cpus_peak_is_measured(precision: Precision, monkeypatch: pytest.Monke
     """By a clock that advances 0.01 s for each product, however fast products are here."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
-    monkeypatch.setattr("workers.trainer.device_peak.time", clock)
+    monkeypatch.setattr("workers.trainer.device_peak_flops.time", clock)
 
     def work(rank: int) -> tuple[float, str]:
         return matmul_peak("cpu", precision)

@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from search_spaces.machine import usable_cores
+from search_spaces.process_resources import usable_cores
 from workers.trainer.job.launcher_environment import is_rank, slurm_meeting_point, slurm_tasks
 from workers.trainer.open_training import RankContext
 

@@ -14,7 +14,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import is_warm
 from workers.trainer.comm.collectives import barrier
-from workers.trainer.device_peak import refuse_implausible
+from workers.trainer.device_peak_flops import refuse_implausible
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training, peak_of
 from workers.trainer.parallel.optimizer import OptimizerSettings

@@ -14,7 +14,7 @@ from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from tests.workers.trainer.cases import CPU, PP, TP, ZERO, ZERO_3, make_layout, over_axes
 from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
-from workers.trainer.device_peak import DENSE_PEAK_TFLOPS, MEASURED, known_device
+from workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, MEASURED, known_device
 from workers.trainer.errors import ResultImplausibleError
 from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.measurement import backend_of, break_down, breakdown_of, median_breakdown
@@ -99,7 +99,7 @@ def test_a_result_above_the_peak_is_refused() -> None:
 def test_a_measured_peak_that_is_passed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may have been busy the first time; the better of the two counts."""
     context = {"peak_tflops_per_device": 1e-6, "peak_source": f"{MEASURED} (fp32)"}
-    again = "workers.trainer.device_peak.matmul_peak"
+    again = "workers.trainer.device_peak_flops.matmul_peak"
     request = make_request(layout=make_layout(dp=2))
     monkeypatch.setattr(again, lambda device, precision: (0.1 + dist.get_rank(), ""))
     m = measured(request, **context)

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from search_spaces.errors import ClusterInvalidError
-from search_spaces.machine import available_memory_bytes, usable_cores, usable_memory_bytes
+from search_spaces.process_resources import (
+    available_memory_bytes,
+    usable_cores,
+    usable_memory_bytes,
+)
 from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.units import GIB
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search_spaces.belief.extrapolation import (
+from search_spaces.belief.cheap_probe_step_time import (
     COMMON_LOG_SD,
     LAYERS_LOG_SD,
     MICROBATCHES_LOG_SD,
