@@ -62,7 +62,9 @@ _RUNS: Final = (
 
 def measured_runs(session: Session, campaign_id: int) -> list[Run]:
     """The runs that a campaign would rank without its constraints, the oldest first."""
-    return list(map(_Run._make, session.execute(_RUNS, {"campaign": campaign_id})))
+    # The connection returns rows of columns sooner than the session, which expects objects in them.
+    rows = session.connection().execute(_RUNS, {"campaign": campaign_id})
+    return list(map(_Run._make, rows))
 
 
 def timed_iterations(session: Session, trial_ids: Sequence[int]) -> TimedIterations:
