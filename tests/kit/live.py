@@ -42,7 +42,6 @@ class Live:
     def address(self) -> tuple[str, int]:
         """Where it listens."""
         parsed = httpx.URL(self.url)
-        assert parsed.port is not None
         return parsed.host, parsed.port
 
 

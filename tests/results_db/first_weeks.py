@@ -192,7 +192,6 @@ class _Writer:
             outcome = completed(layouts[place])
             if place == 1:
                 measured = outcome.measurement
-                assert measured is not None
                 wild = tuple(replace(each, loss=each.loss + 3) for each in measured.iterations)
                 outcome = replace(outcome, measurement=replace(measured, iterations=wild))
             self.probe(campaign, layouts[place], outcome)

@@ -189,7 +189,6 @@ def damage(database: Database, *statements: str) -> None:
         is_sqlite = connection.dialect.name == "sqlite"
         connection.rollback()
         driver = connection.connection.driver_connection
-        assert driver is not None
         off = "PRAGMA foreign_keys = OFF" if is_sqlite else "SET session_replication_role = replica"
         driver.execute(off)
         query = text("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")

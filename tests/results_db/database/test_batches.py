@@ -106,7 +106,6 @@ def named_without_end(report: OutcomeReport) -> OutcomeReport:
 
 def peaked_below_zero(report: OutcomeReport) -> OutcomeReport:
     """A measurement refuses it too."""
-    assert report.outcome.measurement is not None
     measured = replace(report.outcome.measurement)
     object.__setattr__(measured, "peak_memory_bytes", -1)
     return replace(report, outcome=replace(report.outcome, measurement=measured))

@@ -90,7 +90,6 @@ def test_a_lock_is_held_against_other_processes_until_its_process_ends(tmp_path:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(DataDirLockedError, match="serve lock"), data_dir.lock("serve"):
         pass

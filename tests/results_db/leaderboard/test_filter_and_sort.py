@@ -302,7 +302,6 @@ def test_a_plot_has_the_front_the_best_and_a_sample(store: Store, clock: Turnabl
         assert (point.trial_id, point.number) == (trial.id, trial.number)
         assert (point.state, point.reason) == ("COMPLETED", None)
         assert (point.rank, point.value) == (layout.rank, layout.value)
-        assert trial.measurement is not None
         assert point.peak_memory_bytes == trial.measurement.peak_memory_bytes
         assert point.shortened == layout.shortened
         assert point.knobs == trial.layout.to_mapping(every_knob=True)

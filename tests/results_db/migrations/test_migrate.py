@@ -147,7 +147,6 @@ def run(url: str, *statements: str) -> None:
     with database.engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             driver = connection.connection.driver_connection
-            assert driver is not None
             driver.execute("PRAGMA foreign_keys = OFF")
         for statement in statements:
             connection.exec_driver_sql(statement)
@@ -208,7 +207,6 @@ def start_upgrade(url: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
     assert process.stdout.readline() == f"{line}\n"
 
 

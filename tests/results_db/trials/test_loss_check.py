@@ -134,7 +134,6 @@ def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run:
     ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
     assert {trial.number for trial in ranked} == {1, 2}
     detail = run.store.trials.detail(run.trial(3).id)
-    assert detail.trial.measurement is not None
     assert detail.trial.measurement.tokens_per_s == 1e6
     assert detail.iterations[2].loss == pytest.approx(6.3)
 
@@ -275,7 +274,6 @@ def test_losses_agree_just_as_far_as_the_precision_allows(
     place = data.draw(st.integers(0, len(losses) - 1))
     other[place] = replace(other[place], loss=losses[place] + 1.6 * allowed[place])
     found = first_difference(own, other, precision)
-    assert found is not None
     assert (found.index, found.loss, found.other_loss) == (
         place,
         losses[place],
@@ -295,7 +293,6 @@ def test_a_difference_is_the_same_both_ways(
 def test_fp32_is_held_to_more_than_bf16() -> None:
     own, other = iterations([6.9, 6.5]), iterations([6.9, 6.51])
     found = first_difference(own, other, "fp32")
-    assert found is not None
     assert (found.index, found.loss, found.other_loss, found.tolerance) == (1, 6.5, 6.51, 1e-4)
     assert first_difference(own, other, "bf16") is None
     assert first_difference(own, other, "fp16") is None

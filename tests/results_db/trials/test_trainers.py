@@ -74,7 +74,6 @@ def test_a_measurement_carries_its_trainer_and_that_of_another_is_refused(store:
     campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
     trial = run(store, campaign, worker, TP1, tokens="assumed")
     kept = store.trials.get(trial).measurement
-    assert kept is not None
     assert (kept.trainer, kept.trainer_version, kept.tokens) == ("theirs", "1.2", "assumed")
     with pytest.raises(MeasurementInvalidError, match=r"'another'.*measures with 'theirs'"):
         run(store, campaign, worker, TP2, trainer="another")
@@ -207,7 +206,6 @@ def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableC
     assert stats.workers == {}
     record = store.trials.get(trial)
     assert record.state == "COMPLETED"
-    assert record.measurement is not None
     assert (record.measurement.trainer, record.measurement.trainer_version) == (SIMULATOR, "1")
 
 

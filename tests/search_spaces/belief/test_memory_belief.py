@@ -301,7 +301,6 @@ def test_outcomes_alone_weigh_against_hypotheses_that_they_contradict() -> None:
 
 def test_the_deciding_property_is_the_one_whose_outcome_changes_fitting_most() -> None:
     found = UNKNOWN.deciding(GRID_COLUMNS, LLAMA_13B, CAPACITY)
-    assert found is not None
     sides = {
         has: [place for place, name in enumerate(UNKNOWN.names) if (found.name in name) is has]
         for has in (True, False)

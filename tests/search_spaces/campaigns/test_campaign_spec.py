@@ -218,7 +218,6 @@ def test_a_campaign_without_a_legal_layout_is_refused_by_the_limits_of_its_train
     baseline = {"tp": 8, "num_nodes": 4, "zero_stage": 1}
     other = read(space=space, cluster=cluster, probe={"trainer": "mine"}, baseline=baseline)
     assert len(other.legal_set()) > 0
-    assert other.baseline is not None
     assert other.baseline.precision == "fp8"
 
 
@@ -271,7 +270,6 @@ def test_of_many_layouts_a_single_one_that_fits_lets_the_campaign_in() -> None:
     assert f"smallest estimate is {smallest / GIB:.2f} GiB" in message
     assert f"a device of frontier has {(just_enough - 1) / GIB:.2f} GiB" in message
     key = re.search(r"\((n\d\S+)\)", message)
-    assert key is not None
     assert key[1] in {legal.layout(int(i)).key for i in np.flatnonzero(estimates == smallest)}
 
 
@@ -424,7 +422,6 @@ def test_missing_knobs_follow_from_the_space_the_nodes_and_the_cluster(
 ) -> None:
     cluster = {**CLUSTER, "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12}, "device": "a device"}
     spec = make_spec(baseline, {**SPACE, **space}, cluster=cluster)
-    assert spec.baseline is not None
     found = spec.baseline.to_mapping()
     assert found | filled_in | baseline == found
     assert spec.to_mapping()["baseline"] == found
@@ -442,7 +439,6 @@ def test_knobs_that_follow_from_nothing_or_leave_devices_idle_must_be_stated() -
     with pytest.raises(CampaignInvalidError, match=r"baseline\.num_microbatches: it is missing"):
         make_spec({"tp": 2}, space)
     stated = make_spec({"tp": 2, "num_microbatches": 2}, space).baseline
-    assert stated is not None
     assert stated.num_microbatches == 2
     # 6 of 8 devices; a baseline that says dp: 2 itself may leave two of them idle.
     six: dict[str, Any] = {"space": {**SPACE, "global_batch_size": 12}}

@@ -120,7 +120,6 @@ def test_a_measured_cluster_that_is_no_preset_still_warns_of_what_is_guessed(
     write_constants(tmp_path, make_constants(cluster="ours"))
     cluster, warning = resolve_cluster(with_measured_constants({"name": "ours"}, tmp_path))
     assert cluster.host_operation_s == 3e-6
-    assert warning is not None
     assert "device_memory_bytes" in warning
     assert "memory_bandwidth_bytes_per_s" not in warning
     assert with_measured_constants("ours", tmp_path) == "ours", "its size is not known"

@@ -135,7 +135,6 @@ def test_the_search_hears_of_the_whole_layout_and_of_its_part_also_when_it_is_re
     assert history.observations == {}
     for trial, (index, cheap_run) in zip(done, history.cheap.items(), strict=True):
         assert trial.full_layout == history.layouts.layout(index)
-        assert trial.num_layers is not None
         part = fidelity_of(trial.full_layout, trial.layout, trial.num_layers)
         assert cheap_run.fidelity == part
         assert cheap_run.observation.step_time_s == trial.measurement.step_time_s
@@ -207,12 +206,10 @@ def test_a_campaign_that_measured_nothing_in_full_says_what_one_probe_takes(stor
     assert len(cheap(trials)) == len(trials) > 1
     assert store.leaderboard.winner(record.id, record.objective) is None
     takes_s = full_probe_node_s(spec, trials)
-    assert takes_s is not None
     assert "3 completed); no layout was measured in full, so there is no winner" in record.message
     assert record.message.endswith(f"is expected to take {takes_s / 3600.0:.2g} node-hours")
     assert full_probe_node_s(spec, []) is None
     of_one_s = full_probe_node_s(spec, trials[:1])
-    assert of_one_s is not None
     steps = spec.probe.warmup + spec.probe.iterations
     step_s = (of_one_s - ProbeCosts().start_s) / steps
     # Four times the micro-batches and twice the layers, of which neither is all of the work.

@@ -225,7 +225,6 @@ def test_what_a_search_knows_of_cheap_probes_does_not_depend_on_the_way(
     for search, events in zip(searches, (story, same_as), strict=True):
         layout, fidelity = ask(search)
         seen = outcome(layout, fidelity)
-        assert seen.step_time_s is not None
         for event, run in events:
             if event == RESUME:
                 search.resume(layout, fidelity=fidelity)
@@ -333,7 +332,6 @@ def test_the_budget_of_a_replay_ends_it_and_counts_starts_and_warm_up() -> None:
     assert spent[-1] >= 4 * 3600.0
     assert spent[-2] < 4 * 3600.0
     first = run.probes[0]
-    assert first.step_time_s is not None
     nodes = first.fidelity.reduced(first.layout).num_nodes
     assert first.node_seconds == pytest.approx(nodes * (60.0 + 6 * first.step_time_s))
 

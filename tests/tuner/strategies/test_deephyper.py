@@ -228,7 +228,6 @@ def test_a_proposal_among_100_000_layouts_judges_few_of_them_with_500_told(
     for told in range(500, 503):
         judged.clear()
         layout = search.ask()
-        assert layout is not None
         search.tell(layout, measure(layout))
         candidates, fitted = judged
         assert candidates <= MAX_CANDIDATES + NUM_BEST * MAX_NEIGHBOURS < len(legal) / 10
