@@ -50,8 +50,7 @@ class Person:
 
     def sign_in_by_form(self, secret: str, next: str = "/", **headers: str) -> httpx.Response:  # noqa: A002
         """What the form does without a script."""
-        sent = {**NAVIGATION, **self.own, "Sec-Fetch-Mode": "navigate", **headers}
-        return self.http.post("/sign-in", data={"secret": secret, "next": next}, headers=sent)
+        return self.send_form("/sign-in", {"secret": secret, "next": next}, **headers)
 
     def form_token(self) -> str:
         """A form token of a page of this session."""
