@@ -14,6 +14,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
+from tests.kit.api import CAMPAIGN
 from tests.kit.store import (
     completed,
     failed,
@@ -34,26 +35,8 @@ FOREIGN = Layout(num_microbatches=8, recompute="full")
 
 
 def submit(store: Store, name: str = "first", **changes: Any) -> CampaignRecord:
-    spec = CampaignSpec.from_mapping(
-        {
-            "name": name,
-            "model": "tiny",
-            "cluster": {
-                "name": "local-cpu",
-                "device": "CPU core",
-                "num_nodes": 1,
-                "devices_per_node": 8,
-                "device_memory_bytes": 8 << 30,
-            },
-            "objective": "tokens_per_s",
-            "strategy": "random",
-            "budget": {"trials": 9},
-            "space": {"global_batch_size": 8, "tp": [1, 2], "pp": [1, 2], "dp": 1},
-            "baseline": BASELINE.to_mapping(),
-            "probe": {"iterations": 5},
-            **changes,
-        }
-    )
+    own = {"name": name, "baseline": BASELINE.to_mapping(), "probe": {"iterations": 5}}
+    spec = CampaignSpec.from_mapping({**CAMPAIGN, **own, **changes})
     return store.campaigns.create(spec.to_mapping(), num_legal_layouts=4)
 
 
