@@ -27,7 +27,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.store import TurnableClock, make_campaign, make_worker, run_trial
 from tests.results_db.first_weeks import write_first_weeks
-from tests.results_db.migrations.test_upgraded_databases import rows
+from tests.results_db.migrations.test_migrate import rows
 from tests.results_db.next_version import NEXT, THIS, become_next_version, become_this_version
 from tests.results_db.sealed import sealed
 

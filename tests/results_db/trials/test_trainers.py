@@ -147,9 +147,8 @@ SIMULATION = {"seed": 7, "version": SIMULATOR_VERSION}
 DAY_S = 86400.0
 
 
-def simulated_campaign(store: Store, name: str = "rehearsal", **changes: Any) -> int:
-    spec = make_spec(name, simulated=SIMULATION, **changes)
-    return store.campaigns.create(spec, num_legal_layouts=100).id
+def simulated_campaign(store: Store, name: str = "rehearsal") -> int:
+    return make_campaign(store, name, simulated=SIMULATION)
 
 
 def simulated_worker(store: Store, name: str = "sim", **changes: Any) -> str:
@@ -267,10 +266,9 @@ def test_no_campaign_starts_from_one_of_the_other_kind_by_name(store: Store) -> 
         ("rehearsed", {"simulated": SIMULATION}, {}),
         ("measured", {}, {"simulated": SIMULATION}),
     ):
-        store.campaigns.create(make_spec(name, **earlier), num_legal_layouts=1)
-        spec = make_spec("later", start_from=[name], **later)
+        make_campaign(store, name, **earlier)
         with pytest.raises(CampaignInvalidError, match="says nothing certain"):
-            store.campaigns.create(spec, num_legal_layouts=1)
+            make_campaign(store, "later", start_from=[name], **later)
 
 
 def test_a_plan_of_a_measured_campaign_rests_on_no_simulated_trial(store: Store) -> None:
