@@ -113,10 +113,9 @@ def samples_of(
 
 
 def probes_to(values: np.ndarray, asked: list[int], share: float) -> int:
-    good = [
-        count for count, row in enumerate(asked, 1) if values[row] >= (1 - share) * values.max()
-    ]
-    return good[0] if good else len(asked) + 1
+    least = (1 - share) * values.max()
+    good = (count for count, row in enumerate(asked, 1) if values[row] >= least)
+    return next(good, len(asked) + 1)
 
 
 @pytest.mark.sampled(3)
@@ -335,10 +334,7 @@ def told(search: LayoutSearch, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "more", "share"),
-    [
-        ({}, 15, 1.0),
-        ({"objective": ["tokens_per_s_per_device", "memory_headroom"]}, 20, 0.5),
-    ],
+    [({}, 15, 1.0), ({"objective": ["tokens_per_s_per_device", "memory_headroom"]}, 20, 0.5)],
     ids=["the best", "a front"],
 )
 def test_guided_expects_less_the_more_it_knows(
