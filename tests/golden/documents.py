@@ -21,11 +21,8 @@ def commands() -> list[str]:
     click's commands keep the option --help with the names of the first context that asked for it,
     and another test may have been the first.
     """
-    program = (
-        "import json; from tests.golden import structure; print(json.dumps(structure.commands()))"
-    )
-    lines: list[str] = json.loads(printed_by(program))
-    return lines
+    imports = "import json; from tests.golden import structure"
+    return json.loads(printed_by(f"{imports}; print(json.dumps(structure.commands()))"))
 
 
 DOCUMENTS: Final[dict[str, Callable[[], list[str]]]] = {

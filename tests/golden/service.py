@@ -6,17 +6,16 @@ import io
 import json
 import re
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pyarrow.parquet
+import pytest
 
 from api.exporters import FORMATS
 from api.settings import Settings
@@ -38,9 +37,9 @@ from search_spaces.protocol.worker_messages import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import MODEL_PRESETS
-from tests.golden.calls import exit_codes
-from tests.golden.requests import REFUSED, UNSENDABLE
+from tests.golden.calls import REFUSED, UNSENDABLE, exit_codes
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN
+from tests.kit.fake_service import QuietHandler, serving
 from tests.kit.live import live_service
 from tests.kit.store import (
     completed,
@@ -139,7 +138,7 @@ def recording(url: str) -> Iterator[tuple[str, list[str]]]:
     """A proxy before a service; yields its address, and the exchanges that go through it."""
     lines: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def exchange(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name: self.headers[name] for name in ("Authorization", "Content-Type")}
@@ -157,17 +156,8 @@ def recording(url: str) -> Iterator[tuple[str, list[str]]]:
 
         do_GET = do_POST = do_DELETE = exchange
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", lines
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as address:
+        yield address, lines
 
 
 def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
@@ -199,7 +189,8 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
             client.post_outcome(EncodedOutcome.of(report))
         client.post_outcome(EncodedOutcome.of(report))
         heartbeat(client, worker, lease)
-        with_error(client.post_outcome, EncodedOutcome.of(replace(report, attempt=9)))
+        with pytest.raises(WorkerError):
+            client.post_outcome(EncodedOutcome.of(replace(report, attempt=9)))
         body = {**asdict(report), "outcome": {"state": "x"}}
         send(address, f"/v1/trials/{body.pop('trial_id')}/outcome", body)
         store.trials.add(campaign, Layout(dp=2, num_microbatches=4))
@@ -210,8 +201,10 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
         client.heartbeat(worker, HeartbeatBody())
         send(address, "/v1/workers", {**IDENTITY, "name": "w2", "versions": identity.versions})
         client.register(identity)
-        with_error(client.heartbeat, worker, HeartbeatBody())
-        with_error(client.unregister, "0" * 32)
+        with pytest.raises(WorkerError):
+            client.heartbeat(worker, HeartbeatBody())
+        with pytest.raises(WorkerError):
+            client.unregister("0" * 32)
     return lines
 
 
@@ -251,15 +244,6 @@ def outcome(layout: Layout) -> Outcome:
     return completed(layout, iterations=off)
 
 
-def with_error(call: Any, *arguments: Any) -> None:
-    """A call that the service refuses."""
-    try:
-        call(*arguments)
-    except WorkerError:
-        return
-    raise AssertionError("the service accepted what it has to refuse")
-
-
 def exports(http: httpx.Client, store: Store) -> list[str]:
     """The files of three layouts in every format; lines of prose begin with "prose "."""
     # Enough memory for the layout on one device.
@@ -267,13 +251,8 @@ def exports(http: httpx.Client, store: Store) -> list[str]:
     spec = {"name": "exported", "model": "gpt-22b", "cluster": cluster, "budget": {"trials": 5}}
     space = {"global_batch_size": 256, "tp": [4, 8], "pp": 4, "precision": "bf16", "num_nodes": 16}
     campaign = http.post("/campaigns", json={**spec, "space": space}).json()["id"]
-    identity = {
-        **IDENTITY,
-        "name": "f",
-        "cluster": "frontier",
-        "devices_per_node": 8,
-        "num_nodes": 16,
-    }
+    size = {"devices_per_node": 8, "num_nodes": 16}
+    identity = {**IDENTITY, "name": "f", "cluster": "frontier", **size}
     worker = http.post("/workers", json=identity).json()["worker_id"]
     lines = []
     for number, (name, layout) in enumerate(LAYOUTS.items(), 1):
@@ -287,30 +266,23 @@ def exports(http: httpx.Client, store: Store) -> list[str]:
         for format_name in FORMATS:
             asked = {"format": format_name, "trial": number}
             answer = http.get("/campaigns/exported/exports", params=asked)
-            lines.append(f"{name} as {format_name}: {answer.status_code}")
+            lines += [f"{name} as {format_name}: {answer.status_code}", *exported(answer)]
             if answer.is_client_error:
-                lines += refused_export(answer.json())
                 without = re.findall(r"--without (\w+)", answer.json()["detail"])
-                if not without:
-                    continue
-                lines.append(f"  without {' '.join(without)}")
-                answer = http.get(
-                    "/campaigns/exported/exports", params={**asked, "without": without}
-                )
-            if answer.is_client_error:
-                lines += refused_export(answer.json())
-            else:
-                lines += bundle(answer.json())
+                if without:
+                    asked["without"] = without
+                    answer = http.get("/campaigns/exported/exports", params=asked)
+                    lines += [f"  without {' '.join(without)}", *exported(answer)]
     return lines
 
 
-def refused_export(problem: dict[str, Any]) -> list[str]:
-    """The lines of an export that is refused."""
-    return [f"  {problem['type']}", f"prose   {problem['detail']}"]
-
-
-def bundle(export: dict[str, Any]) -> Iterator[str]:
-    """The lines of an export; those of comments and notes are prose."""
+def exported(answer: httpx.Response) -> Iterator[str]:
+    """The lines of an export, or of its refusal; those of comments and notes are prose."""
+    export = answer.json()
+    if answer.is_client_error:
+        yield f"  {export['type']}"
+        yield f"prose   {export['detail']}"
+        return
     for file in export.pop("files"):
         yield f"  file {file['name']} executable={file['executable']}"
         for line in file["content"].splitlines():

@@ -91,14 +91,10 @@ class Api:
         self.store: Any = http.app.state.store  # type: ignore[attr-defined]
 
     def post(self, path: str, body: Any = None, status: int = 200) -> Any:
-        answer = self.http.post(f"/v1{path}", json=body)
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        return answered(self.http.post(f"/v1{path}", json=body), status).json()
 
     def get(self, path: str, status: int = 200, **query: Any) -> Any:
-        answer = self.http.get(f"/v1{path}", params=query)
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        return answered(self.http.get(f"/v1{path}", params=query), status).json()
 
     def table(self, path: str, **query: Any) -> list[dict[str, str]]:
         """The rows of a table that is answered as CSV."""
@@ -107,26 +103,17 @@ class Api:
         return list(csv.DictReader(io.StringIO(answer.text)))
 
     def submit(self, **changes: Any) -> dict[str, Any]:
-        created: dict[str, Any] = self.post("/campaigns", {**CAMPAIGN, **changes}, status=201)
-        return created
+        return self.post("/campaigns", {**CAMPAIGN, **changes}, status=201)
 
     def register(self, name: str = "w1", **changes: Any) -> str:
-        body = {
-            "name": name,
-            "host": "node-1",
-            "cluster": "local-cpu",
-            "num_nodes": 1,
-            "devices_per_node": 4,
-            "device": "CPU core",
-            "versions": {"python": "3.11"},
-        }
-        return str(self.post("/workers", {**body, **changes}, status=201)["worker_id"])
+        local = {"cluster": "local-cpu", "devices_per_node": 4, "device": "CPU core"}
+        body = {**INTRODUCTION, "name": name, "host": "node-1", "versions": {"python": "3.11"}}
+        return self.post("/workers", {**body, **local, **changes}, status=201)["worker_id"]
 
     def lease(self, worker_id: str) -> dict[str, Any]:
         body = {"max_trials": 1, "wait_s": 0}
         (lease,) = self.post(f"/workers/{worker_id}/leases", body)["leases"]
-        found: dict[str, Any] = lease
-        return found
+        return lease
 
     def report(self, worker_id: str, lease: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
         body = {
@@ -134,8 +121,7 @@ class Api:
             "attempt": lease["attempt"],
             "outcome": dataclasses.asdict(outcome),
         }
-        found: dict[str, Any] = self.post(f"/trials/{lease['trial_id']}/outcome", body)
-        return found
+        return self.post(f"/trials/{lease['trial_id']}/outcome", body)
 
     def report_measured(
         self, worker_id: str, lease: dict[str, Any], layout: Layout, **changes: Any

@@ -57,10 +57,7 @@ BODIES = [
     Body("PATCH", "/v1/campaigns/{campaign}", {"budget": {"wall_time": "5m"}, "notes": "n"}),
     Body("POST", "/v1/tokens", {"name": "ci", "role": "viewer", "expires_at": "2030-01-01T00:00Z"}),
     Body(
-        "POST",
-        "/v1/nodes/{cluster}/{node}/quarantine",
-        {"reason": "r"},
-        "/v1/nodes/c/n/quarantine",
+        "POST", "/v1/nodes/{cluster}/{node}/quarantine", {"reason": "r"}, "/v1/nodes/c/n/quarantine"
     ),
     Body("POST", "/v1/trials/{trial_id}/repeat", {"times": 1}, "/v1/trials/1/repeat"),
 ]

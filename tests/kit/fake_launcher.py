@@ -63,12 +63,10 @@ class FakeLauncher:
         on_event: OnEvent,
         cancelled: Cancelled,
     ) -> Outcome:
-        assert shares is not None
         self._begin(request, shares)
         try:
             if self.placed is not None:
                 return self.placed(request, shares, on_event, cancelled)
-            assert self._program is not None
             return self._program(on_event, cancelled)
         finally:
             with self._lock:

@@ -47,17 +47,10 @@ class FakeService:
         self.url = ""
 
     def add_trial(self, trial_id: int, request: dict[str, Any], attempt: int = 1) -> None:
+        lease = {"trial_id": trial_id, "attempt": attempt, "number": trial_id, "campaign": "c"}
+        lease |= {"request": request, "lease_expires_at": "2026-01-01T00:00:00Z"}
         with self.changed:
-            self.trials.append(
-                {
-                    "trial_id": trial_id,
-                    "attempt": attempt,
-                    "campaign": "c",
-                    "number": trial_id,
-                    "request": request,
-                    "lease_expires_at": "2026-01-01T00:00:00Z",
-                }
-            )
+            self.trials.append(lease)
             self.changed.notify_all()
 
     def forget_worker(self) -> None:
@@ -139,7 +132,7 @@ Served = TypeVar("Served", bound=FakeService)
 def serve(service: Served) -> Iterator[Served]:
     """Serves on loopback while the context lasts."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # header and body are written apart
 
@@ -163,22 +156,28 @@ def serve(service: Served) -> Iterator[Served]:
 
         do_GET = do_POST = do_DELETE = answer
 
-        def log_message(self, *_: Any) -> None:
-            pass
+    with serving(Handler) as service.url:
+        yield service
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        allow_reuse_address = True
 
-        def handle_error(self, *_: Any) -> None:
-            """A worker that was killed in a request is no news."""
+class QuietHandler(BaseHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
 
-    with Server(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_address[1]}"
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A worker that was killed in a request is no news."""
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address on loopback at which such handlers answer while the context lasts."""
+    with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield service
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

@@ -49,27 +49,24 @@ hostile_texts: Final = st.lists(
 ).map("".join)
 
 
-def text_places(document: Any, place: Place = ()) -> Iterator[Place]:
+def walk(document: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """A document and all values in it, each after its place."""
+    yield place, document
+    inner = document.items() if isinstance(document, dict) else ()
+    if isinstance(document, (list, tuple)):
+        inner = enumerate(document)
+    for name, value in inner:
+        yield from walk(value, (*place, name))
+
+
+def text_places(document: Any) -> list[Place]:
     """Where the texts of a document are."""
-    if isinstance(document, str):
-        yield place
-    elif isinstance(document, dict):
-        for name, value in document.items():
-            yield from text_places(value, (*place, name))
-    elif isinstance(document, (list, tuple)):
-        for index, value in enumerate(document):
-            yield from text_places(value, (*place, index))
+    return [place for place, value in walk(document) if isinstance(value, str)]
 
 
-def mappings(document: Any, place: Place = ()) -> Iterator[Place]:
+def mappings(document: Any) -> list[Place]:
     """Where a document has names: a client may choose those of versions and parameters."""
-    if isinstance(document, dict):
-        yield place
-        for name, value in document.items():
-            yield from mappings(value, (*place, name))
-    elif isinstance(document, (list, tuple)):
-        for index, value in enumerate(document):
-            yield from mappings(value, (*place, index))
+    return [place for place, value in walk(document) if isinstance(value, dict)]
 
 
 def changed(document: Any, place: Place, value: Any) -> Any:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 
 import httpx
@@ -42,7 +42,6 @@ class Live:
     def address(self) -> tuple[str, int]:
         """Where it listens."""
         parsed = httpx.URL(self.url)
-        assert parsed.port is not None
         return parsed.host, parsed.port
 
 
@@ -101,12 +100,7 @@ class Watcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -130,8 +124,7 @@ class Watcher:
         """What the stream says when it opens."""
         kind, data = self.next()
         assert kind == "stream.opened"
-        said: dict[str, Any] = data
-        return said
+        return data
 
     def kinds(self, count: int) -> list[str]:
         """The kinds of the next events."""

@@ -89,14 +89,8 @@ class SeveralLocalNodes:
 @contextmanager
 def local_nodes(num_devices: int = 2, rank_entry: str = RANK_PROGRAMS) -> Iterator[LocalNodes]:
     """This machine as one node; nothing of it may be left."""
-    nodes = LocalNodes(num_devices=num_devices, rank_entry=rank_entry)
-    try:
-        nodes.wait_until_ready()
-        yield nodes
-    finally:
-        pids = list(nodes.ranks.pids.values())
-        nodes.close()
-    wait_until_gone(pids)
+    with several_nodes([rank_entry], num_devices) as nodes:
+        yield nodes.parts[0]
 
 
 @contextmanager

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import yaml
 from hypothesis import strategies as st
 
-Place = tuple[str | int, ...]
+from tests.kit.hostile_texts import Place, changed, mappings, walk
 
 ODD_TEXTS: Final = [
     *("\ud800", "half \udfff a pair", "a\0b", "bell\x07", "\x1b[31mred", "one\ntwo", "\u202eright"),
@@ -84,47 +83,23 @@ odd_json: Final = (
 """JSON texts of one value each."""
 
 
-def places(document: Any, place: Place = ()) -> Iterator[Place]:
+def places(document: dict[str, Any]) -> list[Place]:
     """Where a document has values, inner ones included."""
-    if place:
-        yield place
-    inner: Any = ()
-    if isinstance(document, dict):
-        inner = document.items()
-    elif isinstance(document, (list, tuple)):
-        inner = enumerate(document)
-    for name, value in inner:
-        yield from places(value, (*place, name))
+    return [place for place, _ in walk(document) if place]
 
 
 def planted(document: dict[str, Any], place: Place, value: str) -> str:
     """The document as JSON, with this JSON text in a place."""
-    document = json.loads(json.dumps(document))
-    holder: Any = document
-    for name in place[:-1]:
-        holder = holder[name]
-    holder[place[-1]] = _MARK
-    return json.dumps(document).replace(json.dumps(_MARK), value)
-
-
-def planted_key(document: dict[str, Any], place: Place, key: str) -> str:
-    """The document as JSON, with one field more, beside the one of a place."""
-    document = json.loads(json.dumps(document))
-    holder: Any = document
-    for name in place[:-1]:
-        holder = holder[name]
-    if isinstance(holder, dict):
-        holder[key] = "text"
-    return json.dumps(document)
+    return json.dumps(changed(document, place, _MARK)).replace(json.dumps(_MARK), value)
 
 
 @st.composite
 def odd_bodies(draw: st.DrawFn, document: dict[str, Any]) -> str:
-    """JSON texts of a document with something odd in any place of it."""
-    place = draw(one_of(list(places(document))))
+    """JSON texts of a document with something odd in any place of it, or with one field more."""
     if draw(st.integers(0, 3)) == 0:
-        return planted_key(document, place, draw(odd_texts))
-    return planted(document, place, draw(odd_json))
+        place = (*draw(one_of(mappings(document))), draw(odd_texts))
+        return json.dumps(changed(document, place, "text"))
+    return planted(document, draw(one_of(places(document))), draw(odd_json))
 
 
 def bodies_with_odd_maps(document: dict[str, Any]) -> st.SearchStrategy[str]:

@@ -50,15 +50,13 @@ class Person:
 
     def sign_in_by_form(self, secret: str, next: str = "/", **headers: str) -> httpx.Response:  # noqa: A002
         """What the form does without a script."""
-        sent = {**NAVIGATION, **self.own, "Sec-Fetch-Mode": "navigate", **headers}
-        return self.http.post("/sign-in", data={"secret": secret, "next": next}, headers=sent)
+        return self.send_form("/sign-in", {"secret": secret, "next": next}, **headers)
 
     def form_token(self) -> str:
         """A form token of a page of this session."""
         page = self.open("/")
         assert page.status_code == 200, page.text
         found = re.search(r'name="csrf-token" content="([^"]+)"', page.text)
-        assert found is not None
         return found[1]
 
     def send_form(self, path: str, fields: dict[str, str], **headers: str) -> httpx.Response:

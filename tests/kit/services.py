@@ -77,7 +77,6 @@ class ServeProcess:
         self.http = httpx.Client(base_url=f"{self.url}/v1", headers=self.headers)
 
     def _read_service(self) -> Any:
-        assert self.process is not None
         if self.process.poll() is not None:
             pytest.fail(f"the service ended: {self.process.communicate()[0]}")
         found = find_service(self.data_dir, pid=self.process.pid)
@@ -85,11 +84,9 @@ class ServeProcess:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal if it still runs, and waits; returns the exit code."""
-        assert self.process is not None
         self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
-        assert self.process.stdout is not None
         if not self.process.stdout.closed:
             self.printed = self.process.communicate(timeout=30)[0]
         return self.process.returncode

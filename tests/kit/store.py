@@ -94,34 +94,29 @@ def make_spec(name: str = "first", *, cluster: str = "local-cpu", **changes: Any
     }
 
 
-def make_campaign(store: Store, name: str = "first", *, cluster: str = "local-cpu") -> int:
-    return store.campaigns.create(make_spec(name, cluster=cluster), num_legal_layouts=100).id
+def make_campaign(store: Store, name: str = "first", **changes: Any) -> int:
+    return store.campaigns.create(make_spec(name, **changes), num_legal_layouts=100).id
 
 
 def make_worker(
     store: Store,
     name: str = "w1",
     *,
-    cluster: str = "local-cpu",
-    num_nodes: int = 1,
-    devices_per_node: int = 8,
     shares_nodes: bool = False,
-    trainers: dict[str, str] | None = None,
     launcher: str = "",
+    **changes: Any,
 ) -> WorkerRecord:
-    return store.workers.register(
-        WorkerCreate(
-            name=name,
-            host="node-1",
-            cluster=cluster,
-            num_nodes=num_nodes,
-            devices_per_node=devices_per_node,
-            device="CPU core",
-            versions={"python": "3.11"},
-            trainers=trainers or {},
-            allocation=AllocationBody(shares_nodes=shares_nodes, launcher=launcher),
-        )
-    )
+    """Registers a worker of one node with eight devices, with `changes` of what it says."""
+    told: dict[str, Any] = {
+        "host": "node-1",
+        "cluster": "local-cpu",
+        "num_nodes": 1,
+        "devices_per_node": 8,
+        "device": "CPU core",
+        "versions": {"python": "3.11"},
+        "allocation": AllocationBody(shares_nodes=shares_nodes, launcher=launcher),
+    }
+    return store.workers.register(WorkerCreate(name=name, **told | changes))
 
 
 def make_breakdown(step_time_s: float) -> Breakdown:
@@ -187,19 +182,15 @@ def make_measurement(
         peak_tflops = speed.model_tflops_per_device / changes.pop("mfu")
     speed = replace(speed, peak_tflops_per_device=peak_tflops)
     peak_bytes = changes.get("peak_memory_bytes", 5 << 30)
+    rates = ("tokens_per_s", "tokens_per_s_per_device", "model_tflops_per_device")
+    rates += ("hardware_tflops_per_device", "peak_tflops_per_device", "mfu", "hfu")
     values: dict[str, Any] = {
         "step_time_s": median_s,
         "step_time_q25_s": q25_s,
         "step_time_q75_s": q75_s,
         "tokens_per_step": tokens,
-        "tokens_per_s": speed.tokens_per_s,
-        "tokens_per_s_per_device": speed.tokens_per_s_per_device,
-        "model_tflops_per_device": speed.model_tflops_per_device,
-        "hardware_tflops_per_device": speed.hardware_tflops_per_device,
-        "peak_tflops_per_device": peak_tflops,
+        **{name: getattr(speed, name) for name in rates},
         "peak_source": "measured matmul (fp32)",
-        "mfu": speed.mfu,
-        "hfu": speed.hfu,
         "peak_memory_bytes": peak_bytes,
         "peak_memory_bytes_by_stage": tuple(peak_bytes - stage for stage in range(layout.pp)),
         "memory_kind": "logical",

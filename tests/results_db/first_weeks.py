@@ -15,13 +15,9 @@ from results_db.records import LeaseRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import (
-    AllocationBody,
-    BeatBody,
-    NodeBody,
-    WorkerCreate,
-)
+from search_spaces.protocol.worker_messages import AllocationBody, BeatBody, NodeBody
 from search_spaces.spec.layout import Layout
+from tests.kit.api import CAMPAIGN, CLUSTER
 from tests.kit.store import (
     TimelyStore,
     TurnableClock,
@@ -36,20 +32,12 @@ from tests.results_db.campaigns.test_analyses import make_analysis
 from tests.results_db.campaigns.test_imports import make_import, varied_rows
 from tests.results_db.next_version import THIS
 
-DEVICES: Final = 4
+DEVICES: Final = CLUSTER["devices_per_node"]
 
 DOCUMENT: Final[dict[str, Any]] = {
+    **CAMPAIGN,
     "name": "pilot",
-    "model": "tiny",
-    "cluster": {
-        "name": "box",
-        "device": "CPU core",
-        "num_nodes": 2,
-        "devices_per_node": DEVICES,
-        "device_memory_bytes": 8 << 30,
-    },
-    "objective": "tokens_per_s",
-    "strategy": "random",
+    "cluster": {**CLUSTER, "name": "box", "num_nodes": 2},
     "seed": 7,
     "budget": {"trials": 40},
     "probe": {"warmup": 2, "iterations": 10},
@@ -192,7 +180,6 @@ class _Writer:
             outcome = completed(layouts[place])
             if place == 1:
                 measured = outcome.measurement
-                assert measured is not None
                 wild = tuple(replace(each, loss=each.loss + 3) for each in measured.iterations)
                 outcome = replace(outcome, measurement=replace(measured, iterations=wild))
             self.probe(campaign, layouts[place], outcome)
@@ -217,19 +204,8 @@ class _Writer:
         """An allocation with nodes: one of them in quarantine, one released again."""
         nodes = [NodeBody(name=f"n{number}", num_devices=DEVICES) for number in range(3)]
         facts = AllocationBody(scheduler="slurm", job_id="77", launcher="srun", ends_in_s=7200.0)
-        self.store.workers.register(
-            WorkerCreate(
-                name="job-77",
-                host="login",
-                cluster="box",
-                num_nodes=3,
-                devices_per_node=DEVICES,
-                device="CPU core",
-                versions={"python": "3.11"},
-                allocation=facts,
-                nodes=nodes,
-            )
-        )
+        size = {"num_nodes": 3, "devices_per_node": DEVICES}
+        make_worker(self.store, "job-77", cluster="box", allocation=facts, nodes=nodes, **size)
         self.store.allocations.quarantine_node("box", "n1", "its memory is not free")
         self.store.allocations.quarantine_node("box", "n2", "slow")
         self.store.allocations.release_node("box", "n2")

@@ -26,10 +26,7 @@ from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
-from search_spaces.spec.objectives import (
-    OBJECTIVES,
-    measured_objective,
-)
+from search_spaces.spec.objectives import OBJECTIVES, measured_objective
 from search_spaces.units import SECONDS_PER_HOUR
 
 
@@ -37,20 +34,10 @@ def standings(
     session: Session, campaign_id: int, objective: str, *, among: Collection[int] | None = None
 ) -> list[RankedLayout]:
     layouts = rank(_runs(session, campaign_id, objective))
-    page = layouts
-    if among is not None:
-        wanted = set(among)
-        page = [each for each in layouts if any(run.trial_id in wanted for run in each.runs)]
+    page = [
+        each for each in layouts if among is None or any(run.trial_id in among for run in each.runs)
+    ]
     return _standings(session, campaign_id, layouts, page)
-
-
-def count_ranked(session: Session, campaign_id: int) -> int:
-    query = (
-        select(func.count(Trial.layout_key.distinct()))
-        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        .where(_ranked(campaign_id))
-    )
-    return session.scalar(query) or 0
 
 
 def count_constrained(session: Session, campaign_id: int) -> int:
@@ -65,36 +52,23 @@ def count_constrained(session: Session, campaign_id: int) -> int:
 
 def front(session: Session, campaign: CampaignRecord) -> frozenset[int]:
     query = (
-        select(
-            Trial.id,
-            Trial.layout_key,
-            Trial.num_nodes,
-            MeasurementRow.shortened,
-            MeasurementRow.step_time_s,
-            MeasurementRow.tokens_per_s,
-            MeasurementRow.tokens_per_s_per_device,
-            MeasurementRow.model_tflops_per_device,
-            MeasurementRow.hardware_tflops_per_device,
-            MeasurementRow.peak_memory_bytes,
-        )
+        select(Trial, MeasurementRow)
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(_ranked(campaign.id))
         .order_by(Trial.id)
     )
     rows = session.execute(query).all()
-    in_full = [row for row in rows if not row.shortened]
-    device_memory_bytes = campaign.spec["cluster"].get("device_memory_bytes")
+    in_full = [(trial, measured) for trial, measured in rows if not measured.shortened]
+    memory = {"device_memory_bytes": campaign.spec["cluster"].get("device_memory_bytes")}
     runs: defaultdict[str, list[tuple[float, list[float | None]]]] = defaultdict(list)
     first_id: dict[str, int] = {}
-    for row in in_full or rows:
-        first_id.setdefault(row.layout_key, row.id)
+    for trial, measured in in_full or rows:
+        first_id.setdefault(trial.layout_key, trial.id)
         values = [
-            measured_objective(
-                name, row, num_nodes=row.num_nodes, device_memory_bytes=device_memory_bytes
-            )
+            measured_objective(name, measured, num_nodes=trial.num_nodes, **memory)
             for name in campaign.objectives
         ]
-        runs[row.layout_key].append((row.step_time_s, values))
+        runs[trial.layout_key].append((measured.step_time_s, values))
     is_rate = [name in OBJECTIVES for name in campaign.objectives]
     pooled = [_pooled(of_layout, is_rate) for of_layout in runs.values()]
     values = np.array(pooled, dtype=np.float64)
@@ -110,14 +84,14 @@ def _dominates(other: list[float], own: list[float]) -> bool:
     return other != own and all(mine <= theirs for mine, theirs in zip(own, other, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     trial_id: int
     layout_key: str
     value: float
     step_time_s: float
     shortened: bool
-    disturbed: bool
+    disturbed: bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,10 +142,7 @@ def _pooled(
         return first
     times_longer = np.median([step_time_s for step_time_s, _ in runs]) / first_s
     values = np.array([values for _, values in runs], dtype=np.float64)
-    pooled: list[float | None] = np.where(
-        is_rate, values[0] / times_longer, np.median(values, axis=0)
-    ).tolist()
-    return pooled
+    return np.where(is_rate, values[0] / times_longer, np.median(values, axis=0)).tolist()
 
 
 def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
@@ -187,17 +158,7 @@ def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(_ranked(campaign_id))
     )
-    return [
-        Run(
-            trial_id=trial_id,
-            layout_key=key,
-            value=value,
-            step_time_s=seconds,
-            shortened=shortened,
-            disturbed=bool(disturbed),
-        )
-        for trial_id, key, value, seconds, shortened, disturbed in session.execute(query)
-    ]
+    return [Run(*row) for row in session.execute(query)]
 
 
 def _standings(
@@ -383,5 +344,4 @@ def _keeps_constraints(campaign_id: int) -> ColumnElement[bool]:
 def _column(objective: str) -> ColumnElement[Any]:
     if objective == "tokens_per_node_hour":
         return MeasurementRow.tokens_per_s * SECONDS_PER_HOUR / Trial.num_nodes
-    column: ColumnElement[Any] = getattr(MeasurementRow, objective)
-    return column
+    return getattr(MeasurementRow, objective)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from results_db.records import CampaignRecord, LeaseRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed, make_worker, post_outcome, take_leases
+from tests.kit.campaigns import spec_of
+from tests.kit.store import completed, make_worker, post_outcome, take_leases
 from tests.kit.waiting import wait_until
 from tuner.driver.driver import Driver
 
@@ -21,30 +21,16 @@ MAX_ROUNDS = 2_000
 
 def make_spec(name: str = "first", **changes: Any) -> CampaignSpec:
     """28 legal layouts on one node of 8 devices."""
-    return CampaignSpec.from_mapping(
-        {
-            "name": name,
-            "model": "tiny",
-            "cluster": {
-                "name": "local-cpu",
-                "device": "CPU core",
-                "num_nodes": 1,
-                "devices_per_node": 8,
-                "device_memory_bytes": 4 << 30,
-            },
-            "space": {
-                "global_batch_size": 16,
-                "tp": [1, 2, 4],
-                "pp": [1, 2, 4],
-                "micro_batch_size": [1, 2],
-                "zero_stage": [0, 1],
-            },
-            "strategy": "random",
-            "budget": {"trials": 6},
-            "stop": {"remeasure": 0},
-            **changes,
-        }
-    )
+    cluster = {"name": "local-cpu", "device": "CPU core", "num_nodes": 1, "devices_per_node": 8}
+    space = {"global_batch_size": 16, "tp": [1, 2, 4], "pp": [1, 2, 4], "micro_batch_size": [1, 2]}
+    usual = {
+        "cluster": {**cluster, "device_memory_bytes": 4 << 30},
+        "space": {**space, "zero_stage": [0, 1]},
+        "strategy": "random",
+        "budget": {"trials": 6},
+        "stop": {"remeasure": 0},
+    }
+    return spec_of(name=name, **usual | changes)
 
 
 def submit(store: Store, spec: CampaignSpec) -> CampaignRecord:
@@ -54,15 +40,6 @@ def submit(store: Store, spec: CampaignSpec) -> CampaignRecord:
 def measured(layout: Layout) -> Outcome:
     """Every layout runs; the more tensor parallel, the slower."""
     return completed(layout, tokens_per_s=1000.0 * layout.num_devices / (layout.tp + layout.pp))
-
-
-def ended_trial(state: str, reason: str | None = None, *, is_cheap: bool = False) -> TrialRecord:
-    """As much of a trial's record as tells how it ended."""
-    return cast("TrialRecord", SimpleNamespace(state=state, reason=reason, is_cheap=is_cheap))
-
-
-def out_of_memory(_layout: Layout) -> Outcome:
-    return failed("out_of_memory")
 
 
 class FakeWorker:
@@ -103,9 +80,7 @@ def ended(store: Store, campaign: CampaignRecord) -> bool:
 
 
 def drive_until(
-    condition: Callable[[], bool],
-    step: Callable[[], object],
-    *workers: FakeWorker,
+    condition: Callable[[], bool], step: Callable[[], object], *workers: FakeWorker
 ) -> None:
     """Turns of the driver and of the workers, until the condition holds."""
     for _ in range(MAX_ROUNDS):

@@ -20,8 +20,7 @@ from results_db.errors import BackupInvalidError
 from results_db.migrations import migrate
 from tests.results_db.database.test_constraints import fill
 from tests.results_db.first_weeks import write_first_weeks
-from tests.results_db.migrations.test_migrate import run
-from tests.results_db.migrations.test_upgraded_databases import rows_of
+from tests.results_db.migrations.test_migrate import rows_of, run
 from tests.results_db.sealed import TRAILER, sealed
 
 OBJECTS = {

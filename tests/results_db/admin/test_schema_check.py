@@ -1,4 +1,4 @@
-"""`db check` compares the schema with that of the revision, and the rows with each other."""
+"""What `db check` finds in schemas and rows, and what `layout-tuner db` tells operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from sqlalchemy import text
 
 from benchmarks.service.postgres_server import PostgresServer
@@ -18,10 +18,11 @@ from results_db.admin.commands import db
 from results_db.admin.integrity import CHECKS, RULES, check_database
 from results_db.database.database import Database
 from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
+from tests.kit.python_process import printed_by
 from tests.results_db.database.test_constraints import fill
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.migrations.test_migrate import run
-from tests.results_db.next_version import THIS, become_next_version
+from tests.results_db.next_version import NEXT, THIS, become_next_version
 
 OBJECTS = {
     "the index uq_tokens_name_live is missing: restore": ("DROP INDEX uq_tokens_name_live",),
@@ -169,10 +170,7 @@ BROKEN = {
 }
 """By rule: what breaks it, and what else that breaks."""
 
-ALSO = {
-    "ended-campaigns": {"counters"},
-    "trial-costs": {"campaign-costs"},
-}
+ALSO = {"ended-campaigns": {"counters"}, "trial-costs": {"campaign-costs"}}
 """Rules that the same statements break too."""
 
 
@@ -189,7 +187,6 @@ def damage(database: Database, *statements: str) -> None:
         is_sqlite = connection.dialect.name == "sqlite"
         connection.rollback()
         driver = connection.connection.driver_connection
-        assert driver is not None
         off = "PRAGMA foreign_keys = OFF" if is_sqlite else "SET session_replication_role = replica"
         driver.execute(off)
         query = text("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
@@ -269,3 +266,103 @@ def test_another_schema_or_file_is_refused(tmp_path: Path, monkeypatch: pytest.M
     path.write_bytes(b"no database, but long enough to be taken for one. " * 100)
     with pytest.raises(DatabaseUnavailableError, match="not a database"):
         check_database(f"sqlite:///{path}")
+
+
+def run_db(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env={"LAYOUT_TUNER_DATABASE_URL": None, **environment}).invoke(db, arguments)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> tuple[str, str]:
+    """The options of a data directory whose database holds a group's first weeks."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_first_weeks(folder / "results.sqlite3")
+    return "--data-dir", str(folder)
+
+
+def test_an_operator_upgrades_and_restores(
+    place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_next_version(monkeypatch)
+    backup = str(tmp_path / "backup.sqlite3")
+    made = run_db("backup", backup, *place)
+    assert made.exit_code == 0
+    assert made.output.startswith(
+        f"{backup}: 7 campaigns, 35 trials, 0.4 MB, schema {THIS}; checked"
+    )
+    outdated = run_db("check", *place)
+    assert outdated.exit_code == 1
+    assert "upgrade it with `layout-tuner db upgrade`" in outdated.output
+    assert f"schema {THIS} before, {NEXT} now" in run_db("upgrade", *place).output
+    assert "which is this version's" in run_db("upgrade", *place).output
+    assert f"whole; schema {NEXT}" in run_db("check", *place).output
+    refused = run_db("restore", backup, *place)
+    assert (refused.exit_code, "--force sets it aside" in refused.output) == (1, True)
+    restored = run_db("restore", backup, *place, "--force")
+    assert restored.exit_code == 0
+    assert "what was there is kept as" in restored.output
+
+
+def test_a_service_moves_from_sqlite_to_postgresql(
+    place: tuple[str, str], empty_postgres_url: str, tmp_path: Path
+) -> None:
+    backup = str(tmp_path / "backup.sqlite3")
+    run_db("backup", backup, *place)
+    target = ("--database", empty_postgres_url)
+    assert "7 campaigns and 35 trials" in run_db("restore", backup, *target).output
+    checked = run_db("check", "--json", LAYOUT_TUNER_DATABASE_URL=empty_postgres_url)
+    report = json.loads(checked.output)
+    assert (checked.exit_code, report["revision"], report["findings"]) == (0, THIS, [])
+
+
+def test_what_is_wrong_is_listed_and_the_exit_code_says_so(place: tuple[str, str]) -> None:
+    with closing(sqlite3.connect(Path(place[1]) / "results.sqlite3")) as connection, connection:
+        connection.execute("UPDATE campaigns SET idle_node_seconds = 3 WHERE id = 1")
+    found = run_db("check", *place)
+    assert found.exit_code == 1
+    assert (
+        "campaign-costs: campaigns whose cost is not that of their trials, 1 of them: 1"
+        in found.output
+    )
+    assert "1 thing is wrong" in found.output
+
+
+def test_what_is_old_goes_when_options_or_the_environment_say_so(place: tuple[str, str]) -> None:
+    pruned = run_db("prune", *place, LAYOUT_TUNER_KEEP="logs=1 iterations=1")
+    assert pruned.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in pruned.output.splitlines())
+    assert lines["audit"] == "kept for ever"
+    assert lines["logs"].startswith("older than 1 day: ")
+    assert not lines["iterations"].endswith(" 0 gone")
+    assert "older than 1 day: 0 gone" in run_db("prune", *place, "--keep", "logs=1").output
+    assert run_db("prune", *place, "--keep", "logs=soon").exit_code == 1
+    assert "whole" in run_db("check", *place).output
+
+
+def test_a_folder_without_a_database_is_one_clear_error(tmp_path: Path) -> None:
+    said = (
+        f"Error: there is no database in {tmp_path}: name its folder with --data-dir, or a "
+        "PostgreSQL with --database\n"
+    )
+    for command in ("check", "upgrade", "prune"):
+        refused = run_db(command, "--data-dir", str(tmp_path))
+        assert (refused.exit_code, refused.output) == (1, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_password_is_shown(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    url = postgres_server.url("postgres", user="nobody:hunter2")
+    for command in (("check",), ("backup", str(tmp_path / "b")), ("upgrade",)):
+        refused = run_db(*command, "--database", url)
+        assert refused.exit_code == 1
+        assert "hunter2" not in refused.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["results_db.admin.restore", "results_db.admin.integrity"])
+def test_a_command_that_imports_little_knows_every_table(module: str) -> None:
+    count = "len(__import__('results_db.models.base').models.base.Base.metadata.tables)"
+    script = f"import {module}; print({count}); import results_db.store; print({count})"
+    known, all_of_them = printed_by(script).split()
+    assert known == all_of_them

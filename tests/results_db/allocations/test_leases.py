@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -28,7 +27,6 @@ from search_spaces.protocol.worker_messages import (
     RoomBody,
     SetAside,
     StatusBody,
-    WorkerCreate,
 )
 from search_spaces.spec.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
@@ -167,12 +165,9 @@ def test_a_new_session_returns_the_trials_of_the_last(
     lost = store.trials.get(running)
     assert (lost.state, lost.lost_attempts) == ("PENDING", 1)
     assert lease_one(store, now).attempt == 2
-    for call in (
-        lambda: take_leases(store, worker, 1),
-        lambda: send_beats(store, worker, []),
-    ):
+    for call, asked in ((take_leases, 1), (send_beats, [])):
         with pytest.raises(WorkerSupersededError, match="another worker has registered as 'w1'"):
-            call()
+            call(store, worker, asked)
 
 
 def test_draining_returns_leases_without_a_loss(store: Store, worker: str, running: int) -> None:
@@ -268,18 +263,7 @@ CLUSTER = "local-cpu"
 
 
 def make_allocation(store: Store, name: str = "w1") -> WorkerRecord:
-    return store.workers.register(
-        WorkerCreate(
-            name=name,
-            host="login",
-            cluster=CLUSTER,
-            num_nodes=1,
-            devices_per_node=8,
-            device="GCD",
-            versions={},
-            nodes=[NodeBody(name="n1", num_devices=8)],
-        )
-    )
+    return make_worker(store, name, nodes=[NodeBody(name="n1", num_devices=8)])
 
 
 def show(
@@ -345,8 +329,6 @@ def test_the_last_reason_of_a_quarantine_stands(store: Store, clock: TurnableClo
     first = store.allocations.quarantine_node(CLUSTER, "n1", "loud")
     clock.forward(5)
     again = store.allocations.quarantine_node(CLUSTER, "n1", "very loud")
-    assert first.quarantine is not None
-    assert again.quarantine is not None
     assert again.quarantine.since == first.quarantine.since
     assert again.quarantine.reason == "very loud"
     # A heartbeat without a status leaves the last one, and is still told of wishes.
@@ -387,20 +369,9 @@ def test_a_thousand_nodes_are_kept_in_the_worker_s_order(store: Store) -> None:
     assert store.allocations.get(worker.id).worker.num_nodes == 1000
 
 
-def say(store: Store, worker_id: str, reason: str) -> None:
-    show(store, worker_id, "quarantined", reason)
-
-
-def set_aside(store: Store, _worker_id: str, reason: str) -> None:
-    store.allocations.quarantine_node(CLUSTER, "n1", reason)
-
-
-@pytest.mark.parametrize(("do", "stands"), [(say, "slow"), (set_aside, "loud")])
+@pytest.mark.parametrize(("by", "stands"), [("its worker", "slow"), ("a user", "loud")])
 def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
-    postgres_server: PostgresServer,
-    postgres_url: str,
-    do: Callable[[Store, str, str], None],
-    stands: str,
+    postgres_server: PostgresServer, postgres_url: str, by: str, stands: str
 ) -> None:
     # On PostgreSQL alone: SQLite has one writer at a time.
     with closing(Store(postgres_url)) as here, closing(Store(postgres_url)) as there:
@@ -410,7 +381,11 @@ def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
             with here._db.write() as session:
                 row = session.get_one(WorkerRow, first)
                 note_quarantines(session, row, [slow], here.now())
-                done = pool.submit(do, there, second, "loud")
+                done = (
+                    pool.submit(show, there, second, "quarantined", "loud")
+                    if by == "its worker"
+                    else pool.submit(there.allocations.quarantine_node, CLUSTER, "n1", "loud")
+                )
                 wait_until(
                     "the other one waits", lambda: is_anybody_waiting(postgres_server, postgres_url)
                 )

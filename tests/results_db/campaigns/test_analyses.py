@@ -59,7 +59,6 @@ def test_a_younger_analysis_replaces_the_one_before(
     store.reports.keep_analysis(campaign, analysis)
     kept = store.reports.analysis(campaign)
     assert kept == replace(analysis, computed_at=START)
-    assert kept is not None
     assert list(kept.importances) == ["tp", "micro_batch_size", "pp"]
     clock.forward(60.0)
     younger = make_analysis(winner, importances={"pp": 1.0}, steps=(), num_trials=10)

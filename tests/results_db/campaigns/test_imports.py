@@ -94,7 +94,6 @@ def test_what_the_table_does_not_tell_is_none(store: Store) -> None:
     (campaign,) = store.imports.add([make_import("theirs", row)])
     (trial,) = store.trials.find(campaign.id)
     measured = trial.measurement
-    assert measured is not None
     told = {"step_time_s": 0.5, "tokens_per_s": 8192.0, "tokens_per_s_per_device": 1024.0}
     assert {name: getattr(measured, name) for name in told} == told
     assert measured.tokens_per_step == 4096
@@ -116,7 +115,6 @@ def test_flops_follow_from_the_shape_and_their_share_from_a_stated_peak(store: S
     (trial,) = store.trials.find(campaign.id)
     (cell,) = read_table(make_text(known)).cells
     measured = trial.measurement
-    assert measured is not None
     flops = 1024.0 * cell.model.model_flops_per_token
     assert measured.model_tflops_per_device == pytest.approx(flops / 1e12, rel=1e-12)
     executed = 1024.0 * cell.model.hardware_flops_per_token("full") / 1e12

@@ -9,11 +9,7 @@ import pytest
 from results_db.actor import Actor
 from results_db.campaigns import models_and_clusters
 from results_db.campaigns.models_and_clusters import DescriptionKind
-from results_db.errors import (
-    DescriptionLimitError,
-    DescriptionNotFoundError,
-    DescriptionOwnedError,
-)
+from results_db.errors import DescriptionLimitError, DescriptionNotFoundError, DescriptionOwnedError
 from results_db.store import Store
 from tests.kit.store import TurnableClock, at_once
 
@@ -79,11 +75,3 @@ def test_each_kind_of_description_has_its_names(
     with pytest.raises(DescriptionLimitError, match="2 models already"):
         store.catalogue.put("model", "c", {})
     store.catalogue.put("model", "a", {"size": 2})
-
-
-def _deleted(store: Store, kind: DescriptionKind) -> bool:
-    try:
-        store.catalogue.delete(kind, "mine")
-    except DescriptionNotFoundError:
-        return False
-    return True

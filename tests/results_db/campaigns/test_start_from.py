@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +18,8 @@ from results_db.campaigns import campaigns
 from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, PlannedCampaign, software_of
 from results_db.errors import CampaignNotFoundError, CampaignStateError
 from results_db.models.tables import Campaign
-from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
@@ -57,17 +56,7 @@ class Lab:
 
     def worker(self, versions: Mapping[str, str] = TORCH, *, cluster: str = "box") -> str:
         self.clock.forward(1)
-        return self.store.workers.register(
-            WorkerCreate(
-                name="w1",
-                host="node-1",
-                cluster=cluster,
-                num_nodes=4,
-                devices_per_node=8,
-                device="A100",
-                versions=dict(versions),
-            )
-        ).id
+        return make_worker(self.store, cluster=cluster, num_nodes=4, versions=dict(versions)).id
 
     def campaign(self, name: str, *, box: Mapping[str, Any] = BOX, **changes: Any) -> int:
         self.clock.forward(1)
@@ -204,76 +193,52 @@ def test_software_is_the_release_of_torch() -> None:
     assert software_of({}) == ""
 
 
-class Race:
-    """A campaign that has ended, and two services on one PostgreSQL."""
-
-    def __init__(self, server: PostgresServer, url: str, here: Store, there: Store) -> None:
-        self._server, self._url = server, url
-        self._pool = ThreadPoolExecutor(1)
-        self.here, self.there = here, there
-        self.source = make_campaign(here, "source")
-        here.campaigns.cancel(self.source)
-        self.second: Future[Any] | None = None
-
-    def make_heir(self) -> CampaignRecord:
+@pytest.mark.parametrize(
+    ("first", "refused", "why", "left"),
+    [
+        ("heir", CampaignStateError, "'heir' starts from 'source'", ["heir", "source"]),
+        ("deletion", CampaignInvalidError, "start_from: there is no campaign named 'sou", []),
+    ],
+)
+def test_of_a_deletion_and_a_campaign_that_starts_from_it_the_later_waits_and_is_refused(
+    postgres_server: PostgresServer,
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+    refused: type[Exception],
+    why: str,
+    left: list[str],
+) -> None:
+    emit, begun = campaigns.emit, []
+    with (
+        closing(Store(postgres_url)) as here,
+        closing(Store(postgres_url)) as there,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        source = make_campaign(here, "source")
+        here.campaigns.cancel(source)
         spec = make_spec("heir", start_from=["source"])
-        return self.here.campaigns.create(spec, num_legal_layouts=1)
+        create = partial(here.campaigns.create, spec, num_legal_layouts=1)
+        delete = partial(there.campaigns.delete, source)
+        one, other = (create, delete) if first == "heir" else (delete, create)
 
-    def delete(self) -> None:
-        self.there.campaigns.delete(self.source)
+        def tell(*arguments: Any, **named: Any) -> None:
+            """Begins the other call within the transaction of the first; waits until it waits."""
+            if not begun:
+                begun.append(pool.submit(other))
+                wait_until("it waits", lambda: is_anybody_waiting(postgres_server, postgres_url))
+            emit(*arguments, **named)
 
-    def begin_second(self, do: Callable[[], Any]) -> None:
-        """Starts a call of the other service within a transaction; waits until it is blocked."""
-        if self.second is None:
-            self.second = self._pool.submit(do)
-            wait_until("it waits", lambda: is_anybody_waiting(self._server, self._url))
-
-    def end_of_second(self) -> Any:
-        assert self.second is not None, "nothing began"
-        return self.second.result(30)
-
-
-@pytest.fixture
-def race(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Race]:
-    with closing(Store(postgres_url)) as here, closing(Store(postgres_url)) as there:
-        yield Race(postgres_server, postgres_url, here, there)
-
-
-def before(told: Callable[..., None], do: Callable[[], None]) -> Callable[..., None]:
-    def tell(*arguments: Any, **named: Any) -> None:
-        do()
-        told(*arguments, **named)
-
-    return tell
-
-
-def test_a_deletion_waits_for_a_campaign_that_starts_from_it(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meanwhile = before(campaigns.emit, lambda: race.begin_second(race.delete))
-    monkeypatch.setattr(campaigns, "emit", meanwhile)
-    assert race.make_heir().name == "heir"
-    with pytest.raises(CampaignStateError, match="'heir' starts from 'source'"):
-        race.end_of_second()
-    assert race.here.campaigns.get(race.source).name == "source"
-
-
-def test_a_campaign_waits_for_the_deletion_of_what_it_starts_from(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meanwhile = before(campaigns.emit, lambda: race.begin_second(race.make_heir))
-    monkeypatch.setattr(campaigns, "emit", meanwhile)
-    race.delete()
-    with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'sou"):
-        race.end_of_second()
-    with pytest.raises(CampaignNotFoundError):
-        race.here.campaigns.by_name("heir")
+        monkeypatch.setattr(campaigns, "emit", tell)
+        one()
+        with pytest.raises(refused, match=why):
+            begun[0].result(30)
+        assert [campaign.name for campaign in here.campaigns.find()] == left
 
 
 def test_what_a_campaign_starts_from_is_looked_for_when_it_is_kept(store: Store) -> None:
-    spec = make_spec("heir", start_from=["nobody"])
     with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'nob"):
-        store.campaigns.create(spec, num_legal_layouts=1)
+        make_campaign(store, "heir", start_from=["nobody"])
 
 
 OUTCOMES = (

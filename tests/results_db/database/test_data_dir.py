@@ -1,8 +1,6 @@
 """Where the database lies: its directory, or its address, of which no message shows a password."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from results_db.database.url import postgresql_url, shown
 from results_db.errors import DatabaseUrlInvalidError, DataDirInvalidError, DataDirLockedError
 from results_db.store import Store
 from tests.kit.postgres import upgraded
+from tests.kit.python_process import start_python
 from tests.kit.store import make_campaign
 
 HOLD_THE_LOCK = """
@@ -85,13 +84,8 @@ def test_the_database_lies_in_the_directory_whatever_its_name(tmp_path: Path) ->
 
 def test_a_lock_is_held_against_other_processes_until_its_process_ends(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
+    holder = start_python(HOLD_THE_LOCK, str(tmp_path))
+    assert holder.stdout.readline() == "held\n"
     with pytest.raises(DataDirLockedError, match="serve lock"), data_dir.lock("serve"):
         pass
     holder.kill()

@@ -1,3 +1,7 @@
+"""Events as they are numbered, read and pruned, and the state behind live ones."""
+
+from __future__ import annotations
+
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -5,12 +9,22 @@ from typing import Any
 import pytest
 
 from results_db.database.events import emit
+from results_db.events.live_state import RunningTrial
+from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody
-from tests.kit.store import TurnableClock, make_campaign, run_trial, send_beats
+from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
+from tests.kit.store import (
+    TurnableClock,
+    completed,
+    make_campaign,
+    post_outcome,
+    run_trial,
+    send_beats,
+)
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 
-@pytest.mark.sqlite_is_enough
 def test_a_trial_s_life_is_told_in_order(store: Store, campaign: int) -> None:
     trial = run_trial(store, campaign)
     store.events.number()
@@ -25,6 +39,7 @@ def test_a_trial_s_life_is_told_in_order(store: Store, campaign: int) -> None:
     assert events[-1].data["state"] == "COMPLETED"
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_reader_that_goes_on_after_a_number_misses_nothing(store: Store) -> None:
     first, second = make_campaign(store, "first"), make_campaign(store, "second")
     for campaign in (first, second, first):
@@ -43,6 +58,7 @@ def test_a_reader_that_goes_on_after_a_number_misses_nothing(store: Store) -> No
     assert of_second == [event for event in whole if event.campaign_id == second]
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_the_mark_of_a_campaign_changes_with_its_own_events_alone(store: Store) -> None:
     first, second = make_campaign(store, "first"), make_campaign(store, "second")
     marks = [store.events.page_version(first)]
@@ -59,7 +75,6 @@ def test_the_mark_of_a_campaign_changes_with_its_own_events_alone(store: Store) 
     assert store.events.page_version(second) not in marks
 
 
-@pytest.mark.sqlite_is_enough
 def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
     store: Store, clock: TurnableClock, campaign: int, worker: str, running: int
 ) -> None:
@@ -71,6 +86,7 @@ def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
     assert store.events.page_version(campaign, beats=True) != live
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_old_events_go_a_few_at_a_time_and_the_newest_of_each_campaign_stays(
     store: Store, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,9 +157,77 @@ def number_until(store: Store, writing: list[Future[None]]) -> None:
     """Numbers events until everything is written and numbered."""
     while True:
         all_written = all(done.done() for done in writing)
-        if (
-            store.events.number() == 0
-            and all_written
-            and not store.statistics.service_stats().unnumbered_events
-        ):
+        numbered = store.events.number()
+        if all_written and not (numbered or store.statistics.service_stats().unnumbered_events):
             return
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_running_trial_shows_its_last_heartbeat(
+    store: Store, campaign: int, worker: str, running: int
+) -> None:
+    idle = make_campaign(store, "idle")
+    shown = RunningTrial(id=running, number=1, attempt=1, phase=None, iterations_done=0)
+    assert store.live.state().campaigns[campaign].trials == (shown,)
+    said = BeatBody(trial_id=running, attempt=1, iterations_done=7)
+    send_beats(store, worker, [said])
+    state = store.live.state()
+    shown = RunningTrial(id=running, number=1, attempt=1, phase="iterating", iterations_done=7)
+    assert state.campaigns[campaign].trials == (shown,)
+    assert state.campaigns[idle].trials == ()
+
+
+def test_an_ended_campaign_is_shown_once_more(store: Store, campaign: int, running: int) -> None:
+    before = store.live.state()
+    post_outcome(store, running, 1, completed())
+    store.campaigns.cancel(campaign)
+    assert campaign not in store.live.state().campaigns
+    then = store.live.state(before)
+    ended = then.campaigns[campaign]
+    assert (ended.is_open, ended.trials) == (False, ())
+    assert ended.node_seconds == store.campaigns.get(campaign).node_seconds
+    assert campaign not in store.live.state(then).campaigns
+    store.campaigns.delete(campaign)
+    assert store.live.state(before).campaigns == {}
+
+
+def test_a_silent_worker_is_lost(store: Store, clock: TurnableClock, worker: str) -> None:
+    assert store.live.state().workers[worker].state == "working"
+    send_beats(store, worker, [], status=StatusBody(state="draining"))
+    assert store.live.state().workers[worker].state == "draining"
+    clock.forward(WORKER_ALIVE_S)
+    assert store.live.state().workers[worker].state == "lost"
+    store.workers.drain(worker)
+    assert store.live.state().workers == {}
+
+
+def test_a_node_differs_when_anything_that_is_shown_of_it_does(store: Store, worker: str) -> None:
+    def shown(**said: Any) -> object:
+        node = NodeStatusBody(name="n0", **{"state": "idle", "health": {"ok": True}, **said})
+        send_beats(store, worker, [], status=StatusBody(nodes=[node]))
+        return store.live.state().nodes
+
+    assert store.live.state().nodes != shown(health=None) != shown()
+    before = shown()
+    for change in (
+        {"state": "busy"},
+        {"health": {"ok": False}},
+        {"doing": "a probe"},
+        {"free_devices": 3},
+    ):
+        assert shown(**change) != before
+        assert shown() == before
+    assert shown(health=None) == before, "the health stays until another report comes"
+
+
+def test_a_quarantine_outlives_its_worker(store: Store, clock: TurnableClock, worker: str) -> None:
+    idle = NodeStatusBody(name="n0", state="idle")
+    send_beats(store, worker, [], status=StatusBody(nodes=[idle]))
+    store.allocations.quarantine_node("local-cpu", "n0", "loud")
+    node = store.live.state().nodes["local-cpu", "n0"]
+    assert (node.state, node.quarantine) == ("idle", "loud")
+    clock.forward(WORKER_ALIVE_S)
+    node = store.live.state().nodes["local-cpu", "n0"]
+    assert (node.state, node.quarantine) == (None, "loud")
+    store.allocations.release_node("local-cpu", "n0")
+    assert store.live.state().nodes == {}

@@ -1,10 +1,12 @@
-"""The machinery of migrations: versions that meet, interrupted and concurrent upgrades."""
+"""Migrations: versions that meet, interrupted and concurrent upgrades, and rows in an upgrade."""
 
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -12,8 +14,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
-from benchmarks.service.postgres_server import PostgresServer
+from results_db.admin.backup_file import back_up
 from results_db.admin.integrity import check_database
+from results_db.admin.restore import restore_into_postgresql
 from results_db.database.data_dir import DataDir
 from results_db.database.database import Database
 from results_db.errors import (
@@ -25,8 +28,19 @@ from results_db.errors import (
 from results_db.migrations import migrate
 from results_db.models.base import Base
 from results_db.store import Store
+from search_spaces.protocol.worker_messages import BeatBody
 from tests.kit.postgres import is_anybody_waiting
-from tests.kit.store import make_campaign, make_worker
+from tests.kit.store import (
+    TimelyStore,
+    TurnableClock,
+    completed,
+    make_campaign,
+    make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
+)
+from tests.results_db.first_weeks import CAMPAIGNS, write_first_weeks
 from tests.results_db.next_version import (
     NEXT,
     THIS,
@@ -34,11 +48,7 @@ from tests.results_db.next_version import (
     become_next_version,
     become_this_version,
 )
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'results.sqlite3'}"
+from tests.results_db.sealed import sealed
 
 
 def test_scripts_are_named_after_revisions_up_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +89,8 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
     assert_as_described(database_url)
 
 
-def test_upgrading_twice_changes_nothing(url: str, tmp_path: Path) -> None:
+def test_upgrading_twice_changes_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'results.sqlite3'}"
     with pytest.raises(SchemaOutdatedError, match="revision none"):
         migrate.check(url)
     migrate.upgrade(url)
@@ -106,7 +117,10 @@ def test_a_database_of_the_next_version_is_refused_and_left_as_it_is(
     assert migrate.check(database_url) == NEXT
 
 
-def spoil(path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["garbage", "directory", "damaged"])
+def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path, how: str) -> None:
+    path = tmp_path / how / "results.sqlite3"
+    path.parent.mkdir(mode=0o700)
     if how == "garbage":
         path.write_bytes(b"no database, but long enough to be taken for one. " * 100)
     elif how == "directory":
@@ -115,22 +129,13 @@ def spoil(path: Path, how: str) -> None:
         migrate.upgrade(f"sqlite:///{path}")
         content = path.read_bytes()
         path.write_bytes(content[:100] + bytes(len(content) - 100))
-
-
-def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
-    for how in ("garbage", "directory", "damaged"):
-        path = tmp_path / how / "results.sqlite3"
-        path.parent.mkdir(mode=0o700)
-        spoil(path, how)
-        for open_it in (
-            partial(Store.open, DataDir(path.parent)),
-            partial(migrate.check, f"sqlite:///{path}"),
-            Store(f"sqlite:///{path}").campaigns.find,
-        ):
-            with pytest.raises(
-                DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: "
-            ):
-                open_it()
+    for open_it in (
+        partial(Store.open, DataDir(path.parent)),
+        partial(migrate.check, f"sqlite:///{path}"),
+        Store(f"sqlite:///{path}").campaigns.find,
+    ):
+        with pytest.raises(DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: "):
+            open_it()
 
 
 def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
@@ -143,16 +148,12 @@ def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Pa
 
 def run(url: str, *statements: str) -> None:
     """Runs statements; on SQLite references are not looked at."""
-    database = Database(url)
-    with database.engine.connect() as connection:
+    with closing(Database(url)) as database, database.engine.connect() as connection:
         if connection.dialect.name == "sqlite":
-            driver = connection.connection.driver_connection
-            assert driver is not None
-            driver.execute("PRAGMA foreign_keys = OFF")
+            connection.connection.driver_connection.execute("PRAGMA foreign_keys = OFF")
         for statement in statements:
             connection.exec_driver_sql(statement)
         connection.commit()
-    database.close()
 
 
 def test_refused_rows_stop_an_upgrade(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +208,6 @@ def start_upgrade(url: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"{line}\n"
-
-
 @pytest.mark.slow
 def test_a_killed_upgrade_changes_nothing(
     database_url: str, monkeypatch: pytest.MonkeyPatch
@@ -219,8 +215,8 @@ def test_a_killed_upgrade_changes_nothing(
     with closing(Store(database_url)) as store:
         make_campaign(store)
     with start_upgrade(database_url) as process:
-        wait_for(process, "begins")
-        wait_for(process, "before the commit")
+        assert process.stdout.readline() == "begins\n"
+        assert process.stdout.readline() == "before the commit\n"
         process.kill()
     assert migrate.check(database_url) == THIS
     assert check_database(database_url).findings == ()
@@ -236,16 +232,110 @@ def test_of_two_upgrades_at_once_one_waits_and_finds_it_done(
     database_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with start_upgrade(database_url) as first:
-        wait_for(first, "begins")
-        wait_for(first, "before the commit")
+        assert first.stdout.readline() == "begins\n"
+        assert first.stdout.readline() == "before the commit\n"
         second = start_upgrade(database_url)
-        wait_for(second, "begins")
+        assert second.stdout.readline() == "begins\n"
         if not database_url.startswith("sqlite"):
             server = request.getfixturevalue("postgres_server")
-            assert isinstance(server, PostgresServer)
             while not is_anybody_waiting(server, database_url):
                 assert second.poll() is None
         ends = [process.communicate("\n", timeout=60)[1] for process in (first, second)]
     assert (first.returncode, second.returncode, ends) == (0, 0, ["", ""])
     become_next_version(monkeypatch)
     assert migrate.check(database_url) == NEXT
+
+
+CHANGED = {("campaigns", "notes")}
+"""Columns whose values the next version's migration rewrites."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a group's database that this version wrote; from here on it is the next version."""
+    url = write_first_weeks(tmp_path / "results.sqlite3")
+    if request.param == "postgresql":
+        url = request.getfixturevalue("empty_postgres_url")
+        restore_into_postgresql(sealed(tmp_path / "results.sqlite3"), url)
+    become_next_version(monkeypatch)
+    return url
+
+
+def rows(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table of a SQLite, by column, in the order of their keys."""
+    with closing(sqlite3.connect(path.removeprefix("sqlite:///"))) as connection:
+        connection.row_factory = sqlite3.Row
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {
+            name: [dict(row) for row in connection.execute(_in_order(connection, name))]
+            for (name,) in names.fetchall()
+            if name not in ("alembic_version", "sqlite_sequence")
+        }
+
+
+def _in_order(connection: sqlite3.Connection, table: str) -> str:
+    columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+    key = ", ".join(f'"{column["name"]}"' for column in columns if column["pk"])
+    return f"SELECT * FROM {table} ORDER BY {key}"
+
+
+def rows_of(url: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The same of a database of either kind; that of a PostgreSQL goes through a backup."""
+    if url.startswith("sqlite"):
+        return rows(url)
+    path = folder / "rows.sqlite3"
+    back_up(url, path, replace=True)
+    return rows(str(path))
+
+
+def test_an_upgrade_keeps_every_value_and_a_downgrade_too(written: str, tmp_path: Path) -> None:
+    before = rows_of(written, tmp_path)
+    migrate.upgrade(written)
+    assert migrate.check(written) == NEXT
+    assert check_database(written).findings == ()
+    after = rows_of(written, tmp_path)
+    for table, kept in before.items():
+        assert len(after[table]) == len(kept), table
+        for old, new in zip(kept, after[table], strict=True):
+            changed = {name for name, value in old.items() if new[name] != value}
+            assert {(table, name) for name in changed} <= CHANGED
+    assert sum(map(len, before.values())) > 150
+    assert {row["notes"] for row in after["campaigns"]} == {"no notes"}
+    assert all(row["priority"] == row["last_number"] > 0 for row in after["campaigns"])
+    layouts: dict[int, set[str]] = {}
+    for trial in after["trials"]:
+        layouts.setdefault(trial["campaign_id"], set()).add(trial["layout_key"])
+    assert layouts.keys() == {row["id"] for row in after["campaigns"]}
+    found = {row["campaign_id"]: row["num_layouts"] for row in after["campaign_layouts"]}
+    assert found == {campaign: len(keys) for campaign, keys in layouts.items()}
+    migrate.downgrade(written, THIS)
+    assert rows_of(written, tmp_path) == before
+    migrate.upgrade(written)
+    assert check_database(written).findings == ()
+
+
+@pytest.mark.sqlite_is_enough
+def test_its_campaigns_read_as_they_stood_and_work_goes_on_where_it_was(
+    written: str, clock: TurnableClock
+) -> None:
+    migrate.upgrade(written)
+    clock.forward(600)
+    with closing(TimelyStore(written, clock=clock)) as store:
+        found = {campaign.name: campaign.state for campaign in store.campaigns.find()}
+        assert found == CAMPAIGNS
+        pilot = store.campaigns.by_name("pilot")
+        (first, *_) = store.leaderboard.ranked_layouts(pilot.id, "tokens_per_s", limit=1)
+        assert first.trial.measurement.tokens_per_s == 1000.0 + 70 * 7
+        states = store.campaigns.count_trials(pilot.id)
+        assert (states["COMPLETED"], states["INFEASIBLE"], states["FAILED"]) == (10, 1, 1)
+        campaign = store.campaigns.by_name("at-work")
+        (running,) = store.trials.find(campaign.id, states=["RUNNING"])
+        beat = BeatBody(trial_id=running.id, attempt=running.attempt, iterations_done=3)
+        assert send_beats(store, running.worker_id, [beat]).stop == ()
+        assert post_outcome(store, running.id, 1, completed(running.layout)).state == "COMPLETED"
+        (lease,) = take_leases(store, running.worker_id, 9)
+        assert lease.campaign_name == "at-work"
+        assert post_outcome(store, lease.trial_id, 1, completed(lease.layout)).accepted
+        assert store.campaigns.resume(store.campaigns.by_name("on-hold").id).state == "RUNNING"
+        (lease,) = take_leases(store, running.worker_id, 9)
+        assert lease.campaign_name == "on-hold"

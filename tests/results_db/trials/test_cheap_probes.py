@@ -183,10 +183,15 @@ def test_a_later_campaign_learns_of_the_part_that_ran(store: Store, clock: Turna
     store.campaigns.end(bench.campaign, "COMPLETED", "budget", "")
     clock.forward(1)
     later = store.campaigns.get(Bench.of(store, "later").campaign)
-    samples = knowledge_of(store.plans.known_trials(later)).samples
+    known = store.plans.known_trials(later)
+    samples = knowledge_of(known).samples
     model = bench.spec.model
     assert [(each.model, each.layout) for each in samples] == [
         (model, FEWER.reduced(WHOLE)),
         (with_layers(model, 2), SMALLEST.reduced(WHOLE)),
         (model, WHOLE),
     ]
+    for sample, trial in zip(samples, known, strict=True):
+        assert (sample.cluster, sample.state) == (bench.spec.cluster, "completed")
+        assert (sample.step_time_s, sample.software) == (trial.step_time_s, trial.software)
+        assert sample.peak_memory_bytes == trial.peak_memory_bytes

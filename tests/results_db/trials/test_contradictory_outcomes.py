@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results_db.errors import MeasurementInvalidError
@@ -61,8 +61,7 @@ class Probe:
 
     @property
     def measured(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.outcome["measurement"]
-        return found
+        return self.outcome["measurement"]
 
     @property
     def is_embedded(self) -> bool:
@@ -201,9 +200,8 @@ def _one_time(only: int) -> Change:
     def change(probe: Probe, factor: float) -> Probe | None:
         changed = _of_iterations("step_time_s", only)(probe, factor)
         total_s, warmup = sum(changed.times_s), len(changed.times_s) - probe.asked
-        moved = zip(
-            quartiles(probe.times_s[warmup:]), quartiles(changed.times_s[warmup:]), strict=True
-        )
+        of_both = (quartiles(each.times_s[warmup:]) for each in (probe, changed))
+        moved = zip(*of_both, strict=True)
         is_contradicted = (
             any(not math.isclose(*each, rel_tol=1e-3) for each in moved)
             or (probe.is_embedded and total_s > 1.001 * probe.iterations_s)
@@ -255,10 +253,6 @@ def _stage(name: str) -> Change:
 def _skips(probe: Probe, factor: float) -> Probe | None:
     skipped = probe.measured["skipped_steps"]
     return _figures(probe, skipped_steps=round(skipped * factor)) if skipped else None
-
-
-def _shortened(probe: Probe, _factor: float) -> Probe:
-    return _figures(probe, shortened=True)
 
 
 def _duration(probe: Probe, factor: float) -> Probe | None:
@@ -315,7 +309,7 @@ CHANGES: Final[dict[str, Change]] = {
     "peak_memory_bytes_by_stage": _stage("peak_memory_bytes_by_stage"),
     "peak_reserved_bytes_by_stage": _stage("peak_reserved_bytes_by_stage"),
     "skipped_steps": _skips,
-    "shortened": _shortened,
+    "shortened": lambda probe, _factor: _figures(probe, shortened=True),
     "duration_s": _duration,
     "iterations_s": _iterations_s,
     "nodes_held": _nodes,
@@ -361,9 +355,8 @@ class Service:
 
     def __init__(self, store: Store, clock: TurnableClock) -> None:
         self._store, self._clock = store, clock
-        self._worker = make_worker(
-            store, num_nodes=2, devices_per_node=64, trainers={THEIRS: "1"}
-        ).id
+        size = {"num_nodes": 2, "devices_per_node": 64}
+        self._worker = make_worker(store, trainers={THEIRS: "1"}, **size).id
         self._number = 0
 
     def lease(self, probe: Probe) -> LeaseRecord:
@@ -404,40 +397,26 @@ def service(sqlite_url: str, clock: TurnableClock) -> Iterator[Service]:
         yield Service(store, clock)
 
 
-def assert_only_the_truth_is_taken(service: Service, probe: Probe, factor: float) -> None:
-    lease = service.lease(probe)
-    try:
-        taken = []
-        for name, change in CHANGES.items():
-            changed = change(probe, factor)
-            if changed is None:
-                assert {name, name.split(",")[0], name.split(".")[0]} & UNCONTRADICTED.keys(), name
-            elif changed != probe and service.takes(lease, changed):
-                taken.append(name)
-        assert taken == []
-        assert not probe.too_little(probe.measured["peak_memory_bytes"])
-        assert service.takes(lease, probe), "the truth"
-    finally:
-        service.forget(lease)
-
-
-def given_probes(number: int) -> Any:
-    return lambda test: settings(
-        max_examples=number, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )(given(probe=probes(), factor=FACTORS)(test))
-
-
-@given_probes(40)
-def test_an_outcome_that_contradicts_itself_is_refused(
-    service: Service, probe: Probe, factor: float
-) -> None:
-    assert_only_the_truth_is_taken(service, probe, factor)
-
-
-@pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@given_probes(3000)
-def test_of_many_outcomes_with_such_a_figure_none_is_taken(
-    service: Service, probe: Probe, factor: float
-) -> None:
-    assert_only_the_truth_is_taken(service, probe, factor)
+@pytest.mark.parametrize("number", [40, pytest.param(3000, marks=pytest.mark.nightly)])
+def test_an_outcome_that_contradicts_itself_is_refused(service: Service, number: int) -> None:
+    @settings(max_examples=number)
+    @given(probe=probes(), factor=FACTORS)
+    def only_the_truth_is_taken(probe: Probe, factor: float) -> None:
+        lease = service.lease(probe)
+        try:
+            taken = []
+            for name, change in CHANGES.items():
+                changed = change(probe, factor)
+                if changed is None:
+                    named = {name, name.split(",")[0], name.split(".")[0]}
+                    assert named & UNCONTRADICTED.keys(), name
+                elif changed != probe and service.takes(lease, changed):
+                    taken.append(name)
+            assert taken == []
+            assert not probe.too_little(probe.measured["peak_memory_bytes"])
+            assert service.takes(lease, probe), "the truth"
+        finally:
+            service.forget(lease)
+
+    only_the_truth_is_taken()

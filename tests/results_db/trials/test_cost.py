@@ -96,10 +96,7 @@ def beat(trial_id: int, **said: Any) -> BeatBody:
     [
         ([{}], Cost(lost=20)),
         ([{"phase": "waiting", "held_s": 0.0}], Cost()),
-        (
-            [{"held_s": 7.0, "nodes_held": 0.5}, {"held_s": 6.0, "nodes_held": 0.5}],
-            Cost(lost=3.5),
-        ),
+        ([{"held_s": 7.0, "nodes_held": 0.5}, {"held_s": 6.0, "nodes_held": 0.5}], Cost(lost=3.5)),
         (
             [
                 {"held_s": 8.0, "nodes_held": 0.5},

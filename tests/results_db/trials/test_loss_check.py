@@ -20,7 +20,6 @@ from results_db.store import Store
 from results_db.trials.loss_check import (
     MAX_TOLERANCE,
     MeasuredRun,
-    Vote,
     first_difference,
     loss_tolerance,
     vote,
@@ -35,6 +34,7 @@ from tests.kit.store import (
     failed,
     lease_one,
     make_campaign,
+    make_iterations,
     make_measurement,
     make_worker,
     post_outcome,
@@ -134,7 +134,6 @@ def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run:
     ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
     assert {trial.number for trial in ranked} == {1, 2}
     detail = run.store.trials.detail(run.trial(3).id)
-    assert detail.trial.measurement is not None
     assert detail.trial.measurement.tokens_per_s == 1e6
     assert detail.iterations[2].loss == pytest.approx(6.3)
 
@@ -245,14 +244,10 @@ def test_any_order_of_outcomes_leaves_one_verdict_that_outlives_restarts(words: 
 
 def iterations(losses: Sequence[float], *, skipped: Sequence[int] = ()) -> list[Iteration]:
     return [
-        Iteration(
-            index=index,
-            kind="timed",
-            step_time_s=1.0,
-            loss=loss,
-            grad_norm=None if index in skipped else 1.0,
+        replace(each, loss=loss, grad_norm=None if each.index in skipped else 1.0)
+        for each, loss in zip(
+            make_iterations(1.0, timed=len(losses), warmup=0), losses, strict=True
         )
-        for index, loss in enumerate(losses)
     ]
 
 
@@ -275,12 +270,8 @@ def test_losses_agree_just_as_far_as_the_precision_allows(
     place = data.draw(st.integers(0, len(losses) - 1))
     other[place] = replace(other[place], loss=losses[place] + 1.6 * allowed[place])
     found = first_difference(own, other, precision)
-    assert found is not None
-    assert (found.index, found.loss, found.other_loss) == (
-        place,
-        losses[place],
-        other[place].loss,
-    )
+    assert (found.index, found.loss) == (place, losses[place])
+    assert found.other_loss == other[place].loss
 
 
 @given(one=LOSSES, other=LOSSES, precision=st.sampled_from(PRECISIONS))
@@ -295,7 +286,6 @@ def test_a_difference_is_the_same_both_ways(
 def test_fp32_is_held_to_more_than_bf16() -> None:
     own, other = iterations([6.9, 6.5]), iterations([6.9, 6.51])
     found = first_difference(own, other, "fp32")
-    assert found is not None
     assert (found.index, found.loss, found.other_loss, found.tolerance) == (1, 6.5, 6.51, 1e-4)
     assert first_difference(own, other, "bf16") is None
     assert first_difference(own, other, "fp16") is None
@@ -328,20 +318,9 @@ def runs_of(told: str) -> list[MeasuredRun]:
     runs = []
     for trial_id, (layout, losses) in enumerate(told.split(), start=1):
         earliest = first.setdefault(losses, trial_id)
-        runs.append(
-            MeasuredRun(
-                trial_id=trial_id,
-                number=trial_id,
-                layout_key=layout,
-                state="COMPLETED",
-                same_losses_as=earliest,
-            )
-        )
+        told_of = {"layout_key": layout, "state": "COMPLETED", "same_losses_as": earliest}
+        runs.append(MeasuredRun(trial_id=trial_id, number=trial_id, **told_of))
     return runs
-
-
-def vote_on(told: str) -> Vote:
-    return vote(runs_of(told))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +348,7 @@ def vote_on(told: str) -> Vote:
     ],
 )
 def test_layouts_vote_on_which_losses_count(told: str, faults: list[int], again: list[int]) -> None:
-    result = vote_on(told)
+    result = vote(runs_of(told))
     assert sorted(result.faults) == faults
     assert list(result.again) == again
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import subprocess
-import sys
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +21,7 @@ from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
 from search_spaces.spec.layout import Layout
 from tests.kit.postgres import upgraded
+from tests.kit.python_process import start_python
 from tests.kit.store import (
     at_once,
     completed,
@@ -54,21 +52,6 @@ class Storm:
         self.campaigns = [make_campaign(stores[0], f"c{n}") for n in range(NUM_CAMPAIGNS)]
         self.leases: list[LeaseRecord] = []
         self.accepted: list[tuple[int, float]] = []
-        self.faults: list[str] = []
-
-    def run(self) -> None:
-        threads = [threading.Thread(target=self._rage, args=(n,)) for n in range(NUM_THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _rage(self, number: int) -> None:
-        try:
-            Thread(self, number).rage()
-        except Exception as error:
-            _LOG.exception("thread %d", number)
-            self.faults.append(f"thread {number}: {error!r}")
 
 
 class Thread:
@@ -165,10 +148,8 @@ class Thread:
 
     def tell_status(self) -> None:
         states = [self.dice.choice(["idle", "quarantined"]) for _ in range(3)]
-        nodes = [
-            NodeStatusBody(name=f"n{n}", state=state, reason="loud")  # type: ignore[arg-type]
-            for n, state in enumerate(states)
-        ]
+        told = enumerate(states)
+        nodes = [NodeStatusBody(name=f"n{n}", state=state, reason="loud") for n, state in told]
         status = StatusBody(idle_node_s=self.dice.uniform(0, 99), nodes=nodes)
         send_beats(self.store, self.session, [], status=status)
 
@@ -197,8 +178,7 @@ def storm(database_url: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.slow
 def test_threads_at_once_never_deadlock_and_leave_a_legal_history(storm: Storm) -> None:
-    storm.run()
-    assert storm.faults == []
+    at_once(*(Thread(storm, number).rage for number in range(NUM_THREADS)))
     store = storm.stores[0]
     assert violations(store) == []
     assert wrong_leaderboards(store) == []
@@ -232,14 +212,7 @@ def test_processes_that_lease_at_once_never_get_the_same_trial(tmp_path: Path) -
     campaign = make_campaign(store)
     trials = [store.trials.add(campaign, Layout(micro_batch_size=n)).id for n in range(1, 31)]
     workers = [make_worker(store, f"w{n}").id for n in range(2)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", LEASE_EVERYTHING, str(tmp_path), worker],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for worker in workers
-    ]
+    processes = [start_python(LEASE_EVERYTHING, str(tmp_path), worker) for worker in workers]
     leased = [line for process in processes for line in process.communicate()[0].splitlines()]
     assert all(process.returncode == 0 for process in processes)
     assert sorted(leased) == sorted(f"{trial} 1" for trial in trials)

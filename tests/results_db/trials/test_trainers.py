@@ -74,7 +74,6 @@ def test_a_measurement_carries_its_trainer_and_that_of_another_is_refused(store:
     campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
     trial = run(store, campaign, worker, TP1, tokens="assumed")
     kept = store.trials.get(trial).measurement
-    assert kept is not None
     assert (kept.trainer, kept.trainer_version, kept.tokens) == ("theirs", "1.2", "assumed")
     with pytest.raises(MeasurementInvalidError, match=r"'another'.*measures with 'theirs'"):
         run(store, campaign, worker, TP2, trainer="another")
@@ -148,9 +147,8 @@ SIMULATION = {"seed": 7, "version": SIMULATOR_VERSION}
 DAY_S = 86400.0
 
 
-def simulated_campaign(store: Store, name: str = "rehearsal", **changes: Any) -> int:
-    spec = make_spec(name, simulated=SIMULATION, **changes)
-    return store.campaigns.create(spec, num_legal_layouts=100).id
+def simulated_campaign(store: Store, name: str = "rehearsal") -> int:
+    return make_campaign(store, name, simulated=SIMULATION)
 
 
 def simulated_worker(store: Store, name: str = "sim", **changes: Any) -> str:
@@ -207,7 +205,6 @@ def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableC
     assert stats.workers == {}
     record = store.trials.get(trial)
     assert record.state == "COMPLETED"
-    assert record.measurement is not None
     assert (record.measurement.trainer, record.measurement.trainer_version) == (SIMULATOR, "1")
 
 
@@ -269,10 +266,9 @@ def test_no_campaign_starts_from_one_of_the_other_kind_by_name(store: Store) -> 
         ("rehearsed", {"simulated": SIMULATION}, {}),
         ("measured", {}, {"simulated": SIMULATION}),
     ):
-        store.campaigns.create(make_spec(name, **earlier), num_legal_layouts=1)
-        spec = make_spec("later", start_from=[name], **later)
+        make_campaign(store, name, **earlier)
         with pytest.raises(CampaignInvalidError, match="says nothing certain"):
-            store.campaigns.create(spec, num_legal_layouts=1)
+            make_campaign(store, "later", start_from=[name], **later)
 
 
 def test_a_plan_of_a_measured_campaign_rests_on_no_simulated_trial(store: Store) -> None:

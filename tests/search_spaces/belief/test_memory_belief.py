@@ -45,10 +45,9 @@ ESTIMATES = peak_memory_bytes(COLUMNS, MODEL, MEGATRON_LIKE)
 
 
 def sample(layout: Layout, peak_bytes: float | None = None, **changes: Any) -> Sample:
-    values: dict[str, Any] = {"state": "completed", "software": OTHERS, **changes}
+    values: dict[str, Any] = {"model": MODEL, "cluster": CLUSTER, "software": OTHERS}
+    values |= {"state": "completed", **changes}
     return Sample(
-        model=MODEL,
-        cluster=CLUSTER,
         layout=layout,
         step_time_s=1.0 if values["state"] == "completed" else None,
         peak_memory_bytes=None if peak_bytes is None else int(peak_bytes),
@@ -210,21 +209,14 @@ def samples(name: str, *, with_peaks: bool) -> list[Sample]:
     """What a trainer that stores as a hypothesis says would measure."""
     hypotheses = storage_hypotheses("a new trainer", A100)
     (storage,) = (each.storage for each in hypotheses if each.name == name)
-    found = []
-    for layout, peak in zip(GRID, peak_memory_bytes(GRID_COLUMNS, LLAMA_13B, storage), strict=True):
-        ran = peak < 0.94 * CAPACITY
-        found.append(
-            Sample(
-                model=LLAMA_13B,
-                cluster=A100,
-                layout=layout,
-                state="completed" if ran else "infeasible",
-                step_time_s=1.0 if ran else None,
-                peak_memory_bytes=round(peak) if ran and with_peaks else None,
-                software="a new trainer",
-            )
-        )
-    return found
+    peaks = peak_memory_bytes(GRID_COLUMNS, LLAMA_13B, storage)
+    origin = {"model": LLAMA_13B, "cluster": A100, "software": "a new trainer"}
+    return [
+        sample(layout, peak if with_peaks else None, **origin)
+        if peak < 0.94 * CAPACITY
+        else sample(layout, state="infeasible", **origin)
+        for layout, peak in zip(GRID, peaks, strict=True)
+    ]
 
 
 def share(memory: TrainerMemory, prefix: str) -> float:
@@ -301,7 +293,6 @@ def test_outcomes_alone_weigh_against_hypotheses_that_they_contradict() -> None:
 
 def test_the_deciding_property_is_the_one_whose_outcome_changes_fitting_most() -> None:
     found = UNKNOWN.deciding(GRID_COLUMNS, LLAMA_13B, CAPACITY)
-    assert found is not None
     sides = {
         has: [place for place, name in enumerate(UNKNOWN.names) if (found.name in name) is has]
         for has in (True, False)

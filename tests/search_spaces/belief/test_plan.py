@@ -127,7 +127,6 @@ def test_the_layouts_of_a_plan_have_chances_to_fit_and_to_be_the_best(plan: Plan
     assert 0 < plan.expected_fitting < plan.num_legal
     chances = [each.best_chance for each in plan.layouts if each.best_chance is not None]
     assert sum(chances) == pytest.approx(1.0)
-    assert plan.probes_needed is not None
     assert 1 <= plan.probes_needed <= len(chances)
     assert plan.fits_depend_on is None
     document = json.loads(json.dumps(asdict(plan), allow_nan=False))
@@ -299,16 +298,13 @@ def test_a_job_is_predicted_on_its_own_nodes_or_why_it_does_not_divide_over_them
     larger = replace(
         layout, num_nodes=8, dp=2 * layout.dp, num_microbatches=layout.num_microbatches // 2
     )
-    assert best.job is not None
     assert (best.job.layout_key, best.job.step_source) == (larger.key, "predicted")
     tokens = 256 * spec.model.seq_length
     step = LayoutPredictions(spec=spec).step(larger)
     assert best.job.duration == job.duration(step, tokens_per_step=tokens, num_nodes=8)
-    assert best.job.duration is not None
     assert best.job.duration.num_steps == -(-(10**12) // tokens)
 
     none = make_plan(spec, top=1, job=replace(job, num_nodes=2)).layouts[0].job
-    assert none is not None
     assert none.duration is None
     assert "num_nodes=2 is fewer than the 4 of the layout" in none.problem
 
@@ -328,8 +324,6 @@ def test_a_measured_job_keeps_the_measured_time_on_its_own_nodes() -> None:
     assert here.duration == job.duration(step, tokens_per_step=tokens, num_nodes=2)
     larger = replace(layout, num_nodes=4, dp=32, num_microbatches=8)
     assert (there.step_source, there.layout_key) == ("measured and extrapolated", larger.key)
-    assert here.duration is not None
-    assert there.duration is not None
     was, becomes = (step_time_s(each, spec.model, spec.cluster)[0] for each in (layout, larger))
     ratio = (1 - here.duration.lost_share) / (1 - there.duration.lost_share) * becomes / was
     assert there.duration.days / here.duration.days == pytest.approx(float(ratio))
@@ -348,7 +342,6 @@ def test_node_hours_pay_for_cheap_probes_beside_a_full_one_of_the_best() -> None
     plan = make_plan(spec, probe_start_s=30.0)
     best = plan.layouts[0]
     full_node_s = best.layout.num_nodes * (30.0 + 12 * best.predicted.step_time_s)
-    assert plan.budget.cheap_probes is not None
     each_node_s = (4 * 3600.0 - full_node_s) / plan.budget.cheap_probes
     assert 30.0 < each_node_s < 0.3 * full_node_s
     dearer = make_plan(replace(spec, budget=replace(spec.budget, node_hours=8.0)), probe_start_s=30)
@@ -372,7 +365,6 @@ def test_no_probe_is_taken_to_cost_more_than_its_deadline_which_is_warned_of(pla
     budget = {"node_hours": best.layout.num_nodes * 30.0 / 3600.0}
     short = make_plan(campaign(probe={"deadline": "20s"}, budget=budget))
     assert short.budget.num_probes == 1
-    assert short.budget.cheap_probes is not None
     assert short.budget.cheap_probes >= 0, "it pays for the one full probe"
     (warning,) = short.warnings
     seconds = 60.0 + 12 * best.predicted.step_time_s
@@ -386,7 +378,6 @@ def test_no_probe_is_taken_to_cost_more_than_its_deadline_which_is_warned_of(pla
 def test_a_plan_for_an_unknown_trainer_names_what_decides_whether_layouts_fit() -> None:
     space = SPACE | {"num_nodes": 4, "micro_batch_size": 4}
     plan = make_plan(campaign(space=space), software="a new trainer", top=100)
-    assert plan.fits_depend_on is not None
     text = " ".join(plan_lines(plan, None))
     assert f"depends most on {plan.fits_depend_on.name}" in " ".join(text.split())
     assert "with the largest P(best)" in text

@@ -1,3 +1,5 @@
+"""The document of a campaign: defaults, refusals, the budget, the baseline and the simulation."""
+
 from __future__ import annotations
 
 import itertools
@@ -10,7 +12,12 @@ import numpy as np
 import pytest
 
 from search_spaces.campaigns.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
-from search_spaces.campaigns.campaign_settings import Budget, StopSettings, changed_budget
+from search_spaces.campaigns.campaign_settings import (
+    Budget,
+    SimulationSettings,
+    StopSettings,
+    changed_budget,
+)
 from search_spaces.documents.not_covered import known_word
 from search_spaces.errors import (
     CampaignInvalidError,
@@ -24,6 +31,8 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import violations
+from search_spaces.tables.table import CellKey, own_source
+from search_spaces.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
 from search_spaces.units import GIB
 from tests.kit.campaigns import spec_of
 
@@ -218,7 +227,6 @@ def test_a_campaign_without_a_legal_layout_is_refused_by_the_limits_of_its_train
     baseline = {"tp": 8, "num_nodes": 4, "zero_stage": 1}
     other = read(space=space, cluster=cluster, probe={"trainer": "mine"}, baseline=baseline)
     assert len(other.legal_set()) > 0
-    assert other.baseline is not None
     assert other.baseline.precision == "fp8"
 
 
@@ -271,7 +279,6 @@ def test_of_many_layouts_a_single_one_that_fits_lets_the_campaign_in() -> None:
     assert f"smallest estimate is {smallest / GIB:.2f} GiB" in message
     assert f"a device of frontier has {(just_enough - 1) / GIB:.2f} GiB" in message
     key = re.search(r"\((n\d\S+)\)", message)
-    assert key is not None
     assert key[1] in {legal.layout(int(i)).key for i in np.flatnonzero(estimates == smallest)}
 
 
@@ -424,7 +431,6 @@ def test_missing_knobs_follow_from_the_space_the_nodes_and_the_cluster(
 ) -> None:
     cluster = {**CLUSTER, "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12}, "device": "a device"}
     spec = make_spec(baseline, {**SPACE, **space}, cluster=cluster)
-    assert spec.baseline is not None
     found = spec.baseline.to_mapping()
     assert found | filled_in | baseline == found
     assert spec.to_mapping()["baseline"] == found
@@ -442,7 +448,6 @@ def test_knobs_that_follow_from_nothing_or_leave_devices_idle_must_be_stated() -
     with pytest.raises(CampaignInvalidError, match=r"baseline\.num_microbatches: it is missing"):
         make_spec({"tp": 2}, space)
     stated = make_spec({"tp": 2, "num_microbatches": 2}, space).baseline
-    assert stated is not None
     assert stated.num_microbatches == 2
     # 6 of 8 devices; a baseline that says dp: 2 itself may leave two of them idle.
     six: dict[str, Any] = {"space": {**SPACE, "global_batch_size": 12}}
@@ -515,3 +520,57 @@ def test_a_legal_layout_is_outside_exactly_where_the_legal_set_lacks_it(
         assert holds == (legal.index_of(layout) is not None), layout.key
         inside += holds
     assert inside > 5
+
+
+def simulation(**changes: Any) -> CampaignSpec:
+    return spec_of(cluster="local-cpu", space={"global_batch_size": 8, "tp": [1, 2]}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("said", "seed"), [(True, 0), ({}, 0), ({"seed": 5}, 5), (False, None), (None, None)]
+)
+def test_a_campaign_says_whether_it_is_simulated_and_with_which_seed(
+    said: object, seed: int | None
+) -> None:
+    spec = simulation(simulated=said)
+    assert (None if spec.simulated is None else spec.simulated.seed) == seed
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+    assert ("simulated" in spec.to_mapping()) == is_simulator(spec.trainer) == (seed is not None)
+
+
+def test_its_probes_are_the_simulators_with_its_seed_and_the_rules_of_others() -> None:
+    spec = simulation(simulated={"seed": 5, "version": 3})
+    assert spec.trainer == "simulator-3"
+    assert spec.rule_scopes == simulation().rule_scopes
+    assert SimulationSettings().trainer == simulator_trainer(SIMULATOR_VERSION)
+    request = spec.probe_request(Layout())
+    assert request.simulation_seed == 5
+    assert ProbeRequest.from_mapping(request.to_mapping()) == request
+    assert "simulation_seed" not in simulation().probe_request(Layout()).to_mapping()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"simulated": True, "budget": {"wall_time": "10m"}},
+            "budget.wall_time_s: the probes of a simulated campaign take simulated time",
+        ),
+        ({"simulated": {"seed": -1}}, "simulated.seed: -1"),
+        ({"simulated": "frontier"}, "simulated: "),
+        ({"simulated": {"sead": 1}}, "did you mean 'seed'"),
+        ({"probe": {"trainer": "simulator-1"}}, "add `simulated: true` to the campaign"),
+    ],
+)
+def test_a_simulation_that_cannot_be_is_refused_in_words(changes: Any, problem: str) -> None:
+    with pytest.raises(SearchSpaceError, match=re.escape(problem)):
+        simulation(**changes)
+
+
+def test_tables_of_simulated_campaigns_say_so() -> None:
+    source = own_source("rehearsal", simulator_trainer(), seed=5)
+    assert source == "simulated by simulator-1, seed 5: layout-tuner campaign rehearsal"
+    sizes = {"seq_length": 8, "num_devices": 1, "global_batch_size": 8}
+    key = CellKey(source=source, cluster="box", model="tiny", **sizes)
+    assert key.is_simulated
+    assert key.software

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from search_spaces.errors import (
     ServiceUnansweredError,
     UrlInvalidError,
 )
+from tests.kit.store import at_once
 
 OK = httpx.Response(200)
 QUICK = Retries(attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
@@ -273,15 +272,12 @@ def test_what_fails_and_works_in_turn_does_not_flood_and_is_written_once_it_last
 
 def test_threads_that_fail_at_once_write_one_line(caplog: pytest.LogCaptureFixture) -> None:
     outage = OutageLog(LOG, "the database")
-    together = threading.Barrier(8)
 
-    def fail(_: int) -> None:
-        together.wait()
+    def fail() -> None:
         for _ in range(200):
             outage.failed("it is away")
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(fail, range(8)))
+    at_once(*[fail] * 8)
     outage.worked()
     assert len(lines(caplog)) == 2
     assert lines(caplog)[1].endswith("(failed attempts: 1600)")

@@ -12,8 +12,6 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import COLUMNS, CellKey, TableCell, TableRow
 
-STEP_TOKENS = 8 * 512
-
 
 def make_row(**changes: Any) -> dict[str, Any]:
     """One completed row; step time and throughput follow each other unless both are given."""

@@ -69,17 +69,14 @@ def test_an_entry_is_read_with_what_it_leaves_out() -> None:
     ("changes", "field", "why"),
     [
         ({"name": "left out"}, "trainers.0.name", "the field is missing"),
-
         ({"name": "a b"}, "trainers.a b.name", "'a b' is not 1 to 64 characters"),
         ({"name": "embedded"}, "trainers.embedded.name", "is the name of the embedded trainer"),
         ({"version": "left out"}, "version", "the field is missing"),
-
         ({"version": {"a": 1}}, "version", "{'a': 1} is not a version"),
         ({"version": "v" * 65}, "version", "is not a version of 1 to 64"),
         ({"version": "1\n2"}, "version", "'1\\n2' is not a version"),
         ({"command": "left out"}, "command", "the field is missing"),
         ({"command": "python train.py"}, "command", "is not a list of texts, one for each argument"),
-
         ({"command": []}, "command", "it is empty"),
         ({"command": ["train", "a\0b"]}, "command", "NUL"),
         ({"command": ["train", "{tpp}"]}, "command", "{tpp} in '{tpp}' is no placeholder"),
@@ -88,23 +85,18 @@ def test_an_entry_is_read_with_what_it_leaves_out() -> None:
         ({"command": ["sh", "-c", "train {rate}"]}, "command", "{rate} would be read as code in the"),
         ({"command": ["t"], "container": ["{rate}"]}, "container", "cannot be in the name"),
         ({"container": ["bash", "-lc", "x {rate}"]}, "container", "text after -lc"),
-
         ({"container": ["apptainer", "{image}"]}, "container", "{image}"),
-
         ({"environment": {"A-B": "1"}}, "environment", "'A-B' is not the name of a variable"),
         ({"environment": {"LAYOUT_TUNER_REPORT": "1"}}, "environment", "which the worker sets"),
         ({"environment": {"A": None}}, "environment", "None is not a text, a number or a switch"),
         ({"environment": {"A": ["b"]}}, "environment", "['b'] is not a text"),
-
         ({"environment": {"A": "{nothing}"}}, "environment", "{nothing}"),
         ({"working_directory": "here"}, "working_directory", "'here' is not an absolute path"),
-
         ({"working_directory": "{trainers_directry}"}, "working_directory", "{trainers_directry}"),
         ({"processes_per": "gpu"}, "processes_per", "'gpu'"),
         ({"adapter": "horovod"}, "adapter", "'horovod'"),
         ({"start_limit_s": 0}, "start_limit_s", "0 is not a number of seconds over 0"),
         ({"start_limit_s": True}, "start_limit_s", "True is not a number of seconds"),
-
         ({"same_data": "yes"}, "same_data", "'yes' is not true or false"),
         ({"log": "loss"}, "log", "the log"),
         ({"log": {"step": "("}}, "log.step", "'(' is not a regular expression"),
@@ -113,10 +105,8 @@ def test_an_entry_is_read_with_what_it_leaves_out() -> None:
         ({"log": {"steps": "x"}}, "log", "'steps'"),
         ({"directory": "/x"}, "directory", "'directory'"),
         ({"comand": ["x"]}, "comand", "'comand'"),
-
         ({"parameters": {"Rate": {"type": "int"}}}, "parameters", "'Rate' is not a name"),
         ({"parameters": {"tp": {"type": "int"}}}, "parameters", "{tp} is a placeholder already"),
-
         ({"parameters": {"arguments": {"type": "int"}}}, "parameters", "{arguments} is a"),
         ({"parameters": {f"p{n}": {"type": "int"} for n in range(33)}}, "parameters", "33 are more"),
         ({"parameters": {"rate": {}}}, "parameters.rate.type", "the field is missing; it is one of"),

@@ -34,7 +34,6 @@ def judge(layout: Layout) -> Outcome:
 def analysed(store: Store, **changes: Any) -> tuple[CampaignRecord, Analysis]:
     campaign = run_campaign(store, make_spec(**changes), judge)
     analysis = store.reports.analysis(campaign.id)
-    assert analysis is not None
     return campaign, analysis
 
 

@@ -1,4 +1,5 @@
-"""Which layouts are measured again: the best ones before an end, and those that users wish."""
+"""Which layouts are measured again: the best ones before an end, those that users wish, and those
+whose losses are off."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 
 from results_db.records import RepeatReason, TrialRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
@@ -26,6 +28,7 @@ from tests.kit.store import (
 )
 from tests.tuner.factories import DrivenCampaign, make_spec, measured
 from tuner.driver.campaign_end import Spent, is_reserved
+from tuner.driver.campaign_search import CampaignSearch
 from tuner.driver.remeasuring import most_doubted
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
@@ -134,7 +137,6 @@ def test_layouts_that_were_disturbed_are_repeated_before_a_winner_is_named(
         share = left_over if not is_first else 0.5 if is_best else 0.2
         speed = 1000.0 if is_best else 800.0
         plain = completed(layout, tokens_per_s=speed * (1 - share) * layout.num_devices)
-        assert plain.measurement is not None
         return replace(plain, measurement=replace(plain.measurement, others_share=share))
 
     clock = TurnableClock()
@@ -275,14 +277,8 @@ def test_guided_ends_a_campaign_by_itself_long_before_everything_was_tried(store
 
     def judge(layout: Layout) -> Outcome:
         seconds = float(step_time_s(layout, spec.model, spec.cluster)[0]) * (1 + 0.1 * layout.pp)
-        plain = make_measurement(layout).iterations
-        return completed(
-            layout,
-            tokens_per_s=512 / seconds,
-            iterations=tuple(replace(each, step_time_s=seconds) for each in plain),
-            peak_memory_bytes=1 << 27,
-            peak_memory_bytes_by_stage=(1 << 27,) * layout.pp,
-        )
+        peaks = {"peak_memory_bytes": 1 << 27, "peak_memory_bytes_by_stage": (1 << 27,) * layout.pp}
+        return completed(layout, step_time_s=seconds, **peaks)
 
     stop = {"converged_within": 0.05, "remeasure": 0}
     campaign = driven(store, judge, strategy="guided", budget={"trials": 28}, stop=stop)
@@ -334,3 +330,104 @@ def test_repeats_that_are_wished_count_in_the_budget_and_are_waited_for(store: S
     assert campaign.to_end().reason == "budget"
     assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * 10, "one more waited"
     assert [trial.repeat_of for trial in campaign.repeats] == [first.id] * 8
+
+
+def trained(layout: Layout, *, is_off: bool) -> Outcome:
+    """The odd ones are faster than all others."""
+    iterations = tuple(
+        replace(i, loss=i.loss + 0.3 * is_off) for i in make_measurement(layout).iterations
+    )
+    speed = 9000.0 if is_off else 1000.0 / (layout.tp + layout.pp)
+    return completed(layout, iterations=iterations, tokens_per_s=speed * layout.num_devices)
+
+
+def driven_with(store: Store, spec: CampaignSpec, odd: Layout) -> DrivenCampaign:
+    """The ended campaign in which one layout is odd."""
+    campaign = DrivenCampaign(store, spec, lambda layout: trained(layout, is_off=layout == odd))
+    campaign.to_end()
+    return campaign
+
+
+def first_is_odd() -> Callable[[Layout], Outcome]:
+    """A judge for which the first layout that it sees is the odd one."""
+    odd: list[Layout] = []
+
+    def judge(layout: Layout) -> Outcome:
+        if not odd:
+            odd.append(layout)
+        return trained(layout, is_off=layout in odd)
+
+    return judge
+
+
+def assert_the_odd_one_lost(campaign: DrivenCampaign, odd: Layout) -> None:
+    trials = campaign.trials
+    assert {trial.layout == odd for trial in trials if trial.state == "FAILED"} == {True}
+    assert odd not in [trial.layout for trial in trials if trial.state == "COMPLETED"]
+    ranked = ranked_trials(campaign.store, campaign.id, campaign.record.objective)
+    assert ranked[0].layout != odd
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_layout_with_other_losses_fails_whenever_it_comes_and_few_are_repeated(
+    store: Store, place: int
+) -> None:
+    spec = make_spec(strategy="exhaustive", budget={"trials": 8})
+    legal = spec.legal_set()
+    campaign = driven_with(store, spec, legal.layout(place))
+    assert_the_odd_one_lost(campaign, legal.layout(place))
+    assert len(campaign.trials) == 8, "repeats count for the budget"
+    repeats = {trial.layout for trial in campaign.repeats}
+    # The first two contradict each other; a third may come before their repeats do. Before a
+    # later one, others had agreed.
+    assert repeats <= ({legal.layout(0), legal.layout(1)} if place < 2 else set())
+
+
+def test_two_layouts_that_contradict_each_other_are_both_measured_again(store: Store) -> None:
+    spec = make_spec(
+        strategy="exhaustive",
+        space={"global_batch_size": 16, "tp": [1, 2], "pp": 1, "dp": 1},
+        budget={"trials": 9},
+    )
+    assert len(spec.legal_set()) == 2
+    campaign = driven_with(store, spec, spec.legal_set().layout(0))
+    trials = campaign.trials
+    assert [trial.repeat_of for trial in trials] == [None, None, trials[0].id, trials[1].id]
+    assert [trial.repeat_reason for trial in trials] == [None, None, "doubted", "doubted"]
+    assert [trial.state for trial in trials] == ["COMPLETED", "FAILED"] * 2
+    assert campaign.record.reason == "exhausted"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dice_seed"), [("random", 1), pytest.param("deephyper", 2, marks=pytest.mark.slow)]
+)
+def test_a_driver_that_dies_at_any_turn_repeats_each_of_the_doubtful_once(
+    store: Store, strategy: str, dice_seed: int
+) -> None:
+    spec = make_spec(strategy=strategy, budget={"trials": 12})
+    campaign = DrivenCampaign(store, spec, first_is_odd(), mortality=0.5, dice_seed=dice_seed)
+    campaign.to_end()
+    assert len(campaign.drivers) > 3
+    assert_the_odd_one_lost(campaign, campaign.trials[0].layout)
+    repeats = [trial.repeat_of for trial in campaign.repeats]
+    assert len(repeats) == len(set(repeats))
+
+
+def test_a_search_that_heard_a_verdict_turn_is_the_one_rebuilt_from_the_database(
+    store: Store,
+) -> None:
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 30}), first_is_odd())
+    turned = False
+    for _ in range(6):
+        campaign.turn()
+        campaign.step()
+        turned = turned or campaign.trials[0].state == "FAILED"
+        live = campaign.driver._searches[campaign.id]
+        rebuilt = CampaignSearch.rebuild(campaign.record, campaign.trials)
+        assert _told(live) == _told(rebuilt)
+    assert turned, "the first trial was the odd one"
+
+
+def _told(search: CampaignSearch) -> tuple[list[tuple[int, object]], list[int], int]:
+    history = search._strategy._history  # type: ignore[attr-defined]
+    return list(history.observations.items()), list(history.pending), history.num_free

@@ -19,13 +19,14 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
+from search_spaces.spec.presets.calibration_file import write_constants
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.tables import MeasurementTable, read_table, write_table
 from tests.kit.campaigns import space_of
 from tests.kit.layouts import filled_layouts
+from tests.search_spaces.spec.test_vocabulary import make_constants
 from tests.search_spaces.tables.tables import make_measured_cell
 from tuner.estimate.commands import estimate
 from tuner.estimate.plan_command import plan
@@ -33,6 +34,13 @@ from tuner.estimate.plan_command import plan
 MODEL = model_preset("gpt-1.3b")
 CLUSTER = CLUSTER_PRESETS["frontier"]
 SOURCE = "another trainer"
+
+
+@pytest.fixture(autouse=True)
+def no_constants_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data directory in which measured constants are looked for."""
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
 
 
 def run(*flags: object) -> Result:
@@ -201,9 +209,7 @@ def test_a_table_calibrates_time_and_memory_and_an_estimate_beyond_it_is_warned_
 
 def test_constants_that_were_measured_here_are_used(no_constants_of_this_machine: Path) -> None:
     slow = {"fp32": 1e9, "bf16": 1e9, "fp16": 1e9}
-    measured = MeasuredConstants(
-        cluster="frontier", host="here", measured_at="today", constants={"peak_flops_per_s": slow}
-    )
+    measured = make_constants(cluster="frontier", constants={"peak_flops_per_s": slow})
     before = report(*LAYOUT)
     write_constants(no_constants_of_this_machine, measured)
     after = report(*LAYOUT)
@@ -384,12 +390,11 @@ def test_measurements_of_a_table_calibrate_it(campaign: Path, tmp_path: Path) ->
     for devices in (8, 16):
         layouts = [layout for layout in measured if layout.num_devices == devices]
         steps = [2.0 * step_time_s(each, spec.model, spec.cluster).item() for each in layouts]
-        source = "another trainer"
-        cells.append(make_measured_cell(layouts, spec.model, spec.cluster, steps, source=source))
+        cells.append(make_measured_cell(layouts, spec.model, spec.cluster, steps, source=SOURCE))
     path = tmp_path / "measured.csv"
     path.write_text(write_table(MeasurementTable(cells=tuple(cells))))
 
-    flags = (campaign, "--json", "--software", "another trainer")
+    flags = (campaign, "--json", "--software", SOURCE)
     alone = json.loads(printed(*flags, "--top", 200))
     informed = json.loads(printed(*flags, "--top", 20, "--calibrate-from", path))
     assert informed["knowledge"]["basis"] == "measurements"
@@ -407,13 +412,9 @@ def test_measured_constants_of_the_cluster_are_used(
     campaign: Path, no_constants_of_this_machine: Path
 ) -> None:
     before = json.loads(printed(campaign, "--json"))
-    constants = {"peak_flops_per_s": {"bf16": 25e12}}
-    write_constants(
-        no_constants_of_this_machine,
-        MeasuredConstants(
-            cluster="frontier", host="node1", measured_at="2026-01-01", constants=constants
-        ),
-    )
+    slow = {"peak_flops_per_s": {"bf16": 25e12}}
+    measured = make_constants(cluster="frontier", constants=slow)
+    write_constants(no_constants_of_this_machine, measured)
     after = json.loads(printed(campaign, "--json"))
     assert before["knowledge"]["basis"] == "data sheets"
     assert after["knowledge"]["basis"] == "calibration"

@@ -20,6 +20,7 @@ from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.spec.model_shape import EXPERT_FIELDS, MODEL_RANGES, ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS
+from tests.kit.hostile_texts import walk
 from tuner.estimate.estimator import Estimator
 from tuner.estimate.report import document
 
@@ -84,18 +85,6 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-def refuse_infinite(value: Any, where: str = "") -> None:
-    """Fails where a document holds a number that is not finite."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            refuse_infinite(each, f"{where}.{name}")
-    elif isinstance(value, list):
-        for place, each in enumerate(value):
-            refuse_infinite(each, f"{where}.{place}")
-    elif isinstance(value, float):
-        assert math.isfinite(value), f"{where} is {value}"
-
-
 @settings(SAME_EACH_TIME, max_examples=150)
 @given(cluster=clusters(), model=models(), layout=layouts())
 def test_estimates_of_all_that_is_accepted_are_finite(
@@ -105,7 +94,8 @@ def test_estimates_of_all_that_is_accepted_are_finite(
         return
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         report = document(Estimator(model=model, cluster=cluster), layout)
-    refuse_infinite(report)
+    numbers = {place: value for place, value in walk(report) if isinstance(value, float)}
+    assert {place: value for place, value in numbers.items() if not math.isfinite(value)} == {}
     assert report["step_time_s"] > 0
     assert report["peak_memory_bytes"] > 0
     assert 0 <= report["fits"] <= 1
@@ -118,18 +108,9 @@ def test_campaigns_on_all_that_is_accepted_are_judged(
 ) -> None:
     if cluster is None or model is None:
         return
-    document = {
-        "name": "any",
-        "model": model.to_mapping(),
-        "cluster": cluster.to_mapping(),
-        "space": {
-            "global_batch_size": MAX_COUNT,
-            "tp": [1, 2],
-            "pp": [1, 2],
-            "micro_batch_size": 4,
-        },
-        "strategy": "exhaustive",
-    }
+    space = {"global_batch_size": MAX_COUNT, "tp": [1, 2], "pp": [1, 2], "micro_batch_size": 4}
+    document = {"name": "any", "space": space, "strategy": "exhaustive"}
+    document |= {"model": model.to_mapping(), "cluster": cluster.to_mapping()}
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         spec = CampaignSpec.from_mapping(document)
         with suppress(NoLegalLayoutError, ModelTooLargeError):

@@ -68,7 +68,6 @@ def run(
     open_: list[int] = []
     for _ in range(num_probes):
         layout = search.ask()
-        assert layout is not None
         index = problem.layouts.index_of(layout)
         assert index is not None
         asked.append(index)
@@ -114,10 +113,9 @@ def samples_of(
 
 
 def probes_to(values: np.ndarray, asked: list[int], share: float) -> int:
-    good = [
-        count for count, row in enumerate(asked, 1) if values[row] >= (1 - share) * values.max()
-    ]
-    return good[0] if good else len(asked) + 1
+    least = (1 - share) * values.max()
+    good = (count for count, row in enumerate(asked, 1) if values[row] >= least)
+    return next(good, len(asked) + 1)
 
 
 @pytest.mark.sampled(3)
@@ -336,10 +334,7 @@ def told(search: LayoutSearch, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "more", "share"),
-    [
-        ({}, 15, 1.0),
-        ({"objective": ["tokens_per_s_per_device", "memory_headroom"]}, 20, 0.5),
-    ],
+    [({}, 15, 1.0), ({"objective": ["tokens_per_s_per_device", "memory_headroom"]}, 20, 0.5)],
     ids=["the best", "a front"],
 )
 def test_guided_expects_less_the_more_it_knows(
@@ -349,11 +344,9 @@ def test_guided_expects_less_the_more_it_knows(
     assert search.possible_improvement() is None, "nothing to improve on yet"
     told(search, 3)
     early = search.possible_improvement()
-    assert early is not None
     assert early == search.possible_improvement(), "asked again, it says the same"
     told(search, more)
     late = search.possible_improvement()
-    assert late is not None
     assert 0.0 <= late < share * early
     assert changes or late < 0.05
 
@@ -361,7 +354,6 @@ def test_guided_expects_less_the_more_it_knows(
 def test_after_failures_alone_a_search_cannot_tell_what_is_left_to_gain() -> None:
     search = search_of("guided")
     layout = search.ask()
-    assert layout is not None
     search.tell(layout, INFEASIBLE)
     assert search.possible_improvement() is None
 
