@@ -13,8 +13,7 @@ from search_spaces.machine import usable_cores
 from search_spaces.spec.cluster import Cluster
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError
-from workers.launchers.base import Node, NodeEvent
-from workers.launchers.event_router import EventRouter
+from workers.launchers.base import EventRouter, Node, NodeEvent
 from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.json_lines import Document
 from workers.ranks.node_ranks import NodeRanks
@@ -66,7 +65,6 @@ class LocalNodes:
             self._router.close(group)
 
     def lost(self) -> Mapping[int, str]:
-        """The node, where its zygote has ended, and why."""
         return self._router.lost()
 
     def recover(self, _node: int) -> None:
@@ -76,7 +74,6 @@ class LocalNodes:
         self._start_zygote()
 
     def close(self) -> None:
-        """Ends the zygote and all processes below it."""
         self.ranks.close()
         self._reader.join()
 

@@ -26,7 +26,7 @@ from workers.errors import (
     WorkerError,
 )
 from workers.slurm.commands import allocation
-from workers.slurm.script import render
+from workers.slurm.request import render
 from workers.slurm.submission import warnings
 
 
