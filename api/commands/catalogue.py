@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.commands.campaign_changes import read_document_file
-from api.commands.connection import service_options, service_when_called, without_service
-from api.commands.display import EXISTING_FILE, answers, json_option, print_json
+from api.commands.service import (
+    EXISTING_FILE,
+    answers,
+    json_option,
+    print_json,
+    service_options,
+    service_when_called,
+    without_service,
+)
 from api.formatting import memory
 from api.http.documents import write_yaml
-from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
+from api.schemas.service import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
 from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.presets.clusters import is_cluster_preset
 from search_spaces.spec.presets.models import MODEL_PRESETS

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from api.commands.connection import service_options
-from api.commands.display import answers, json_option, print_facts, print_json
+from api.commands.service import answers, json_option, print_facts, print_json, service_options
 from api.commands.trial_conditions import read_conditions, where_option
 from api.errors import ServiceError
 from api.formatting import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.campaigns.cheap_probes import cheap_probes
+from api.campaigns.trials import cheap_probes
 from api.formatting import (
     figure,
     memory_of,
@@ -19,9 +19,8 @@ from api.formatting import (
 )
 from api.html.result_sentences import bounds
 from api.plot_data.estimates import memory_by_stage
-from api.plots.bars import PlotPart, step_parts
 from api.plots.static_plot import static_plot
-from api.plots.svg import Plot
+from api.plots.svg import Plot, PlotPart, step_parts
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store

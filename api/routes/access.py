@@ -13,7 +13,7 @@ from api.dependencies import CredentialDep, HolderDep, HubDep, StoreDep
 from api.errors import SignInCodeSourceError
 from api.http.cursors import read_cursor, write_cursor
 from api.http.request_bodies import BodyRoute
-from api.schemas.access import (
+from api.schemas.service import (
     AuditPage,
     SignInCodeCreated,
     TokenCreate,

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from api.campaigns.cheap_probes import cheap_probes
-from api.campaigns.progress import progress_of
-from api.leases.waiting import why_not_leased
-from api.schemas.allocations import AllocationRead, NotLeasedRead
+from api.campaigns.progress import progress_of, why_not_leased
+from api.campaigns.trials import cheap_probes
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignRead,
@@ -18,6 +16,7 @@ from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialRead,
 )
+from api.schemas.service import AllocationRead, NotLeasedRead
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord

@@ -1,4 +1,4 @@
-"""Makes campaigns of a measurement table: selects cells, names and describes them."""
+"""Campaigns as measurement tables, a row per layout or trial; and tables imported as campaigns."""
 
 from __future__ import annotations
 
@@ -8,18 +8,120 @@ from typing import Any, Final
 
 from api.campaigns.submission import numbered
 from results_db.campaigns.imports import NewImport
+from results_db.leaderboard.leaderboard_records import RankedLayout
+from results_db.records import CampaignRecord, TrialRecord
 from search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
+from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import LAYOUT_FIELDS
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
+from search_spaces.tables.columns import MEASURED_COLUMNS
 from search_spaces.tables.selection import CellFilter, select
+from search_spaces.tables.table import own_source
+from search_spaces.tables.writing import layout_values, machine_values, model_values, table_text
+
+INTERVAL_COLUMNS: Final = (
+    "num_runs",
+    "step_time_low_s",
+    "step_time_high_s",
+    "shortened",
+    "tied_with_first",
+    "rank",
+    "disturbed",
+)
+"""Columns that the format does not define; its readers keep them unread."""
+DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
+"""Such columns of single trials."""
+
+_STATUS: Final = {"COMPLETED": "completed", "INFEASIBLE": "out_of_memory", "FAILED": "failed"}
 
 MAX_IMPORTED_ROWS: Final = 5_000
 """Most rows of one import. An import is one transaction, of about 0.1 ms per row. On SQLite other
 writers wait for it, and fail after 15 s."""
 
 MAX_IMPORTED_CELLS: Final = 200
+
+
+def measurement_table(
+    campaign: CampaignRecord,
+    layouts: Sequence[RankedLayout],
+    *,
+    source: str | None = None,
+    intervals: bool = False,
+) -> str:
+    """Ranked layouts of a campaign as CSV, each with the median of its runs.
+
+    An imported campaign has a source. The columns of `intervals` are ranks, numbers of runs,
+    intervals of step times, and ties.
+    """
+    rows = measurement_rows(campaign, layouts, source=source)
+    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
+
+
+def measurement_rows(
+    campaign: CampaignRecord, layouts: Sequence[RankedLayout], *, source: str | None = None
+) -> list[dict[str, Any]]:
+    """The rows of `measurement_table`, values by column."""
+    common = _common(campaign)
+    if source is not None:
+        common["source"] = source  # the measurements were not made here
+    return [common | _row(ranked) for ranked in layouts]
+
+
+def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
+    """Ended trials of a campaign as CSV, one row each; failed trials are included.
+
+    The row of a cheap probe has the layout and the layers that ran.
+    """
+    common = _common(campaign)
+    return table_text((common | _trial(campaign, trial) for trial in trials), DISTURBANCE_COLUMNS)
+
+
+def _common(campaign: CampaignRecord) -> dict[str, Any]:
+    return {
+        "source": own_source(
+            campaign.name,
+            campaign.trainer,
+            seed=simulated.seed if (simulated := campaign.simulated) else 0,
+        ),
+        **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
+        **model_values(ModelShape.from_mapping(campaign.spec["model"])),
+    }
+
+
+def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
+    row = layout_values(trial.layout) | {"status": _STATUS[trial.state]}
+    if trial.num_layers is not None:
+        model = ModelShape.from_mapping(campaign.spec["model"])
+        row |= model_values(with_layers(model, trial.num_layers))
+    if trial.state == "COMPLETED":
+        row |= {
+            column: getattr(trial.measurement, column)
+            for column in (*MEASURED_COLUMNS, *DISTURBANCE_COLUMNS)
+        }
+    return row
+
+
+def _row(ranked: RankedLayout) -> dict[str, Any]:
+    measured = ranked.trial.measurement
+    assert measured is not None  # it is ranked
+    row = layout_values(ranked.trial.layout) | {"status": "completed"}
+    row |= {column: getattr(measured, column) for column in MEASURED_COLUMNS}
+    if ranked.num_runs > 1:
+        row["step_time_s"] = ranked.step_time_s
+        row["tokens_per_s"] = measured.tokens_per_step / ranked.step_time_s
+    return row | {
+        "rank": ranked.rank,
+        "num_runs": ranked.num_runs,
+        "disturbed": ranked.disturbed,
+        "step_time_low_s": ranked.step_time_low_s,
+        "step_time_high_s": ranked.step_time_high_s,
+        "shortened": ranked.shortened,
+        "tied_with_first": ranked.is_tied,
+    }
 
 
 def read_import(
