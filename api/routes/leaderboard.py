@@ -7,8 +7,13 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
-from api.campaigns.parquet import PARQUET_TYPE, parquet
-from api.campaigns.tables import INTERVAL_COLUMNS, measurement_rows, measurement_table
+from api.campaigns.tables import (
+    INTERVAL_COLUMNS,
+    PARQUET_TYPE,
+    measurement_rows,
+    measurement_table,
+    parquet,
+)
 from api.dependencies import CampaignName, StoreDep, get_campaign
 from api.http.query_parameters import TrialFilterDep
 from api.routes.etags import UNCHANGED, TagDep
