@@ -25,7 +25,7 @@ from api.dashboard.campaign_form import (
     yaml_of,
 )
 from api.dependencies import StoreDep, get_campaign
-from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
+from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError
 from api.html.rendering import go_to, render
 from api.http.body_limits import limits_of
 from api.http.documents import read_json, read_yaml
@@ -166,15 +166,15 @@ class SubmitPage:
         """The document of the form, in either view.
 
         Raises:
-            SearchSpaceError: fields are no YAML.
-            ApiError: the text is too long, or neither YAML nor JSON.
+            SearchSpaceError: fields are no YAML, or the text is too long.
+            ApiError: the text is neither YAML nor JSON.
         """
         if self.form["view"] != YAML:
             return document_of(self.form)
         text, most = self.form[YAML], limits_of("create_campaign").num_bytes
         body = text.encode("utf-8", "backslashreplace")
         if len(body) > most:
-            raise DocumentTooLargeError(f"the document is longer than the most, {memory(most)}")
+            raise CampaignInvalidError(f"the document is longer than the most, {memory(most)}")
         try:
             if text.lstrip().startswith("{"):
                 # JSON with tabs is no YAML.
