@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.commands.service import job_options, json_option, print_jobs, print_json, service_options
-from api.commands.trial_conditions import read_conditions, where_option
+from api.commands.trial import read_conditions, where_option
 from api.formatting import (
     LAYOUT_HEADINGS,
     baseline_words,

@@ -12,10 +12,9 @@ from api.campaigns.submission import Submission
 from api.campaigns.tables import read_import, trial_table
 from api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
 from api.errors import AnalysisUnavailableError, DocumentTypeUnsupportedError
-from api.http.cursors import read_cursor, write_cursor
 from api.http.documents import media_type_of
 from api.http.problems import names_fields_of_body
-from api.http.query_parameters import JobDep
+from api.http.query_parameters import JobDep, read_cursor, write_cursor
 from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,

@@ -319,7 +319,7 @@ def _asking(place: ServicePlace) -> Iterator[Callable[..., Any]]:
     The function takes method, path and body, returns the document of the answer, and raises the
     errors of `ServiceHttp.request`.
     """
-    from workers.service.http import ServiceHttp
+    from workers.service.lease_client import ServiceHttp
 
     token = read_token(place.token_file)
     with ServiceHttp(place.url, token, certificate=place.certificate) as http:

@@ -40,8 +40,7 @@ from workers.launchers.base import Cancelled
 from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from workers.packing.packer import Packer
 from workers.ranks.rank_task import Device
-from workers.service.http import patiently
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import LeaseClient, patiently
 from workers.worker.events import (
     DrainAsked,
     EndMoved,

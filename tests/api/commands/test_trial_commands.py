@@ -14,7 +14,7 @@ from click.testing import Result
 from pyarrow import parquet
 
 from api.client import Client
-from api.commands.trial_conditions import read_conditions
+from api.commands.trial import read_conditions
 from api.commands.watching import CampaignView, progress_line
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import Layout
