@@ -292,7 +292,6 @@ class NodeHistory:
 
     _doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
     _strikes: dict[str, list[Strike]] = field(default_factory=dict)
-    _quarantined: set[str] = field(default_factory=set)
 
     def strikes(self, node: str) -> Sequence[Strike]:
         return tuple(self._strikes.get(node, ()))
@@ -330,17 +329,15 @@ class NodeHistory:
         self._doubts.pop(probe, None)
 
     def release(self, node: str) -> None:
-        """Takes a node out of quarantine and removes its strikes."""
-        self._quarantined.discard(node)
+        """Removes the strikes of a node that is taken out of quarantine."""
         self._strikes.pop(node, None)
 
     def _strike_out(self, node: str) -> str | None:
         strikes = self._strikes[node]
-        if node in self._quarantined or len(strikes) < STRIKES_OUT:
+        if len(strikes) != STRIKES_OUT:  # with more, it is in quarantine
             return None
         last = strikes[-1]
         trials = ", ".join(str(strike.probe) for strike in strikes)
-        self._quarantined.add(node)
         return f"failed trials {trials} that other nodes completed; last {last.why}"
 
 
