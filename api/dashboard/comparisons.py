@@ -16,7 +16,7 @@ from api.formatting import budget_words, node_time, objective_figure, state_word
 from api.html.rendering import render
 from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio_interval
 from api.html.trial_facts import TrialFacts, knob_text
-from api.plots.svg import keys, stacked
+from api.plots.bars import keys, stacked
 from api.schemas.text_types import id_in
 from results_db.campaigns.imports import IMPORTED
 from results_db.leaderboard.leaderboard_records import RankedLayout

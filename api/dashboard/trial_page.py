@@ -17,10 +17,10 @@ from api.html.result_sentences import REASONS, bounds, short_layout
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.plot_data.plot_data import both_ends
 from api.plot_data.step_times import iterations
+from api.plots.bars import keys, stacked
 from api.plots.layout_map import layout_map
 from api.plots.schedule_plot import schedule_plot
 from api.plots.static_plot import static_plot
-from api.plots.svg import keys, stacked
 from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout

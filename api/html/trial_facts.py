@@ -19,8 +19,9 @@ from api.formatting import (
 )
 from api.html.result_sentences import bounds
 from api.plot_data.estimates import memory_by_stage
+from api.plots.bars import PlotPart, step_parts
 from api.plots.static_plot import static_plot
-from api.plots.svg import Plot, PlotPart, step_parts
+from api.plots.svg import Plot
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store

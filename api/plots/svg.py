@@ -1,16 +1,13 @@
-"""Elements of SVG and HTML from values, and bars. A value that is not `Markup` becomes text."""
+"""Elements of SVG and HTML from values. A value that is not `Markup` becomes text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from api.plot_data.step_times import PARTS
-from search_spaces.protocol.measurement import Breakdown
 from search_spaces.terminal.console import escaped
 
 WIDTH: Final = 860
@@ -18,9 +15,6 @@ WIDTH: Final = 860
 
 _LARGE: Final = 700
 """Plots from this width on may shrink to it, where the page is narrower than they are."""
-
-_BAR_HEIGHT: Final = 26.0
-_SWING_WIDTH: Final = 160
 
 _COLOURS_OF_TERMINALS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -109,81 +103,3 @@ def _html(content: Content) -> str:
 
 def _attribute(value: str | float) -> str:
     return number(value) if isinstance(value, float) else escape(visible(str(value)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotPart:
-    """A part of a whole."""
-
-    name: str
-    size: float
-    says: str
-    """Its size in words."""
-    kind: str
-    """A class of the style sheet: part1 to part8."""
-
-
-def swing(effect: float, largest: float) -> Markup:
-    """A bar of a change, to the right if it is better, relative to the largest of its table."""
-    middle = _SWING_WIDTH / 2
-    length = min(abs(effect) / largest, 1.0) * middle if largest else 0.0
-    left = middle if effect >= 0 else middle - length
-    kind = "better" if effect >= 0 else "worse"
-    return svg_tag(
-        _SWING_WIDTH,
-        12,
-        tag("rect", x=left, y=1.0, width=length, height=10.0, class_=kind),
-        tag("line", x1=middle, x2=middle, y1=0.0, y2=12.0, class_="axis"),
-        says="",
-    )
-
-
-def step_parts(breakdown: Breakdown, step_time_s: float) -> list[PlotPart]:
-    """The parts of a step in their fixed order, each as a share of the step."""
-    named = [(name, getattr(breakdown, part)) for part, name in PARTS.items()]
-    return [
-        PlotPart(name=name, size=seconds, says=f"{seconds / step_time_s:.1%}", kind=f"part{place}")
-        for place, (name, seconds) in enumerate(named, 1)
-        if seconds
-    ]
-
-
-def stacked(parts: Sequence[PlotPart], *, whole: float | None = None) -> Markup:
-    """The parts of a whole in one bar; parts below 0 are in the legend alone.
-
-    Bars on one scale have the same `whole`; by default the parts fill the width.
-    """
-    whole = whole or sum(max(part.size, 0.0) for part in parts) or 1.0
-    left = 0.0
-    drawn = []
-    for part in parts:
-        length = max(part.size, 0.0) / whole * WIDTH
-        title = tag("title", f"{part.name}: {part.says}")
-        drawn.append(
-            tag(
-                "rect",
-                title,
-                x=left,
-                y=0.0,
-                width=length,
-                height=_BAR_HEIGHT,
-                class_=f"part {part.kind}",
-            )
-        )
-        if part.name == "unexplained":
-            drawn.append(hatching(left, 0.0, length, _BAR_HEIGHT))
-        left += length
-    names = ", ".join(f"{part.name} {part.says}" for part in parts)
-    return tag("div", svg_tag(WIDTH, _BAR_HEIGHT, *drawn, says=names), class_="stacked")
-
-
-def keys(parts: Sequence[PlotPart]) -> Markup:
-    """The legend of a bar, with the sizes of its parts."""
-    return tag(
-        "p",
-        *(
-            tag("span", tag("i", class_=f"key {part.kind}"), f"{part.name} {part.says}")
-            for part in parts
-        ),
-        class_="keys",
-    )

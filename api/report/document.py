@@ -19,10 +19,10 @@ from api.html.result_sentences import REASONS, bounds, end_of_log, finding_of, l
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
+from api.plots.bars import PlotPart, keys, stacked, swing
 from api.plots.layout_map import layout_map
 from api.plots.schedule_plot import schedule_plot
 from api.plots.static_plot import static_plot
-from api.plots.svg import PlotPart, keys, stacked, swing
 from api.report.probe_command import commands
 from api.version import version
 from results_db.campaigns.imports import IMPORTED

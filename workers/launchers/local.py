@@ -13,7 +13,8 @@ from search_spaces.machine import usable_cores
 from search_spaces.spec.cluster import Cluster
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError
-from workers.launchers.base import EventRouter, Node, NodeEvent
+from workers.launchers.base import Node, NodeEvent
+from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.json_lines import Document
 from workers.ranks.node_ranks import NodeRanks

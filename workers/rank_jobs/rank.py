@@ -25,7 +25,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from search_spaces.protocol.outcome import ProbeRequest
 from workers.programs.supervisor import ProgramFailedError, run_program
-from workers.rank_jobs.machine_timings import measure_between, measure_node, time_machine
+from workers.rank_jobs.health_job import measure_between, measure_node
+from workers.rank_jobs.machine_timings import time_machine
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import PROGRAM

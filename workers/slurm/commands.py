@@ -98,7 +98,7 @@ def submit(
     admin's token is refused.
     """
     from workers.slurm import submission
-    from workers.slurm.request import render
+    from workers.slurm.batch_script import render
 
     with refusals():
         request = _request(place=place, **options)

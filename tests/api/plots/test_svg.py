@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from api.plots.svg import join, keys, stacked, step_parts, tag
+from api.plots.bars import keys, stacked, step_parts
+from api.plots.svg import join, tag
 from search_spaces.protocol.measurement import Breakdown
 from tests.kit.page import Page
 

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from workers.errors import NodeLostError
-from workers.launchers.base import EventRouter, NodeEvent
+from workers.launchers.base import NodeEvent
+from workers.launchers.event_router import EventRouter
 from workers.ranks.json_lines import Document
 
 

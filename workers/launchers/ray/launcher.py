@@ -6,12 +6,10 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import MappingProxyType
@@ -23,15 +21,14 @@ from workers.backoff import Backoff
 from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
 from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from workers.launchers.agent_listener import AgentListener, Receiver
-from workers.launchers.base import EventRouter, Node, NodeEvent
+from workers.launchers.base import Node, NodeEvent
+from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.ray.bridge_process import BridgeProcess
 from workers.launchers.ray.cluster import ALONE, NODE_ADDRESS, resolved
-from workers.launchers.ray.directory import RayDirectory
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.node_ranks import START_WITHIN_S
-from workers.ranks.processes import ended_within, last_words
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
-from workers.ranks.warden import python_module, start_under_warden
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,68 +39,9 @@ _OTHERS_WITHIN_S: Final = 60.0
 _ENDED_WITHIN_S: Final = 60.0
 """A node answers the order "end", or is lost, long before."""
 
-_CLOSE_WITHIN_S: Final = 40.0
-_LAST_WORDS: Final = 3
 _SHORTEST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 _HEALTHY_AFTER_S: Final = 60.0
-
-
-class BridgeProcess:
-    """A process `workers.launchers.ray.bridge` below a warden of this process.
-
-    Any thread may call it. When this process ends for any reason, the warden ends the bridge and a
-    cluster that it has started.
-
-    Raises:
-        OSError: it can't be started.
-        RayClusterFailedError: there is no place for Ray's files.
-    """
-
-    def __init__(self, flags: Sequence[str], variables: Mapping[str, str]) -> None:
-        with ExitStack() as on_failure:
-            self._log = on_failure.enter_context(tempfile.TemporaryFile())
-            ours, theirs = socket.socketpair()
-            on_failure.enter_context(ours)
-            # The warden that ends last removes the directory. Where no warden can be started, the
-            # next start of a worker removes it.
-            with theirs, closing(RayDirectory.create()) as directory:
-                own_flags = [f"--socket={theirs.fileno()}", f"--directory={directory.path}"]
-                self._warden = start_under_warden(
-                    [*python_module("workers.launchers.ray.bridge"), *own_flags, *flags],
-                    env={**os.environ, **variables, **directory.variables},
-                    pass_fds=[theirs.fileno()],
-                    remove=directory.path,
-                    held_fds=[directory.lock_fd],
-                    stdout=self._log.fileno(),
-                    stderr=self._log.fileno(),
-                )
-            on_failure.pop_all()  # closed in `close`
-        self._line = JsonLines(ours)
-
-    def replace(self, node: str) -> None:
-        """Has the agent of a node replaced; a bridge that has ended leaves that to the next one."""
-        with suppress(OSError):
-            self._line.send({"order": "replace", "node": node})
-
-    def wait(self) -> str:
-        """Waits until no process of the bridge is left; returns how it ended, for messages."""
-        return f"exit code {self._warden.wait()}{self.last_words()}"
-
-    def last_words(self) -> str:
-        """What the bridge printed last, for messages: for example why agents do not get ready."""
-        if self._log.closed:
-            return ""
-        words = last_words(self._log.fileno(), _LAST_WORDS)
-        return f"; its last words: {words}" if words else ""
-
-    def close(self) -> None:
-        """Ends the bridge, its agents, and a cluster that it has started."""
-        self._line.close()
-        if not ended_within(self._warden, _CLOSE_WITHIN_S):
-            self._warden.terminate()
-            self._warden.wait(_CLOSE_WITHIN_S)
-        self._log.close()
 
 
 @dataclass(kw_only=True)

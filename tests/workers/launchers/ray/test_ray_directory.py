@@ -39,9 +39,9 @@ time.sleep(1000)
 WITHOUT_DESCRIPTORS = """
 import gc, os, resource, sys
 from workers.errors import RayClusterFailedError
+from workers.launchers.ray.bridge_process import BridgeProcess
 from workers.ranks.node_ranks import NodeRanks
 from workers.launchers.ray.cluster import RayNodeProcesses
-from workers.launchers.ray.launcher import BridgeProcess
 def open_ones():
     return sorted(map(int, os.listdir("/proc/self/fd")))
 def attempt(start, num_to_spare):
