@@ -26,6 +26,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from api.client import Client, Retries
     from api.errors import ApiError, EventsMissedError, ServiceError, TokenFileInvalidError
+    from api.schemas.access import (
+        AuditPage,
+        SignInCodeCreated,
+        TokenCreate,
+        TokenCreated,
+        TokenPage,
+        TokenRead,
+        WhoAmI,
+    )
+    from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
     from api.schemas.campaigns_and_trials import (
         AnalysisRead,
         CampaignDetail,
@@ -45,24 +55,8 @@ if TYPE_CHECKING:
         TrialRead,
         TrialsAdded,
     )
+    from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
     from api.schemas.plans import PlanRead
-    from api.schemas.service import (
-        AllocationPage,
-        AllocationRead,
-        AuditPage,
-        ClusterPage,
-        ClusterRead,
-        ModelPage,
-        ModelRead,
-        NodePage,
-        SignInCodeCreated,
-        TokenCreate,
-        TokenCreated,
-        TokenPage,
-        TokenRead,
-        WhoAmI,
-        WorkerPage,
-    )
     from results_db.campaigns.filter import CampaignFilter
     from results_db.database.data_dir import DataDir
     from results_db.errors import TrialFilterInvalidError
@@ -130,9 +124,11 @@ __all__ = [
 _SOURCES: Final = (
     "api.client",
     "api.errors",
+    "api.schemas.access",
+    "api.schemas.allocations",
     "api.schemas.campaigns_and_trials",
+    "api.schemas.catalogue",
     "api.schemas.plans",
-    "api.schemas.service",
     "results_db.campaigns.filter",
     "results_db.database.data_dir",
     "results_db.errors",

@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
-from importlib import resources
 from typing import Any, Final
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
-from starlette.responses import HTMLResponse
 from starlette.routing import BaseRoute
-from starlette.staticfiles import StaticFiles
 
 from api.background_loops import in_background
 from api.dashboard import pages
 from api.dashboard.problem_pages import ProblemPages
-from api.http import problems
+from api.http import docs_page, problems
 from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
 from api.http.rate_limit import GuessLimit, make_limits
 from api.http.request_bodies import BODIES_AT_ONCE
-from api.http.route_map import HeadRequests, RouteMap, UrlPrefix, refuse_taken_prefix
+from api.http.route_map import HeadRequests, RouteMap
+from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
 from api.leases.worker_batches import WorkerBatches
 from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
@@ -39,18 +36,16 @@ from api.routes import (
     events,
     exports,
     health,
+    imports,
+    leaderboard,
     plans,
+    reports,
     trials,
     workers,
 )
 from api.schemas.campaigns_and_trials import Problem
 from api.schemas.openapi_descriptions import describe_fields
-from api.security.access_check import (
-    AccessCheck,
-    bearer_scheme,
-    check_again,
-    refuse_unchecked,
-)
+from api.security.access_check import AccessCheck, bearer_scheme, check_again, refuse_unchecked
 from api.security.authentication import Authentication
 from api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
 from api.security.roles import Owners, refuse_undeclared
@@ -78,15 +73,6 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": _PROBLEM,
     "5XX": _PROBLEM,
 }
-
-
-_DOCS_ASSETS: Final = "/docs/assets"
-
-_DOCS_POLICY: Final = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:"
-)
-"""The browser refuses everything from other hosts."""
 
 
 def create_app(settings: Settings, store: Store) -> FastAPI:
@@ -119,7 +105,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.router.routes.extend(_ROUTES)
     problems.install(app)
     etags.install(app)
-    _serve_docs(app)
+    docs_page.install(app)
     app.router.routes.extend(_PAGES)
     _document_problems(app)
     _guard(app, settings)
@@ -170,8 +156,11 @@ def _all_routes() -> Sequence[BaseRoute]:
         workers,
         campaigns,
         plans,
+        imports,
+        reports,
         catalogue,
         trials,
+        leaderboard,
         events,
         exports,
         allocations,
@@ -226,32 +215,6 @@ def _guard(app: FastAPI, settings: Settings) -> None:
     if settings.url_prefix:
         refuse_taken_prefix(settings.url_prefix, app.routes)
         app.add_middleware(UrlPrefix, prefix=settings.url_prefix)
-
-
-def _serve_docs(app: FastAPI) -> None:
-    """Serves the interactive page of the API; its files are installed, so it works offline."""
-    # Only the files of Swagger UI are used, not the package's code.
-    assets = resources.files("fastapi_swagger") / "resources"
-    app.mount(_DOCS_ASSETS, StaticFiles(directory=str(assets)), name="docs-assets")
-    # FastAPI keeps every function that it has analysed: a closure here would keep the application.
-    app.get("/docs", include_in_schema=False)(read_docs)
-
-
-def read_docs(request: Request) -> HTMLResponse:
-    """The interactive page of the API."""
-    app: FastAPI = request.app
-    prefix = request.scope.get("root_path", "")
-    assets = prefix + _DOCS_ASSETS
-    page = get_swagger_ui_html(
-        openapi_url=f"{prefix}{app.openapi_url}",
-        title=f"{app.title}: the API",
-        swagger_js_url=f"{assets}/swagger-ui-bundle.js",
-        swagger_css_url=f"{assets}/swagger-ui.css",
-        swagger_favicon_url=f"{assets}/favicon-32x32.png",
-        swagger_ui_parameters={"persistAuthorization": True, "validatorUrl": None},
-    )
-    page.headers["Content-Security-Policy"] = _DOCS_POLICY
-    return page
 
 
 def _document_problems(app: FastAPI) -> None:

@@ -1,26 +1,18 @@
-"""Campaigns as measurement tables, CSV and Parquet; and tables imported as campaigns."""
+"""Campaigns as measurement tables, CSV and Parquet: a row per layout or per trial."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final
 
-from api.campaigns.submission import numbered
-from results_db.campaigns.imports import NewImport
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
 from search_spaces.campaigns.fidelity import with_layers
-from search_spaces.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS
+from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.space import SearchSpace
-from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
 from search_spaces.tables.columns import MEASURED_COLUMNS
-from search_spaces.tables.selection import CellFilter, select
 from search_spaces.tables.table import own_source
 from search_spaces.tables.writing import layout_values, machine_values, model_values, table_text
 
@@ -52,12 +44,6 @@ _FLOATS: Final = frozenset(
 _FLAGS: Final = (
     frozenset({"tied_embeddings", "shortened", "tied_with_first", "disturbed"}) | _SWITCHES
 )
-
-MAX_IMPORTED_ROWS: Final = 5_000
-"""Most rows of one import. An import is one transaction, of about 0.1 ms per row. On SQLite other
-writers wait for it, and fail after 15 s."""
-
-MAX_IMPORTED_CELLS: Final = 200
 
 
 def measurement_table(
@@ -167,107 +153,3 @@ def _typed(column: str, value: Any) -> Any:
     if column in _FLAGS:
         return bool(value)
     return float(value) if column in _FLOATS else value
-
-
-def read_import(
-    body: bytes, *, name: str | None, cells: Sequence[str]
-) -> tuple[tuple[NewImport, ...], tuple[str, ...]]:
-    """The campaigns that a table becomes, and the assumptions that were made to read it.
-
-    Args:
-        body: the table, CSV in UTF-8.
-        name: of the campaign, or the beginning of the names of several; None: names are made of
-            the model, the cluster and the batch.
-        cells: selects cells, such as `model=GPT-3.6B,num_devices=64`; empty: all.
-
-    Raises:
-        TableInvalidError: the table or a row is invalid, or no cell is selected.
-        CampaignInvalidError: the name is not a valid name of a campaign.
-    """
-    table = read_table(_text(body))
-    chosen = select(table, [CellFilter.read(text) for text in cells])
-    _refuse_too_many(chosen)
-    names = _names(name, chosen)
-    return (
-        tuple(
-            NewImport(
-                spec=_spec(cell, each, table).to_mapping(),
-                cell=cell,
-                aside_columns=table.aside_columns,
-            )
-            for cell, each in zip(chosen, names, strict=True)
-        ),
-        table.notes,
-    )
-
-
-def _text(body: bytes) -> str:
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
-        raise TableInvalidError(
-            f"the table: line {line} is not UTF-8; save the table as CSV in UTF-8"
-        ) from error
-    if "\0" in text:
-        raise TableInvalidError("the table: holds zero bytes; save the table as CSV in UTF-8")
-    # `read_table` takes a text without a line break for the name of a file.
-    return f"{text}\n"
-
-
-def _refuse_too_many(cells: Sequence[TableCell]) -> None:
-    num_rows = sum(len(cell.rows) for cell in cells)
-    if len(cells) > MAX_IMPORTED_CELLS or num_rows > MAX_IMPORTED_ROWS:
-        raise TableInvalidError(
-            f"the table: {len(cells)} cells of {num_rows} rows are more than {MAX_IMPORTED_CELLS} "
-            f"cells or {MAX_IMPORTED_ROWS} rows, the most of one import; select some of them"
-        )
-
-
-def _names(name: str | None, cells: Sequence[TableCell]) -> list[str]:
-    if name is not None and len(cells) == 1:
-        return [name]
-    if name is not None:
-        return [f"{name}-{number}" for number in range(1, len(cells) + 1)]
-    names: list[str] = []
-    for cell in cells:
-        plain = _plain_name(cell)
-        names.append(next(each for each in (plain, *numbered(plain)) if each not in names))
-    return names
-
-
-def _plain_name(cell: TableCell) -> str:
-    key = cell.key
-    told = f"{key.model}-{key.num_devices}x{key.cluster}-s{key.seq_length}-b{key.global_batch_size}"
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", told).lstrip("._-")
-    return plain[:MAX_NAME_LENGTH] or "imported"
-
-
-def _spec(cell: TableCell, name: str, table: MeasurementTable) -> CampaignSpec:
-    """A campaign of the cell's model, cluster and knobs, which can be submitted again."""
-    warnings = [note[:MAX_TEXT_LENGTH] for note in table.notes[:MAX_WARNINGS]]
-    return CampaignSpec(
-        name=name,
-        model=cell.model,
-        cluster=cell.cluster,
-        space=_space(cell),
-        strategy="exhaustive",
-        knowledge="none",
-        warnings=tuple(warnings),
-    )
-
-
-def _space(cell: TableCell) -> SearchSpace:
-    """The values of each knob that occur; not all combinations of them were run."""
-    layouts = [row.layout for row in cell.rows]
-    knobs: dict[str, Any] = {
-        knob: list(dict.fromkeys(getattr(layout, knob) for layout in layouts))
-        for knob in LAYOUT_FIELDS
-        if knob != "num_microbatches"
-    }
-    per_node = cell.cluster.devices_per_node
-    return SearchSpace(
-        global_batch_size=cell.key.global_batch_size,
-        allow_tp_across_nodes=any(layout.tp_ranks > per_node for layout in layouts),
-        **knobs,
-    )

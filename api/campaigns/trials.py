@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from api.errors import PageInvalidError
-from api.http.query_parameters import read_trial_cursor, write_trial_cursor
+from api.http.cursors import read_trial_cursor, write_trial_cursor
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from results_db.trials.filter import PageEnd, TrialFilter, TrialOrder

@@ -7,24 +7,18 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from api.client.calls import PAGE, Calls, segment
-from api.schemas.campaigns_and_trials import Health, Readiness
-from api.schemas.service import (
-    AllocationPage,
-    AllocationRead,
+from api.schemas.access import (
     AuditPage,
-    ClusterPage,
-    ClusterRead,
-    ModelPage,
-    ModelRead,
-    NodePage,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
     TokenPage,
     TokenRead,
     WhoAmI,
-    WorkerPage,
 )
+from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
+from api.schemas.campaigns_and_trials import Health, Readiness
+from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 from results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
 
 

@@ -20,7 +20,7 @@ from api.commands.service import (
 )
 from api.formatting import memory
 from api.http.documents import write_yaml
-from api.schemas.service import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
+from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
 from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.presets.clusters import is_cluster_preset
 from search_spaces.spec.presets.models import MODEL_PRESETS

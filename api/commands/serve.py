@@ -21,8 +21,8 @@ from api.app import create_app
 from api.errors import ApiError
 from api.http.bind_address import Endpoint, endpoint_options, is_loopback, listening
 from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_connections
-from api.http.route_map import read_prefix
 from api.http.server import LimitedServer
+from api.http.url_prefix import read_prefix
 from api.process.local_service import announced, serving
 from api.security.local_tokens import load_or_make_token
 from api.settings import Settings

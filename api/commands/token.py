@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from api.commands.service import answers, json_option, print_json, service_options
 from api.errors import ServiceError
 from api.formatting import moment
-from api.schemas.service import TokenCreate, TokenPage, TokenRead, WhoAmI
+from api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
 from results_db.actor import TOKEN_ROLES, TokenRole
 from results_db.service_records import AuditEntryRead
 from search_spaces.connection.data_home import default_data_dir

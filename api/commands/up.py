@@ -21,7 +21,7 @@ from api.commands.service import EXISTING_FILE, refuse
 from api.commands.token import sign_in_url
 from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
-from api.http.route_map import read_prefix
+from api.http.url_prefix import read_prefix
 from api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from api.security.local_tokens import read_token
 from results_db.database.data_dir import DataDir

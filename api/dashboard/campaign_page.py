@@ -15,7 +15,7 @@ from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.html.rendering import campaign_path, go_to, page_url, render
 from api.html.result_sentences import finding_of, lead
 from api.http.query_parameters import TrialFilterDep
-from api.routes.trials import Front, Order, Ranking, Sort, Within
+from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from api.schemas.text_types import QueryText
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.records import CampaignRecord, CampaignState

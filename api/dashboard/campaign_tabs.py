@@ -16,7 +16,8 @@ from api.dependencies import CampaignDep, StoreDep
 from api.formatting import unit
 from api.html.rendering import PAGE_HEADERS
 from api.html.result_sentences import REASONS, end_of_log
-from api.http.query_parameters import MAX_CURSOR, TrialFilterDep
+from api.http.cursors import MAX_CURSOR
+from api.http.query_parameters import TrialFilterDep
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
 from results_db.campaigns.history_and_timeline import FailureCount
 from results_db.events.event_log import EventRecord

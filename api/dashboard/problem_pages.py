@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.html.rendering import render
 from api.http.problems import MEDIA_TYPE
-from api.http.route_map import route_path
+from api.http.url_prefix import route_path
 from api.security.authentication import is_api
 
 _TITLES: Final[Mapping[int, str]] = {

@@ -15,7 +15,7 @@ from api.html.rendering import go_to, render
 from api.routes.access import Word, list_audit, revoke_token
 from api.routes.allocations import AllocationId
 from api.routes.from_records import allocation_reads
-from api.schemas.service import TokenId
+from api.schemas.access import TokenId
 from api.schemas.text_types import Moment, Reason
 from results_db.actor import TOKEN_ROLES, TokenRole
 from results_db.errors import TokenDuplicateError, TokenInvalidError

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from api import errors as api_errors
 from api.exporters import base as exporters
-from api.http.route_map import route_path
+from api.http.url_prefix import route_path
 from api.schemas.campaigns_and_trials import FieldError, Problem
 from results_db import errors as db_errors
 from search_spaces import errors as space_errors

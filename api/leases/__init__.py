@@ -1,1 +1,1 @@
-"""Leases, heartbeats and outcomes of workers, in batches."""
+"""Leases, heartbeats and outcomes of workers, in batches, and why a trial is not leased."""

@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import CredentialDep, HolderDep, HubDep, StoreDep
 from api.errors import SignInCodeSourceError
-from api.http.query_parameters import read_cursor, write_cursor
+from api.http.cursors import read_cursor, write_cursor
 from api.http.request_bodies import BodyRoute
-from api.schemas.service import (
+from api.schemas.access import (
     AuditPage,
     SignInCodeCreated,
     TokenCreate,

@@ -11,7 +11,7 @@ from api.dependencies import StoreDep
 from api.http.request_bodies import BodyRoute
 from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import allocation_reads
-from api.schemas.service import AllocationPage, AllocationRead, NodePage, NodeQuarantineCreate
+from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, NodeQuarantineCreate
 from results_db.service_records import ClusterNodeRead
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])

@@ -1,20 +1,16 @@
-"""Campaigns: submitted, imported, changed, and their results."""
+"""Campaigns."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.campaigns.submission import Submission
-from api.campaigns.tables import read_import, trial_table
 from api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
-from api.errors import AnalysisUnavailableError, DocumentTypeUnsupportedError
-from api.http.documents import media_type_of
+from api.http.cursors import read_cursor, write_cursor
 from api.http.problems import names_fields_of_body
-from api.http.query_parameters import JobDep, read_cursor, write_cursor
 from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,
@@ -23,24 +19,14 @@ from api.http.request_bodies import (
     DocumentDep,
     body_of,
 )
-from api.report.document import POLICY, report
 from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import campaign_detail, campaigns_read
-from api.schemas.campaigns_and_trials import (
-    AnalysisRead,
-    CampaignChange,
-    CampaignDetail,
-    CampaignPage,
-    ImportRead,
-    KnobImportance,
-)
+from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
 from results_db.campaigns.filter import CampaignFilter
-from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, CampaignState
 from search_spaces.campaigns.campaign_settings import StrategyName
 from search_spaces.spec.objectives import AnyObjective
-from search_spaces.tables import write_table
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/campaigns", tags=["campaigns"])
 
@@ -66,10 +52,6 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
         }
     }
 }
-
-
-CSV_TYPE: Final = "text/csv"
-_CSV_CONTENT: Final = {CSV_TYPE: {"schema": {"type": "string"}}}
 
 
 def get_submission(store: StoreDep, settings: SettingsDep) -> Submission:
@@ -233,106 +215,3 @@ def resume_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail
 def cancel_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """End a campaign now. Waiting trials are cancelled; workers stop the running ones."""
     return campaign_detail(store, store.campaigns.cancel(campaign.id))
-
-
-async def table_body(request: Request) -> bytes:
-    content_type = media_type_of(request.headers.get("content-type", ""))
-    if content_type not in ("", CSV_TYPE):
-        raise DocumentTypeUnsupportedError(f"content type {content_type[:80]!r} is not {CSV_TYPE}")
-    return await request.body()
-
-
-@router.post(
-    "/import",
-    status_code=HTTPStatus.CREATED,
-    openapi_extra={"requestBody": {"required": True, "content": _CSV_CONTENT}},
-)
-def import_campaigns(
-    body: Annotated[bytes, Depends(table_body)],
-    store: StoreDep,
-    name: Annotated[
-        str | None,
-        Query(
-            max_length=64,
-            description="Name of the campaign; if there are several, each gets a number after it.",
-        ),
-    ] = None,
-    cell: Annotated[
-        list[str] | None,
-        Query(
-            description="Only these cells, for example model=GPT-3.6B,num_devices=64; may be repeated."
-        ),
-    ] = None,
-) -> ImportRead:
-    """Import a measurement table: each cell becomes a campaign that has ended.
-
-    422 if it is not a measurement table (the answer states the row and the reason), 409 if a name
-    is taken. Either all of it is imported, or nothing.
-    """
-    imports, notes = read_import(body, name=name, cells=cell or ())
-    campaigns = store.imports.add(imports)
-    return ImportRead(campaigns=campaigns_read(store, campaigns), notes=list(notes))
-
-
-@router.get(
-    "/{campaign}/table", response_class=Response, responses={200: {"content": _CSV_CONTENT}}
-)
-def read_table_of_campaign(campaign: CampaignDep, store: StoreDep) -> Response:
-    """Read all measurements of a campaign as a measurement table, in order, with failures.
-
-    For an imported campaign this is the imported table.
-    """
-    if campaign.strategy == IMPORTED:
-        text = write_table(store.imports.table(campaign.id))
-    else:
-        ended = store.trials.find(campaign.id, states=("COMPLETED", "INFEASIBLE", "FAILED"))
-        # Measurements of ranks that shared devices are left out.
-        shown = [t for t in ended if t.measurement is None or not t.measurement.oversubscribed]
-        text = trial_table(campaign, shown)
-    return Response(text, media_type=CSV_TYPE)
-
-
-@router.get("/{campaign}/report", response_class=HTMLResponse)
-def read_report(campaign: CampaignDep, store: StoreDep, job: JobDep) -> HTMLResponse:
-    """Read a campaign's report: one HTML document that loads no other file and runs no script.
-
-    For a campaign that has not ended it shows the results so far. With `tokens` it has the days of
-    the training job with each of the best layouts.
-    """
-    headers = {
-        "Content-Security-Policy": POLICY,
-        "Content-Disposition": f'inline; filename="{campaign.name}.html"',
-    }
-    return HTMLResponse(report(store, campaign, store.now(), job), headers=headers)
-
-
-@router.get("/{campaign}/analysis")
-def read_analysis(campaign: CampaignDep, store: StoreDep) -> AnalysisRead:
-    """Read which knobs matter in a campaign, and how one step in each changes its winner.
-
-    The driver computes the analysis when the campaign ends, and every minute or so while it runs.
-    404 while there is none.
-    """
-    analysis = store.reports.analysis(campaign.id)
-    if analysis is None and campaign.strategy == IMPORTED:
-        raise AnalysisUnavailableError(
-            f"campaign {campaign.name!r} is imported, and has no analysis: what was chosen elsewhere, "
-            "and why, is not known here"
-        )
-    if analysis is None:
-        raise AnalysisUnavailableError(
-            f"campaign {campaign.name!r} ({campaign.state}) has no analysis yet: it is made when the "
-            "campaign ends, and every minute or so while trials complete"
-        )
-    winner = store.trials.get(analysis.winner_id)
-    return AnalysisRead.of(
-        analysis,
-        campaign=campaign.name,
-        winner=winner.number,
-        winner_layout=winner.layout_key,
-        num_layouts=analysis.num_trials,
-        importances=[
-            KnobImportance(knob=knob, importance=share)
-            for knob, share in analysis.importances.items()
-        ],
-    )

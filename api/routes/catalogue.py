@@ -12,7 +12,7 @@ from api.dependencies import SettingsDep, StoreDep
 from api.http.problems import names_fields_of_body
 from api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
 from api.schemas.campaigns_and_trials import Document
-from api.schemas.service import ClusterPage, ClusterRead, ModelPage, ModelRead
+from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 from results_db.campaigns.models_and_clusters import DescriptionRecord
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from api.campaigns.progress import progress_of, why_not_leased
+from api.campaigns.progress import progress_of
 from api.campaigns.trials import cheap_probes
+from api.leases.why_not_leased import why_not_leased
+from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignRead,
@@ -16,7 +18,6 @@ from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialRead,
 )
-from api.schemas.service import AllocationRead, NotLeasedRead
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Path, Request
 
 from api.dependencies import ActorDep, BatchesDep, ChangesDep, OwnersDep, SettingsDep, StoreDep
 from api.http.request_bodies import BodyRoute
-from api.schemas.service import WorkerPage
+from api.schemas.allocations import WorkerPage
 from results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S, LeaseAsk
 from results_db.allocations.workers import Beat
 from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL

@@ -27,7 +27,7 @@ from api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
 from api.http.browser_guard import browser_host, why_foreign
 from api.http.problems import problem_response
 from api.http.rate_limit import GuessLimit
-from api.http.route_map import route_path
+from api.http.url_prefix import route_path
 from api.security.holders import Holder, SessionBook, TokenBook
 from api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
 from results_db.access.tokens import hash_of_token

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from api.client import Client
+from api.schemas.access import TokenCreate
 from api.schemas.plans import PlanRead
-from api.schemas.service import TokenCreate
 from results_db.campaigns.filter import CampaignFilter
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
 from search_spaces.belief.plan import Plan

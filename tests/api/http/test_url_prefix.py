@@ -13,7 +13,7 @@ import pytest
 
 from api.app import create_app
 from api.errors import ServiceStartError
-from api.http.route_map import read_prefix
+from api.http.url_prefix import read_prefix
 from api.settings import Settings
 from results_db.store import Store
 from tests.kit.api import HEADERS, TOKEN, answered

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.campaigns import tables
+from api.campaigns import imports
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
 from tests.kit.api import Api, Command
@@ -55,7 +55,7 @@ def test_a_table_becomes_a_campaign_that_has_ended_and_says_where_it_comes_from(
     trials = api.get("/campaigns/ended/trials")["trials"]
     assert [trial["state"] for trial in trials][4:6] == ["INFEASIBLE", "FAILED"]
     with monkeypatch.context() as limited:
-        limited.setattr(tables, "MAX_IMPORTED_ROWS", 3)
+        limited.setattr(imports, "MAX_IMPORTED_ROWS", 3)
         problem = post(api, make_text(*varied_rows()), 422)
     assert "1 cells of 8 rows are more than 200 cells or 3 rows" in problem["detail"]
 

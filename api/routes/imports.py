@@ -1,0 +1,80 @@
+"""Measurement tables: imported as campaigns, and written for a campaign."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from api.campaigns.imports import read_import
+from api.campaigns.tables import trial_table
+from api.dependencies import CampaignDep, StoreDep
+from api.errors import DocumentTypeUnsupportedError
+from api.http.documents import media_type_of
+from api.routes.from_records import campaigns_read
+from api.schemas.campaigns_and_trials import ImportRead
+from results_db.campaigns.imports import IMPORTED
+from search_spaces.tables import write_table
+
+router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
+
+CSV_TYPE: Final = "text/csv"
+_CSV_CONTENT: Final = {CSV_TYPE: {"schema": {"type": "string"}}}
+
+
+async def table_body(request: Request) -> bytes:
+    content_type = media_type_of(request.headers.get("content-type", ""))
+    if content_type not in ("", CSV_TYPE):
+        raise DocumentTypeUnsupportedError(f"content type {content_type[:80]!r} is not {CSV_TYPE}")
+    return await request.body()
+
+
+@router.post(
+    "/import",
+    status_code=HTTPStatus.CREATED,
+    openapi_extra={"requestBody": {"required": True, "content": _CSV_CONTENT}},
+)
+def import_campaigns(
+    body: Annotated[bytes, Depends(table_body)],
+    store: StoreDep,
+    name: Annotated[
+        str | None,
+        Query(
+            max_length=64,
+            description="Name of the campaign; if there are several, each gets a number after it.",
+        ),
+    ] = None,
+    cell: Annotated[
+        list[str] | None,
+        Query(
+            description="Only these cells, for example model=GPT-3.6B,num_devices=64; may be repeated."
+        ),
+    ] = None,
+) -> ImportRead:
+    """Import a measurement table: each cell becomes a campaign that has ended.
+
+    422 if it is not a measurement table (the answer states the row and the reason), 409 if a name
+    is taken. Either all of it is imported, or nothing.
+    """
+    imports, notes = read_import(body, name=name, cells=cell or ())
+    campaigns = store.imports.add(imports)
+    return ImportRead(campaigns=campaigns_read(store, campaigns), notes=list(notes))
+
+
+@router.get(
+    "/{campaign}/table", response_class=Response, responses={200: {"content": _CSV_CONTENT}}
+)
+def read_table_of_campaign(campaign: CampaignDep, store: StoreDep) -> Response:
+    """Read all measurements of a campaign as a measurement table, in order, with failures.
+
+    For an imported campaign this is the imported table.
+    """
+    if campaign.strategy == IMPORTED:
+        text = write_table(store.imports.table(campaign.id))
+    else:
+        ended = store.trials.find(campaign.id, states=("COMPLETED", "INFEASIBLE", "FAILED"))
+        # Measurements of ranks that shared devices are left out.
+        shown = [t for t in ended if t.measurement is None or not t.measurement.oversubscribed]
+        text = trial_table(campaign, shown)
+    return Response(text, media_type=CSV_TYPE)

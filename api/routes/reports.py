@@ -1,0 +1,61 @@
+"""Results of a campaign: its report, and the analysis of its knobs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from api.dependencies import CampaignDep, StoreDep
+from api.errors import AnalysisUnavailableError
+from api.http.query_parameters import JobDep
+from api.report.document import POLICY, report
+from api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance
+from results_db.campaigns.imports import IMPORTED
+
+router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
+
+
+@router.get("/{campaign}/report", response_class=HTMLResponse)
+def read_report(campaign: CampaignDep, store: StoreDep, job: JobDep) -> HTMLResponse:
+    """Read a campaign's report: one HTML document that loads no other file and runs no script.
+
+    For a campaign that has not ended it shows the results so far. With `tokens` it has the days of
+    the training job with each of the best layouts.
+    """
+    headers = {
+        "Content-Security-Policy": POLICY,
+        "Content-Disposition": f'inline; filename="{campaign.name}.html"',
+    }
+    return HTMLResponse(report(store, campaign, store.now(), job), headers=headers)
+
+
+@router.get("/{campaign}/analysis")
+def read_analysis(campaign: CampaignDep, store: StoreDep) -> AnalysisRead:
+    """Read which knobs matter in a campaign, and how one step in each changes its winner.
+
+    The driver computes the analysis when the campaign ends, and every minute or so while it runs.
+    404 while there is none.
+    """
+    analysis = store.reports.analysis(campaign.id)
+    if analysis is None and campaign.strategy == IMPORTED:
+        raise AnalysisUnavailableError(
+            f"campaign {campaign.name!r} is imported, and has no analysis: what was chosen elsewhere, "
+            "and why, is not known here"
+        )
+    if analysis is None:
+        raise AnalysisUnavailableError(
+            f"campaign {campaign.name!r} ({campaign.state}) has no analysis yet: it is made when the "
+            "campaign ends, and every minute or so while trials complete"
+        )
+    winner = store.trials.get(analysis.winner_id)
+    return AnalysisRead.of(
+        analysis,
+        campaign=campaign.name,
+        winner=winner.number,
+        winner_layout=winner.layout_key,
+        num_layouts=analysis.num_trials,
+        importances=[
+            KnobImportance(knob=knob, importance=share)
+            for knob, share in analysis.importances.items()
+        ],
+    )
