@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from api.cli import main, walk_commands
-from api.commands.service import service_options
+from api.commands.connection import service_options
 
 WIDTH: Final = 100
 

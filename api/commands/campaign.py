@@ -1,4 +1,4 @@
-"""`layout-tuner campaign list`, `show`, `table`, `pause`, `resume`, `cancel`, ...; `report`."""
+"""`layout-tuner campaign list`, `show`, `table`, `pause`, `resume`, `cancel`, `analysis`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from api.commands.service import answers, best_words, job_options, print_facts, service_options
+from api.commands.connection import answers, best_words, print_facts, service_options
 from api.formatting import (
     baseline_words,
     budget_words,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
         CostRead,
     )
     from results_db.leaderboard.leaderboard_records import BaselineRead
-    from search_spaces.statistics.job_duration import TrainingJob
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),
@@ -143,38 +141,6 @@ def cancel(name: str, client: Client) -> CampaignDetail:
 def analysis(name: str, client: Client) -> AnalysisRead:
     """Show which knobs matter, and what one step in each does to the winner."""
     return client.analysis(name)
-
-
-@click.command()
-@click.argument("campaign")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Where it goes: a file, by default CAMPAIGN.html, or - for the output.",
-)
-@click.option("--force", is_flag=True, help="Overwrite the file.")
-@job_options
-@service_options
-def report(
-    campaign: str, out: Path | None, force: bool, job: TrainingJob | None, client: Client
-) -> None:
-    """Write a campaign's report: one HTML document to mail or print.
-
-    It loads nothing and runs nothing. Of a campaign that still runs it shows what there is so far.
-    With --tokens it has the days of the training job with each of the best layouts.
-    """
-    if out == Path("-"):
-        click.echo(client.report(campaign, job=job), nl=False)
-        return
-    target = out or Path(f"{campaign}.html")
-    if target.exists() and not force:
-        raise click.ClickException(f"{target} exists; choose another --out, or --force")
-    document = client.report(campaign, job=job)
-    try:
-        target.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{target} cannot be written: {error.strerror}") from error
-    click.echo(f"report of {campaign}: {target}")
 
 
 def _list_row(campaign: CampaignRead) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.commands.campaign import precision_words
-from api.commands.service import (
+from api.commands.connection import (
     EXISTING_FILE,
     Function,
     answers,

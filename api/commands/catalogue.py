@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.commands.campaign_changes import read_document_file
-from api.commands.service import (
+from api.commands.connection import (
     EXISTING_FILE,
     answers,
     json_option,

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.commands.service import job_options, json_option, print_jobs, print_json, service_options
+from api.commands.connection import (
+    job_options,
+    json_option,
+    print_jobs,
+    print_json,
+    service_options,
+)
 from api.commands.trial import read_conditions, where_option
 from api.formatting import (
     LAYOUT_HEADINGS,

@@ -1,41 +1,28 @@
-"""`layout-tuner token`: create, list, revoke; `layout-tuner login`, `whoami` and `audit`."""
+"""`layout-tuner token`: create, list, revoke; `layout-tuner whoami`; `layout-tuner audit`."""
 
 from __future__ import annotations
 
-import html
 import os
-import webbrowser
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from api.commands.service import answers, json_option, print_json, service_options
+from api.commands.connection import answers, json_option, print_json, service_options
 from api.errors import ServiceError
 from api.formatting import moment
 from api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
 from results_db.actor import TOKEN_ROLES, TokenRole
 from results_db.service_records import AuditEntryRead
-from search_spaces.connection.data_home import default_data_dir
 from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError
 from search_spaces.terminal.text_table import print_table
 
 if TYPE_CHECKING:
     from api.client import Client
-
-REDIRECT_FILE: Final = "sign-in.html"
-
-_REDIRECT: Final = """\
-<!doctype html>
-<meta charset="utf-8">
-<meta http-equiv="refresh" content="0;url={url}">
-<title>layout-tuner</title>
-<a href="{url}">Continue</a>
-"""
 
 
 @click.command()
@@ -123,42 +110,6 @@ def whoami(client: Client) -> WhoAmI:
 
 def _until(end: datetime | None) -> str:
     return f" until {moment(end)}" if end else ""
-
-
-@click.command()
-@click.option("--open", "opens", is_flag=True, help="Also open the address in a browser.")
-@service_options
-def login(opens: bool, client: Client) -> None:
-    """Print an address that signs a browser in: once, within ten minutes, with the token's role."""
-    created = client.create_sign_in_code()
-    url = sign_in_url(client.url, created.code)
-    click.echo(f"until {moment(created.expires_at)}, in one browser:", err=True)
-    click.echo(url)
-    if opens and not webbrowser.open(_redirect_file(url).as_uri()):
-        click.echo("no browser was found here: open the address in one", err=True)
-
-
-def sign_in_url(service_url: str, code: str) -> str:
-    """The address that signs in: browsers do not send the fragment, so no log has the code."""
-    return f"{service_url.rstrip('/')}/sign-in#code={code}"
-
-
-def _redirect_file(url: str) -> Path:
-    """A file that leads to the address: all users of a machine can read arguments of processes."""
-    directory = default_data_dir(os.environ)
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = directory / REDIRECT_FILE
-        file.unlink(missing_ok=True)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as page:
-            page.write(_REDIRECT.format(url=html.escape(url)))
-    except OSError as error:
-        raise click.ClickException(
-            f"the browser cannot be opened: {directory} cannot be written to ({error.strerror}); "
-            "open the address by hand"
-        ) from error
-    return file
 
 
 @click.command()

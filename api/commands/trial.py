@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.commands.service import answers, json_option, print_facts, print_json, service_options
+from api.commands.connection import answers, json_option, print_facts, print_json, service_options
 from api.errors import ServiceError
 from api.formatting import (
     LAYOUT_HEADINGS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.commands.service import json_option, service_options
+from api.commands.connection import json_option, service_options
 from api.commands.watching import POLL_S
 from api.errors import ServiceError
 from api.formatting import (

@@ -1,4 +1,4 @@
-"""The list of campaigns, and the page of one: what it found, and what its other pages show too."""
+"""The page of a campaign: what it found, its leaderboard, and what its other pages show too."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.campaigns.progress import progress_of, trials_planned
+from api.campaigns.progress import progress_of
 from api.dependencies import CampaignDep, StoreDep
 from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.html.rendering import campaign_path, go_to, page_url, render
 from api.html.result_sentences import finding_of, lead
 from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
-from api.schemas.text_types import QueryText
-from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from results_db.records import CampaignRecord, CampaignState
+from results_db.records import CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import LeaderboardListing, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import OBJECTIVES
 
 router = APIRouter()
-
-LISTED: Final = 50
-"""Campaigns on one page of the list."""
 
 MAX_COLUMNS: Final = len(COLUMNS)
 
@@ -44,56 +39,6 @@ TABS: Final = (
     ("Events", "/events"),
 )
 """Names of the tabs with the ends of their paths."""
-
-
-@router.get("/")
-def show_campaigns(
-    request: Request,
-    store: StoreDep,
-    state: Annotated[list[CampaignState] | None, Query()] = None,
-    created_by: QueryText | None = None,
-    model: QueryText | None = None,
-    cluster: QueryText | None = None,
-    name_contains: QueryText | None = None,
-    offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
-) -> HTMLResponse:
-    """The campaigns that pass all filters, the newest first."""
-    chosen = CampaignFilter(
-        states=tuple(state or ()),
-        model=model,
-        cluster=cluster,
-        created_by=created_by,
-        name_contains=name_contains,
-    )
-    campaigns = store.campaigns.find(chosen=chosen, limit=LISTED, offset=offset)
-    return render(
-        request,
-        "campaigns.html",
-        rows=_rows(store, campaigns),
-        total=store.reports.count_campaigns(chosen),
-        choices=store.reports.campaign_choices(),
-        chosen=chosen,
-        is_filtered=chosen != EVERY_CAMPAIGN,
-        offset=offset,
-        page_size=LISTED,
-    )
-
-
-def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]:
-    ids = [campaign.id for campaign in campaigns]
-    counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
-    baselines = store.baselines.of_campaigns(campaigns)
-    return [
-        {
-            "campaign": campaign,
-            "counts": (of := counts[campaign.id]),
-            "ended": of["COMPLETED"] + of["INFEASIBLE"] + of["FAILED"],
-            "failed": of["INFEASIBLE"] + of["FAILED"],
-            "planned": trials_planned(campaign, of, baselines.get(campaign.id)),
-            "winner": winners.get(campaign.id),
-        }
-        for campaign in campaigns
-    ]
 
 
 async def campaign_page(

@@ -7,12 +7,15 @@ from typing import Final
 from fastapi import APIRouter, Depends
 
 from api.dashboard import (
+    access_pages,
+    allocation_list,
     campaign_actions,
+    campaign_list,
     campaign_page,
     campaign_tabs,
     comparisons,
     export_page,
-    service_pages,
+    plot_pages,
     sign_in_page,
     submit,
     trial_page,
@@ -22,14 +25,17 @@ from api.http.query_parameters import refuse_unknown_query_of_page
 from api.security.access_check import check_again
 
 _PAGES: Final = (
+    campaign_list,
     campaign_page,
     campaign_tabs,
     campaign_actions,
     comparisons,
     trial_page,
+    plot_pages,
     submit,
     export_page,
-    service_pages,
+    allocation_list,
+    access_pages,
 )
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 

@@ -88,7 +88,7 @@ def client(api: Api) -> Client:
 @pytest.fixture
 def command(api: Api, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs commands against the service in this process, in a wide terminal."""
-    monkeypatch.setattr("api.commands.service.connect", lambda *_: client_of(api))
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
     return lambda *arguments: CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})
 
 

@@ -330,7 +330,7 @@ def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
             lambda _request: httpx.Response(200, json={**answer, "files": files})
         ),
     )
-    monkeypatch.setattr("api.commands.service.connect", lambda *_: client)
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
     words = ["export", "c", "--format", "trainer", "--out", str(tmp_path / "out"), "--force"]
     ends(
         CliRunner().invoke(main, words),

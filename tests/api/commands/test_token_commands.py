@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.command_packages import token
-from api.commands.token import sign_in_url
+from api.commands.login import sign_in_url
 from tests.kit.api import Command, ends
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess
@@ -161,7 +161,7 @@ def test_the_code_is_not_among_the_arguments_of_the_browser(
     browser.write_text(f'#!/bin/sh\necho "$@" > {seen}\n')
     browser.chmod(0o700)
     done = subprocess.run(
-        [sys.executable, "-c", "from api.commands.token import login; login()", "--open"],
+        [sys.executable, "-c", "from api.commands.login import login; login()", "--open"],
         env={"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "BROWSER": f"{browser} %s"},
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from api.dashboard import campaign_page
+from api.dashboard import campaign_list
 from tests.api.dashboard.browser import Visitor, assert_accessible
 from tests.api.dashboard.explored import Explored
 
@@ -80,7 +80,7 @@ def test_campaigns_of_different_objectives_are_not_compared(
 def test_without_a_script_the_list_is_filtered_and_has_pages(
     browser: Browser, explored: Explored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign_page, "LISTED", 5)
+    monkeypatch.setattr(campaign_list, "PAGE", 5)
     for number in range(6):
         explored.submit(f"many-{number}")
     with explored.visitor(browser, java_script_enabled=False) as visitor:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from api.dashboard import service_pages
+from api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.persons import served
@@ -90,7 +90,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
 def test_the_audit_is_filtered_and_has_pages(
     visitor: Visitor, shared: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_pages, "AUDIT_PAGE", 3)
+    monkeypatch.setattr(access_pages, "AUDIT_PAGE", 3)
     admin = shared.headers("admin")
     for number in range(5):
         httpx.post(

@@ -1,0 +1,72 @@
+"""The first page: the campaigns, with their progress and their best layouts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from api.campaigns.progress import trials_planned
+from api.dependencies import StoreDep
+from api.html.rendering import render
+from api.schemas.text_types import QueryText
+from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from results_db.records import CampaignRecord, CampaignState
+from results_db.store import Store
+from search_spaces.documents.limits import MAX_ID
+
+PAGE: Final = 50
+"""Campaigns on one page."""
+
+router = APIRouter()
+
+
+@router.get("/")
+def show_campaigns(
+    request: Request,
+    store: StoreDep,
+    state: Annotated[list[CampaignState] | None, Query()] = None,
+    created_by: QueryText | None = None,
+    model: QueryText | None = None,
+    cluster: QueryText | None = None,
+    name_contains: QueryText | None = None,
+    offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+) -> HTMLResponse:
+    """The campaigns that pass all filters, the newest first."""
+    chosen = CampaignFilter(
+        states=tuple(state or ()),
+        model=model,
+        cluster=cluster,
+        created_by=created_by,
+        name_contains=name_contains,
+    )
+    campaigns = store.campaigns.find(chosen=chosen, limit=PAGE, offset=offset)
+    return render(
+        request,
+        "campaigns.html",
+        rows=_rows(store, campaigns),
+        total=store.reports.count_campaigns(chosen),
+        choices=store.reports.campaign_choices(),
+        chosen=chosen,
+        is_filtered=chosen != EVERY_CAMPAIGN,
+        offset=offset,
+        page_size=PAGE,
+    )
+
+
+def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]:
+    ids = [campaign.id for campaign in campaigns]
+    counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
+    baselines = store.baselines.of_campaigns(campaigns)
+    return [
+        {
+            "campaign": campaign,
+            "counts": (of := counts[campaign.id]),
+            "ended": of["COMPLETED"] + of["INFEASIBLE"] + of["FAILED"],
+            "failed": of["INFEASIBLE"] + of["FAILED"],
+            "planned": trials_planned(campaign, of, baselines.get(campaign.id)),
+            "winner": winners.get(campaign.id),
+        }
+        for campaign in campaigns
+    ]
