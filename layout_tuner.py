@@ -35,12 +35,7 @@ if TYPE_CHECKING:
         TokenRead,
         WhoAmI,
     )
-    from api.schemas.allocations import (
-        AllocationPage,
-        AllocationRead,
-        NodePage,
-        WorkerPage,
-    )
+    from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
     from api.schemas.campaigns_and_trials import (
         AnalysisRead,
         CampaignDetail,

@@ -17,11 +17,10 @@ from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, problems
 from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
-from api.http.head_requests import HeadRequests
 from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
-from api.http.rate_limit import make_limits
+from api.http.rate_limit import GuessLimit, make_limits
 from api.http.request_bodies import BODIES_AT_ONCE
-from api.http.route_map import RouteMap
+from api.http.route_map import HeadRequests, RouteMap
 from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
 from api.leases.worker_batches import WorkerBatches
 from api.live.database_changes import DatabaseChanges
@@ -46,17 +45,10 @@ from api.routes import (
 )
 from api.schemas.campaigns_and_trials import Problem
 from api.schemas.openapi_descriptions import describe_fields
-from api.security.access_check import (
-    AccessCheck,
-    bearer_scheme,
-    check_again,
-    refuse_unchecked,
-)
+from api.security.access_check import AccessCheck, bearer_scheme, check_again, refuse_unchecked
 from api.security.authentication import Authentication
-from api.security.guess_limit import GuessLimit
 from api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
-from api.security.ownership import Owners
-from api.security.roles import refuse_undeclared
+from api.security.roles import Owners, refuse_undeclared
 from api.security.session_cookie import SessionCookie
 from api.settings import Settings
 from api.version import version

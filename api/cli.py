@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import click
 
-from api.command_packages import COMMANDS, missing_packages_of
-from api.lazy_group import LazyGroup
+from api.command_packages import COMMANDS, LazyGroup, missing_packages_of
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.terminal.console import escape_output
 

@@ -1,24 +1,31 @@
-"""The commands: where each is defined, and the extra that it needs beyond the base install."""
+"""The commands: where each is defined, how it is imported when called, and the extra it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
 
 COMMANDS: Final[Mapping[str, str]] = {
     "up": "api.commands.up:up",
     "serve": "api.commands.serve:serve",
-    "campaign": "api.commands.groups:campaign",
+    "campaign": "api.command_packages:campaign",
     "report": "api.commands.report:report",
-    "model": "api.commands.groups:model",
-    "cluster": "api.commands.groups:cluster",
-    "trial": "api.commands.groups:trial",
+    "model": "api.command_packages:model",
+    "cluster": "api.command_packages:cluster",
+    "trial": "api.command_packages:trial",
     "leaderboard": "api.commands.leaderboard:leaderboard",
     "verify": "api.commands.verify:verify",
     "export": "api.commands.export:export",
     "db": "results_db.admin.commands:db",
-    "token": "api.commands.groups:token",
+    "token": "api.command_packages:token",
     "login": "api.commands.login:login",
     "whoami": "api.commands.token:whoami",
     "audit": "api.commands.token:audit",
@@ -86,3 +93,123 @@ def missing_packages(subject: str, packages: Iterable[str], *, extra: str) -> st
         f"`{subject}` needs {names}, which {verb} not installed; "
         f"run: pip install 'layout-tuner[{extra}]'"
     )
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported when they are called.
+
+    `sources`: module and function of each subcommand, as "package.module:function".
+    """
+
+    def __init__(
+        self, *arguments: Any, sources: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.sources = dict(sources or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self.sources})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        source = self.sources.get(cmd_name)
+        if source is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, function = source.partition(":")
+        with imports_kept():
+            command = getattr(import_module(module), function)
+        if not isinstance(command, click.Command):
+            raise click.ClickException(f"the command {cmd_name!r} is not one: {source}")
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - the signature is click's
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Lists the subcommands with their first sentences, read from their sources."""
+        rows = [(name, short_help(source)) for name, source in sorted(self.sources.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@contextmanager
+def imports_kept() -> Iterator[None]:
+    """Spares what is imported meanwhile from garbage collection, also from that at exit.
+
+    Modules live as long as the process. Collections during the imports of a command, and the one at
+    its end, would look at all of their objects several times, for a sixth of the command's time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+def short_help(source: str) -> str:
+    """The first line of a command's docstring, read without importing its module.
+
+    Importing all subcommands would take seconds (torch, ray), and a broken one would end the help.
+
+    `source` is where the command is defined, as "package.module:function".
+    """
+    module, _, function = source.partition(":")
+    try:
+        found = find_spec(module)
+        if found is None or found.origin is None:
+            return ""
+        tree = ast.parse(Path(found.origin).read_bytes())
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
+
+
+_CAMPAIGN: Final = {
+    "campaign": ("analysis", "cancel", "list_campaigns", "pause", "resume", "show", "table"),
+    "campaign_changes": ("clone", "delete", "import_table", "submit", "update"),
+    "watching": ("watch",),
+}
+_MODEL: Final = ("delete_model", "list_models", "put_model", "show_model")
+_CLUSTER: Final = ("delete_cluster", "list_clusters", "put_cluster", "show_cluster")
+_TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
+_TOKEN: Final = ("create", "list_tokens", "revoke")
+
+
+def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """By command; the first word of a function's name is that of its command."""
+    return {
+        function.partition("_")[0]: f"api.commands.{module}:{function}"
+        for module, names in functions.items()
+        for function in names
+    }
+
+
+@click.group(cls=LazyGroup, sources=_sources(_CAMPAIGN))
+def campaign() -> None:
+    """Submit, follow and steer campaigns."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"catalogue": _MODEL}))
+def model() -> None:
+    """List, show, put and delete models that campaign files name."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"catalogue": _CLUSTER}))
+def cluster() -> None:
+    """List, show, put and delete clusters that campaign files name."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"trial": _TRIAL}))
+def trial() -> None:
+    """List, read, repeat and cancel trials."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"token": _TOKEN}))
+def token() -> None:
+    """Make, list and revoke the tokens of people and workers."""

@@ -14,7 +14,7 @@ from api.process.metrics import Metrics
 from api.schemas.text_types import campaign_reference
 from api.security.authentication import Credential
 from api.security.holders import Holder
-from api.security.ownership import Owners, whose
+from api.security.roles import Owners, whose
 from api.settings import Settings
 from results_db.actor import Actor
 from results_db.records import CampaignRecord
@@ -67,11 +67,7 @@ CampaignName = Annotated[str, Path(description="The campaign's name or id.", max
 
 
 def get_campaign(campaign: CampaignName, store: StoreDep) -> CampaignRecord:
-    return campaign_named(campaign_reference(campaign), store)
-
-
-def campaign_named(reference: int | str, store: Store) -> CampaignRecord:
-    """The campaign with an id (int) or a name (str)."""
+    reference = campaign_reference(campaign)
     if isinstance(reference, int):
         return store.campaigns.get(reference)
     return store.campaigns.by_name(reference)

@@ -33,10 +33,6 @@ class DocumentTypeUnsupportedError(ApiError):
     """The body's content type is neither JSON nor YAML."""
 
 
-class DocumentTooLargeError(ApiError):
-    """A document is longer than the limit."""
-
-
 class PageInvalidError(ApiError):
     """A cursor was not written by this service, or for another list."""
 

@@ -75,7 +75,6 @@ def objective_figure(name: str, value: float | None) -> str:
 
 
 def percent(share: float | None, factor: float = 1.0) -> str:
-    """A share times a factor, in percent."""
     return "-" if share is None else f"{share * factor:.1%}"
 
 
@@ -107,7 +106,6 @@ def cheap_count_words(number: int, node_seconds: float) -> str:
 
 
 def state_words(state: str, reason: str | None) -> str:
-    """The state of a campaign or a trial, with its reason."""
     return f"{state} ({reason})" if reason else state
 
 
@@ -202,7 +200,6 @@ def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
 
 
 def budget_words(budget: Mapping[str, Any]) -> str:
-    """The bounds of a campaign's budget."""
     bounds = []
     if (trials := budget.get("trials")) is not None:
         bounds.append(counted(trials, "trial"))

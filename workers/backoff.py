@@ -18,5 +18,4 @@ class Backoff:
         return pause_s
 
     def reset(self) -> None:
-        """Begins with the first pause again."""
         self.next_s = self._first_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,19 +56,18 @@ class Submission:
             The campaign, and whether an earlier copy of the request made it.
         """
         request = _request_key(key, "create", document)
-        made = self._made_before(request)
-        if made is not None:
-            return made, True
-        return self._keep_once(self.resolve(document), request, notes="")
+        return self._once(request, lambda: self._keep(self.resolve(document), request))
 
     def clone(
         self, original: CampaignRecord, changes: Any, key: str | None
     ) -> tuple[CampaignRecord, bool]:
         """Makes a campaign like another one, with changes in some fields of its document."""
         request = _request_key(key, f"clone {original.id}", changes)
-        made = self._made_before(request)
-        if made is not None:
-            return made, True
+        return self._once(request, lambda: self._keep_clone(original, changes, request))
+
+    def _keep_clone(
+        self, original: CampaignRecord, changes: Any, request: RequestKey | None
+    ) -> CampaignRecord:
         given = read_mapping(changes, CampaignInvalidError, "the body")
         # A campaign of an older version may lack knobs, which have the defaults of that version.
         before = CampaignSpec.from_mapping(original.spec)
@@ -85,7 +84,7 @@ class Submission:
         if names:
             document["name"] = names[0]
         spec = self.resolve(document)
-        return self._keep_once(spec, request, notes=f"clone of {original.name}", names=names)
+        return self._keep(spec, request, notes=f"clone of {original.name}", names=names)
 
     def free_name(self, name: str) -> str:
         """The first free name for a campaign like another one."""
@@ -178,16 +177,14 @@ class Submission:
     def _made_before(self, request: RequestKey | None) -> CampaignRecord | None:
         return None if request is None else self._store.campaigns.of_request(request)
 
-    def _keep_once(
-        self,
-        spec: CampaignSpec,
-        request: RequestKey | None,
-        *,
-        notes: str,
-        names: Sequence[str] = (),
+    def _once(
+        self, request: RequestKey | None, make: Callable[[], CampaignRecord]
     ) -> tuple[CampaignRecord, bool]:
+        made = self._made_before(request)
+        if made is not None:
+            return made, True
         try:
-            return self._keep(spec, request, notes=notes, names=names), False
+            return make(), False
         except (CampaignDuplicateError, IdempotencyKeyInUseError):
             # A copy of the request was faster.
             made = self._made_before(request)
@@ -196,7 +193,12 @@ class Submission:
             return made, True
 
     def _keep(
-        self, spec: CampaignSpec, request: RequestKey | None, *, notes: str, names: Sequence[str]
+        self,
+        spec: CampaignSpec,
+        request: RequestKey | None,
+        *,
+        notes: str = "",
+        names: Sequence[str] = (),
     ) -> CampaignRecord:
         if not names:
             self.refuse_taken(spec.name)

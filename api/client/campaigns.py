@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 import httpx
 
 from api.client.calls import PAGE, Calls, segment
-from api.client.following import Follower
 from api.schemas.campaigns_and_trials import (
     AnalysisRead,
     CampaignDetail,
@@ -330,7 +329,7 @@ class LeaderboardCalls(Calls):
         return self._get_file(path, **query, intervals=intervals or None, format=form)
 
 
-class EventCalls(Follower):
+class EventCalls(Calls):
     """Live events. An iteration has no end; a lost stream is opened again.
 
     `EventsMissedError` says that events after the given one are no longer stored.

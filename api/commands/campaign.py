@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from api.commands.connection import service_options
-from api.commands.display import answers, best_words, print_facts
+from api.commands.connection import answers, best_words, print_facts, service_options
 from api.formatting import (
     baseline_words,
     budget_words,

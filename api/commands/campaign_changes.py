@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.commands.campaign import precision_words
-from api.commands.connection import Function, service_options
-from api.commands.display import EXISTING_FILE, answers, json_option, print_json
+from api.commands.connection import (
+    EXISTING_FILE,
+    Function,
+    answers,
+    json_option,
+    print_json,
+    service_options,
+)
 from api.errors import DocumentMalformedError, ServiceError
 from api.formatting import budget_words
 from api.http.documents import read_json, read_yaml

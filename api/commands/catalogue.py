@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from api.commands.campaign_changes import read_document_file
-from api.commands.connection import service_options, service_when_called, without_service
-from api.commands.display import EXISTING_FILE, answers, json_option, print_json
+from api.commands.connection import (
+    EXISTING_FILE,
+    answers,
+    json_option,
+    print_json,
+    service_options,
+    service_when_called,
+    without_service,
+)
 from api.formatting import memory
 from api.http.documents import write_yaml
 from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead

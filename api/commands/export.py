@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from api.commands.connection import service_when_called
-from api.commands.display import EXISTING_FILE, json_option, print_json
+from api.commands.connection import EXISTING_FILE, json_option, print_json, service_when_called
 from api.exporters import ALIASES, FORMATS
 from api.exporters.base import PREDICTED
 from api.schemas.campaigns_and_trials import (

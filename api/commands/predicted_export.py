@@ -101,4 +101,4 @@ def _exported(
         raise click.ClickException(str(error)) from error
     # Not every format has comments: the notes say it of all.
     notes = [*source.head[:1], *source.comments, *spec.warnings, *bundle.notes]
-    return ExportRead.of(bundle, trial=None, notes=notes)
+    return bundle.model_copy(update={"notes": notes})

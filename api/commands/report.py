@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from api.commands.connection import service_options
-from api.commands.display import job_options
+from api.commands.connection import job_options, service_options
 
 if TYPE_CHECKING:
     from api.client import Client

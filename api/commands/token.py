@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from api.commands.connection import service_options
-from api.commands.display import answers, json_option, print_json
+from api.commands.connection import answers, json_option, print_json, service_options
 from api.errors import ServiceError
 from api.formatting import moment
 from api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI

@@ -17,7 +17,7 @@ import httpx
 from click.core import ParameterSource
 
 from api.client import Client
-from api.commands.display import EXISTING_FILE, refuse
+from api.commands.connection import EXISTING_FILE, refuse
 from api.commands.login import sign_in_url
 from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.commands.connection import service_options
-from api.commands.display import json_option
+from api.commands.connection import json_option, service_options
 from api.commands.watching import POLL_S
 from api.errors import ServiceError
 from api.formatting import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
@@ -17,7 +17,7 @@ from search_spaces.units import GIB
 
 router = APIRouter()
 
-SHOWN = 200
+SHOWN: Final = 200
 """Most allocations on the page; the newest are shown."""
 
 _Cluster = Annotated[str, Form(max_length=200)]

@@ -10,8 +10,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from api.campaigns.cheap_probes import cheap_probes
-from api.campaigns.trial_listing import page_of_trials
+from api.campaigns.trials import cheap_probes, page_of_trials
 from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, StoreDep
 from api.html.result_sentences import REASONS, end_of_log

@@ -10,14 +10,14 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from api.dependencies import CampaignName, StoreDep, campaign_named
+from api.dependencies import CampaignName, StoreDep, get_campaign
 from api.errors import ComparisonInvalidError
 from api.formatting import budget_words, node_time, objective_figure, state_words, unit
 from api.html.rendering import render
 from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio_interval
 from api.html.trial_facts import TrialFacts, knob_text
 from api.plots.bars import keys, stacked
-from api.schemas.text_types import campaign_reference, id_in
+from api.schemas.text_types import id_in
 from results_db.campaigns.imports import IMPORTED
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord
@@ -135,7 +135,7 @@ def _typed(store: Store, words: str) -> Iterator[int]:
     for word in words.replace(",", " ").split():
         named, _, digits = word.rpartition("/")
         if named:
-            campaign = campaign_named(campaign_reference(named), store)
+            campaign = get_campaign(named, store)
         number = id_in(digits)
         if campaign is None or not number:
             raise ComparisonInvalidError(
@@ -158,7 +158,7 @@ def show_campaign_comparison(
     """
     names = list(dict.fromkeys(campaign or ()))
     _refuse_number(len(names), "campaign", MOST_CAMPAIGNS)
-    found = [finding_of(store, campaign_named(campaign_reference(name), store)) for name in names]
+    found = [finding_of(store, get_campaign(name, store)) for name in names]
     return render(
         request,
         "compare_campaigns.html",

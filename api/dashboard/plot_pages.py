@@ -18,7 +18,7 @@ from results_db.campaigns.history_and_timeline import FailureCount
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 
-router = APIRouter()
+router = APIRouter(prefix="/campaigns/{campaign}")
 
 MOST_NODES: Final = 12
 """Nodes with a column in the table of failures; the others share one."""
@@ -34,7 +34,7 @@ async def plots_of(
 PlotsDep = Annotated[CampaignPlots, Depends(plots_of)]
 
 
-@router.get("/campaigns/{campaign}/plots", include_in_schema=False)
+@router.get("/plots")
 def show_plots(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
     return show(
         "plots.html",
@@ -45,14 +45,14 @@ def show_plots(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
     )
 
 
-@router.get("/campaigns/{campaign}/figures/{name}.json", include_in_schema=False)
+@router.get("/figures/{name}.json")
 def show_plot_data(name: PlotName, plots: PlotsDep) -> JSONResponse:
     """The data of one plot, for the script of the page."""
     headers = {name: PAGE_HEADERS[name] for name in ("Cache-Control", "Vary")}
     return JSONResponse(plots.data_of(name, plots.choices.knob).document(), headers=headers)
 
 
-@router.get("/campaigns/{campaign}/timeline", include_in_schema=False)
+@router.get("/timeline")
 def show_timeline(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
     """The attempts of a campaign against time, and its failures by reason and node."""
     failures = plots.store.history.failures(plots.campaign.id)

@@ -85,7 +85,7 @@ def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:
         status=status,
         title=_TITLES.get(status, status.phrase),
         detail=problem["detail"],
-        parent=_parent(path)
+        parent=(path.rpartition("/")[0] or "/")
         if request.method == "POST" or status == HTTPStatus.NOT_FOUND
         else path,
     )
@@ -94,8 +94,3 @@ def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:
         if name in _KEPT:
             page.headers[name] = value
     return page
-
-
-def _parent(path: str) -> str:
-    """The page from which a reader came to a path."""
-    return path.rpartition("/")[0] or "/"

@@ -18,8 +18,12 @@ from api.html.rendering import render
 from api.http.browser_guard import why_foreign
 from api.http.documents import JSON_TYPE, media_type_of
 from api.http.problems import STATUS_OF, problem_response
-from api.security.authentication import Authentication, address_of
-from api.security.session_start import begin_session, local_target
+from api.security.authentication import (
+    Authentication,
+    address_of,
+    begin_session,
+    local_target,
+)
 from results_db.access.tokens import hash_of_token
 from results_db.store import Store
 

@@ -24,14 +24,13 @@ from api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
-from api.dependencies import StoreDep, campaign_named
-from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
+from api.dependencies import StoreDep, get_campaign
+from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError
 from api.html.rendering import go_to, render
 from api.http.body_limits import limits_of
 from api.http.documents import read_json, read_yaml
 from api.http.request_bodies import BodyRoute
 from api.routes.campaigns import SubmissionDep
-from api.schemas.text_types import campaign_reference
 from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.records import PlanRecord
@@ -167,15 +166,15 @@ class SubmitPage:
         """The document of the form, in either view.
 
         Raises:
-            SearchSpaceError: fields are no YAML.
-            ApiError: the text is too long, or neither YAML nor JSON.
+            SearchSpaceError: fields are no YAML, or the text is too long.
+            ApiError: the text is neither YAML nor JSON.
         """
         if self.form["view"] != YAML:
             return document_of(self.form)
         text, most = self.form[YAML], limits_of("create_campaign").num_bytes
         body = text.encode("utf-8", "backslashreplace")
         if len(body) > most:
-            raise DocumentTooLargeError(f"the document is longer than the most, {memory(most)}")
+            raise CampaignInvalidError(f"the document is longer than the most, {memory(most)}")
         try:
             if text.lstrip().startswith("{"):
                 # JSON with tabs is no YAML.
@@ -220,7 +219,7 @@ def show_submit(
     given = {"model": model, "cluster": cluster, "space": space}
     document: dict[str, Any] = _DEFAULTS | {name: value for name, value in given.items() if value}
     if campaign:
-        original = campaign_named(campaign_reference(campaign), store)
+        original = get_campaign(campaign, store)
         document = like_campaign(store, original, submission.free_name(original.name))
     page = SubmitPage(
         request=request, store=store, submission=submission, form=_fields(document, view)

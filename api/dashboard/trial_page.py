@@ -15,6 +15,7 @@ from api.formatting import REPEAT_WORDS, figure, objective_figure, step_words, u
 from api.html.rendering import render
 from api.html.result_sentences import REASONS, bounds, short_layout
 from api.html.trial_facts import TrialFacts, knob_pairs
+from api.plot_data.plot_data import both_ends
 from api.plot_data.step_times import iterations
 from api.plots.bars import keys, stacked
 from api.plots.layout_map import layout_map
@@ -25,7 +26,6 @@ from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.belief.cheap_probe_step_time import CheapProbe
-from search_spaces.protocol.measurement import Iteration
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
@@ -39,7 +39,7 @@ def show_trial(
 ) -> HTMLResponse:
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
-    trial, campaign = facts.trial, facts.campaign
+    trial, campaign, done = facts.trial, facts.campaign, facts.detail.iterations
     command = None
     if "model" in campaign.spec:
         command = probe_command(
@@ -61,7 +61,7 @@ def show_trial(
         drawn=layout_map(trial.layout),
         schedule=schedule_plot(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
-        rows=_rows(facts.detail.iterations),
+        rows=[done[place] for place in both_ends(len(done), MAX_ROWS)],
         memory=facts.memory(),
         command=command,
         model_file=MODEL_FILE,
@@ -142,9 +142,3 @@ def _steps(facts: TrialFacts) -> Markup | None:
     plot = iterations(found, None if measured is None else measured.step_time_s)
     words = "step time of each iteration in order; the table below has the numbers"
     return static_plot(plot, words).svg
-
-
-def _rows(iterations: tuple[Iteration, ...]) -> list[Iteration]:
-    if len(iterations) <= MAX_ROWS:
-        return list(iterations)
-    return [*iterations[: MAX_ROWS // 2], *iterations[-MAX_ROWS // 2 :]]

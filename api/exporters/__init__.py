@@ -11,13 +11,13 @@ from typing import Final
 
 from api.exporters import formats, torchtitan_files
 from api.exporters.base import (
-    ExportBundle,
     ExportFormat,
     ExportFormatUnknownError,
     ExportImpossibleError,
     ExportSource,
     KnobsLackingError,
 )
+from api.schemas.campaigns_and_trials import ExportRead
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.registry import ADAPTERS
@@ -44,9 +44,7 @@ ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED_TRAINER, "torchtitan": 
 """Other names of formats: a former one, and a trainer's for its newest release."""
 
 
-def export(
-    format_name: str, source: ExportSource, *, without: Collection[str] = ()
-) -> ExportBundle:
+def export(format_name: str, source: ExportSource, *, without: Collection[str] = ()) -> ExportRead:
     """Renders the files of a training job.
 
     Raises:
@@ -66,12 +64,13 @@ def export(
     rendered = form.render(source)
     model = source.job.model
     lacks = (f"{model.name} as published also has {model.lacks}",) if model.lacks else ()
-    return ExportBundle(
+    return ExportRead(
         format=adapter.name,
+        trial=source.trial,
         target_version=adapter.target_version,
-        files=rendered.files,
-        commands=rendered.commands,
-        notes=(*source.remarks, *lacks, *adapter.notes(source.job), *rendered.notes),
+        files=[*rendered.files],
+        commands=[*rendered.commands],
+        notes=[*source.remarks, *lacks, *adapter.notes(source.job), *rendered.notes],
     )
 
 

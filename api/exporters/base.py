@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
+from api.schemas.campaigns_and_trials import ExportCommandRead, ExportFileRead
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
@@ -78,42 +79,13 @@ class ExportSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExportFile:
-    """One file of a training job."""
-
-    name: str
-    """File name, without a folder."""
-    content: str
-    executable: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportCommand:
-    """A command line that runs the job."""
-
-    when: str
-    """Where it runs, such as "under torchrun"."""
-    words: tuple[str, ...]
-    """Program and arguments; the name of a file of the bundle stands for its path."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedJob:
     """All files of a training job, with the commands that run it."""
 
-    files: tuple[ExportFile, ...]
-    commands: tuple[ExportCommand, ...]
+    files: tuple[ExportFileRead, ...]
+    commands: tuple[ExportCommandRead, ...]
     notes: tuple[str, ...] = ()
     """What the user must know or add, in one sentence each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportBundle(RenderedJob):
-    """The same in a format, with the notes of its adapter."""
-
-    format: str
-    target_version: str
-    """The framework's version that the files are for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from api.exporters.base import ExportCommand, ExportFile, ExportSource, RenderedJob
+from api.exporters.base import ExportSource, RenderedJob
 from api.exporters.launch_script import (
     ACCELERATE_NODES,
     HERE,
@@ -18,6 +18,7 @@ from api.exporters.launch_script import (
     exported,
     head_of,
 )
+from api.schemas.campaigns_and_trials import ExportCommandRead, ExportFileRead
 from search_spaces.trainers.accelerate import ACCELERATE, accelerate_environment
 from search_spaces.trainers.axonn import AXONN
 from search_spaces.trainers.base import TrainerAdapter
@@ -70,7 +71,7 @@ def embedded(source: ExportSource) -> RenderedJob:
         words = {f"in a Slurm allocation of {num_nodes} nodes": ("srun", *tasks, "python", *module)}
     return RenderedJob(
         files=(_json(JOB_FILE, EMBEDDED.values(job)),),
-        commands=tuple(ExportCommand(when=when, words=line) for when, line in words.items()),
+        commands=tuple(ExportCommandRead(when=when, words=[*line]) for when, line in words.items()),
     )
 
 
@@ -234,11 +235,13 @@ def _pretrain_gpt(
     )
 
 
-def _json(name: str, values: Mapping[str, Any]) -> ExportFile:
-    return ExportFile(name=name, content=json.dumps(dict(values), indent=2) + "\n")
+def _json(name: str, values: Mapping[str, Any]) -> ExportFileRead:
+    content = json.dumps(dict(values), indent=2) + "\n"
+    return ExportFileRead(name=name, content=content, executable=False)
 
 
-def _yaml(name: str, adapter: TrainerAdapter, source: ExportSource) -> ExportFile:
+def _yaml(name: str, adapter: TrainerAdapter, source: ExportSource) -> ExportFileRead:
     """The adapter's values, in their order, below the comments of the source."""
     values = yaml.safe_dump(dict(adapter.values(source.job)), sort_keys=False)
-    return ExportFile(name=name, content=f"{head_of(adapter, source)}\n{values}")
+    content = f"{head_of(adapter, source)}\n{values}"
+    return ExportFileRead(name=name, content=content, executable=False)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from api.exporters.base import ExportCommand, ExportFile, ExportSource, RenderedJob
+from api.exporters.base import ExportSource, RenderedJob
+from api.schemas.campaigns_and_trials import ExportCommandRead, ExportFileRead
 from search_spaces.documents.limits import visible_line
 from search_spaces.trainers.base import TrainerAdapter
 
@@ -98,8 +99,8 @@ class LaunchScript:
     def job(
         self,
         source: ExportSource,
-        *before: ExportFile,
-        after: tuple[ExportFile, ...] = (),
+        *before: ExportFileRead,
+        after: tuple[ExportFileRead, ...] = (),
         notes: tuple[str, ...] = (),
     ) -> RenderedJob:
         """The script between the other files of a job, with the command line that runs it."""
@@ -110,7 +111,7 @@ class LaunchScript:
     def _name(self) -> str:
         return self.name or f"{self.adapter.name}.sh"
 
-    def _file(self, source: ExportSource) -> ExportFile:
+    def _file(self, source: ExportSource) -> ExportFileRead:
         layout = source.job.layout
         cases = "".join(f"{name})\n{body}    ;;\n" for name, body in self.launches).format(
             no_python="--no-python " if self.launches is PROGRAM_RANKS else "",
@@ -135,16 +136,17 @@ class LaunchScript:
             cases=cases.rstrip("\n"),
             names=" or ".join(name for name, _body in self.launches),
         )
-        return ExportFile(name=self._name, content=content, executable=True)
+        return ExportFileRead(name=self._name, content=content, executable=True)
 
-    def _command(self, source: ExportSource) -> ExportCommand:
+    def _command(self, source: ExportSource) -> ExportCommandRead:
         num_nodes = source.job.layout.num_nodes
         when, variables = "here", [f"{name}={value}" for name, (value, _) in self.required.items()]
         if num_nodes > 1:
             when = f"in a Slurm allocation of {num_nodes} nodes"
             variables.append("LAUNCH=srun")
-        environment = ("env", *variables) if variables else ()
-        return ExportCommand(when=when, words=(*environment, "bash", self._name, *self.arguments))
+        environment = ["env", *variables] if variables else []
+        words = [*environment, "bash", self._name, *self.arguments]
+        return ExportCommandRead(when=when, words=words)
 
 
 def commented(texts: Sequence[str]) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from api.exporters.base import ExportFile, ExportSource, RenderedJob
+from api.exporters.base import ExportSource, RenderedJob
 from api.exporters.launch_script import HERE, LaunchScript, head_of
+from api.schemas.campaigns_and_trials import ExportFileRead
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.torchtitan import (
     TORCHTITAN_0_2,
@@ -105,8 +106,7 @@ def torchtitan_0_2(source: ExportSource) -> RenderedJob:
         TORCHTITAN_0_2,
         source,
         f'--job.config_file "$HERE/{_TOML_FILE}" --model.hf_assets_path "$TOKENIZER_DIR"',
-        ExportFile(name=_TOML_FILE, content=f"{head_of(TORCHTITAN_0_2, source)}\n{toml}\n"),
-        ExportFile(name=_MODEL_FILE, content=model),
+        {_TOML_FILE: f"{head_of(TORCHTITAN_0_2, source)}\n{toml}\n", _MODEL_FILE: model},
     )
 
 
@@ -141,7 +141,7 @@ def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: st
         adapter,
         source,
         '--module torchtitan_layout --config layout --hf_assets_path "$TOKENIZER_DIR"',
-        ExportFile(name=_LAYOUT_FILE, content=content),
+        {_LAYOUT_FILE: content},
     )
 
 
@@ -150,7 +150,7 @@ torchtitan_main = partial(_python_module, TORCHTITAN_MAIN, longest="max_context_
 
 
 def _rendered(
-    adapter: TrainerAdapter, source: ExportSource, arguments: str, *files: ExportFile
+    adapter: TrainerAdapter, source: ExportSource, arguments: str, files: Mapping[str, str]
 ) -> RenderedJob:
     script = LaunchScript(
         adapter=adapter,
@@ -159,4 +159,8 @@ def _rendered(
         setup=(HERE, 'export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"'),
         program=(f"PROGRAM=(-m torchtitan.train {arguments})",),
     )
-    return script.job(source, *files)
+    written = (
+        ExportFileRead(name=name, content=content, executable=False)
+        for name, content in files.items()
+    )
+    return script.job(source, *written)

@@ -210,18 +210,15 @@ def _facets(
 
 def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> list[LeaderboardLine]:
     place = _scale(page.layouts)
-    lines = []
-    for each in page.layouts:
-        drawn = place(each.low), place(each.value), place(each.high)
-        lines.append(
-            LeaderboardLine(
-                ranked=each,
-                cells=[_cell(each, name) for name in names],
-                marks=_marks(each, on_front=has_front and each.trial.id in page.front),
-                drawn=drawn,
-            )
+    return [
+        LeaderboardLine(
+            ranked=each,
+            cells=[_cell(each, name) for name in names],
+            marks=_marks(each, on_front=has_front and each.trial.id in page.front),
+            drawn=(place(each.low), place(each.value), place(each.high)),
         )
-    return lines
+        for each in page.layouts
+    ]
 
 
 def _cell(ranked: RankedLayout, name: str) -> str:

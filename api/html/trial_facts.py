@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.campaigns.cheap_probes import cheap_probes
+from api.campaigns.trials import cheap_probes
 from api.formatting import (
     figure,
     memory_of,

@@ -5,12 +5,17 @@ from __future__ import annotations
 import heapq
 import logging
 import resource
+import socket
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from api.errors import ServiceStartError
 from api.http.rate_limit import Throttle
+
+if TYPE_CHECKING:
+    from api.http.protocol import LimitedProtocol
 
 MAX_CONNECTIONS: Final = 2048
 """Most open connections of a process, unless it is started with another number."""
@@ -49,22 +54,27 @@ class ConnectionLimits:
     """Seconds between two searches for slow connections."""
 
 
-class OpenConnection(Protocol):
-    """A connection, from accept to close."""
+class OpenConnection:
+    """An accepted connection."""
 
-    @property
-    def peer(self) -> str:
-        """The address or network of the client."""
+    def __init__(self, accepted: socket.socket, peer: str, since: float) -> None:
+        self._accepted, self._since = accepted, since
+        self.peer = peer
+        self.protocol: LimitedProtocol | None = None
+        """None: the TLS handshake is not complete."""
 
     @property
     def idle_since(self) -> float | None:
-        """When the service began to wait for the client, in the loop's seconds.
-
-        None: a request is being answered.
-        """
+        """When the service began to wait for the client; None: a request is being answered."""
+        return self._since if self.protocol is None else self.protocol.idle_since
 
     def abort(self) -> None:
-        """Closes it at once."""
+        if self.protocol is not None and self.protocol.transport is not None:
+            self.protocol.transport.abort()
+            return
+        with suppress(OSError):  # it may be closed already
+            # The handshake, which waits for bytes, gets an end of file.
+            self._accepted.shutdown(socket.SHUT_RDWR)
 
 
 class Connections:

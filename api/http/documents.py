@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final, NoReturn
 
@@ -13,6 +14,7 @@ from api.errors import DocumentInvalidError, DocumentMalformedError
 from search_spaces.documents.limits import (
     MAX_DEPTH,
     MAX_FIELDS,
+    TextRule,
     document_problem,
     visible_text_problem,
 )
@@ -34,30 +36,19 @@ MAX_VALUES: Final = 50_000
 """Most values of a document, in YAML with its keys: 1,000 listed layouts have 40,000 with them."""
 
 
-def read_json(body: bytes) -> Any:
-    """Parses a JSON document that a user wrote.
+def read_json(
+    body: bytes, max_values: int = MAX_VALUES, *, text_rule: TextRule = visible_text_problem
+) -> Any:
+    """Parses a JSON document; by the rule its texts may have one line, as users write them.
 
     Raises:
         DocumentMalformedError: it is not JSON, or has a field twice.
-        DocumentInvalidError: it is nested too deeply, or no field accepts a number or text in it.
-    """
-    _refuse_many_values(body, MAX_VALUES)
-    document = _parse_json(_text(body))
-    _refuse_invalid(document_problem(document, visible_text_problem))
-    return document
-
-
-def read_json_request(body: bytes, max_values: int = MAX_VALUES) -> Any:
-    """Parses the JSON body of any request; texts may have several lines.
-
-    Raises:
-        DocumentMalformedError: as `read_json`.
-        DocumentInvalidError: it has more values, is nested too deeply, a number is too large, or a
-            text cannot be stored.
+        DocumentInvalidError: it has more values, is nested too deeply, or no field accepts a number
+            or text in it.
     """
     _refuse_many_values(body, max_values)
     document = _parse_json(_text(body))
-    _refuse_invalid(document_problem(document))
+    _refuse_invalid(document_problem(document, text_rule))
     return document
 
 
@@ -237,13 +228,8 @@ def _refuse(problem: str, mark: Any) -> NoReturn:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        seen: set[str] = set()
-        for name, _value in pairs:
-            if name in seen:
-                raise DocumentMalformedError(
-                    f"malformed JSON: the field {shown(name)} is there twice"
-                )
-            seen.add(name)
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise DocumentMalformedError(f"malformed JSON: the field {shown(twice)} is there twice")
     _refuse_many_fields(len(mapping))
     return mapping
 

@@ -25,7 +25,6 @@ MEDIA_TYPE: Final = "application/problem+json"
 STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
     api_errors.DocumentInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    api_errors.DocumentTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.QueryUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

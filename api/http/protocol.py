@@ -75,10 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         connections: Connections,
         on_lost: Callable[[], None],
     ) -> None:
-        """A connection that is not open yet.
-
-        The limits are those of `connections`, which logs refusals.
-        """
+        """The limits are those of `connections`, which logs refusals."""
         super().__init__(config, server_state, app_state)
         self._connections, self._limits, self._on_lost = connections, connections.limits, on_lost
         self._idle_since = self._since = self.loop.time()
@@ -141,7 +138,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._parse(parts[start : start + _PARSED_AT_ONCE])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cleans up a closed connection."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self.pipeline.clear()

@@ -1,8 +1,9 @@
-"""Rate limits: a bucket of permits for each key, refilled at a steady rate; addresses as keys."""
+"""Rate limits of requests and of guesses: a bucket of permits for each key, refilled steadily."""
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from time import monotonic
@@ -18,6 +19,17 @@ _BUSY_ROLES: Final = 10
 
 MAX_KEYS: Final = 10_000
 """Most keys of a throttle; the one that was used longest ago is removed first."""
+
+
+GUESSES_PER_S: Final = 0.2
+"""Wrong codes per second that an address may send in the long run."""
+GUESSES_PER_S_OF_ALL: Final = 20.0
+_GUESSES_OF_ALL: Final = 200
+"""The limit of all addresses together, which also slows an attacker with many addresses."""
+_LOG_LINES_PER_S: Final = 1 / 60
+"""Log lines per second about one address."""
+
+_log = logging.getLogger(__name__)
 
 
 class Throttle:
@@ -65,6 +77,35 @@ class Throttle:
         self._buckets.move_to_end(key)
         while len(self._buckets) > self._max_keys:
             self._buckets.popitem(last=False)
+
+
+class GuessLimit:
+    """Limits the guessing of sign-in codes: after some wrong ones an address has to wait.
+
+    Tokens and the secrets of sessions have 256 random bits, so guessing them needs no limit. Not
+    thread-safe: the event loop uses it.
+    """
+
+    def __init__(self, burst: int, *, clock: Callable[[], float] = monotonic) -> None:
+        """An address may send `burst` wrong codes before it has to wait."""
+        self._each = Throttle(per_s=GUESSES_PER_S, burst=burst, clock=clock)
+        self._all = Throttle(per_s=GUESSES_PER_S_OF_ALL, burst=_GUESSES_OF_ALL, clock=clock)
+        self._log_lines = Throttle(per_s=_LOG_LINES_PER_S, burst=1, clock=clock)
+
+    def begin(self, address: str) -> float:
+        """The seconds to wait before a code is looked up; 0: it may be looked up now."""
+        network = network_of(address)
+        wait_s = self._each.take(network)
+        if wait_s == 0:
+            wait_s = self._all.take("all")
+        if wait_s > 0 and self._log_lines.take(network) == 0:
+            _log.warning("%s sends wrong sign-in codes; it has to wait between them", network)
+        return wait_s
+
+    def was_no_guess(self, address: str) -> None:
+        """Reports that the code was right, or could not be looked up; the permit is returned."""
+        self._each.give_back(network_of(address))
+        self._all.give_back("all")
 
 
 def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:

@@ -16,7 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from api.errors import DocumentTypeUnsupportedError
 from api.http.body_limits import holder_of, limits_of
-from api.http.documents import JSON_TYPE, YAML_TYPES, media_type_of, read_json_request, reader_of
+from api.http.documents import JSON_TYPE, YAML_TYPES, media_type_of, read_json, reader_of
+from search_spaces.documents.limits import text_problem
 
 READ_IN_LOOP_BYTES: Final = 16 << 10
 """Longer bodies are parsed and validated in a thread, in turn by token. Of shorter ones the event
@@ -73,7 +74,8 @@ class _ParsedRequest(Request):
         """
         if not self._body or not _is_json(self.headers.get("content-type", "")):
             return
-        self._document = read_json_request(self._body, limits_of(operation).num_values)
+        most = limits_of(operation).num_values
+        self._document = read_json(self._body, most, text_rule=text_problem)
         if validate is not None:
             # FastAPI accepts a valid object as it is, and does not validate it again.
             self._document, errors = validate(self._document, {}, loc=("body",))

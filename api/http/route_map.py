@@ -1,4 +1,7 @@
-"""The operation that a request asks for, found before its headers and body are read."""
+"""The operation that a request asks for, found before its headers and body are read.
+
+HEAD runs as GET.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Final, Self
 
 from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.url_prefix import route_path
 
@@ -63,3 +66,24 @@ class RouteMap:
             if found := regex.match(path):
                 return Asked(operation, found.groupdict())
         return None
+
+
+class HeadRequests:
+    """Middleware that runs a HEAD request as its GET, and ends the answer after the headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def headers_alone(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                # At once, so that a stream of events sees a client that has gone.
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        # A copy: the server keeps its own scope, from which it knows that no body follows.
+        await self._app({**scope, "method": "GET"}, receive, headers_alone)

@@ -7,7 +7,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from http import HTTPStatus
 from threading import Event
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from api.http.connection_limits import ConnectionLimits, Connections
+from api.http.connection_limits import ConnectionLimits, Connections, OpenConnection
 from api.http.protocol import LimitedProtocol, refusal
 from api.http.rate_limit import network_of
 
@@ -34,29 +33,6 @@ _MAX_TURNED_AWAY: Final = 64
 _log = logging.getLogger(__name__)
 
 
-class _Connection:
-    """An accepted connection."""
-
-    def __init__(self, accepted: socket.socket, peer: str, since: float) -> None:
-        self._accepted, self._since = accepted, since
-        self.peer = peer
-        self.protocol: LimitedProtocol | None = None
-        """None: the TLS handshake is not complete."""
-
-    @property
-    def idle_since(self) -> float | None:
-        """When the service began to wait for the client; None: a request is being answered."""
-        return self._since if self.protocol is None else self.protocol.idle_since
-
-    def abort(self) -> None:
-        if self.protocol is not None and self.protocol.transport is not None:
-            self.protocol.transport.abort()
-            return
-        with suppress(OSError):  # it may be closed already
-            # The handshake, which waits for bytes, gets an end of file.
-            self._accepted.shutdown(socket.SHUT_RDWR)
-
-
 class LimitedServer(uvicorn.Server):
     """A server that limits connections, and ends when `stopping` is set, also before its start."""
 
@@ -69,10 +45,9 @@ class LimitedServer(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         proxies: Sequence[str] = (),
     ) -> None:
-        """A server that is not started yet.
+        """The limits are for clients that have not sent a token yet.
 
-        The limits are for clients that have not sent a token yet. Only the proxies may state a
-        client's address: wrong sign-in codes are counted by address.
+        Only the proxies may state a client's address: wrong sign-in codes are counted by address.
         """
         self._stopping = stopping
         config = uvicorn.Config(
@@ -133,7 +108,7 @@ class LimitedServer(uvicorn.Server):
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             peer = network_of(address[0]) if isinstance(address, tuple) else ""
-            connection = _Connection(accepted, peer, loop.time())
+            connection = OpenConnection(accepted, peer, loop.time())
             try:
                 if self.connections.admit(connection):
                     self._spawn(self._open(accepted, connection))
@@ -143,7 +118,7 @@ class LimitedServer(uvicorn.Server):
                 _log.exception("a connection was not taken")
                 accepted.close()
 
-    async def _open(self, accepted: socket.socket, connection: _Connection) -> None:
+    async def _open(self, accepted: socket.socket, connection: OpenConnection) -> None:
         """Starts TLS or HTTP on an accepted connection."""
         is_made = False
         try:
@@ -160,7 +135,7 @@ class LimitedServer(uvicorn.Server):
                 self.connections.discard(connection)
                 accepted.close()
 
-    async def _make(self, accepted: socket.socket, connection: _Connection) -> None:
+    async def _make(self, accepted: socket.socket, connection: OpenConnection) -> None:
         protocol = LimitedProtocol(
             self.config,
             self.server_state,

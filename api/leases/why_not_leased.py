@@ -9,7 +9,6 @@ from typing import Final
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from search_spaces.terminal.plurals import counted
 
-ITS_TURN: Final = "it fits, and waits until devices are free and the older ones have theirs"
 _UNUSABLE: Final = ("lost", "quarantined")
 
 
@@ -21,7 +20,7 @@ def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datet
     never = why_never(trial, allocation, now)
     if never is None and allocation.worker.state == "starting":
         return "the allocation's nodes are not ready yet"
-    return never or ITS_TURN
+    return never or "it fits, and waits until devices are free and the older ones have theirs"
 
 
 def why_never(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:

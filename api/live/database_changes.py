@@ -19,10 +19,7 @@ class DatabaseChanges:
     """Counts changes while somebody waits for one. For one event loop."""
 
     def __init__(self, mark: ChangeMark | None, *, stopping: Event, look_s: float) -> None:
-        """Looks for nothing yet.
-
-        Without a mark it cannot tell changes. Nothing waits any longer once `stopping` is set.
-        """
+        """Without a mark it cannot tell changes. Once `stopping` is set, nothing waits."""
         self._mark = mark
         self._stopping = stopping
         self._look_s = look_s

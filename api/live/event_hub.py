@@ -96,7 +96,6 @@ class EventHub:
         settings: Settings,
         authentication: Authentication,
     ) -> None:
-        """A hub that is not running yet."""
         self.streams = OpenStreams(authentication, settings.max_watchers)
         self._store = store
         self._changes = changes

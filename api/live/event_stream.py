@@ -47,10 +47,7 @@ class EventStream(Response):
         campaign_id: int | None,
         after: int | None,
     ) -> None:
-        """A stream that has not begun.
-
-        Without `campaign_id` it has the events of all campaigns; without `after` it begins now.
-        """
+        """Without `campaign_id` it is of all campaigns; without `after` it begins now."""
         # The second header tells proxies not to buffer events.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

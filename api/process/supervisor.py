@@ -63,7 +63,6 @@ class Child:
         return self.process.poll()
 
     def log_tail(self, lines: int = 5) -> str:
-        """The last lines that it printed."""
         with self.log.open("rb") as printed:
             printed.seek(self.log_start)
             text = printed.read().decode(errors="replace")

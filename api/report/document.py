@@ -271,7 +271,6 @@ class Failure:
 
     @property
     def numbers(self) -> str:
-        """The numbers of the trials in the campaign."""
         numbers = [str(trial.number) for trial in self.trials]
         if len(numbers) > _NUMBERS_SHOWN:
             more = len(numbers) - _NUMBERS_SHOWN
@@ -280,7 +279,6 @@ class Failure:
 
     @property
     def node_seconds(self) -> float:
-        """Node-seconds that they cost."""
         return sum(trial.node_seconds for trial in self.trials)
 
 

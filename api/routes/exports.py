@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api.campaigns.cheap_probes import cheap_probes
+from api.campaigns.trials import cheap_probes
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.exporters import FORMATS, export
@@ -108,7 +108,7 @@ def export_of(
     if nodes is not None and nodes != job.layout.num_nodes:
         source = _on_nodes(source, spec, nodes)
     bundle = export(format_name, source, without=without)
-    return ExportRead.of(bundle, trial=chosen.number, notes=[*source.comments, *bundle.notes])
+    return bundle.model_copy(update={"notes": [*source.comments, *bundle.notes]})
 
 
 def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:

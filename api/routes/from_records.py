@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.progress import progress_of
+from api.campaigns.trials import cheap_probes
 from api.leases.why_not_leased import why_not_leased
 from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
@@ -50,7 +50,7 @@ def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     cheap = store.trials.ended_probes(campaign.id, cheap=True)
     return CampaignDetail.of(
         read,
-        spec=campaign.spec,
+        campaign,
         starts_from=store.plans.count_known_trials(campaign),
         cheap_probes=cheap.number,
         cheap_probe_node_seconds=cheap.node_seconds,
@@ -64,9 +64,8 @@ def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
     return [
         TrialRead.of(
             trial,
+            trial.layout,
             simulated=trial.campaign_id in simulated,
-            num_devices=trial.layout.num_devices,
-            global_batch_size=trial.layout.global_batch_size,
             cheap_probe=probes.get(trial.id),
         )
         for trial in trials
@@ -76,14 +75,7 @@ def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
 def trial_detail_read(store: Store, detail: TrialDetail) -> TrialDetailRead:
     """A trial with everything that is stored about it."""
     (read,) = trials_read(store, [detail.trial])
-    return TrialDetailRead.of(
-        read,
-        iterations=detail.iterations,
-        environment=detail.environment,
-        log_tail=detail.log_tail,
-        attempts=detail.attempts,
-        prediction=detail.prediction,
-    )
+    return TrialDetailRead.of(read, detail)
 
 
 def leaderboard_page(
@@ -123,20 +115,14 @@ def _ranked_trial(
         if name in OBJECTIVES and value is not None:
             values[name] = value * (measured.step_time_s / ranked.step_time_s)
     return RankedTrial.of(
+        ranked,
         trial,
+        trial.layout,
         simulated=campaign.is_simulated,
-        num_devices=trial.layout.num_devices,
-        global_batch_size=trial.layout.global_batch_size,
-        rank=ranked.rank,
         objectives=values,
         on_front=trial.id in page.front,
-        value=ranked.value,
         value_low=ranked.low,
         value_high=ranked.high,
-        step_time_s=ranked.step_time_s,
-        num_runs=ranked.num_runs,
-        disturbed=ranked.disturbed,
-        shortened=ranked.shortened,
         tied_with_first=ranked.is_tied,
     )
 
@@ -167,9 +153,9 @@ def _allocation_read(
     state = worker.state if allocation.is_there else "silent"
     return AllocationRead.of(
         worker,
+        allocation,
         state="ended" if has_ended else state,
         seconds_left=None if ends_at is None else max((ends_at - now).total_seconds(), 0.0),
-        nodes=allocation.nodes,
         running=[trial for trial in allocation.trials if trial.phase != "waiting"],
         waiting=[trial for trial in allocation.trials if trial.phase == "waiting"],
         num_not_leased=0 if has_ended else num_waiting,
@@ -177,5 +163,4 @@ def _allocation_read(
             NotLeasedRead.of(trial, reason=why_not_leased(trial, allocation, now))
             for trial in ([] if has_ended else waiting)
         ],
-        cost=allocation.cost,
     )

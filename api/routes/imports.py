@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from api.campaigns.csv_tables import trial_table
 from api.campaigns.imports import read_import
+from api.campaigns.tables import trial_table
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import DocumentTypeUnsupportedError
 from api.http.documents import media_type_of
@@ -19,8 +19,8 @@ from search_spaces.tables import write_table
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
-CSV_TYPE = "text/csv"
-_CSV_CONTENT = {CSV_TYPE: {"schema": {"type": "string"}}}
+CSV_TYPE: Final = "text/csv"
+_CSV_CONTENT: Final = {CSV_TYPE: {"schema": {"type": "string"}}}
 
 
 async def table_body(request: Request) -> bytes:

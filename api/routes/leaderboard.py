@@ -7,14 +7,18 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
-from api.campaigns.csv_tables import INTERVAL_COLUMNS, measurement_rows, measurement_table
-from api.campaigns.parquet import PARQUET_TYPE, parquet
-from api.dependencies import CampaignName, StoreDep, campaign_named
+from api.campaigns.tables import (
+    INTERVAL_COLUMNS,
+    PARQUET_TYPE,
+    measurement_rows,
+    measurement_table,
+    parquet,
+)
+from api.dependencies import CampaignName, StoreDep, get_campaign
 from api.http.query_parameters import TrialFilterDep
 from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import leaderboard_page
 from api.schemas.campaigns_and_trials import LeaderboardPage
-from api.schemas.text_types import campaign_reference
 from results_db.trials.filter import LeaderboardListing, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import Objective
@@ -30,7 +34,6 @@ _FORMATS: Final[dict[int | str, dict[str, Any]]] = {
         }
     }
 }
-
 
 Ranking = Annotated[
     Objective | None, Query(description="What to rank by; by default the campaign's own objective.")
@@ -94,7 +97,7 @@ def read_leaderboard(
     `sort`, layouts of one value are listed in the order of the objective.
     """
     # FastAPI would run each of these in a thread if it were a dependency.
-    record = campaign_named(campaign_reference(campaign), store)
+    record = get_campaign(campaign, store)
     headers = add_tag(store.events.page_version(record.id))
     ranked_by = objective or record.objective
     listing = LeaderboardListing(

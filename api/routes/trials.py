@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
 
-from api.campaigns.trial_listing import page_of_trials
+from api.campaigns.trials import page_of_trials
 from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep

@@ -35,12 +35,16 @@ class Document(BaseModel):
     model_config = ConfigDict(defer_build=True, frozen=True)
 
     @classmethod
-    def of(cls, record: object, **others: Any) -> Self:
-        """Copies the fields of a record that have the same names, nested records included.
+    def of(cls, *records: object, **others: Any) -> Self:
+        """Copies the fields that are not in `others` from records, nested records included.
 
-        The record has an attribute for every field that is not in `others`.
+        Each comes from the first record that has an attribute of its name.
         """
-        copied = {name: getattr(record, name) for name in cls.model_fields if name not in others}
+        copied = {
+            name: next(getattr(each, name) for each in records if hasattr(each, name))
+            for name in cls.model_fields
+            if name not in others
+        }
         return cls.model_validate(copied | others, from_attributes=True)
 
 

@@ -28,8 +28,7 @@ from api.security.authentication import (
     is_api,
 )
 from api.security.holders import Holder
-from api.security.ownership import Owners
-from api.security.roles import ACCESS, OPEN, AccessRule
+from api.security.roles import ACCESS, OPEN, AccessRule, Owners
 from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
 from results_db.actor import Actor, TokenRole
 from results_db.errors import DatabaseUnavailableError

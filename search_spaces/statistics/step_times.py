@@ -36,6 +36,12 @@ def is_warm(step_times_s: Sequence[float], *, at_least: int) -> bool:
     return has_settled(step_times_s) or len(step_times_s) >= at_least + MAX_EXTRA_WARMUP
 
 
+def num_warmup(step_times_s: Sequence[float], *, at_least: int) -> int | None:
+    """Steps of warm-up; None: it has not ended."""
+    counts = range(at_least, len(step_times_s) + 1)
+    return next((n for n in counts if is_warm(step_times_s[:n], at_least=at_least)), None)
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The three quartiles, interpolated between values; a single value is all three."""
     if len(values) == 1:

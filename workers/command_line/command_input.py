@@ -22,7 +22,7 @@ from workers.errors import WorkerError
 
 if TYPE_CHECKING:
     from search_spaces.spec.cluster import Cluster
-    from workers.service.http import ServiceHttp
+    from workers.service.lease_client import ServiceHttp
 
 _REFUSED: Final = 2
 _DOCUMENT_SUFFIXES: Final = (".json", ".yaml", ".yml")
@@ -132,7 +132,7 @@ def described_cluster(
 
 
 def _of_service(name: str, place: ServicePlace | None, data_dir: Path | None) -> dict[str, Any]:
-    from workers.service.http import NotFoundError, ServiceHttp
+    from workers.service.lease_client import NotFoundError, ServiceHttp
 
     try:
         place = place or locate_service(data_dir=data_dir)

@@ -211,14 +211,10 @@ def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
     return batch // at_once
 
 
-def simulation_options(function: Function) -> Function:
-    """See `with_simulation_options`."""
-    return with_simulation_options(function, option=click.option, refuse=refuse)
-
-
-def job_options(function: Function) -> Function:
-    """See `with_job_options`."""
-    return with_job_options(function, option=click.option, refuse=refuse)
+simulation_options: Final = functools.partial(
+    with_simulation_options, option=click.option, refuse=refuse
+)
+job_options: Final = functools.partial(with_job_options, option=click.option, refuse=refuse)
 
 
 class PositiveNumber(click.FloatRange):

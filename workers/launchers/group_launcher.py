@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -46,8 +47,8 @@ _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
 class GroupLauncher:
     """Runs probes and training jobs on a set of nodes; failures of probes are outcomes.
 
-    Any thread may call it. The caller ensures that groups which run at the same time hold disjoint
-    shares.
+    It is a `LaunchedNodes` itself. Any thread may call it. The caller ensures that groups which run
+    at the same time hold disjoint shares.
 
     Args:
         nodes: the nodes; the launcher closes them.
@@ -82,7 +83,6 @@ class GroupLauncher:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes, in order. There may be more later, at the end; none is ever taken out."""
         return self._nodes.nodes
 
     @property
@@ -110,58 +110,42 @@ class GroupLauncher:
         Raises:
             RanksLeftError: a process of it can't be ended; its nodes must not be used again.
         """
+        run = partial(
+            self._run_layout,
+            request.layout,
+            shares=shares,
+            deadline_s=request.deadline_s,
+            memory_limit_bytes=request.memory_limit_bytes,
+            cancelled=cancelled,
+        )
+        told: _Told
         try:
-            if request.trainer != EMBEDDED_TRAINER:
-                return self._run_program(request, shares, on_event, cancelled)
-            end = self._run_layout(
-                request.layout,
-                self._with_product_layouts({"kind": "probe", "request": request.to_mapping()}),
-                shares=shares,
-                deadline_s=request.deadline_s,
-                memory_limit_bytes=request.memory_limit_bytes,
-                on_event=on_event,
-                cancelled=cancelled,
-            )
+            if request.trainer == EMBEDDED_TRAINER:
+                job = {"kind": "probe", "request": request.to_mapping()}
+                end = run(self._with_product_layouts(job), on_event=on_event)
+                told = partial(_told_by_rank_0, end)
+            else:
+                trainer = self._trainer(request.trainer)
+                program = ProgramRun(request, trainer, on_event)
+                end = run(
+                    program_task(request, trainer).to_job(),
+                    on_event=program.take,
+                    processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
+                    verdict=partial(_verdict, program),
+                )
+                told = partial(self._told_by_program, program, end, cancelled)
         except (PlacementImpossibleError, TrainerUnknownError, ParameterInvalidError) as error:
             return _refused("unsupported", error)
         except ResultRefusedError as error:
             return _refused(error.reason, error)
-        return self._outcome(request, end, lambda: _told_by_rank_0(end))
+        memory_bytes = request.memory_limit_bytes or self._most_memory_bytes
+        return outcome_of(request, end, told, nodes=self._nodes.nodes, memory_bytes=memory_bytes)
 
-    def _run_program(
-        self,
-        request: ProbeRequest,
-        shares: Placement | None,
-        on_event: OnEvent,
-        cancelled: Cancelled,
-    ) -> Outcome:
-        """Runs a probe with a trainer that is a program of its own.
-
-        Raises:
-            TrainerUnknownError: this worker has no trainer of that name.
-            ParameterInvalidError: the campaign's parameters are not those of the trainer.
-            ResultRefusedError: the trainer refuses the layout.
-        """
-        trainer = self._trainers.get(request.trainer)
-        if trainer is None:
-            known = ", ".join(self._trainers) or "none but the embedded one"
-            raise TrainerUnknownError(
-                f"this worker has no trainer {request.trainer!r}; it has {known}"
-            )
-        run = ProgramRun(request, trainer, on_event)
-        job = program_task(request, trainer).to_job()
-        end = self._run_layout(
-            request.layout,
-            job,
-            shares=shares,
-            deadline_s=request.deadline_s,
-            memory_limit_bytes=request.memory_limit_bytes,
-            on_event=run.take,
-            cancelled=cancelled,
-            processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
-            verdict=lambda: _verdict(run),
-        )
-        return self._outcome(request, end, lambda: self._told_by_program(run, end, cancelled))
+    def _trainer(self, name: str) -> ProgramTrainer:
+        if (trainer := self._trainers.get(name)) is not None:
+            return trainer
+        known = ", ".join(self._trainers) or "none but the embedded one"
+        raise TrainerUnknownError(f"this worker has no trainer {name!r}; it has {known}")
 
     def _told_by_program(self, run: ProgramRun, end: GroupEnd, cancelled: Cancelled) -> _Measured:
         """What a program that has ended, or reported all steps before it failed, measured."""
@@ -253,19 +237,12 @@ class GroupLauncher:
         self._product_layouts = layouts
 
     def lost(self) -> Mapping[int, str]:
-        """Nodes that can't be used now, by position, and why."""
         return self._nodes.lost()
 
     def recover(self, node: int) -> None:
-        """Makes a lost node usable again, while groups run on others.
-
-        Raises:
-            WorkerError: that is not possible at the moment.
-        """
         self._nodes.recover(node)
 
     def close(self) -> None:
-        """Ends every process on every node."""
         self._nodes.close()
 
     def _with_product_layouts(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -338,10 +315,6 @@ class GroupLauncher:
             memory_limit_bytes=memory_limit_bytes,
             verdict=verdict,
         ).run()
-
-    def _outcome(self, request: ProbeRequest, end: GroupEnd, told: _Told) -> Outcome:
-        memory_bytes = request.memory_limit_bytes or self._most_memory_bytes
-        return outcome_of(request, end, told, nodes=self._nodes.nodes, memory_bytes=memory_bytes)
 
     @property
     def _most_memory_bytes(self) -> int:

@@ -66,7 +66,6 @@ class LocalNodes:
             self._router.close(group)
 
     def lost(self) -> Mapping[int, str]:
-        """The node, where its zygote has ended, and why."""
         return self._router.lost()
 
     def recover(self, _node: int) -> None:
@@ -76,7 +75,6 @@ class LocalNodes:
         self._start_zygote()
 
     def close(self) -> None:
-        """Ends the zygote and all processes below it."""
         self.ranks.close()
         self._reader.join()
 

@@ -19,7 +19,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
+from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, num_warmup, quartiles
 from search_spaces.trainers.simulator import simulator_trainer
 from search_spaces.units import memory
 from workers.errors import RanksLeftError, WorkerError
@@ -158,7 +158,7 @@ class SimulatedLauncher:
 
     def _measurement(self, probe: SimulatedProbe, request: ProbeRequest) -> Measurement:
         layout, model, cluster = request.layout, request.model, self.machine.cluster
-        warmup = _num_warmup(probe.iteration_s, request)
+        warmup = num_warmup(probe.iteration_s, at_least=request.warmup)
         assert warmup is not None  # it has completed
         timed_s = probe.iteration_s[warmup:]
         q25_s, step_time_s, q75_s = quartiles(timed_s)
@@ -212,15 +212,10 @@ class SimulatedLauncher:
         )
 
 
-def _num_warmup(steps_s: Sequence[float], request: ProbeRequest) -> int | None:
-    """Iterations of warm-up; None: it has not ended."""
-    counts = range(request.warmup, len(steps_s) + 1)
-    return next((n for n in counts if is_warm(steps_s[:n], at_least=request.warmup)), None)
-
-
 def _enough(steps_s: Sequence[float], request: ProbeRequest) -> int | None:
     """Iterations after which a probe ends, fewer if it is slower than the best; None: too few."""
-    warmup, above_s = _num_warmup(steps_s, request), request.stop_above_step_time_s
+    warmup = num_warmup(steps_s, at_least=request.warmup)
+    above_s = request.stop_above_step_time_s
     if warmup is None:
         return None
     timed_s = steps_s[warmup : warmup + request.iterations]

@@ -166,7 +166,6 @@ class DeviceTable:
             self._expected[share.node, devices] = expected_until
 
     def release(self, held: Iterable[Share]) -> None:
-        """Notes that devices are free again."""
         self.hold(held, until=_FREE, expected_until=_FREE)
 
     def free(self) -> Bools:

@@ -111,7 +111,6 @@ class Packer:
         self._waiting[request.key] = request
 
     def withdraw(self, key: Hashable) -> None:
-        """Removes a waiting probe."""
         del self._waiting[key]
         self._loans.pop(key, None)
 

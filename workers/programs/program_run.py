@@ -1,4 +1,4 @@
-"""A probe with a program, seen from the worker: the steps of its ranks, and its measurement."""
+"""A probe with a program: the job of its ranks, their steps, and its measurement."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Final
+from typing import Any, Final, Self
 
 from search_spaces.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
 from search_spaces.protocol.outcome import FailureReason, ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import shows_enough
-from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
+from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, num_warmup, quartiles
 from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.parameters import parameter_texts
 from search_spaces.trainers.placeholders import placeholder_values
 from search_spaces.trainers.program import ARGUMENTS, ProgramTrainer
-from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document
+from workers.ranks.rank_task import RankTask
+from workers.ranks.scratch import PROGRAM
 from workers.trainer.disturbance import share_of
 
 _SHORTEST_SHARE: Final = 0.5
@@ -39,6 +40,36 @@ class ResultRefusedError(Exception):
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTask:
+    """What a rank runs: templates of the trainer's entry, and the values for them."""
+
+    command: tuple[str, ...]
+    """Container, program and arguments; placeholders are not filled."""
+    environment: Mapping[str, str]
+    """Variables; placeholders are not filled."""
+    working_directory: str
+    """Empty: the rank's own directory."""
+    values: Mapping[str, str]
+    """Values of the placeholders that are the same for every rank."""
+    configuration: Mapping[str, Any]
+    """The adapter's configuration of the layout, for {values_file}."""
+    step_pattern: str
+    """How the program prints its steps; empty: it does not."""
+    paths: Mapping[str, str]
+    """The directory that each path among the values must lie in, by the value's name."""
+    memory_limit_bytes: int | None
+    """Memory of each rank's device; None: no limit."""
+
+    @classmethod
+    def of(cls, task: RankTask) -> Self:
+        values = task.job[PROGRAM]
+        return cls(**{**values, "command": tuple(values["command"])})
+
+    def to_job(self) -> dict[str, Any]:
+        return {"kind": PROGRAM, PROGRAM: asdict(self)}
 
 
 def job_of(request: ProbeRequest) -> TrainerJob:
@@ -189,11 +220,7 @@ class ProgramRun:
     @property
     def _num_warmup(self) -> int | None:
         """Steps of warm-up; None: it has not ended."""
-        times_s, at_least = self.step_times_s, self.request.warmup
-        for num in range(at_least, len(times_s) + 1):
-            if is_warm(times_s[:num], at_least=at_least):
-                return num
-        return None
+        return num_warmup(self.step_times_s, at_least=self.request.warmup)
 
     @property
     def is_enough(self) -> bool:

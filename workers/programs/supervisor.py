@@ -31,7 +31,7 @@ from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
 from search_spaces.units import memory
 from workers.programs.memory_sample import MemorySample, process_tree
-from workers.programs.program_task import ProgramTask
+from workers.programs.program_run import ProgramTask
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import make_directory

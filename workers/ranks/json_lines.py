@@ -1,13 +1,14 @@
-"""JSON documents over a stream socket, one a line: the protocol of worker, agent and ranks."""
+"""JSON documents over sockets, one a line: the protocol of worker, agent and ranks; its loop."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 Document = dict[str, Any]
@@ -125,6 +126,36 @@ class JsonLines:
         with contextlib.suppress(OSError):  # the other end may have closed first
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+class Readers:
+    """The event loop of a process: file descriptors to wait for, with their handlers."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], Any]] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        """The descriptors, which a forked process must close."""
+        return iter(tuple(self._handlers))
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._handlers
+
+    def add(self, fd: int, handler: Callable[[], Any]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.POLLIN)
+
+    def remove(self, fd: int) -> None:
+        """Removes a descriptor; it may have been removed before."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def handle(self, within_ms: int | None) -> None:
+        """Waits, perhaps up to a limit, until a descriptor is readable, and calls the handlers."""
+        for fd, _ in self._poll.poll(within_ms):
+            if fd in self._handlers:  # an earlier handler may have closed it
+                self._handlers[fd]()
 
 
 def _encoded(*documents: Document) -> bytes:

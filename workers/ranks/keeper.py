@@ -33,9 +33,8 @@ from typing import Final
 
 from search_spaces.process_resources import available_memory_bytes
 from workers.errors import RanksLeftError
-from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
-from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.json_lines import Document, JsonLines, Readers
 from workers.ranks.processes import become_subreaper, end_descendants, reap
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import remove_directories

@@ -18,14 +18,13 @@ from typing import Any, Final
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.ranks.held_directory import HeldDirectory, remove_abandoned
 from workers.ranks.json_lines import MOST_FDS, Document, JsonLines
 from workers.ranks.keeper import END_WITHIN_S
 from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
 from workers.ranks.rank_reports import RankReports
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
-from workers.ranks.scratch import SCRATCH_VARIABLE, remove
+from workers.ranks.scratch import SCRATCH_VARIABLE, HeldDirectory, remove, remove_abandoned
 from workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0

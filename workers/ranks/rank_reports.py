@@ -13,8 +13,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
 
-from workers.ranks.fd_loop import Readers
-from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.json_lines import Document, JsonLines, Readers
 from workers.ranks.rank_task import RankTask
 
 HOLD_S: Final = 0.5

@@ -1,15 +1,36 @@
-"""Directories of a node's ranks: those of a group's programs, and their removal."""
+"""Directories for temporary files: those of a node's ranks and of Ray, and their removal.
+
+Each process that may still use a directory holds a shared lock of the file `lock` in it. The kernel
+releases the lock with the last process that holds it. So a directory whose lock can be taken
+exclusively is abandoned, and the next start removes it. A process that creates a directory may lose
+it before it holds the lock; it notices that and creates another one.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import shutil
+import socket
+import stat
 import tempfile
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+from workers.errors import RanksLeftError
+from workers.ranks.processes import end_marked
 from workers.ranks.rank_task import RankTask
+
+_LOG = logging.getLogger(__name__)
+
+_END_WITHIN_S: Final = 5.0
+_OLD_AFTER_S: Final = 60.0
+"""An unlocked directory that has not changed for this time is abandoned."""
 
 PROGRAM: Final = "program"
 """Kind of the job."""
@@ -19,6 +40,122 @@ SCRATCH_VARIABLE: Final = "LAYOUT_TUNER_SCRATCH"
 
 LOCK: Final = "lock"
 """Name of a lock file in a directory; it is removed last."""
+
+
+class DirectoryGoneError(Exception):
+    """Another process removes the directory, or has removed it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldDirectory:
+    """A directory that this process holds until `close`, closed to other users."""
+
+    path: Path
+    lock_fd: int
+    """Descriptor of the lock: a process that inherits it holds the directory too."""
+
+    @classmethod
+    def create_below(cls, parent: Path, prefix: str) -> Self:
+        """Creates a directory whose name begins with the prefix; OSError if it can't."""
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            try:
+                return cls(path=path, lock_fd=take_lock(path))
+            except (DirectoryGoneError, OSError) as error:
+                with suppress(OSError):
+                    remove(path)
+                if isinstance(error, OSError):
+                    raise
+                # Another start has locked it to check whether it is abandoned.
+
+    def close(self) -> None:
+        """Releases it; processes that inherited the lock still hold it."""
+        os.close(self.lock_fd)
+
+
+def remove_abandoned(parent: Path, prefix: str, variable: str) -> None:
+    """Removes this user's directories that no process holds, and ends processes that use them.
+
+    `variable` has the path of a directory in the environment of the processes that use it.
+    """
+    for path in parent.glob(f"{prefix}*"):
+        try:
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                _remove_if_abandoned(path, variable)
+        except FileNotFoundError:  # another start removes it
+            continue
+        except (OSError, RanksLeftError) as error:
+            _LOG.warning("%s, left by a worker that has ended, can't be removed: %s", path, error)
+
+
+def _remove_if_abandoned(path: Path, variable: str) -> None:
+    with _exclusively(path) as is_abandoned:
+        if not is_abandoned:
+            return
+        end_marked(variable, str(path), within_s=_END_WITHIN_S)
+        remove(path)
+        _LOG.info("%s was left by a worker that has ended, and is removed", path)
+
+
+@contextmanager
+def _exclusively(path: Path) -> Iterator[bool]:
+    """Holds the lock of a directory exclusively; yields whether the directory is abandoned."""
+    try:
+        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Its owner is creating or removing it, or ended at one of these moments.
+        if _is_old(path) and not any(path.iterdir()):
+            path.rmdir()
+        yield False
+        return
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        written = os.pread(lock_fd, 1024, 0).decode(errors="replace")
+        yield _is_of_this_machine(written) if written else _is_old(path)
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(lock_fd)
+
+
+def take_lock(path: Path) -> int:
+    """Takes the lock of a directory, shared with others of its processes; returns its descriptor.
+
+    Raises:
+        DirectoryGoneError: another process removes it, or has removed it.
+    """
+    lock = path / LOCK
+    try:
+        lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as error:
+        raise DirectoryGoneError from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.fstat(lock_fd).st_nlink:
+            raise DirectoryGoneError
+        os.pwrite(lock_fd, _this_machine().encode(), 0)
+    except BaseException as error:
+        os.close(lock_fd)
+        if isinstance(error, BlockingIOError):
+            raise DirectoryGoneError from error
+        raise
+    return lock_fd
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _OLD_AFTER_S
+
+
+def _this_machine() -> str:
+    """The host's name and the kernel's number of this boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot}"
+
+
+def _is_of_this_machine(written: str) -> bool:
+    """Whether a lock was taken on this machine: locks of other hosts may not be visible here."""
+    return bool(set(written.split()) & set(_this_machine().split()))
 
 
 def directory_of(task: RankTask) -> Path:

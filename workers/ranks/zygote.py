@@ -32,9 +32,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from workers.backoff import Backoff
-from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import RankEntry
-from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.json_lines import Document, JsonLines, Readers
 from workers.ranks.keeper import GroupKeeper
 from workers.ranks.processes import (
     OnReaped,

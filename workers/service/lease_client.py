@@ -1,16 +1,23 @@
-"""The worker's client of the worker protocol, which logs the outages of the service."""
+"""The worker's requests to the service: errors by status, retries, and the worker protocol."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
+import httpx
+
+from search_spaces.connection.http_connection import TEMPORARY, TOO_MANY_REQUESTS, ServiceConnection
 from search_spaces.connection.outage_log import OutageLog
+from search_spaces.connection.tls import trusting
+from search_spaces.errors import ServiceUnansweredError
 from search_spaces.protocol.worker_messages import (
     HeartbeatBody,
     HeartbeatReply,
@@ -21,15 +28,26 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
     WorkerCreated,
 )
+from workers.backoff import Backoff
 from workers.errors import (
     AnswerUnreadableError,
+    ContentRefusedError,
+    RequestRefusedError,
+    ServiceFailedError,
     ServiceUnreachableError,
     TokenRefusedError,
     WorkerError,
     WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.service.http import ANSWER_WITHIN_S, ConflictError, NotFoundError, ServiceHttp
+
+ANSWER_WITHIN_S: Final = 10.0
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 5.0
+_AWAY: Final = TEMPORARY | {408, TOO_MANY_REQUESTS}
+"""Statuses of a service, or of a proxy in front of it, that can't answer for the moment."""
+_OF_CONTENT: Final = (400, 413, 422)
+"""Statuses of a body that is malformed, too large or contradicts something."""
 
 OVER_AFTER_S: Final = 6.0
 """Seconds without a failure after which an outage is over; longer than the pause between two tries:
@@ -40,6 +58,95 @@ _log: Final = logging.getLogger(__name__)
 _REGISTERED_WITHIN_S: Final = 60.0
 """Long, since the service may still act on a registration that timed out, and so end the session of
 the next one."""
+
+
+T = TypeVar("T")
+
+
+class NotFoundError(RequestRefusedError):
+    """Status 404; its meaning depends on the request."""
+
+
+class ConflictError(RequestRefusedError):
+    """Status 409; its meaning depends on the request."""
+
+
+class ServiceHttp:
+    """A client of one service, which sends each request once. Threads may share it.
+
+    Raises:
+        UrlInvalidError: at construction.
+        CertificateUnreadableError: at construction.
+    """
+
+    def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
+        """Connects at the first request; a certificate is that of a service that signed its own."""
+        tls = None if certificate is None else trusting(certificate)
+        self._connection = ServiceConnection(url, token, tls=tls)
+        self.url = self._connection.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def role(self, *, within_s: float = ANSWER_WITHIN_S) -> str:
+        """The role of the token; raises the errors of `request`."""
+        answer = self.request("GET", "/v1/whoami", None, within_s=within_s)
+        return self.read(answer, lambda: str(answer["role"]))
+
+    def request(
+        self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S
+    ) -> Any:
+        """Sends a request with a document, or its bytes; returns the document of the answer.
+
+        Raises:
+            ServiceUnreachableError: the service does not answer.
+            ServiceFailedError: it failed over the request.
+            TokenRefusedError: it does not accept the token.
+            RequestRefusedError: it refuses the request; `ContentRefusedError`: for what it says.
+            AnswerUnreadableError: the answer is not one of this service.
+        """
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            answer = self._connection.request(
+                method, path, within_s=within_s, content=content, headers=headers
+            )
+        except ServiceUnansweredError as error:
+            raise ServiceUnreachableError(str(error)) from error
+        if answer.is_success:
+            return self.read(answer, lambda: answer.json() if answer.content else None)
+        raise self._refusal(answer)
+
+    def read(self, answer: Any, reading: Callable[[], T]) -> T:
+        """Calls a reader of an answer's values; AnswerUnreadableError for another form."""
+        try:
+            return reading()
+        except (KeyError, TypeError, ValueError) as error:
+            raise AnswerUnreadableError(
+                f"what answers at {self.url} does not speak the worker protocol ({answer!r}); "
+                "check the URL, and that service and worker are of the same version"
+            ) from error
+
+    def _refusal(self, answer: httpx.Response) -> Exception:
+        status = answer.status_code
+        why = _detail(answer)
+        message = f"the service at {self.url} answered {status}: {why}"
+        if status in (401, 403):
+            return TokenRefusedError(f"{message}; check the token file")
+        if status in _AWAY:
+            return ServiceUnreachableError(message)
+        if answer.is_server_error:
+            return ServiceFailedError(message)
+        if status in _OF_CONTENT:
+            return ContentRefusedError(message, why)
+        kind = {404: NotFoundError, 409: ConflictError}.get(status, RequestRefusedError)
+        return kind(message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +172,8 @@ class LeaseClient(ServiceHttp):
     It logs the start and the end of each outage of the service once, for all threads; a failure of
     `role` is not logged as an outage.
 
-    Every method raises the errors of `ServiceHttp.request`.
+    Every method raises the errors of `ServiceHttp.request`. Methods about a session also raise
+    WorkerUnknownError where it has ended, and WorkerReplacedError where another has its name.
 
     Raises:
         UrlInvalidError: at construction.
@@ -95,12 +203,7 @@ class LeaseClient(ServiceHttp):
         )
 
     def lease(self, worker_id: str, request: LeaseRequest) -> LeaseRead | None:
-        """Leases a trial; None where there was none in time.
-
-        Raises:
-            WorkerUnknownError: the session has ended.
-            WorkerReplacedError: another worker has taken the name over.
-        """
+        """Leases a trial; None where there was none in time."""
         within_s = ANSWER_WITHIN_S + request.wait_s
         answer = self._request_of_worker(
             worker_id, "POST", "/leases", asdict(request), within_s=within_s
@@ -111,12 +214,7 @@ class LeaseClient(ServiceHttp):
     def heartbeat(
         self, worker_id: str, heartbeat: HeartbeatBody, *, within_s: float = ANSWER_WITHIN_S
     ) -> HeartbeatReply:
-        """Extends the leases of the trials.
-
-        Raises:
-            WorkerUnknownError: the session has ended.
-            WorkerReplacedError: another worker has taken the name over.
-        """
+        """Extends the leases of the trials."""
         body = asdict(heartbeat)
         answer = self._request_of_worker(worker_id, "POST", "/heartbeats", body, within_s=within_s)
         return self.read(
@@ -138,7 +236,7 @@ class LeaseClient(ServiceHttp):
         return is_used
 
     def unregister(self, worker_id: str) -> None:
-        """Ends the session, which returns its leases; WorkerUnknownError if it has ended."""
+        """Ends the session, which returns its leases."""
         self._request_of_worker(worker_id, "DELETE", "", None)
 
     def _request_of_worker(
@@ -196,3 +294,48 @@ def _set_aside(documents: Any) -> tuple[SetAside, ...]:
         SetAside(node=str(document["node"]), reason=str(document["reason"]))
         for document in documents
     )
+
+
+def pauses() -> Backoff:
+    """The pauses of a loop between its tries to reach the service."""
+    return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+
+
+def patiently(
+    call: Callable[[], T], what: str, *, patience_s: float | None, sleep: Callable[[float], None]
+) -> T:
+    """Repeats a call of `LeaseClient` while the service does not answer, or fails over it.
+
+    Args:
+        call: the call.
+        what: the call, as the subject of a sentence in the log.
+        patience_s: seconds after which the call's error is raised; None: never.
+        sleep: waits for some seconds; it may raise an exception to end the retries.
+
+    Raises:
+        ServiceUnreachableError: the time is over.
+        ServiceFailedError: likewise.
+    """
+    outage, backoff = OutageLog(_log, what), pauses()
+    give_up_at = math.inf if patience_s is None else time.monotonic() + patience_s
+    while True:
+        try:
+            answer = call()
+        except (ServiceUnreachableError, ServiceFailedError) as error:
+            pause_s = backoff.take()
+            if time.monotonic() + pause_s >= give_up_at:
+                raise
+            outage.failed(f"{what} is tried again", error)
+            sleep(pause_s)
+        else:
+            outage.worked()
+            return answer
+
+
+def _detail(answer: httpx.Response) -> str:
+    """The detail of a problem document, or else the start of the text."""
+    try:
+        problem = answer.json()
+        return str(problem.get("detail") or problem.get("title") or problem)[:500]
+    except (ValueError, AttributeError):
+        return answer.text[:200]

@@ -98,7 +98,7 @@ def submit(
     admin's token is refused.
     """
     from workers.slurm import submission
-    from workers.slurm.script import render
+    from workers.slurm.batch_script import render
 
     with refusals():
         request = _request(place=place, **options)
@@ -319,7 +319,7 @@ def _asking(place: ServicePlace) -> Iterator[Callable[..., Any]]:
     The function takes method, path and body, returns the document of the answer, and raises the
     errors of `ServiceHttp.request`.
     """
-    from workers.service.http import ServiceHttp
+    from workers.service.lease_client import ServiceHttp
 
     token = read_token(place.token_file)
     with ServiceHttp(place.url, token, certificate=place.certificate) as http:

@@ -26,7 +26,7 @@ from workers.errors import (
     TokenRefusedError,
     WorkerError,
 )
-from workers.service.http import ServiceHttp
+from workers.service.lease_client import ServiceHttp
 from workers.slurm.jobs import call
 from workers.slurm.request import AllocationRequest, plain_name
 

@@ -19,8 +19,7 @@ from workers.errors import (
     WorkerUnknownError,
 )
 from workers.packing.request import Room
-from workers.service.http import pauses
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import LeaseClient, pauses
 from workers.worker.events import (
     Events,
     LeaseAnswered,

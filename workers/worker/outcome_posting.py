@@ -25,8 +25,7 @@ from workers.errors import (
     SpoolUnusableError,
     WorkerError,
 )
-from workers.service.http import pauses
-from workers.service.lease_client import EncodedOutcome, LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient, pauses
 from workers.worker.outcome_spool import Spool
 
 _LOG = logging.getLogger(__name__)

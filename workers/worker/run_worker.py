@@ -60,11 +60,6 @@ class _Machine:
     """Programs that probes may run, by name."""
 
     @property
-    def devices_are_cores(self) -> bool:
-        """Whether the devices are CPU cores: probes on the same node then disturb each other."""
-        return "cpu" in self.cluster.device.lower()
-
-    @property
     def drain_s(self) -> float:
         """Seconds before the end of the allocation by which all probes must have ended."""
         if self.site is None or self.allocation is None:
@@ -77,7 +72,7 @@ class _Machine:
             return wish
         if self.site is not None and self.site.share_nodes is not None:
             return self.site.share_nodes
-        return not self.devices_are_cores
+        return not self.cluster.has_cpu_devices  # probes on the same cores disturb each other
 
     def start_launcher(self) -> GroupLauncher:
         """Starts the launcher of the probes."""
@@ -242,7 +237,7 @@ def run_worker(
     options = SchedulerOptions(
         share_nodes=machine.shares_nodes(share_nodes),
         drain_s=machine.drain_s,
-        devices_are_cores=machine.devices_are_cores,
+        devices_are_cores=machine.cluster.has_cpu_devices,
         switches={} if machine.site is None else machine.site.switch_of_nodes,
         end_when_idle_s=end_when_idle_s,
     )

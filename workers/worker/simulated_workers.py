@@ -23,7 +23,7 @@ import hashlib
 import heapq
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -36,10 +36,11 @@ from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, FailureReason, Ou
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.units import SECONDS_PER_HOUR
 from workers.errors import ServiceUnreachableError
+from workers.launchers.base import Cancelled
 from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from workers.packing.packer import Packer
-from workers.service.http import patiently
-from workers.service.lease_client import LeaseClient
+from workers.ranks.rank_task import Device
+from workers.service.lease_client import LeaseClient, patiently
 from workers.worker.events import (
     DrainAsked,
     EndMoved,
@@ -51,10 +52,10 @@ from workers.worker.events import (
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.held_trial import HeldTrial, ProbeProgress
 from workers.worker.leasing import MOST_WAITING, Leasing
+from workers.worker.node_health import PRECISIONS, HealthReport
 from workers.worker.outcome_posting import Outbox, Posting
 from workers.worker.roster import NodeRoster
 from workers.worker.scheduler import Scheduler, SchedulerOptions
-from workers.worker.simulated_health import check_simulated_nodes
 from workers.worker.trial_book import TrialBook
 from workers.worker.worker import Drain, DrainRequested, unregister, warn_of_too_much_power
 
@@ -492,15 +493,12 @@ class SimulatedWorkers:
                 return _BLOCKED_WAIT_S
             self._patience.began()
             return 0.0
-        if self._is_in_motion() or any(each.scheduler.is_requesting for each in self._members):
+        if any(e.roster.is_in_motion or e.scheduler.is_requesting for e in self._members):
             return _BLOCKED_WAIT_S
         left_s = self._patience.left_s if self._is_driver_late() else 0.0
         freest, wait_s = self._freest, min(left_s, _LONGEST_ASK_S)
         is_asked = wait_s > 0 and freest.devices_free > 0 and self._ask(freest, wait_s)
         return _BLOCKED_WAIT_S if is_asked else None
-
-    def _is_in_motion(self) -> bool:
-        return any(each.roster.is_in_motion for each in self._members)
 
     def _is_driver_late(self) -> bool:
         """Whether no trial waits, and the open ones, without the largest, leave nodes free."""
@@ -552,3 +550,32 @@ class SimulatedWorkers:
     def _move_to(self, at_s: float) -> None:
         self._use.add(self._members, at_s - self.clock())
         self.clock.move_to(at_s)
+
+
+def check_simulated_nodes(
+    launcher: SimulatedLauncher,
+    nodes: Sequence[int],
+    _cancelled: Cancelled,
+    _known: Mapping[int, HealthReport],
+) -> dict[int, HealthReport]:
+    """What a health check shows of simulated nodes: how slow they are, or that they are lost."""
+    return {node: _health_of(launcher, node) for node in nodes}
+
+
+def _health_of(launcher: SimulatedLauncher, node: int) -> HealthReport:
+    cluster, peaks = launcher.machine.cluster, launcher.machine.cluster.peak_flops_per_s
+    device: Device = "cpu" if cluster.has_cpu_devices else "cuda"
+    size, memory_bytes = cluster.devices_per_node, cluster.device_memory_bytes
+    if launcher.is_lost(node):
+        return HealthReport(device=device, num_devices=size, failure="it has failed")
+    rate = peaks.get(PRECISIONS[device], max(peaks.values())) / 1e12 / launcher.slowness(node)
+    return HealthReport(
+        device=device,
+        num_devices=size,
+        num_devices_seen=size,
+        memory_bytes=memory_bytes,
+        memory_free_bytes=memory_bytes,
+        gemm_tflops=(rate,) * size,
+        peak_tflops=rate,
+        peak_source=f"simulated ({cluster.name})",
+    )

@@ -39,8 +39,7 @@ from workers.worker.events import Events, ProbeEnded, in_background
 from workers.worker.held_trial import HeldTrial
 from workers.worker.leasing import END_WITHIN_S
 from workers.worker.outcome_posting import Posting
-from workers.worker.quarantine import SecondOpinions
-from workers.worker.roster import NodeRoster
+from workers.worker.roster import NodeRoster, SecondOpinions
 
 _LOG = logging.getLogger(__name__)
 

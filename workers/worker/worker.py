@@ -21,8 +21,7 @@ from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
 from workers.launchers.base import Cancelled
 from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
-from workers.service.http import patiently
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import LeaseClient, patiently
 from workers.worker.events import DrainAsked, EndMoved, Events, WorkerEvent
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.leasing import Leasing

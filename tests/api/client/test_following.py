@@ -72,7 +72,7 @@ class Streams:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
         self._left = list(texts)
         self.pauses: list[float] = []
-        monkeypatch.setattr("api.client.following.time.sleep", self.pauses.append)
+        monkeypatch.setattr("api.client.calls.time.sleep", self.pauses.append)
 
     def __call__(self, _request: httpx.Request) -> httpx.Response:
         if not self._left:

@@ -20,8 +20,13 @@ from click.testing import CliRunner
 
 from api import cli
 from api.cli import main
-from api.command_packages import COMMANDS, NEEDS, missing_packages, missing_packages_of
-from api.lazy_group import short_help
+from api.command_packages import (
+    COMMANDS,
+    NEEDS,
+    missing_packages,
+    missing_packages_of,
+    short_help,
+)
 from tests.kit.api import ends
 from tests.kit.python_process import printed_by
 from tests.kit.services import ServeProcess

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from api.commands.groups import token
+from api.command_packages import token
 from api.commands.login import sign_in_url
 from tests.kit.api import Command, ends
 from tests.kit.persons import Person

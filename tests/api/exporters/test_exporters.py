@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from api.exporters import FORMATS, ExportFormatUnknownError, ExportSource, export
-from api.exporters.base import ExportBundle, ExportImpossibleError, KnobsLackingError
+from api.exporters.base import ExportImpossibleError, KnobsLackingError
+from api.schemas.campaigns_and_trials import ExportRead
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
@@ -25,7 +26,7 @@ def make_source(layout: Layout = INTERLEAVED, model: str = "gpt-22b") -> ExportS
     return ExportSource(campaign="wide", trial=7, job=job, comments=("measured: 5 tokens/s",))
 
 
-def comments_of(bundle: ExportBundle) -> list[str]:
+def comments_of(bundle: ExportRead) -> list[str]:
     script = next(file for file in bundle.files if file.name.endswith(".sh"))
     return [line[2:] for line in script.content.splitlines() if line.startswith("# ")]
 
@@ -86,7 +87,7 @@ def test_without_the_knob_the_files_are_those_of_the_plain_layout_and_say_so() -
         f"this file is for {replace(INTERLEAVED, vpp=1).key}, which was not measured",
     ]
     assert head[3].startswith("without vpp: DeepSpeed's pipeline has no interleaved schedule")
-    assert bundle.notes[:2] == tuple(head[2:4])
+    assert bundle.notes[:2] == head[2:4]
     assert not any("not measured" in line for line in comments_of(plain))
 
 

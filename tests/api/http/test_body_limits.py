@@ -25,6 +25,7 @@ from api.http import body_limits, request_bodies
 from api.http.body_limits import BODY_LIMITS, CHANGES_AT_ONCE, FairQueue, limits_of
 from api.settings import Settings
 from results_db.store import Store
+from search_spaces.documents.limits import text_problem
 from search_spaces.protocol.measurement import MAX_MEASURED_ITERATIONS
 from search_spaces.protocol.outcome import MAX_LOG_LENGTH
 from search_spaces.protocol.worker_messages import MAX_NODES
@@ -107,7 +108,10 @@ def test_the_largest_messages_of_workers_are_accepted(api: Api, http: TestClient
     most = limits_of("post_outcome")
     assert len(body) < most.num_bytes
     assert isinstance(
-        request_bodies.read_json_request(body, most.num_values)["outcome"]["log_tail"], str
+        request_bodies.read_json(body, most.num_values, text_rule=text_problem)["outcome"][
+            "log_tail"
+        ],
+        str,
     )
 
 

@@ -18,7 +18,7 @@ from tests.kit.live import PATIENCE_S, live_server
 from tests.kit.postgres import upgraded
 from tests.kit.services import run_here
 from workers.errors import WorkerError
-from workers.service.http import ServiceHttp
+from workers.service.lease_client import ServiceHttp
 
 
 @pytest.fixture(scope="module", params=["ours", "another"])

@@ -17,11 +17,11 @@ from pydantic import TypeAdapter
 
 from api.app import create_app
 from api.errors import DocumentInvalidError, DocumentMalformedError
-from api.http.documents import read_json_request
+from api.http.documents import read_json
 from api.http.request_bodies import BodyRoute
 from api.settings import Settings
 from results_db.store import Store
-from search_spaces.documents.limits import MAX_DEPTH
+from search_spaces.documents.limits import MAX_DEPTH, text_problem
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, Api, answered
 from tests.kit.bodies import BODIES, Body
@@ -75,7 +75,7 @@ def test_a_heartbeat_that_is_nested_too_deeply_is_refused_and_breaks_no_list(
 )
 def test_requests_are_refused_that_repeat_fields_or_exceed_a_limit(body: str) -> None:
     with pytest.raises((DocumentInvalidError, DocumentMalformedError)):
-        read_json_request(body.encode())
+        read_json(body.encode(), text_rule=text_problem)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_requests_are_refused_that_repeat_fields_or_exceed_a_limit(body: str) ->
     ],
 )
 def test_requests_up_to_the_limits_are_accepted(body: str) -> None:
-    assert read_json_request(body.encode()) == json.loads(body)
+    assert read_json(body.encode(), text_rule=text_problem) == json.loads(body)
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 985])

@@ -11,7 +11,7 @@ import trustme
 from click.testing import CliRunner
 
 from api.client import Client, Retries
-from api.commands.groups import token as token_command
+from api.command_packages import token as token_command
 from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir

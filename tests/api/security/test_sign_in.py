@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.security.session_start import local_target
+from api.security.authentication import local_target
 from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
 from tests.kit.api import TOKEN, answered

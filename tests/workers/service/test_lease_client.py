@@ -23,8 +23,7 @@ from workers.errors import (
     ServiceFailedError,
     ServiceUnreachableError,
 )
-from workers.service.http import patiently
-from workers.service.lease_client import EncodedOutcome, LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient, patiently
 
 
 def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: WorkedService) -> None:

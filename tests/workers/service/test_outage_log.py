@@ -49,7 +49,7 @@ def test_a_service_that_goes_away_and_comes_back_is_two_lines_of_a_worker_with_t
     # Short pauses: all three loops shall meet the outage, leases although an outcome waits.
     monkeypatch.setattr("workers.worker.leasing._CATCH_UP_WITHIN_S", 0.05)
     for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(f"workers.service.http.{limit}", 0.05)
+        monkeypatch.setattr(f"workers.service.lease_client.{limit}", 0.05)
     service.add(1, num_devices=1)
 
     def run(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:

@@ -25,8 +25,8 @@ from workers.errors import (
     ServiceUnreachableError,
     WorkerError,
 )
+from workers.slurm.batch_script import render
 from workers.slurm.commands import allocation
-from workers.slurm.script import render
 from workers.slurm.submission import warnings
 
 

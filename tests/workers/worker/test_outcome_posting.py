@@ -239,7 +239,7 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting: Posting, service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(f"workers.service.http.{limit}", 3600.0)
+        monkeypatch.setattr(f"workers.service.lease_client.{limit}", 3600.0)
     posting.take(make_report(2))
     posting.catch_up(PATIENCE_S)  # from here on its pauses are the long ones
     service.away = True

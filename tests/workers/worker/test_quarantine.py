@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search_spaces.protocol.outcome import FailureReason, Outcome
-from workers.worker.quarantine import NodeHistory
+from workers.worker.roster import NodeHistory
 
 
 def failure(reason: FailureReason = "crashed", *, node: str = "") -> Outcome:

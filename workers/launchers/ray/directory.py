@@ -7,7 +7,7 @@ which other users can neither read nor enter.
         lock                       each process that may still use the directory holds a shared lock
         r/                         Ray's own: sockets, logs, packages
 
-`workers/ranks/held_directory.py` has the lock.
+`workers/ranks/scratch.py` has the lock.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from workers.errors import RayClusterFailedError
-from workers.ranks import held_directory
-from workers.ranks.held_directory import DirectoryGoneError, HeldDirectory, take_lock
+from workers.ranks.scratch import DirectoryGoneError, HeldDirectory, remove_abandoned, take_lock
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ DIRECTORY_VARIABLE: Final = "LAYOUT_TUNER_RAY_DIRECTORY"
 """The path of the directory, in the environment of every process that uses it."""
 
 _LAST_RESORT: Final = "/tmp"  # noqa: S108 (for a private directory below it)
-_PREFIX: Final = "lt-ray-"
+PREFIX: Final = "lt-ray-"
 _RAYS_OWN: Final = "r"
 _RANDOM_BYTES: Final = 8
 """Characters that `tempfile.mkdtemp` appends to the prefix."""
@@ -52,9 +51,9 @@ class RayDirectory(HeldDirectory):
             RayClusterFailedError: there is no safe place for it.
         """
         parent = _parent()
-        remove_abandoned(parent)
+        remove_abandoned(parent, PREFIX, DIRECTORY_VARIABLE)
         try:
-            return cls.create_below(parent, _PREFIX)
+            return cls.create_below(parent, PREFIX)
         except OSError as error:
             raise RayClusterFailedError(
                 f"Ray's files can't be put below {parent}: {error}; set TMPDIR to another place"
@@ -79,11 +78,6 @@ class RayDirectory(HeldDirectory):
         return {DIRECTORY_VARIABLE: str(self.path)}
 
 
-def remove_abandoned(parent: Path) -> None:
-    """Removes this user's directories of Ray that no process holds, and ends their processes."""
-    held_directory.remove_abandoned(parent, _PREFIX, DIRECTORY_VARIABLE)
-
-
 def _parent() -> Path:
     """The directory for temporary files, or /tmp; RayClusterFailedError if neither is safe."""
     problems: list[str] = []
@@ -103,7 +97,7 @@ def _parent() -> Path:
 
 def _problem(place: Path) -> str | None:
     """Why Ray's files can't be below a directory, a path without symbolic links; or None."""
-    longest = place / f"{_PREFIX}{'x' * _RANDOM_BYTES}" / _RAYS_OWN / _LONGEST_SOCKET
+    longest = place / f"{PREFIX}{'x' * _RANDOM_BYTES}" / _RAYS_OWN / _LONGEST_SOCKET
     num_bytes = len(os.fsencode(longest))
     if num_bytes > _SOCKET_PATH_BYTES:
         return (

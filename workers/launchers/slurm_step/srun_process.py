@@ -73,7 +73,6 @@ class SrunProcess:
 
     @property
     def pid(self) -> int:
-        """The pid of `srun`."""
         return self._process.pid
 
     def exit_code(self) -> int | None:

@@ -142,7 +142,9 @@ class Step:
                     case "alive":
                         continue
                     case "ready":
-                        self._note_start(member)
+                        member.started = True
+                        if all(m.started for m in self._members.values()):
+                            self._add_event("started")
                     case "ended":
                         member.ended = document
                     case "lost" if member.ended:
@@ -260,11 +262,6 @@ class Step:
         """Sends a document; where that fails, the reading thread notices the closed connection."""
         with suppress(NodeLostError):
             self._send(node, self._members[node], document)
-
-    def _note_start(self, member: _Member) -> None:
-        member.started = True
-        if all(m.started for m in self._members.values()):
-            self._add_event("started")
 
     def _add_event(self, event: str) -> None:
         document = {"event": event, "group": self._group}

@@ -21,8 +21,8 @@ from tests.kit.waiting import wait_until
 from tests.workers.process_checks import NOBODY, is_alive
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import LocalRay
-from workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory, remove_abandoned
-from workers.ranks.scratch import remove
+from workers.launchers.ray.directory import DIRECTORY_VARIABLE, PREFIX, RayDirectory
+from workers.ranks.scratch import remove, remove_abandoned
 
 pytestmark = pytest.mark.ranks
 
@@ -154,7 +154,7 @@ def test_directories_in_use_stay(place: Path, caplog: pytest.LogCaptureFixture) 
         assert all((held.path / "lock").exists() for held in made)
         for held in made:
             held.close()
-        list(pool.map(remove_abandoned, [place] * 4))
+        list(pool.map(lambda _: remove_abandoned(place, PREFIX, DIRECTORY_VARIABLE), range(4)))
         assert names(place) == {others.name}
     assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 

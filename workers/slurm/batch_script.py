@@ -1,7 +1,7 @@
 """The batch script of an allocation: variables of the request and of the site, then a fixed body.
 
-Rendering is a pure function. Values of users and sites are quoted for the shell. Lines `#SBATCH`
-have no quotes; the request has checked the characters of their values.
+Values of users and sites are quoted for the shell. Lines `#SBATCH` have no quotes; the request has
+checked the characters of their values.
 """
 
 from __future__ import annotations

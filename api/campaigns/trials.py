@@ -1,15 +1,21 @@
-"""A page of a campaign's trials between two cursors, for the API and for the pages."""
+"""Trials for the API and the pages: one page of a campaign's, and cheap probes among them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from api.errors import PageInvalidError
 from api.http.cursors import read_trial_cursor, write_trial_cursor
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from results_db.trials.filter import PageEnd, TrialFilter, TrialOrder
+from search_spaces.belief.cheap_probe_step_time import CheapProbe
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,4 +69,33 @@ def page_of_trials(
         previous_cursor=write(page.start),
         total=total,
         is_total_exact=is_exact,
+    )
+
+
+def cheap_probes(store: Store, trials: Iterable[TrialRecord]) -> dict[int, CheapProbe]:
+    """The cheap probes among trials, and what they say of their layouts, by ids of trials."""
+
+    @cache
+    def spec_of(campaign_id: int) -> Mapping[str, Any]:
+        return store.campaigns.get(campaign_id).spec
+
+    found = {}
+    for trial in trials:
+        layout, num_layers = trial.full_layout, trial.num_layers
+        if layout is not None and num_layers is not None:
+            found[trial.id] = _probe(spec_of(trial.campaign_id), trial, layout, num_layers)
+    return found
+
+
+def _probe(
+    spec: Mapping[str, Any], trial: TrialRecord, layout: Layout, num_layers: int
+) -> CheapProbe:
+    measured = trial.measurement if trial.state == "COMPLETED" else None
+    return CheapProbe.of(
+        layout,
+        trial.layout,
+        num_layers,
+        ModelShape.from_mapping(spec["model"]),
+        Cluster.from_mapping(spec["cluster"]),
+        measured_s=None if measured is None else measured.step_time_s,
     )

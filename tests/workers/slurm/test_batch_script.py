@@ -12,7 +12,7 @@ import pytest
 
 from search_spaces.spec.site import Site
 from tests.workers.slurm.requests import frontier_request, make_cluster, make_request
-from workers.slurm.script import expandable, render
+from workers.slurm.batch_script import expandable, render
 
 NASTY = """'; touch pwned; $(touch pwned) `touch pwned` "$HOME" \\ ${IFS} & | > pwned #"""
 
