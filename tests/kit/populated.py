@@ -15,7 +15,7 @@ from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, bearer
 from tests.kit.live import live_service
 from tests.kit.store import TimelyStore, completed, failed
 
@@ -39,12 +39,18 @@ class Populated:
     """Values that path parameters may have, by parameter."""
 
     def headers(self, role: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.tokens[role]}"}
+        return bearer(self.tokens[role])
+
+    def ask(self, role: str, request: str, **sent: Any) -> httpx.Response:
+        """What somebody of a role is answered who asks for "GET /v1/campaigns"."""
+        method, path = request.split(" ", 1)
+        headers = self.headers(role) | sent.pop("headers", {})
+        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=60, **sent)
 
     def assert_lists_answer(self) -> None:
         """Whatever was sent: no list is broken by it."""
         for path in LISTS:
-            answer = httpx.get(f"{self.url}/v1/{path}", headers=self.headers("admin"), timeout=60)
+            answer = self.ask("admin", f"GET /v1/{path}")
             assert answer.status_code == 200, (path, answer.text[:300])
 
 

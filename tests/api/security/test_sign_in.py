@@ -13,7 +13,7 @@ import pytest
 from api.security.session_start import local_target
 from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
-from tests.kit.api import TOKEN, answered
+from tests.kit.api import HEADERS, TOKEN, answered, bearer
 from tests.kit.persons import Signing, served
 
 
@@ -47,9 +47,7 @@ def test_a_code_signs_in_once_with_the_role_of_its_token_while_both_are_valid(
     signing.clock.forward(CODE_LIFE.total_seconds())
     assert signing.person().sign_in_with_code(expired).status_code == 401
     orphan = signing.code(token)
-    httpx.delete(
-        f"{signing.url}/v1/tokens/{record.id}", headers={"Authorization": f"Bearer {TOKEN}"}
-    )
+    httpx.delete(f"{signing.url}/v1/tokens/{record.id}", headers=HEADERS)
     assert signing.person().sign_in_with_code(orphan).status_code == 401
 
 
@@ -72,8 +70,7 @@ def test_the_form_takes_tokens_and_addresses_of_codes_and_no_token_of_a_worker(
 
     _, token = signing.store.access.create_token("frontier", "worker")
     for secret in (token, "lt_worker_of_this_directory"):
-        headers = {"Authorization": f"Bearer {secret}"}
-        answered(httpx.post(f"{signing.url}/v1/sign-in-codes", headers=headers), 403)
+        answered(httpx.post(f"{signing.url}/v1/sign-in-codes", headers=bearer(secret)), 403)
         person = signing.person()
         answered(person.sign_in_by_form(secret), 403, "workers have no pages")
         assert person.cookies == {}
@@ -112,9 +109,8 @@ def test_a_page_of_another_site_cannot_sign_in(signing: Signing) -> None:
         assert person.sign_in_with_code(code, **headers).status_code == 403
         assert person.sign_in_by_form(code, **headers).status_code == 403
     assert person.cookies == {}
-    answered(
-        person.http.post("/sign-in", json={"code": code}), 403, "neither Sec-Fetch-Site nor Origin"
-    )
+    bare = person.http.post("/sign-in", json={"code": code})
+    answered(bare, 403, "neither Sec-Fetch-Site nor Origin")
     assert person.sign_in_with_code(code).status_code == 200  # it was not spent
 
 
@@ -130,8 +126,7 @@ def test_an_address_waits_after_some_wrong_codes_but_its_tokens_work(tmp_path: P
         assert int(refused.headers["Retry-After"]) >= 1
         assert person.sign_in_by_form("lt_x").status_code == 429
         for token, status in (("lt_wrong", 401), (TOKEN, 200)):
-            headers = {"Authorization": f"Bearer {token}"}
-            assert signing.person().http.get("/v1/whoami", headers=headers).status_code == status
+            answered(signing.person().http.get("/v1/whoami", headers=bearer(token)), status)
 
 
 def test_a_sign_in_leads_to_a_page_of_the_service_and_else_to_the_first(signing: Signing) -> None:
