@@ -24,11 +24,6 @@ SET_ASIDE = (
 )
 
 
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
-
-
 def change_workers(api: Api, **values: Any) -> None:
     with api.store._db.write() as session:
         session.execute(update(WorkerRow).values(**values))

@@ -30,11 +30,6 @@ from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool
 
 
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
-
-
 def asking(api: Api, worker: str) -> tuple[threading.Thread, list[Any]]:
     """A thread in which the worker waits for a lease, and what it is answered."""
     answers: list[Any] = []
