@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +17,8 @@ from api.cli import main
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, INTRODUCTION
+from tests.kit.api import CAMPAIGN, INTRODUCTION, ends
+from tests.kit.python_process import run_python
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed, failed, make_worker, run_trial
 from tests.kit.terminal import Screen, Terminal, run_in_terminal
@@ -133,8 +132,7 @@ def test_at_a_terminal_and_in_a_pipe_every_row_has_its_identifying_values_whole(
 ) -> None:
     code, printed = run_in_terminal(columns, TABLES[table], monkeypatch)
     assert code == 0, printed
-    piped = CliRunner().invoke(main, TABLES[table])
-    assert piped.exit_code == 0, piped.output
+    piped = ends(CliRunner().invoke(main, TABLES[table]), 0)
     assert "…" not in printed + piped.stdout
     assert "all: " not in piped.stdout
     lines = printed.splitlines()
@@ -191,13 +189,9 @@ def test_nothing_from_outside_acts_on_a_terminal(
 def test_json_and_raw_logs_keep_values_and_a_message_of_several_lines_fakes_no_field(
     monkeypatch: pytest.MonkeyPatch, served: ServeProcess
 ) -> None:
-    for at_terminal in (False, True):
-        arguments = ["trial", "show", "hostile/2", "--json"]
-        printed = (
-            run_in_terminal(80, arguments, monkeypatch)[1]
-            if at_terminal
-            else CliRunner().invoke(main, arguments).stdout
-        )
+    arguments = ["trial", "show", "hostile/2", "--json"]
+    piped = CliRunner().invoke(main, arguments).stdout
+    for printed in (piped, run_in_terminal(80, arguments, monkeypatch)[1]):
         assert spelled_out_or_plain(printed), repr(printed)
         assert json.loads(printed)["message"] == f"rank 1 of 2: crashed{HOSTILE}"
 
@@ -235,11 +229,9 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
         "CommandLine.get_command = lambda *_: fall\n"
         "group(['fall'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "ValueError: no\\u001b[31m such\\u202e thing" in done.stderr
-    assert spelled_out_or_plain(done.stderr)
+    said = run_python(program).stderr
+    assert "ValueError: no\\u001b[31m such\\u202e thing" in said
+    assert spelled_out_or_plain(said)
 
 
 @pytest.mark.parametrize("columns", [20, 300])
