@@ -20,7 +20,7 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.plot_data.layout_points import MODEL, make_model
-from tests.kit.api import HEADERS, TOKEN
+from tests.kit.api import TOKEN
 from tests.kit.live import live_service
 from tests.kit.store import (
     TimelyStore,
@@ -70,10 +70,6 @@ class Plotted:
     campaign_id: int
     clock: TurnableClock
     workers: list[str]
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return HEADERS
 
     @cached_property
     def session(self) -> StorageState:

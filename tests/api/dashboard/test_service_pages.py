@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
-from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered, bearer
 from tests.kit.persons import served
 from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
@@ -42,18 +42,15 @@ def test_a_worker_that_registers_appears_without_loading_the_page(
 def test_names_of_nodes_are_text_and_viewers_have_no_forms(shared: Populated) -> None:
     nodes = {"nodes": [{"name": "a/b<i>", "num_devices": 1}], "devices_per_node": 1}
     worker = {**INTRODUCTION, "name": MARKUP, "cluster": MARKUP, **nodes}
-    answered(
-        httpx.post(f"{shared.url}/v1/workers", json=worker, headers=shared.headers("worker")), 201
-    )
-    admin = shared.headers("admin")
-    page = httpx.get(f"{shared.url}/allocations", headers=admin)
+    answered(shared.ask("worker", "POST /v1/workers", json=worker), 201)
+    page = shared.ask("admin", "GET /allocations")
     assert "<img" not in page.text
     assert "a/b&lt;i&gt;" in page.text
     node = {"cluster": MARKUP, "node": "a/b<i>"}
     for act, done in (("quarantine", "quarantined"), ("release", "released")):
-        answer = answered(httpx.post(f"{shared.url}/nodes/{act}", data=node, headers=admin), 303)
+        answer = answered(shared.ask("admin", f"POST /nodes/{act}", data=node), 303)
         assert answer.headers["location"] == f"/allocations?done={done}"
-    page = httpx.get(f"{shared.url}/allocations", headers=shared.headers("viewer"))
+    page = shared.ask("viewer", "GET /allocations")
     assert (page.status_code, "<form" in page.text.partition("<main")[2]) == (200, False)
 
 
@@ -68,8 +65,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
         page.get_by_role("button", name="Make the token").click()
     assert answered.value.headers["cache-control"] == "no-store"
     token = page.get_by_role("region", name="The new token").inner_text()
-    headers = {"Authorization": f"Bearer {token}"}
-    whoami = httpx.get(f"{shared.url}/v1/whoami", headers=headers).json()
+    whoami = httpx.get(f"{shared.url}/v1/whoami", headers=bearer(token)).json()
     assert (whoami["name"], whoami["role"]) == ("visitor", "viewer")
     assert token not in page.url
 
@@ -81,7 +77,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
     page.get_by_role("dialog").get_by_role("button").nth(1).click()
     expect(page.get_by_text("The token is revoked")).to_be_visible()
     expect(row).to_have_count(0)
-    assert httpx.get(f"{shared.url}/v1/whoami", headers=headers).status_code == 401
+    assert httpx.get(f"{shared.url}/v1/whoami", headers=bearer(token)).status_code == 401
     page.get_by_role("link", name="with revoked ones").click()
     expect(row).to_contain_text("revoked")
     look_at(page)
@@ -91,13 +87,9 @@ def test_the_audit_is_filtered_and_has_pages(
     visitor: Visitor, shared: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_pages, "AUDIT_PAGE", 3)
-    admin = shared.headers("admin")
     for number in range(5):
-        httpx.post(
-            f"{shared.url}/v1/nodes/local-cpu/n0/quarantine",
-            json={"reason": f"{number} {MARKUP}"},
-            headers=admin,
-        )
+        reason = {"reason": f"{number} {MARKUP}"}
+        shared.ask("admin", "POST /v1/nodes/local-cpu/n0/quarantine", json=reason)
     page = visitor.open("/audit?action=node.quarantine&actor=a-admin")
     expect(page.get_by_role("row")).to_have_count(4)
     expect(page.get_by_role("row").nth(1)).to_contain_text(f"4 {MARKUP}")
@@ -113,7 +105,7 @@ def test_the_audit_is_filtered_and_has_pages(
     page.get_by_role("button", name="Filter").click()
     expect(page.get_by_text("No change passes these filters")).to_be_visible()
     for query in ("since=yesterday", "since=5", "until=0001-01-01T00:00", "actor=%00"):
-        answered(httpx.get(f"{shared.url}/audit?{query}", headers=admin), 200, " is not ")
+        answered(shared.ask("admin", f"GET /audit?{query}"), 200, " is not ")
     look_at(visitor.open("/audit"))
 
 

@@ -129,16 +129,3 @@ def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing, tmp_path
         page.reload()
         expect_signed_in(page, signing, "/?state=RUNNING")
     context.close()
-
-
-@pytest.mark.slow
-def test_a_page_whose_session_ends_leads_to_the_sign_in(browser: Browser, signing: Signing) -> None:
-    record, token = signing.store.access.create_token("bob", "submitter")
-    with visiting(browser, signing.url) as visitor:
-        page = visitor.open(f"/sign-in#code={signing.code(token)}")
-        expect(page.locator("#connection")).to_have_text("live")
-        signing.store.access.revoke_token(record.id)
-        page.wait_for_timeout(1100)  # the service believes the database for a second
-        page.get_by_role("link", name="Campaigns").click()
-        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-        visitor.faults.clear()  # the stream of the worker is refused

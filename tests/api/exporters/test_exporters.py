@@ -1,18 +1,239 @@
-"""The job that is exported, and files of one that differs from what was measured: they say so."""
+"""Exported jobs and their launch scripts, which the shell runs; files say what was not measured."""
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import subprocess
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
-from api.exporters import FORMATS, ExportFormatUnknownError, ExportSource, export
-from api.exporters.base import ExportBundle, ExportImpossibleError, KnobsLackingError
+from api.exporters import ALIASES, FORMATS, ExportFormatUnknownError, export
+from api.exporters.base import ExportBundle, ExportImpossibleError, ExportSource, KnobsLackingError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.placeholders import environment_values
 from workers.trainer.job.job import TrainJob
+
+MEGATRON = Layout(num_nodes=2, tp=2, pp=2, dp=2, zero_stage=1, recompute="full", precision="bf16")
+LAYOUTS = {
+    "megatron-lm": MEGATRON,
+    "megatron-deepspeed": MEGATRON,
+    "megatron-bridge": MEGATRON,
+    "torchtitan-0.2": Layout(num_nodes=2, tp=2, pp=4, sequence_parallel=True, num_microbatches=8),
+    "torchtitan-0.3": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, num_microbatches=4),
+    "torchtitan-main": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, num_microbatches=4),
+    "nanotron": Layout(num_nodes=2, tp=2, pp=2, dp=2, zero_stage=1, precision="bf16"),
+    "deepspeed": Layout(num_nodes=2, pp=2, dp=4, zero_stage=1, precision="bf16"),
+    "axonn": Layout(num_nodes=2, tp=2, tp_columns=2, dp=2, zero_stage=3, precision="bf16"),
+    "accelerate": Layout(num_nodes=2, tp=2, pp=2, dp=2, recompute="full", precision="bf16"),
+    "command": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, zero_stage=1, precision="fp16"),
+}
+"""Eight ranks on two nodes, with knobs that each trainer has."""
+
+USERS = {
+    "TOKENIZER_DIR": "/the user's/tokenizer",
+    "NANOTRON_DIR": "/the user's/nanotron",
+    "TRAIN_SCRIPT": "/the user's/train.py",
+    "MEGATRON_DIR": "/the user's/megatron",
+    "MEGATRON_DEEPSPEED_DIR": "/the user's/megatron",
+    "BRIDGE_DIR": "/the user's/bridge",
+    "DATA_ARGS": "--data-path /data/tokens",
+}
+PROGRAMS = {
+    "megatron-lm": "/the user's/megatron/pretrain_gpt.py",
+    "megatron-deepspeed": "/the user's/megatron/pretrain_gpt.py",
+    "megatron-bridge": "/the user's/bridge/scripts/training/run_recipe.py",
+}
+"""Of the trainers that take arguments, the programs that get those of the adapters."""
+
+BESIDE = {
+    "megatron-deepspeed": ("--deepspeed_config", "ds_config.json"),
+    "torchtitan-0.2": ("--job.config_file", "torchtitan.toml"),
+    "nanotron": ("--config-file", "nanotron.yaml"),
+    "deepspeed": ("--deepspeed_config", "ds_config.json"),
+    "axonn": ("/the user's/train.py", "axonn.json"),
+}
+"""After which word the scripts name which file beside them."""
+
+SAYS = """#!/bin/sh
+for word in "$@"; do printf "%s\\n" "$word"; done
+env | grep -E "^(LAYOUT_|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|ACCELERATE_|PYTHONPATH)" | sort
+"""
+SRUN = """#!/bin/bash
+echo "srun $*"
+while [ "$1" != bash ]; do shift; done
+for rank in 0 7; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$((rank % 4)) SLURM_NODEID=$((rank / 4)) "$@"
+done
+"""
+# A reader that stops after the first line would end it with SIGPIPE, and the script with it.
+SCONTROL = "#!/bin/sh\necho first-node\nfor n in $(seq 5000); do echo node-$n; done\n"
+STAND_INS = {"torchrun": SAYS, "python": SAYS, "accelerate": SAYS, "srun": SRUN}
+
+
+def source_of(name: str) -> ExportSource:
+    job = TrainerJob(model=model_preset("tiny-llama"), layout=LAYOUTS[name], seed=3)
+    return ExportSource(
+        campaign="wide", trial=7, job=job, comments=("10 % faster than the baseline",)
+    )
+
+
+def started(
+    name: str, folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the launch script of a format with stand-ins, which print arguments and environment."""
+    for file in export(name, source_of(name)).files:
+        (folder / file.name).write_text(file.content)
+    stand_ins = folder / "stand-ins"
+    stand_ins.mkdir(exist_ok=True)
+    for program, content in {**STAND_INS, "scontrol": SCONTROL}.items():
+        (stand_ins / program).write_text(content)
+        (stand_ins / program).chmod(0o755)
+    (script,) = folder.glob("*.sh")
+    return subprocess.run(
+        ["bash", str(script), *arguments],
+        env={"PATH": f"{stand_ins}:{os.environ['PATH']}", **USERS, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+
+
+def words_of(name: str, folder: Path, *arguments: str, **environment: str) -> list[str]:
+    done = started(name, folder, *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def value_after(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def assert_environment(name: str, words: list[str]) -> None:
+    """A user's own script gets every number in its environment."""
+    found = dict(word.split("=", 1) for word in words if word.startswith("LAYOUT_"))
+    assert found == environment_values(source_of(name).job)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_file_parses_and_says_where_it_comes_from(name: str) -> None:
+    source = source_of(name)
+    for file in export(name, source).files:
+        if not file.name.endswith(".json"):
+            assert f"# campaign wide, trial 7: {LAYOUTS[name].key}\n" in file.content
+            assert "# 10 % faster than the baseline\n" in file.content
+        suffix = file.name.partition(".")[2]
+        assert file.executable is (suffix == "sh")
+        if suffix == "py":
+            ast.parse(file.content)
+        elif suffix != "sh":  # the other tests run those
+            reader = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}[suffix]
+            assert reader(file.content) == FORMATS[name].adapter.values(source.job)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "accelerate"])
+def test_torchrun_or_srun_starts_the_ranks_of_each_node_with_their_arguments(
+    name: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / f"{name}'s job").mkdir()
+    arguments = ("python", "train.py") if name == "command" else ("--further", "two words")
+    placed = {"NODE_RANK": "1", "MASTER_ADDR": "host", "PYTHONPATH": "/other"}
+    words = words_of(name, folder, *arguments, **placed)
+    assert value_after(words, "--nnodes") == "2"
+    assert value_after(words, "--nproc-per-node") == "4"
+    assert value_after(words, "--node-rank") == "1"
+    assert value_after(words, "--master-addr") == "host"
+    assert value_after(words, arguments[0]) == arguments[1]
+    if name in BESIDE:
+        flag, file = BESIDE[name]
+        assert value_after(words, flag) == str(folder / file)
+    if name in PROGRAMS:
+        adapter, job = FORMATS[name].adapter, source_of(name).job
+        own = list(adapter.arguments(job))
+        start = words.index(own[0])
+        assert words[start : start + len(own)] == own
+        assert PROGRAMS[name] in words
+    if name in ("megatron-lm", "megatron-deepspeed"):
+        assert value_after(words, "--data-path") == "/data/tokens"
+    if name.startswith("torchtitan"):  # which can import the files beside the script
+        assert f"PYTHONPATH={folder}:/other" in words
+        assert value_after(words, "-m") == "torchtitan.train"
+        assert "/the user's/tokenizer" in words
+    if name in ("torchtitan-0.3", "torchtitan-main"):
+        assert value_after(words, "--module") == "torchtitan_layout"
+        assert (folder / "torchtitan_layout.py").exists()
+    if name in ("deepspeed", "command"):
+        assert_environment(name, words)
+
+    words = words_of(name, folder, *arguments, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]")
+    assert words[0].startswith("srun -N 2 -n 8 --ntasks-per-node 4 bash -c")
+    assert [word for word in words if word.startswith("RANK=")] == ["RANK=0", "RANK=7"]
+    assert [word for word in words if word.startswith("LOCAL_RANK=")][-1] == "LOCAL_RANK=3"
+    assert words.count("WORLD_SIZE=8") == words.count("MASTER_ADDR=first-node") == 2
+
+
+def test_accelerate_is_launched_once_a_node(tmp_path: Path) -> None:
+    words = words_of("accelerate", tmp_path, "--epochs", "2", NODE_RANK="1")
+    assert words[:3] == ["launch", "--machine_rank", "1"]
+    config = Path(value_after(words, "--config_file"))
+    assert yaml.safe_load(config.read_text())["num_processes"] == 8
+    script = words.index("/the user's/train.py")
+    assert words[script + 1 : script + 3] == ["--epochs", "2"]
+    assert_environment("accelerate", words)
+    words = words_of("accelerate", tmp_path, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]")
+    assert words[0].startswith("srun -N 2 -n 2 --ntasks-per-node 1 bash -c")
+    assert value_after(words, "--machine_rank") == "0"
+    assert value_after(words[::-1], "1") == "--machine_rank"
+    assert value_after(words, "--main_process_ip") == "first-node"
+
+
+def test_a_command_is_filled_with_the_layout(tmp_path: Path) -> None:
+    template = ("./train", "--tp={tp}", "{pp}x{dp} {model}", '{"zero": {zero_stage}}', "", "a  b*")
+    words = words_of("command", tmp_path, *template)
+    filled = ["--no-python", "./train", "--tp=2", "2x2 tiny-llama", '{"zero": 1}', "", "a  b*"]
+    start = words.index("--no-python")
+    assert words[start : start + len(filled)] == filled
+    once = words_of("command", tmp_path, "torchrun", "--nproc={num_devices}", LAUNCH="once")
+    assert once[0] == "--nproc=8"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "environment", "code", "says"),
+    [
+        ("command", ["./train", "--tp={tpp}"], {}, 2, "{tpp} is no placeholder"),
+        ("command", [], {}, 2, "say which program to start"),
+        ("deepspeed", [], {"TRAIN_SCRIPT": ""}, 1, "set it to your training script"),
+        ("megatron-deepspeed", [], {"DATA_ARGS": ""}, 1, "there is no mock data"),
+        *((name, ["x"], {"LAUNCH": "mpirun"}, 2, "LAUNCH=mpirun is not") for name in LAYOUTS),
+    ],
+)
+def test_what_a_script_cannot_start_is_refused_in_words(
+    name: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    code: int,
+    says: str,
+    tmp_path: Path,
+) -> None:
+    done = started(name, tmp_path, *arguments, **environment)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert "LAUNCH" not in environment or "srun" in done.stderr
+
+
+def test_torchtitan_alone_is_its_newest_release() -> None:
+    assert ALIASES["torchtitan"] == "torchtitan-0.3"
+    source = source_of("torchtitan-0.3")
+    assert export("torchtitan", source) == export("torchtitan-0.3", source)
+
 
 PLAIN = Layout(tp=2, dp=2, zero_stage=1, micro_batch_size=4, precision="bf16")
 INTERLEAVED = Layout(pp=2, dp=4, vpp=2, num_microbatches=4, precision="bf16")
