@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from api.app import create_app
 from api.client import Client
 from api.errors import ServiceError
-from api.settings import Settings
-from results_db.store import Store
+from api.openapi_document import openapi_text
 from search_spaces.connection.http_connection import NO_RETRIES
 from tests.api.client.samples import arguments, described
-from tests.kit.postgres import upgraded
 
-URL, TOKEN = "http://somewhere", "some-token"
 UNASKED = {"if-none-match"}
 """Headers of programs that show the same page again and again."""
 OF_WORKERS = {
@@ -60,21 +56,13 @@ def operations_of(document: dict[str, Any]) -> Iterator[Operation]:
             )
 
 
-@pytest.fixture(scope="module")
-def operations(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
-    store = Store.open(upgraded(Path(tmp_path_factory.mktemp("data"))))
-    document = create_app(Settings(token=TOKEN), store).openapi()
-    store.close()
-    return list(operations_of(document))
-
-
 def asked_by_client(name: str) -> httpx.Request:
     """What a method of the client asks."""
     asked: list[httpx.Request] = []
     transport = httpx.MockTransport(lambda request: asked.append(request) or httpx.Response(418))
 
     def ask() -> None:
-        with Client(URL, TOKEN, retries=NO_RETRIES, transport=transport) as client:
+        with Client("http://x", "t", retries=NO_RETRIES, transport=transport) as client:
             answer = getattr(client, name)(**arguments(name))
             next(answer)  # of a list; anything else has been refused already
 
@@ -91,9 +79,10 @@ def served(request: httpx.Request, operations: list[Operation]) -> Operation:
     return min(serving, key=lambda operation: operation.path.count("{"))
 
 
-def test_every_route_for_others_than_workers_has_a_client_method_with_all_of_its_parameters(
-    operations: list[Operation],
-) -> None:
+def test_every_route_for_others_than_workers_has_a_client_method_with_all_of_its_parameters() -> (
+    None
+):
+    operations = list(operations_of(json.loads(openapi_text())))
     queries: defaultdict[str, set[str]] = defaultdict(set)
     headers: defaultdict[str, set[str]] = defaultdict(set)
     bodies: defaultdict[str, bool] = defaultdict(bool)

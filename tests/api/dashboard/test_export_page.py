@@ -61,9 +61,8 @@ def test_a_refusal_is_a_sentence_and_every_format_is_listed_with_what_it_needs(
     for name, form in FORMATS.items():
         version, needs = map(escape, (form.adapter.target_version, form.adapter.needs))
         assert f"<li>{name} ({version}): needs {needs}</li>" in answer.text
-    answered(
-        explored.read("/campaigns/first/export/passwd", explored.token("viewer")), 409, "job.json"
-    )
+    passwd = explored.read("/campaigns/first/export/passwd", explored.token("viewer"))
+    answered(passwd, 409, "job.json")
     explored.post("/campaigns/not-measured/cancel")
 
 

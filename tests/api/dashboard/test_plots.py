@@ -240,7 +240,7 @@ def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plott
 
     # Names of nodes are text and not markup.
     layout = Layout(tp=2, dp=4, num_microbatches=64)
-    plotted.run_one(layout, replace(failed(), node="<img src=x>"))
+    plotted.run_one(layout, failed(node="<img src=x>"))
     page = page_of(plotted, TIMELINE)
     assert "&lt;img src=x&gt;" in page
     assert "<img" not in page

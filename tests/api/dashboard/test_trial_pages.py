@@ -49,7 +49,7 @@ def test_a_measured_trial_is_drawn_and_markup_of_a_failed_one_is_text(
 
         campaign = explored.submit("hostile")
         log = f"\x1b[31m{MARKUP}\x1b[0m\x07"
-        outcome = dataclasses.replace(failed(), node=MARKUP, message=MARKUP, log_tail=log)
+        outcome = failed(node=MARKUP, message=MARKUP, log_tail=log)
         visitor.open(f"/trials/{explored.run(campaign, LAYOUTS[0], outcome)}")
         expect(page.get_by_role("region", name="Log")).to_have_text(f"{MARKUP}\\u0007")
         expect(page.get_by_text(f"first on the node {MARKUP}.")).to_be_visible()

@@ -13,10 +13,8 @@ from tests.kit.store import make_campaign
 
 
 @pytest.fixture
-def ranked(sqlite_url: str) -> RankedLayout:
-    store = Store(sqlite_url)
+def ranked(store: Store) -> RankedLayout:
     trial = store.trials.add(make_campaign(store), Layout())
-    store.close()
     return RankedLayout(
         trial=trial,
         rank=1,
@@ -45,12 +43,8 @@ def test_the_interval_of_a_ratio_combines_both_intervals(ranked: RankedLayout) -
     assert ratio_interval(exact, shrunk) == pytest.approx((1.0, 1.2))
 
 
-def test_the_gain_names_the_layouts_that_it_leaves_out(
-    ranked: RankedLayout, sqlite_url: str
-) -> None:
-    store = Store(sqlite_url)
+def test_the_gain_names_the_layouts_that_it_leaves_out(ranked: RankedLayout, store: Store) -> None:
     campaign = store.campaigns.find()[0]
-    store.close()
 
     def gain(ranked_layouts: int, shortened: int) -> str:
         summary = RankedSummary(

@@ -21,9 +21,8 @@ from api.http.url_prefix import read_prefix
 from api.settings import Settings
 from results_db.store import Store
 from tests.kit.api import HEADERS, TOKEN, answered, refused_line
-from tests.kit.live import PATIENCE_S, live_server
+from tests.kit.live import PATIENCE_S
 from tests.kit.persons import Signing, served
-from tests.kit.postgres import upgraded
 from tests.kit.services import run_here
 from workers.errors import WorkerError
 from workers.service.http import ServiceHttp
@@ -118,20 +117,14 @@ def tls_address(
         with hanging_up(tls) as address:
             yield address
         return
-    with (
-        closing(Store.open(upgraded(tmp_path_factory.mktemp("tls")))) as store,
-        live_server(Settings(token=TOKEN), store, tls=tls) as live,
-    ):
-        yield live.url.partition("://")[2]
+    with served(tmp_path_factory.mktemp("tls"), tls=tls) as signing:
+        yield signing.url.partition("://")[2]
 
 
 @pytest.fixture(scope="module")
 def plain_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with (
-        closing(Store.open(upgraded(tmp_path_factory.mktemp("plain")))) as store,
-        live_server(Settings(token=TOKEN), store) as live,
-    ):
-        yield live.url.partition("://")[2]
+    with served(tmp_path_factory.mktemp("plain")) as signing:
+        yield signing.url.partition("://")[2]
 
 
 @contextmanager

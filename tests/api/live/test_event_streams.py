@@ -9,8 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -26,12 +25,12 @@ from api.security.holders import Holder, SessionBook, TokenBook
 from api.settings import Settings
 from results_db.access.tokens import hash_of_token
 from results_db.actor import Actor
+from results_db.database.events import emit
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import HEADERS, TOKEN, answered, bearer
 from tests.kit.live import PATIENCE_S, Watcher, live_server, live_service
-from tests.kit.postgres import upgraded
 from tests.kit.store import completed, lease_one, make_campaign, make_worker, post_outcome
 from tests.kit.waiting import wait_until
 from tests.results_db.intercepted_store import InterceptedStore
@@ -221,8 +220,6 @@ def test_a_watcher_that_reads_nothing_is_dropped_aloud(
 
 def flood(store: Store, campaign: int) -> None:
     """Events that fill a connection soon."""
-    from results_db.database.events import emit
-
     with store._db.write() as session:
         for _ in range(50):
             emit(session, campaign, "campaign.changed", now=store._clock(), words="x" * 4000)
@@ -247,8 +244,6 @@ def test_a_watcher_with_too_many_unread_events_hears_why_it_is_dropped(store: St
 def test_a_stream_outlives_a_database_that_is_gone_for_a_while(
     url: str, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from results_db.errors import DatabaseUnavailableError
-
     campaign = make_campaign(store)
     failed: list[float] = []
 
@@ -274,11 +269,6 @@ UNUSED: Any = None
 def credential(token_hash: str, session: str | None = None) -> Credential:
     holder = Holder(name=token_hash, role="viewer")
     return Credential(holder=holder, token_hash=token_hash, session_secret=session)
-
-
-def authentication(store: Any) -> Authentication:
-    book, sessions = TokenBook(store, {}), SessionBook(store)
-    return Authentication(book=book, sessions=sessions, cookie=UNUSED, guess_limit=UNUSED)
 
 
 @given(asks=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60))
@@ -308,13 +298,9 @@ def test_a_token_without_a_stream_gets_one_and_no_exchange_is_undone(
     asyncio.run(ask())
 
 
-def test_a_full_service_has_room_for_another_token_and_says_who_must_wait(tmp_path: Path) -> None:
+def test_a_full_service_has_room_for_another_token_and_says_who_must_wait(store: Store) -> None:
     settings = Settings(token=TOKEN, event_poll_s=0.02, max_watchers=3)
-    with (
-        closing(Store.open(upgraded(tmp_path / "data"))) as store,
-        live_service(settings, store) as url,
-        ExitStack() as stack,
-    ):
+    with live_service(settings, store) as url, ExitStack() as stack:
         viewer = bearer(store.access.create_token("many", "viewer")[1])
         viewers = []
         for _ in range(3):  # the one that is admitted first is displaced
@@ -350,10 +336,12 @@ class CountingStore(InterceptedStore):
                 raise DatabaseUnavailableError("away")
 
 
-def test_two_questions_check_any_number_of_streams_and_an_outage_ends_none(tmp_path: Path) -> None:
-    async def check(store: Store) -> None:
-        counted = CountingStore(store)
-        streams = OpenStreams(authentication(counted), 1000)
+def test_two_questions_check_any_number_of_streams_and_an_outage_ends_none(store: Store) -> None:
+    async def check() -> None:
+        counted: Any = CountingStore(store)
+        book, sessions = TokenBook(counted, {}), SessionBook(counted)
+        of_all = Authentication(book=book, sessions=sessions, cookie=UNUSED, guess_limit=UNUSED)
+        streams = OpenStreams(of_all, 1000)
         made = [store.access.create_token(f"t{number}", "viewer") for number in range(20)]
         hashes = [hash_of_token(secret.encode()) for _, secret in made]
         secrets = [store.sign_ins.create_session(each) for each in hashes[:10]]
@@ -381,8 +369,7 @@ def test_two_questions_check_any_number_of_streams_and_an_outage_ends_none(tmp_p
             while not condition():
                 await asyncio.sleep(0.01)
 
-    with closing(Store.open(upgraded(tmp_path))) as store:
-        asyncio.run(check(store))
+    asyncio.run(check())
 
 
 def test_the_sum_of_all_waits_leaves_more_than_half_a_second_for_the_work() -> None:
@@ -391,24 +378,15 @@ def test_the_sum_of_all_waits_leaves_more_than_half_a_second_for_the_work() -> N
     assert longest + CLOSING_S + 0.5 < PROMISED_S
 
 
-def test_a_waiting_worker_gets_no_trial_after_its_token_was_revoked(tmp_path: Path) -> None:
+def test_a_waiting_worker_gets_no_trial_after_its_token_was_revoked(store: Store) -> None:
     settings = Settings(token=TOKEN, lease_poll_s=0.02)
-    with (
-        closing(Store.open(upgraded(tmp_path / "data"))) as store,
-        live_server(settings, store) as live,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with live_server(settings, store) as live, ThreadPoolExecutor(1) as pool:
         url = f"{live.url}/v1"
         record, secret = store.access.create_token("w", "worker")
         worker = make_worker(store.by(Actor(name="w", role="worker")))
         campaign = make_campaign(store)
-        asking = pool.submit(
-            httpx.post,
-            f"{url}/workers/{worker.id}/leases",
-            json={"wait_s": 20},
-            headers=bearer(secret),
-            timeout=PATIENCE_S,
-        )
+        asked = {"json": {"wait_s": 20}, "headers": bearer(secret), "timeout": PATIENCE_S}
+        asking = pool.submit(httpx.post, f"{url}/workers/{worker.id}/leases", **asked)
         metrics = live.server.config.app.state.metrics  # type: ignore[union-attr]
         wait_until("it waits", lambda: metrics.in_flight._value.get() == 1)
         httpx.delete(f"{url}/tokens/{record.id}", headers=HEADERS).raise_for_status()

@@ -25,7 +25,7 @@ from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import TableCell, read_table
 from tests.api.dashboard.plotted_campaign import plotted_store
-from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered
 from tests.kit.page import Page
 from tests.kit.store import (
     START,
@@ -162,9 +162,9 @@ def test_a_report_groups_failures_by_reason_with_nodes_and_the_end_of_the_latest
     campaign = make(store)
     log = "\n".join(f"line {number}" for number in range(100))
     outcomes = [
-        dataclasses.replace(failed("crashed"), node="node-7"),
-        dataclasses.replace(failed("crashed"), node="node-7", log_tail=log),
-        dataclasses.replace(failed("out_of_memory"), node="node-9"),
+        failed("crashed", node="node-7"),
+        failed("crashed", node="node-7", log_tail=log),
+        failed("out_of_memory", node="node-9"),
         completed(LAYOUTS[3]),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=True):
@@ -237,14 +237,10 @@ def hostile_campaign(store: Store) -> int:
     names = (field.name for field in dataclasses.fields(Environment))
     environment = Environment(**dict.fromkeys(names, HOSTILE))
     shape = CampaignSpec.from_mapping(store.campaigns.get(campaign).spec).model
+    log = f"\x1b[31m{HOSTILE}\x1b[0m\x07\u202e"
     outcomes = [
         dataclasses.replace(completed(LAYOUTS[0], model=shape), environment=environment),
-        dataclasses.replace(
-            failed("crashed"),
-            node=HOSTILE,
-            message=HOSTILE,
-            log_tail=f"\x1b[31m{HOSTILE}\x1b[0m\x07\u202e",
-        ),
+        failed("crashed", node=HOSTILE, message=HOSTILE, log_tail=log),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
         run_trial(store, campaign, layout, outcome, worker=worker.id)
@@ -339,8 +335,7 @@ def test_the_report_of_a_long_campaign_stays_small(
 
 def test_the_route_answers_a_document_that_browsers_only_show(lasting: TestClient) -> None:
     Api(lasting).submit()
-    answer = lasting.get("/v1/campaigns/first/report")
-    assert answer.status_code == 200
+    answer = answered(lasting.get("/v1/campaigns/first/report"), 200)
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.headers["Content-Security-Policy"] == POLICY
     assert answer.headers["X-Content-Type-Options"] == "nosniff"

@@ -17,7 +17,7 @@ from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.job_duration import TrainingJob
-from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered, ends
 from tests.kit.campaigns import space_of
 from tests.kit.page import Page
 from tests.kit.waiting import wait_until
@@ -30,8 +30,7 @@ LAYOUT = Layout(tp=2, num_microbatches=8)
 def test_a_plan_is_the_document_that_the_command_prints(api: Api, tmp_path: Path) -> None:
     (file := tmp_path / "first.yaml").write_text(yaml.safe_dump(CAMPAIGN))
     flags = ["--json", "--tokens", "1M", "--nodes", "1", "--data-dir", str(tmp_path)]
-    printed = CliRunner().invoke(plan_command, [str(file), *flags])
-    assert printed.exit_code == 0, printed.output
+    printed = ends(CliRunner().invoke(plan_command, [str(file), *flags]), 0)
     planned = api.post("/plans?tokens=1M&nodes=1", CAMPAIGN)
     assert planned == json.loads(printed.stdout)
     assert planned["knowledge"]["basis"] == "data sheets"
@@ -78,8 +77,7 @@ def test_the_driver_makes_the_plans_of_a_large_space_at_most_eight_at_once(
     expected = api.post("/plans?top=2&probe_start_s=5&tokens=1M", CAMPAIGN)
     monkeypatch.setattr(submission, "MAX_AT_ONCE", 3)
     answer = api.http.post("/v1/plans?top=2&probe_start_s=5&tokens=1M", json=CAMPAIGN)
-    assert answer.status_code == 202, answer.text
-    waiting = answer.json()
+    waiting = answered(answer, 202).json()
     assert (waiting["state"], waiting["plan"]) == ("WAITING", None)
     path = f"/plans/{waiting['id']}"
     assert answer.headers["Location"] == f"/v1{path}"
@@ -111,11 +109,8 @@ def test_plans_campaigns_and_reports_use_what_the_service_has_measured(http: Tes
     api.post("/campaigns/first/cancel")
     after = api.post("/plans", CAMPAIGN)
     used = after["knowledge"]
-    assert (used["basis"], used["models"], used["clusters"]) == (
-        "measurements",
-        ["tiny"],
-        ["local-cpu"],
-    )
+    assert (used["models"], used["clusters"]) == (["tiny"], ["local-cpu"])
+    assert used["basis"] == "measurements"
     assert (used["num_measurements"], used["num_step_times"]) == (1, 1)
     (trial,) = api.get("/campaigns/first/leaderboard")["trials"]
     step_time_s = trial["step_time_s"]

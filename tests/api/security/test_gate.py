@@ -188,14 +188,10 @@ def test_the_token_of_a_worker_speaks_for_its_own_sessions_alone(
     introduction = {**INTRODUCTION, "name": operation.name}
     session = service.ask("worker", "POST", "/v1/workers", json=introduction).json()["worker_id"]
     url, body = operation.url(session), {"wait_s": 0} if "leases" in operation.path else {}
-    answered(
-        service.ask("other worker", operation.method, url, json=body), 403, "belongs to 'a-worker'"
-    )
-    answered(
-        service.ask("other worker", "POST", "/v1/workers", json=introduction),
-        403,
-        "registered with the token 'a-worker'",
-    )
+    others = service.ask("other worker", operation.method, url, json=body)
+    answered(others, 403, "belongs to 'a-worker'")
+    again = service.ask("other worker", "POST", "/v1/workers", json=introduction)
+    answered(again, 403, "registered with the token 'a-worker'")
     answer = service.ask("worker", operation.method, url, json=body)
     assert answer.status_code < 300, answer.text
     answered(service.ask("worker", operation.method, operation.url("nobody"), json=body), 404)
@@ -209,10 +205,8 @@ def test_submitters_change_what_is_theirs_and_nothing_else(
     mine = service.store.by(Actor(name="a-submitter", role="submitter"))
     owned = ACCESS[operation.name].owned
     if owned in ("campaign", "trial"):
-        made = answered(
-            service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name}), 201
-        )
-        campaign_id = made.json()["id"]
+        made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name})
+        campaign_id = answered(made, 201).json()["id"]
         trial = mine.trials.add(campaign_id, Layout(num_microbatches=8))
         spelled = {
             "campaign": [name, str(campaign_id), f"0{campaign_id}"],
@@ -222,11 +216,8 @@ def test_submitters_change_what_is_theirs_and_nothing_else(
         mine.catalogue.put(owned, name, {}, notes="")
         spelled = [name]
     for value in spelled:
-        answered(
-            service.ask("other", operation.method, operation.url(value)),
-            403,
-            "belongs to 'a-submitter'",
-        )
+        others = service.ask("other", operation.method, operation.url(value))
+        answered(others, 403, "belongs to 'a-submitter'")
     for who in ("submitter", "admin"):
         answer = service.ask(who, operation.method, operation.url(spelled[0]))
         assert answer.status_code not in (401, 403, 429, 500), answer.text
@@ -255,11 +246,9 @@ def test_ownership_is_checked_again_with_the_change(
         return owner
 
     monkeypatch.setattr(store.access, "owner_of_campaign", answered_too_early)
-    answered(
-        service.ask("submitter", operation.method, operation.url(name), json={"notes": "mine"}),
-        403,
-        "belongs to 'other', and the token 'a-submitter' changes only",
-    )
+    url, notes = operation.url(name), {"notes": "mine"}
+    refused = service.ask("submitter", operation.method, url, json=notes)
+    answered(refused, 403, "belongs to 'other', and the token 'a-submitter' changes only")
     theirs = store.campaigns.by_name(name)
     expected = "CANCELLED" if operation.name == "delete_campaign" else "RUNNING"
     assert (theirs.state, theirs.notes) == (expected, "")

@@ -146,19 +146,15 @@ def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
 
 
 @pytest.fixture
-def session_book(store: Store) -> SessionBook:
-    return SessionBook(store)
-
-
-@pytest.fixture
 def session(store: Store) -> str:
     """The hash of the secret of a new session."""
     return hash_of_token(store.sign_ins.create_session(SOMEBODY).encode())
 
 
 def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
-    session_book: SessionBook, session: str, clock: TurnableClock
+    store: Store, session: str, clock: TurnableClock
 ) -> None:
+    session_book = SessionBook(store)
     asyncio.run(session_book.find(session))
     assert session_book.take_uses() == set()  # it has just begun
     clock.forward(RENEWED_EVERY.total_seconds() + 1)
@@ -169,8 +165,9 @@ def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
 
 
 def test_the_service_renews_used_sessions_in_the_background(
-    session_book: SessionBook, store: Store, session: str, clock: TurnableClock
+    store: Store, session: str, clock: TurnableClock
 ) -> None:
+    session_book = SessionBook(store)
     unused = hash_of_token(store.sign_ins.create_session(SOMEBODY).encode())
     clock.forward(3600)
 
