@@ -34,7 +34,7 @@ class Installed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.python = str(folder / "bin" / "python")
         self.command = str(folder / "bin" / "layout-tuner")
         (self.site_packages,) = folder.glob("lib/python3*/site-packages")
@@ -70,11 +70,6 @@ class Installed:
             timeout=100,
             check=False,
         )
-
-
-def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def pip(*arguments: str) -> None:

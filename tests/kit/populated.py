@@ -13,7 +13,6 @@ import httpx
 from api.settings import Settings
 from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, bearer
 from tests.kit.live import live_service
@@ -54,23 +53,18 @@ class Populated:
             assert answer.status_code == 200, (path, answer.text[:300])
 
 
-def settings_without_patience_or_limits() -> Settings:
-    """Streams end at once, and no limit of rates is reached."""
-    return Settings(
-        token=TOKEN,
-        lease_poll_s=0.02,
-        event_stream_s=0.2,
-        requests_per_s=MANY,
-        wrong_codes=MANY,
-    )
-
-
 @contextmanager
 def populated_service(database_url: str) -> Iterator[Populated]:
-    """Serves on loopback while the context lasts."""
+    """Serves on loopback while the context lasts.
+
+    Streams end at once, and no limit of rates is reached.
+    """
+    settings = Settings(
+        token=TOKEN, lease_poll_s=0.02, event_stream_s=0.2, requests_per_s=MANY, wrong_codes=MANY
+    )
     with (
         closing(TimelyStore(database_url)) as store,
-        live_service(settings_without_patience_or_limits(), store) as url,
+        live_service(settings, store) as url,
         httpx.Client(base_url=url, headers=HEADERS, timeout=30) as http,
     ):
         yield _populate(http, store, url.removesuffix("/v1"))
@@ -88,31 +82,16 @@ def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
     first = post("/campaigns", {**CAMPAIGN, "budget": {"trials": MANY}})
     post("/campaigns", {**CAMPAIGN, "name": "ended"})
     nodes = [{"name": "n0", "num_devices": 4}]
-    worker = post(
-        "/workers",
-        {
-            **INTRODUCTION,
-            "cluster": "local-cpu",
-            "num_nodes": 1,
-            "devices_per_node": 4,
-            "nodes": nodes,
-        },
-    )["worker_id"]
-    outcomes: list[Outcome | None] = [
-        completed(LAYOUTS[0]),
-        failed(),
-        failed("out_of_memory"),
-        None,
-    ]
+    about = {"cluster": "local-cpu", "devices_per_node": 4, "nodes": nodes}
+    worker = post("/workers", {**INTRODUCTION, **about})["worker_id"]
     trials = [store.trials.add(first["id"], layout).id for layout in LAYOUTS]
-    for outcome in outcomes:
-        lease = post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 0})["leases"][0]
+    ends = [completed(LAYOUTS[0]), failed(), failed("out_of_memory"), None]
+    for trial, outcome in zip(trials, ends, strict=True):
+        (lease,) = post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 0})["leases"]
+        assert lease["trial_id"] == trial
         if outcome is not None:
-            if outcome.measurement is not None:
-                layout = LAYOUTS[trials.index(lease["trial_id"])]
-                outcome = completed(layout)
             body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(outcome)}
-            post(f"/trials/{lease['trial_id']}/outcome", body)
+            post(f"/trials/{trial}/outcome", body)
     trials.append(store.trials.add(first["id"], Layout(tp=1, micro_batch_size=2)).id)
     post("/campaigns/ended/cancel")
     post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})
