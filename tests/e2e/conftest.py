@@ -186,6 +186,12 @@ class Service:
             check=False,
         )
 
+    def done(self, *arguments: str) -> str:
+        """What a command prints that ends well."""
+        ended = self.run(*arguments)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
 
 @contextmanager
 def started(service: Service) -> Iterator[Service]:

@@ -79,10 +79,8 @@ def test_a_campaign_goes_from_http_to_a_training_job(service: Service, tmp_path:
     # All sixteen trials of it run in the tests of the tutorial.
     spec = tmp_path / "tiny.yaml"
     spec.write_text(TINY.read_text().replace("trials: 16", f"trials: {NUM_TRIALS}"))
-    submitted = service.run("campaign", "submit", str(spec), "--json")
-    assert submitted.returncode == 0, submitted.stderr
-    watched = service.run("campaign", "watch", "tiny")
-    assert watched.returncode == 0, watched.stderr
+    service.done("campaign", "submit", str(spec), "--json")
+    service.done("campaign", "watch", "tiny")
 
     campaign = service.get("/campaigns/tiny")
     assert (campaign["state"], campaign["reason"]) == ("COMPLETED", "budget")
@@ -101,14 +99,11 @@ def test_a_campaign_goes_from_http_to_a_training_job(service: Service, tmp_path:
     assert kinds == ["warmup"] * max(2, len(kinds) - 10) + ["timed"] * 10
     assert best["environment"]["torch_version"]
 
-    exported = service.run("export", "tiny", "--format", "trainer", "--out", str(tmp_path / "job"))
-    assert exported.returncode == 0, exported.stderr
+    service.done("export", "tiny", "--format", "trainer", "--out", str(tmp_path / "job"))
     job = tmp_path / "job" / "job.json"
     written = Layout.from_mapping(json.loads(job.read_text())["layout"])
     assert written == Layout.from_mapping(board[0]["layout"])
-    trained = service.run("train", "--config", str(job), "--steps", "20", "--json")
-    assert trained.returncode == 0, trained.stderr
-    result = json.loads(trained.stdout)
+    result = json.loads(service.done("train", "--config", str(job), "--steps", "20", "--json"))
     assert result["steps"] == 20
     assert result["final_loss"] < best["iterations"][0]["loss"]
     assert result["tokens_per_s"] > 0

@@ -37,16 +37,6 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
-def started(command: list[str], folder: Path, url: str) -> LiveProcess:
-    process = LiveProcess(
-        [sys.executable, "-m", "api.cli", *command],
-        environment={**os.environ, "LAYOUT_TUNER_DATABASE_URL": url},
-        log=folder / "printed",
-    )
-    process.start()
-    return process
-
-
 def wait_for_words(process: LiveProcess, words: str) -> None:
     def has_said() -> bool:
         assert not process.has_ended() or words in process.said(), process.said()
@@ -65,11 +55,13 @@ COMMANDS = {
 
 def start_all(commands: Iterable[str], folder: Path, url: str) -> dict[str, LiveProcess]:
     processes = {}
+    environment = {**os.environ, "LAYOUT_TUNER_DATABASE_URL": url}
     for name in commands:
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        command = [*COMMANDS[name][0], "--data-dir", str(place)]
-        processes[name] = started(command, place, url)
+        command = [sys.executable, "-m", "api.cli", *COMMANDS[name][0], "--data-dir", str(place)]
+        processes[name] = LiveProcess(command, environment=environment, log=place / "printed")
+        processes[name].start()
     return processes
 
 

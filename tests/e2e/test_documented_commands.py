@@ -1,5 +1,7 @@
 """The commands of README, tutorial and guides, run in order as a reader would run them.
 
+So is the notebook of the examples.
+
 Each page runs in an empty directory with a copy of `examples/`, with a home of its own, against a
 service on loopback. A page that starts no service finds one that runs. The commands must end with
 exit code 0. Blocks after a line `<!-- not run: ... -->` are left out.
@@ -7,6 +9,7 @@ exit code 0. Blocks after a line `<!-- not run: ... -->` are left out.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -117,3 +120,61 @@ def _logs(home: Path) -> str:
         f"--- {log.name}\n{log.read_text()[-2000:]}"
         for log in sorted(home.glob(".local/share/layout-tuner/logs/*.log"))
     )
+
+
+pytestmark = pytest.mark.ranks
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "campaign.ipynb"
+
+RUN = """\
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+try:
+    nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3").execute()
+finally:
+    nbformat.write(notebook, sys.argv[2])
+"""
+"""In a process of its own: a kernel's libraries warn of each other, and nobody is asked."""
+
+
+def test_the_notebook_is_stored_with_what_it_printed() -> None:
+    """`jupyter execute --inplace examples/campaign.ipynb` writes it, beside `layout-tuner up`."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert len([cell for cell in code if cell["outputs"]]) >= 8
+    outputs = json.dumps([cell["outputs"] for cell in code])
+    assert '"output_type": "error"' not in outputs
+    assert not re.search(r"/(home|root|tmp|Users)/", outputs), "a path of the machine it ran on"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_the_notebook_goes_from_a_submission_to_a_winner(service: Any, tmp_path: Path) -> None:
+    executed = tmp_path / "executed.ipynb"
+    folders = {
+        name: str(tmp_path / name)
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR")
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", RUN, str(NOTEBOOK), str(executed)],
+        env={**service.environment, **folders, "PYTHONPATH": ":".join(filter(None, sys.path))},
+        cwd=NOTEBOOK.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:] + service.logs()
+    printed = _printed(executed)
+    assert "ok, version" in printed
+    assert "COMPLETED (budget)" in printed
+    assert "1. n1-tp" in printed
+    assert "job.json" in printed
+    assert "trials [1, 2, 3, 4, 5, 6" in printed
+
+
+def _printed(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "".join("".join(output.get("text", "")) for output in outputs)

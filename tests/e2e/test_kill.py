@@ -53,11 +53,7 @@ def assert_nothing_lost_or_twice(service: Service, before: MiddleOfAProbe, attem
 
 @pytest.mark.parametrize(
     ("victim", "attempts"),
-    [
-        pytest.param("driver", 1, id="driver"),
-        pytest.param("serve", 1, id="serve"),
-        pytest.param("worker", 2, id="worker"),
-    ],
+    [("driver", 1), ("serve", 1), ("worker", 2)],
 )
 def test_a_killed_process_is_started_again_and_the_campaign_goes_on(
     service: Service, victim: str, attempts: int
@@ -67,7 +63,7 @@ def test_a_killed_process_is_started_again_and_the_campaign_goes_on(
     killed.kill()
     if victim == "worker":
         wait_until("its ranks are gone", lambda: not _alive(before.ranks), 10)
-    wait_until("it was started again", lambda: _others(service, victim, killed.pid))
+    wait_until("it was started again", lambda: {*service.named(victim)} - {killed})
     wait_until("the service answers", service.answers)
     assert service.wait_for_end("e2e")["reason"] == "budget", service.logs()
     assert_nothing_lost_or_twice(service, before, attempts)
@@ -87,7 +83,3 @@ def test_a_killed_service_leaves_no_process_and_goes_on_when_started(service: Se
 
 def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if is_alive(process.pid)]
-
-
-def _others(service: Service, command: str, pid: int) -> list[psutil.Process]:
-    return [process for process in service.named(command) if process.pid != pid]

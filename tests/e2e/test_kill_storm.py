@@ -173,18 +173,10 @@ def services_sharing(folder: Path, url: str, number: int) -> Iterator[list[LiveS
         pytest.param("sqlite-long", marks=pytest.mark.nightly),
     ]
 )
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
 def storm(
-    kind: str,
-    tmp_path: Path,
-    seed: int,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, seed: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Storm]:
+    kind = request.param
     number, least = NUM_CAMPAIGNS[kind], LEAST_KILLS[kind]
     if kind != "postgresql":
         with LiveService(tmp_path) as service:

@@ -9,6 +9,7 @@ import pytest
 
 from search_spaces.trainers.simulator import simulator_trainer
 from tests.e2e.conftest import Service, started
+from tests.kit.api import answered
 from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
@@ -54,12 +55,8 @@ def test_a_campaign_runs_to_its_end_in_simulated_time(simulated: Service) -> Non
     shortest_s = 20.0  # a simulated probe is up after as many seconds
     assert min(each["node_seconds"] for each in trials) >= 4 * shortest_s
     assert campaign["node_seconds"] > 10 * campaign["wall_time_s"]
-    workers = {
-        name
-        for each in trials
-        for name in [simulated.get(f"/trials/{each['id']}")["attempts"][0]["worker_name"]]
-    }
-    assert len(workers) == 2
+    details = [simulated.get(f"/trials/{each['id']}") for each in trials]
+    assert len({each["attempts"][0]["worker_name"] for each in details}) == 2
 
 
 def test_pages_commands_and_exports_say_that_a_campaign_is_simulated(simulated: Service) -> None:
@@ -98,11 +95,10 @@ def test_the_table_of_a_simulated_campaign_says_so_and_calibrates_nothing(
     refused = simulated.run(*estimate, "--calibrate-from", str(path))
     assert refused.returncode == 2
     assert "are simulated, and would stand for measurements" in refused.stderr
-    assert simulated.run("campaign", "import", str(path), "--name", "again").returncode == 0
+    simulated.done("campaign", "import", str(path), "--name", "again")
     changes = {"name": "fourth", "simulated": None, "start_from": ["again"]}
-    answer = simulated.http.post("/campaigns", json={**CAMPAIGN, **changes})
-    assert answer.status_code == 422
-    assert "the imported table of campaign 'again' is simulated" in answer.text
+    refused = simulated.http.post("/campaigns", json={**CAMPAIGN, **changes})
+    answered(refused, 422, "the imported table of campaign 'again' is simulated")
 
 
 def test_a_measured_campaign_gets_no_simulated_worker_and_knows_no_simulated_trial(
@@ -111,25 +107,16 @@ def test_a_measured_campaign_gets_no_simulated_worker_and_knows_no_simulated_tri
     changes = {"name": "measured", "simulated": None, "budget": {"trials": 2}}
     simulated.submit(**{**CAMPAIGN, **changes})
     try:
-        campaign = wait_until(
-            "a trial waits", lambda: _with_pending(simulated.get("/campaigns/measured")), 30
-        )
+        wait_until("a trial waits", lambda: simulated.trials("measured", state="PENDING"), 30)
+        campaign = simulated.get("/campaigns/measured")
         assert campaign["simulated"] is None
         assert campaign["starts_from"] == 0
         assert "no worker of cluster frontier is there" in campaign["progress"]["waiting_reason"]
-        refused = simulated.http.post(
-            "/campaigns",
-            json={**CAMPAIGN, **changes, "name": "third", "start_from": ["rehearsal"]},
-        )
-        assert refused.status_code == 422
-        assert "campaign 'rehearsal' is simulated" in refused.text
+        third = {**CAMPAIGN, **changes, "name": "third", "start_from": ["rehearsal"]}
+        refused = simulated.http.post("/campaigns", json=third)
+        answered(refused, 422, "campaign 'rehearsal' is simulated")
         timed = {**CAMPAIGN, "name": "timed", "budget": {"wall_time": "10m"}}
         refused = simulated.http.post("/campaigns", json=timed)
-        assert refused.status_code == 422
-        assert "a budget of wall time cannot bound" in refused.text
+        answered(refused, 422, "a budget of wall time cannot bound")
     finally:
         simulated.http.post("/campaigns/measured/cancel")
-
-
-def _with_pending(campaign: dict[str, Any]) -> dict[str, Any] | None:
-    return campaign if campaign["progress"]["trials"]["PENDING"] else None

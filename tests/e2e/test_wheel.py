@@ -34,7 +34,7 @@ class Installed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.python = str(folder / "bin" / "python")
         self.command = str(folder / "bin" / "layout-tuner")
         (self.site_packages,) = folder.glob("lib/python3*/site-packages")
@@ -47,17 +47,20 @@ class Installed:
     def install(self, wheel: Path, *options: str) -> None:
         pip("--python", self.python, "install", "--no-compile", *options, str(wheel))
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command of the command line, in an empty directory."""
-        return self._run(self.command, *arguments)
+    def done(self, *arguments: str) -> str:
+        """What a command of the command line prints that ends well, in an empty directory."""
+        return self._done(self.command, *arguments)
 
     def evaluate(self, program: str) -> Any:
         """What a program prints as JSON."""
-        done = self._run(self.python, "-c", program)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(self._done(self.python, "-c", program))
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def _done(self, *command: str) -> str:
+        done = self.run(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             env=self.environment,
@@ -67,11 +70,6 @@ class Installed:
             timeout=100,
             check=False,
         )
-
-
-def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def pip(*arguments: str) -> None:
@@ -163,11 +161,10 @@ def test_the_base_install_has_the_client_and_no_heavy_packages(base: Installed) 
 
 def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Installed) -> None:
     commands = sorted(COMMANDS)
-    listed = base.run("--help")
-    assert listed.returncode == 0, listed.stderr
+    listed = base.done("--help")
     for command in commands:
-        assert f"\n  {command} " in listed.stdout
-    refused = base.run("worker")
+        assert f"\n  {command} " in listed
+    refused = base.run(base.command, "worker")
     assert refused.returncode == 1
     assert refused.stderr == (
         "Error: `layout-tuner worker` needs torch and ray, which are not installed; "
@@ -194,20 +191,17 @@ def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Ins
 
 def test_the_base_install_estimates_and_renders_a_batch_script(base: Installed) -> None:
     layout = ("--tp", "2", "--micro-batch-size", "2", "--num-microbatches", "4")
-    estimated = base.run("estimate", "--model", "tiny", *layout, "--json")
-    assert estimated.returncode == 0, estimated.stderr
-    assert json.loads(estimated.stdout)["step_time_s"] > 0
+    estimated = json.loads(base.done("estimate", "--model", "tiny", *layout, "--json"))
+    assert estimated["step_time_s"] > 0
     table = ("--calibrate-from", str(BENCHMARK_TABLE))
-    calibrated = base.run("estimate", "--model", "tiny", *layout, *table)
-    assert calibrated.returncode == 0, calibrated.stderr
+    base.done("estimate", "--model", "tiny", *layout, *table)
     token = base.folder / "token"
     token.write_text("a-worker-s-token\n")
     token.chmod(0o600)
     job = ("--cluster", "frontier", "--account", "ABC123", "--nodes", "2", "--time", "1h")
     service = ("--url", "http://127.0.0.1:1", "--worker-token-file", str(token))
-    script = base.run("allocation", "submit", *job, *service, "--dry-run")
-    assert script.returncode == 0, script.stderr
-    assert "#SBATCH --account=ABC123" in script.stdout
+    script = base.done("allocation", "submit", *job, *service, "--dry-run")
+    assert "#SBATCH --account=ABC123" in script
 
 
 def test_the_installed_package_runs_a_program_that_reports_its_steps(full: Installed) -> None:
@@ -224,9 +218,7 @@ def test_the_installed_package_runs_a_program_that_reports_its_steps(full: Insta
     entry = {"name": "theirs", "version": "1", "command": ["{python}", str(program)]}
     trainers.write_text(json.dumps({"trainers": [entry]}))
     knobs = ("--model", "tiny", "--num-microbatches", "1", "--steps", "4")
-    probed = full.run("probe", *knobs, "--trainers", str(trainers), "--json")
-    assert probed.returncode == 0, probed.stdout + probed.stderr
-    found = json.loads(probed.stdout)
+    found = json.loads(full.done("probe", *knobs, "--trainers", str(trainers), "--json"))
     assert (found["trainer"], found["tokens"]) == ("theirs", "assumed")
 
 
@@ -238,20 +230,16 @@ def test_the_installed_service_runs_a_campaign_from_an_empty_directory(full: Ins
     description.write_text(json.dumps({**CAMPAIGN, "strategy": "guided", "budget": {"trials": 2}}))
     service.start()
     try:
-        submitted = service.run("campaign", "submit", str(description))
-        assert submitted.returncode == 0, submitted.stderr
+        service.done("campaign", "submit", str(description))
         ended = service.wait_for_end("e2e")
         assert (ended["state"], ended["reason"]) == ("COMPLETED", "budget"), service.logs()
-        board = service.run("leaderboard", "e2e", "--json")
-        assert board.returncode == 0, board.stderr
-        assert [trial["rank"] for trial in json.loads(board.stdout)["trials"]] == [1, 2]
-        exported = service.run("export", "e2e", "--format", "trainer", "--out", "job")
-        assert exported.returncode == 0, exported.stderr
+        board = json.loads(service.done("leaderboard", "e2e", "--json"))
+        assert [trial["rank"] for trial in board["trials"]] == [1, 2]
+        service.done("export", "e2e", "--format", "trainer", "--out", "job")
         assert (full.empty / "job" / "job.json").is_file()
         service.stop()
         wait_until("every process of the service is gone", lambda: not service.processes())
-        checked = service.run("db", "check")
-        assert checked.returncode == 0, checked.stdout + checked.stderr
+        service.done("db", "check")
     finally:
         service.http.close()
         kill(service.processes())

@@ -22,8 +22,14 @@ from tests.kit.store import completed
 if TYPE_CHECKING:  # importing it warns, which tests/api/conftest.py ignores
     from fastapi.testclient import TestClient
 
+
+def bearer(token: str) -> dict[str, str]:
+    """The header of whoever asks with this token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
 TOKEN = "lt_test_token"
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+HEADERS = bearer(TOKEN)
 
 CLUSTER = {
     "name": "local-cpu",
@@ -32,6 +38,11 @@ CLUSTER = {
     "devices_per_node": 4,
     "device_memory_bytes": 8 << 30,
 }
+
+SIZES = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "seq_length": 64, "vocab_size": 128}
+MODEL = {"family": "gpt", **SIZES}
+MACHINE = {key: value for key, value in CLUSTER.items() if key != "name"}
+"""Descriptions without a name, as they are put under one."""
 
 CAMPAIGN: dict[str, Any] = {
     "name": "first",
@@ -73,6 +84,13 @@ def ends(result: Result, code: int, *texts: str) -> Result:
     return result
 
 
+def refused_line(result: Result) -> str:
+    """The one line that a command which ends with 1 has printed."""
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    (line,) = result.stderr.splitlines()
+    return line
+
+
 def answered(answer: Response, status: int, *texts: str) -> Response:
     """Fails unless an answer has this status, and says all texts."""
     assert answer.status_code == status, answer.text
@@ -104,6 +122,10 @@ class Api:
 
     def submit(self, **changes: Any) -> dict[str, Any]:
         return self.post("/campaigns", {**CAMPAIGN, **changes}, status=201)
+
+    def holder(self, name: str, role: str) -> dict[str, str]:
+        """The header of whoever asks with a new token."""
+        return bearer(self.post("/tokens", {"name": name, "role": role}, status=201)["token"])
 
     def register(self, name: str = "w1", **changes: Any) -> str:
         local = {"cluster": "local-cpu", "devices_per_node": 4, "device": "CPU core"}

@@ -13,7 +13,7 @@ import httpx
 
 from api.settings import Settings
 from results_db.store import Store
-from tests.kit.api import TOKEN
+from tests.kit.api import TOKEN, bearer
 from tests.kit.live import Live, live_server
 from tests.kit.postgres import upgraded
 from tests.kit.store import TurnableClock
@@ -88,8 +88,8 @@ class Signing:
         return self._persons[-1]
 
     def code(self, token: str = TOKEN) -> str:
-        headers = {"Authorization": f"Bearer {token}"}
-        made = httpx.post(f"{self.url}/v1/sign-in-codes", headers=headers, trust_env=False)
+        url = f"{self.url}/v1/sign-in-codes"
+        made = httpx.post(url, headers=bearer(token), trust_env=False)
         assert made.status_code == 201, made.text
         return str(made.json()["code"])
 

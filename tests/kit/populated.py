@@ -14,7 +14,7 @@ from api.settings import Settings
 from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, bearer
 from tests.kit.live import live_service
 from tests.kit.store import TimelyStore, completed, failed
 
@@ -35,12 +35,18 @@ class Populated:
     """Values that path parameters may have, by parameter."""
 
     def headers(self, role: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.tokens[role]}"}
+        return bearer(self.tokens[role])
+
+    def ask(self, role: str, request: str, **sent: Any) -> httpx.Response:
+        """What somebody of a role is answered who asks for "GET /v1/campaigns"."""
+        method, path = request.split(" ", 1)
+        headers = self.headers(role) | sent.pop("headers", {})
+        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=60, **sent)
 
     def assert_lists_answer(self) -> None:
         """Whatever was sent: no list is broken by it."""
         for path in LISTS:
-            answer = httpx.get(f"{self.url}/v1/{path}", headers=self.headers("admin"), timeout=60)
+            answer = self.ask("admin", f"GET /v1/{path}")
             assert answer.status_code == 200, (path, answer.text[:300])
 
 
@@ -72,11 +78,13 @@ def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
     nodes = [{"name": "n0", "num_devices": 4}]
     worker = post("/workers", {**INTRODUCTION, **local, "nodes": nodes})["worker_id"]
     trials = [store.trials.add(first["id"], layout).id for layout in LAYOUTS]
-    for outcome in (completed(LAYOUTS[0]), failed(), failed("out_of_memory"), None):
-        lease = post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 0})["leases"][0]
+    ends = [completed(LAYOUTS[0]), failed(), failed("out_of_memory"), None]
+    for trial, outcome in zip(trials, ends, strict=True):
+        (lease,) = post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 0})["leases"]
+        assert lease["trial_id"] == trial
         if outcome is not None:
             body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(outcome)}
-            post(f"/trials/{lease['trial_id']}/outcome", body)
+            post(f"/trials/{trial}/outcome", body)
     trials.append(store.trials.add(first["id"], Layout(tp=1, micro_batch_size=2)).id)
     post("/campaigns/ended/cancel")
     post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})

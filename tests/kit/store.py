@@ -234,15 +234,14 @@ def completed(
     )
 
 
-def failed(reason: str = "crashed", *, duration_s: float = 4.0) -> Outcome:
+def failed(reason: str = "crashed", *, duration_s: float = 4.0, **changes: str) -> Outcome:
     state = {"out_of_memory": "infeasible", "cancelled": "cancelled"}.get(reason, "failed")
     return Outcome(
         state=state,  # type: ignore[arg-type]
         reason=reason,  # type: ignore[arg-type]
-        message=f"rank 1 of 2: {reason}",
-        node="node-1",
-        log_tail="Traceback ...",
         duration_s=duration_s,
+        **{"message": f"rank 1 of 2: {reason}", "node": "node-1", "log_tail": "Traceback ..."}
+        | changes,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ from tests.kit.api import CAMPAIGN
 
 
 @pytest.fixture
-def submission(sqlite_url: str) -> Iterator[Submission]:
-    with closing(Store(sqlite_url)) as store:
-        yield Submission(store, None)
+def submission(store: Store) -> Submission:
+    return Submission(store, None)
 
 
 def test_the_count_is_the_one_that_submission_stores(submission: Submission) -> None:

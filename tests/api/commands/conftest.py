@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,9 +12,10 @@ from click.testing import CliRunner, Result
 from api.cli import main
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.kit.api import Command
+from search_spaces.spec.layout import Layout
+from tests.kit.api import CAMPAIGN, Command
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore
+from tests.kit.store import TimelyStore, completed, make_worker, run_trial
 
 
 @pytest.fixture
@@ -21,6 +23,22 @@ def store(service: ServeProcess) -> Iterator[Store]:
     """The database behind the service's back, as the driver has it."""
     with closing(TimelyStore(DataDir(service.data_dir).database_url)) as store:
         yield store
+
+
+@pytest.fixture
+def measured(service: ServeProcess, store: Store) -> Callable[..., int]:
+    """Submits a campaign and measures layouts at so many tokens a second; returns its id."""
+
+    def measure(name: str, speeds: Iterable[tuple[Layout, float]] = (), **changes: Any) -> int:
+        service.post("/campaigns", {**CAMPAIGN, "name": name, **changes})
+        campaign = store.campaigns.by_name(name).id
+        worker = make_worker(store, "w1", devices_per_node=4).id
+        for layout, tokens_per_s in speeds:
+            outcome = completed(layout, tokens_per_s=tokens_per_s, duration_s=16.0)
+            run_trial(store, campaign, layout, outcome, worker=worker)
+        return campaign
+
+    return measure
 
 
 @pytest.fixture

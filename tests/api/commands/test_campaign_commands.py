@@ -16,6 +16,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command, ends
 from tests.kit.page import Page
+from tests.kit.python_process import ROOT
 from tests.kit.services import ServeProcess
 from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
 from tests.kit.waiting import wait_until
@@ -34,8 +35,7 @@ def name(request: pytest.FixtureRequest, service: ServeProcess) -> str:
 
 
 def done(result: Result) -> str:
-    assert result.exit_code == 0, result.output
-    return result.output
+    return ends(result, 0).output
 
 
 def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
@@ -44,10 +44,8 @@ def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
     assert name not in done(run("campaign", "list", "--state", "PAUSED"))
     assert name not in done(run("campaign", "list", "--created-before", "2020-01-01"))
     assert name in done(run("campaign", "list", "--created-after", "2020-01-01T00:00+02:00"))
-    found = json.loads(
-        done(run("campaign", "list", "--strategy", "random", "--limit", "1", "--json"))
-    )
-    assert len(found["campaigns"]) == 1
+    one = done(run("campaign", "list", "--strategy", "random", "--limit", "1", "--json"))
+    assert len(json.loads(one)["campaigns"]) == 1
 
 
 def test_an_update_changes_what_it_names_and_of_an_ended_campaign_names_the_clone(
@@ -65,20 +63,15 @@ def test_an_update_changes_what_it_names_and_of_an_ended_campaign_names_the_clon
     done(run("campaign", "cancel", name))
     ends(run("campaign", "update", name, "--trials", "9"), 1, "layout-tuner campaign clone")
     told = done(run("campaign", "clone", name, "--trials", "9"))
-    assert told.startswith(
-        f"campaign {name}-2 submitted: 4 legal layouts, precision fp32, at most 9 trials\n"
-    )
+    clone = f"campaign {name}-2 submitted: 4 legal layouts, precision fp32, at most 9 trials\n"
+    assert told.startswith(clone)
 
 
 def test_a_clone_has_the_values_that_set_states(run: Command, name: str) -> None:
-    told = done(
-        run(
-            *("campaign", "clone", name, "--name", f"{name}-b", "--wall-time", "2h", "--json"),
-            *("--set", "strategy=exhaustive", "--set", "space.tp=[1]", "--set", "space.pp=2"),
-            *("--set", "probe.iterations=3", "--set", "probe.deadline=90s"),
-        )
-    )
-    spec = json.loads(told)["spec"]
+    sets = ("strategy=exhaustive", "space.tp=[1]", "space.pp=2", "probe.iterations=3")
+    words = [f"--set={each}" for each in (*sets, "probe.deadline=90s")]
+    told = run("campaign", "clone", name, "--name", f"{name}-b", "--wall-time=2h", *words, "--json")
+    spec = json.loads(done(told))["spec"]
     assert (spec["strategy"], spec["space"]["tp"], spec["space"]["pp"]) == ("exhaustive", 1, 2)
     assert spec["space"]["global_batch_size"] == CAMPAIGN["space"]["global_batch_size"]
     assert spec["budget"] == {"trials": 5, "node_hours": None, "wall_time_s": 7200.0}
@@ -140,11 +133,8 @@ def test_models_and_clusters_are_put_listed_shown_and_deleted(run: Command, tmp_
     assert (shown["name"], shown["num_layers"]) == ("six", 6)
     assert json.loads(done(run("model", "show", "tiny", "--json")))["preset"] is True
     assert done(run("model", "delete", "six")) == "model six deleted\n"
-    ends(
-        run("model", "put", "mine", write(tmp_path / "m.yaml", [1, 2])),
-        2,
-        "the model is not a mapping",
-    )
+    file = write(tmp_path / "m.yaml", [1, 2])
+    ends(run("model", "put", "mine", file), 2, "the model is not a mapping")
 
     file = write(tmp_path / "c.yaml", {"device": "X1", "devices_per_node": 2})
     told = run("cluster", "put", "desk", file)
@@ -158,7 +148,7 @@ def test_models_and_clusters_are_put_listed_shown_and_deleted(run: Command, tmp_
     assert run("cluster", "show", "desk").exit_code == 1
 
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "our-cluster.yaml"
+EXAMPLE = ROOT / "examples" / "our-cluster.yaml"
 
 
 @pytest.fixture
@@ -246,10 +236,8 @@ def test_a_cluster_of_the_service_is_known_by_its_name(
 
     smaller = tmp_path / "smaller.yaml"
     smaller.write_text("{preset: our-cluster, num_nodes: 1, device_memory_gb: 40}")
-    shrunk = json.loads(
-        run("estimate", f"--cluster={smaller}", *flags[:2], flags[3], "--json").stdout
-    )
-    assert shrunk["device_memory_bytes"] == 40 << 30
+    shrunk = run("estimate", f"--cluster={smaller}", *flags[:2], flags[3], "--json").stdout
+    assert json.loads(shrunk)["device_memory_bytes"] == 40 << 30
 
     probed = run("probe", "--cluster=our-cluster", "--model=tiny", "--tp=8", "--num-microbatches=1")
     assert (probed.exit_code, probed.stdout) == (2, "")
@@ -258,11 +246,9 @@ def test_a_cluster_of_the_service_is_known_by_its_name(
 
     token_file.write_text((service.data_dir / "token").read_text())
     place = (f"--url={service.service['url']}", f"--token-file={token_file}")
+    place = (*place, f"--worker-token-file={service.data_dir / 'worker-token'}")
     words = ("submit", "--nodes=2", "--time=1h", "--dry-run", "--cluster=our-cluster")
-    rendered = ends(
-        run("allocation", *words, *place, "--worker-token-file", service.data_dir / "worker-token"),
-        0,
-    )
+    rendered = ends(run("allocation", *words, *place), 0)
     assert '"num_nodes": 32' in rendered.stdout, "the job does not have to ask again"
 
 
@@ -271,16 +257,8 @@ def test_an_unknown_cluster_says_where_it_was_looked_for(
 ) -> None:
     assert put(run, EXAMPLE).exit_code == 0
     flags = ("--model=tiny", "--num-microbatches=1", "--cluster=our-clutser")
-    ends(
-        run("estimate", *flags),
-        2,
-        "did you mean 'our-cluster'",
-        f"the service at {service.service['url']} has no cluster of that name",
-    )
-    ends(
-        CliRunner().invoke(
-            estimate, [*flags], env={"LAYOUT_TUNER_DATA_DIR": str(tmp_path / "none")}
-        ),
-        2,
-        "no service was asked (no service runs on the data directory",
-    )
+    looked = f"the service at {service.service['url']} has no cluster of that name"
+    ends(run("estimate", *flags), 2, "did you mean 'our-cluster'", looked)
+    nowhere = {"LAYOUT_TUNER_DATA_DIR": str(tmp_path / "none")}
+    alone = CliRunner().invoke(estimate, flags, env=nowhere)
+    ends(alone, 2, "no service was asked (no service runs on the data directory")

@@ -1,7 +1,5 @@
 """The commands, against a real service over real HTTP."""
 
-import csv
-import io
 import itertools
 import json
 import os
@@ -9,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -22,40 +19,22 @@ from api.client import Client
 from api.exporters import FORMATS
 from api.formatting import zero
 from results_db.database.data_dir import DataDir
-from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, ends
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed, failed, make_worker, run_trial
+from tests.kit.store import TimelyStore, completed, make_worker, run_trial
 
 ANYWHERE = Layout(dp=2, num_microbatches=4, precision="bf16")
 """A layout of a Llama that every trainer has."""
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
+FASTER = [(layout, 1000.0 * number) for number, layout in enumerate(LAYOUTS, 1)]
+"""Each is faster than the one before."""
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A campaign name of the test's own."""
     return str(request.node.name).removeprefix("test_")[:50]
-
-
-def submit(
-    service: ServeProcess,
-    store: Store,
-    name: str,
-    *,
-    trials: int = 0,
-    layouts: Sequence[Layout] = LAYOUTS,
-    **changes: object,
-) -> int:
-    """A campaign with some completed trials, each faster than the one before."""
-    service.post("/campaigns", {**CAMPAIGN, "name": name, **changes})
-    campaign = store.campaigns.by_name(name).id
-    worker = make_worker(store, "w1", devices_per_node=4)
-    for number, layout in enumerate(layouts[:trials], 1):
-        outcome = completed(layout, tokens_per_s=1000.0 * number, duration_s=16.0)
-        run_trial(store, campaign, layout, outcome, worker=worker.id)
-    return campaign
 
 
 def test_a_campaign_is_submitted_as_yaml_or_json_and_all_that_is_wrong_is_listed(
@@ -65,10 +44,8 @@ def test_a_campaign_is_submitted_as_yaml_or_json_and_all_that_is_wrong_is_listed
     as_yaml.write_text(yaml.safe_dump({**CAMPAIGN, "name": f"{name}.yaml"}))
     as_json.write_text(json.dumps({**CAMPAIGN, "name": f"{name}.json"}))
     done = ends(run("campaign", "submit", str(as_yaml)), 0)
-    assert (
-        done.stdout
-        == f"campaign {name}.yaml submitted: 4 legal layouts, precision fp32, at most 5 trials\n"
-    )
+    told = f"campaign {name}.yaml submitted: 4 legal layouts, precision fp32, at most 5 trials\n"
+    assert done.stdout == told
     done = run("campaign", "submit", str(as_json), "--json")
     assert json.loads(done.stdout)["name"] == f"{name}.json"
 
@@ -78,20 +55,16 @@ def test_a_campaign_is_submitted_as_yaml_or_json_and_all_that_is_wrong_is_listed
     refused = ends(run("campaign", "submit", str(file)), 1)
     first, *lines = refused.stderr.splitlines()
     assert first == "Error: the service refuses 4 things:"
-    assert [line.partition(":")[0].strip() for line in lines] == [
-        "buget",
-        "model.layers",
-        "space.global_batch_size",
-        "space.tp",
-    ]
+    fields = [line.partition(":")[0].strip() for line in lines]
+    assert fields == ["buget", "model.layers", "space.global_batch_size", "space.tp"]
     assert "did you mean 'budget'?" in lines[0]
     assert "did you mean 'num_layers'?" in lines[1]
 
 
 def test_a_campaign_is_listed_and_shown_with_its_progress_and_its_state_changed(
-    run, service, store, name: str
+    run, measured, store, name: str
 ) -> None:
-    submit(service, store, name, trials=2)
+    measured(name, FASTER[:2])
     (row,) = [line for line in run("campaign", "list").output.splitlines() if name in line]
     for words in ("RUNNING", "2/4", "2,000"):
         assert words in row
@@ -107,7 +80,7 @@ def test_a_campaign_is_listed_and_shown_with_its_progress_and_its_state_changed(
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
 
     name = f"{name}-empty"
-    submit(service, store, name)
+    measured(name)
     assert run("leaderboard", name).output == f"campaign {name} has no ranked trial yet\n"
     for action, state in [("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")]:
         done = ends(run("campaign", action, name, "--json"), 0)
@@ -115,8 +88,8 @@ def test_a_campaign_is_listed_and_shown_with_its_progress_and_its_state_changed(
     ends(run("campaign", "resume", name), 1, "CANCELLED and cannot be resumed")
 
 
-def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> None:
-    campaign = submit(service, store, name, trials=1)
+def test_watch_follows_a_campaign_to_its_end(run, measured, store, name: str) -> None:
+    campaign = measured(name, FASTER[:1])
     results: list[Result] = []
     watching = threading.Thread(target=lambda: results.append(run("campaign", "watch", name)))
     watching.start()
@@ -125,46 +98,27 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
     run_trial(store, campaign, LAYOUTS[3], outcome, worker=worker.id)
     store.campaigns.end(campaign, "COMPLETED", "budget", "2 trials ended")
     watching.join(20)
-    (result,) = results
-    assert result.exit_code == 0, result.output
+    result = ends(results[0], 0)
     assert "\x1b" not in result.output, "in a pipe there are plain lines"
-    last = result.output.splitlines()[-1]
-    assert last == (
-        f"{name}: COMPLETED, 2 of 4 trials done, best 5,000 tokens/s, ended: 2 trials ended"
-    )
+    told = f"{name}: COMPLETED, 2 of 4 trials done, best 5,000 tokens/s, ended: 2 trials ended"
+    assert result.output.splitlines()[-1] == told
 
-    store.campaigns.end(submit(service, store, f"{name}-2"), "FAILED", "driver", "it is broken")
+    store.campaigns.end(measured(f"{name}-2"), "FAILED", "driver", "it is broken")
     done = run("campaign", "watch", f"{name}-2")
     assert (done.exit_code, "it is broken" in done.output) == (1, True)
 
 
-def test_the_leaderboard_is_a_table_csv_or_json(run, service, store, name: str) -> None:
-    campaign = submit(service, store, name, trials=3)
-    worker = make_worker(store, "w1", devices_per_node=4)
-    run_trial(store, campaign, LAYOUTS[3], failed(), worker=worker.id)
-    table = run("leaderboard", name).output.splitlines()
-    assert "the best 3 of 3 by tokens_per_s" in table[0]
-    ranks = [line.split()[:2] for line in table if line.strip() and line.split()[0].isdigit()]
-    assert ranks == [["1", "3"], ["2", "2"], ["3", "1"]]
-    rows = list(csv.DictReader(io.StringIO(run("leaderboard", name, "--csv").stdout)))
-    assert [row["tokens_per_s"] for row in rows] == ["3000.0", "2000.0", "1000.0"]
-    page = json.loads(run("leaderboard", name, "--json", "--limit", "1").stdout)
-    assert [t["number"] for t in page["trials"]] == [3]
-    assert run("leaderboard", name, "--csv", "--json").exit_code == 2
-
-
 def test_an_export_overwrites_nothing_unasked_and_replaces_a_link_without_following_it(
-    run, service, store, name: str, tmp_path: Path
+    run, measured, name: str, tmp_path: Path
 ) -> None:
-    submit(service, store, name, trials=2)
+    measured(name, FASTER[:2])
     out = tmp_path / "deep" / "job"
     ends(run("export", name, "--format", "trainer", "--out", str(out)), 0)
     assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[1].to_mapping()
     ends(run("export", name, "--format", "trainer", "--out", str(out), "--trial", "1"), 1, "exists")
     assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[1].to_mapping()
-    ends(
-        run("export", name, "--format", "trainer", "--out", str(out), "--trial", "1", "--force"), 0
-    )
+    forced = run("export", name, "--format", "trainer", "--out", out, "--trial", "1", "--force")
+    ends(forced, 0)
     assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[0].to_mapping()
     printed = json.loads(run("export", name, "--format", "megatron-lm", "--json").stdout)
     assert printed["trial"] == 2
@@ -241,9 +195,8 @@ def printed_commands(printed: str) -> list[str]:
 )
 def test_the_commands_that_an_export_prints_name_its_files_from_here(
     run,
-    service,
+    measured,
     store,
-    name: str,
     out: str,
     format_name: str,
     tmp_path: Path,
@@ -252,7 +205,7 @@ def test_the_commands_that_an_export_prints_name_its_files_from_here(
     monkeypatch.chdir(tmp_path)
     campaign = "exported-commands"
     if not [each for each in store.campaigns.find() if each.name == campaign]:
-        submit(service, store, campaign, trials=1, layouts=[ANYWHERE], model="tiny-llama")
+        measured(campaign, [(ANYWHERE, 1000.0)], model="tiny-llama")
     folder = tmp_path / "absolute" if out == "/" else Path(out)
     done = ends(run("export", campaign, "--format", format_name, f"--out={folder}"), 0)
     commands = [shlex.split(line) for line in printed_commands(done.stdout)]
@@ -268,7 +221,7 @@ def test_the_commands_that_an_export_prints_name_its_files_from_here(
 
 
 def test_formats_are_listed_without_a_campaign_and_nodes_and_dropped_knobs_passed_on(
-    run, service, store, name: str, tmp_path: Path
+    run, measured, name: str, tmp_path: Path
 ) -> None:
     done = ends(run("export", "--list"), 0)
     rows = done.stdout.splitlines()[1:]
@@ -280,23 +233,18 @@ def test_formats_are_listed_without_a_campaign_and_nodes_and_dropped_knobs_passe
         adapter = FORMATS[each["name"]].adapter
         assert (each["target_version"], each["needs"]) == (adapter.target_version, adapter.needs)
 
-    submit(service, store, name, trials=1)
+    measured(name, FASTER[:1])
     words = ("export", name, "--format", "megatron-deepspeed", "--out", str(tmp_path))
-    ends(
-        run(*words, "--without", "vpp"),
-        1,
-        "without=vpp is not a knob of this layout that megatron-deepspeed lacks",
-    )
+    why = "without=vpp is not a knob of this layout that megatron-deepspeed lacks"
+    ends(run(*words, "--without", "vpp"), 1, why)
     ends(run(*words, "--nodes", "7"), 1, "num_nodes=7")
     assert not list(tmp_path.iterdir())
     assert run(*words, "--without", "colour").exit_code == 2
 
 
 @pytest.mark.slow
-def test_the_commands_that_an_export_prints_train(
-    run, service, store, name: str, tmp_path: Path
-) -> None:
-    submit(service, store, name, trials=1)
+def test_the_commands_that_an_export_prints_train(run, measured, name: str, tmp_path: Path) -> None:
+    measured(name, FASTER[:1])
     done = run("export", name, "--format", "trainer", "--out", str(tmp_path / "a job"))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     lines = printed_commands(done.stdout)
@@ -323,20 +271,13 @@ def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
     contents = {"good": "x", name: "bad"}
     files = [{"name": n, "content": c, "executable": False} for n, c in contents.items()]
     answer = {"format": "f", "trial": 1, "target_version": "1", "commands": [], "notes": []}
-    client = Client(
-        "http://service",
-        "token",
-        transport=httpx.MockTransport(
-            lambda _request: httpx.Response(200, json={**answer, "files": files})
-        ),
-    )
+    answer |= {"files": files}
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=answer))
+    client = Client("http://service", "token", transport=transport)
     monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
     words = ["export", "c", "--format", "trainer", "--out", str(tmp_path / "out"), "--force"]
-    ends(
-        CliRunner().invoke(main, words),
-        1,
-        f"the service sent the file name {name!r}; nothing written",
-    )
+    done = CliRunner().invoke(main, words)
+    ends(done, 1, f"the service sent the file name {name!r}; nothing written")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +17,8 @@ from api.cli import main
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, INTRODUCTION
+from tests.kit.api import CAMPAIGN, INTRODUCTION, ends
+from tests.kit.python_process import run_python
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed, failed, make_worker, run_trial
 from tests.kit.terminal import Screen, Terminal, run_in_terminal
@@ -105,24 +104,17 @@ def environment(served: ServeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(served.data_dir))
 
 
+BOARD = f"leaderboard {NAME}"
 TABLES = {
-    "leaderboard": ("leaderboard", NAME),
-    "trials": ("trial", "list", NAME),
-    "campaigns": ("campaign", "list"),
-    "audit": ("audit",),
-    "tokens": ("token", "list"),
-    "models": ("model", "list"),
-    "clusters": ("cluster", "list"),
-}
-IDENTIFYING = {
-    "leaderboard": [(str(rank), str(7 - rank)) for rank in range(1, 7)],
-    "trials": [(str(each), str(each)) for each in range(1, 7)],
-    "campaigns": [(NAME,), ("hostile",)],
+    BOARD: [(str(rank), str(7 - rank)) for rank in range(1, 7)],
+    f"trial list {NAME}": [(str(each), str(each)) for each in range(1, 7)],
+    "campaign list": [(NAME,), ("hostile",)],
     "audit": [("campaign.create",), ("token.create",), ("model.put",), ("node.quarantine",)],
-    "tokens": [("somebody",)],
-    "models": [("tiny",), ("own",)],
-    "clusters": [("local-cpu",), ("frontier",)],
+    "token list": [("somebody",)],
+    "model list": [("tiny",), ("own",)],
+    "cluster list": [("local-cpu",), ("frontier",)],
 }
+"""Commands that print tables, and the values by which their rows are told apart."""
 
 
 @pytest.mark.sampled(4)
@@ -131,15 +123,14 @@ IDENTIFYING = {
 def test_at_a_terminal_and_in_a_pipe_every_row_has_its_identifying_values_whole(
     table: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, printed = run_in_terminal(columns, TABLES[table], monkeypatch)
+    code, printed = run_in_terminal(columns, table.split(), monkeypatch)
     assert code == 0, printed
-    piped = CliRunner().invoke(main, TABLES[table])
-    assert piped.exit_code == 0, piped.output
+    piped = ends(CliRunner().invoke(main, table.split()), 0)
     assert "…" not in printed + piped.stdout
     assert "all: " not in piped.stdout
     lines = printed.splitlines()
     assert all(len(line) <= columns for line in lines), printed
-    for values in IDENTIFYING[table]:
+    for values in TABLES[table]:
         for shown in (printed.replace(",", ""), piped.stdout):
             words = [line.split() for line in shown.splitlines()]
             assert any(all(value in line for value in values) for line in words), (values, shown)
@@ -148,7 +139,7 @@ def test_at_a_terminal_and_in_a_pipe_every_row_has_its_identifying_values_whole(
 def test_at_80_columns_a_leaderboard_has_every_knob_that_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, printed = run_in_terminal(80, TABLES["leaderboard"], monkeypatch)
+    _, printed = run_in_terminal(80, BOARD.split(), monkeypatch)
     head = next(line for line in printed.splitlines() if "rank" in line and "trial" in line)
     assert {"tp", "pp"} <= set(head.split()), printed
     folded = " ".join(printed.split())
@@ -156,16 +147,10 @@ def test_at_80_columns_a_leaderboard_has_every_knob_that_differs(
         assert same in folded
 
 
-HOSTILE_COMMANDS = {
-    "campaign list": ("campaign", "list"),
-    "campaign show": ("campaign", "show", "hostile"),
-    "trial show": ("trial", "show", "hostile/2"),
-    "trial log": ("trial", "log", "hostile/2"),
-    "token list": ("token", "list"),
-    "model list": ("model", "list"),
-    "audit": ("audit", "--limit", "500"),
-    "allocation show": ("allocation", "show"),
-}
+HOSTILE_COMMANDS = [
+    *("campaign list", "campaign show hostile", "trial show hostile/2", "trial log hostile/2"),
+    *("token list", "model list", "audit --limit 500", "allocation show"),
+]
 
 
 def spelled_out_or_plain(text: str) -> bool:
@@ -178,10 +163,10 @@ def test_nothing_from_outside_acts_on_a_terminal(
 ) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_URL", served.url)
     monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(served.data_dir / "token"))
-    code, printed = run_in_terminal(200, HOSTILE_COMMANDS[command], monkeypatch)
+    code, printed = run_in_terminal(200, command.split(), monkeypatch)
     assert code == 0, printed
     assert spelled_out_or_plain(printed), repr(printed)
-    piped = CliRunner().invoke(main, HOSTILE_COMMANDS[command])
+    piped = CliRunner().invoke(main, command.split())
     assert spelled_out_or_plain(piped.output), repr(piped.output)
     for spelled in ("\\u001b[2J", "\\u009b31m", "\\u202eevil\\u2066", "\\u007f\\u000d\\u0008"):
         assert spelled in piped.output, piped.output
@@ -191,13 +176,9 @@ def test_nothing_from_outside_acts_on_a_terminal(
 def test_json_and_raw_logs_keep_values_and_a_message_of_several_lines_fakes_no_field(
     monkeypatch: pytest.MonkeyPatch, served: ServeProcess
 ) -> None:
-    for at_terminal in (False, True):
-        arguments = ["trial", "show", "hostile/2", "--json"]
-        printed = (
-            run_in_terminal(80, arguments, monkeypatch)[1]
-            if at_terminal
-            else CliRunner().invoke(main, arguments).stdout
-        )
+    arguments = ["trial", "show", "hostile/2", "--json"]
+    piped = CliRunner().invoke(main, arguments).stdout
+    for printed in (piped, run_in_terminal(80, arguments, monkeypatch)[1]):
         assert spelled_out_or_plain(printed), repr(printed)
         assert json.loads(printed)["message"] == f"rank 1 of 2: crashed{HOSTILE}"
 
@@ -235,11 +216,9 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
         "CommandLine.get_command = lambda *_: fall\n"
         "group(['fall'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "ValueError: no\\u001b[31m such\\u202e thing" in done.stderr
-    assert spelled_out_or_plain(done.stderr)
+    said = run_python(program).stderr
+    assert "ValueError: no\\u001b[31m such\\u202e thing" in said
+    assert spelled_out_or_plain(said)
 
 
 @pytest.mark.parametrize("columns", [20, 300])

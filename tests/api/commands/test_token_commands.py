@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,12 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner
 
-from api.command_packages import token
 from api.commands.login import sign_in_url
 from tests.kit.api import Command, ends
 from tests.kit.persons import Person
+from tests.kit.python_process import printed_by
 from tests.kit.services import ServeProcess
 
 
@@ -33,11 +30,8 @@ def test_a_token_is_printed_alone_or_goes_to_a_new_file_of_its_owners_alone(
     options = ["--url", service.service["url"], "--token-file", str(file)]
     who = run("whoami", *options)
     assert who.stdout.startswith("physics: submitter until 20")
-    ends(
-        run("token", "list", *options),
-        1,
-        "'physics' has the role submitter, and list_tokens takes admin",
-    )
+    why = "'physics' has the role submitter, and list_tokens takes admin"
+    ends(run("token", "list", *options), 1, why)
 
     out = tmp_path / "worker-token"
     made = ends(run("token", "create", "frontier", "--role", "worker", "--out", str(out)), 0)
@@ -45,20 +39,16 @@ def test_a_token_is_printed_alone_or_goes_to_a_new_file_of_its_owners_alone(
     assert f"it is in {out}" in made.stderr
     assert out.stat().st_mode & 0o777 == 0o600
     assert out.read_text().strip() not in made.output
-    ends(
-        run("token", "create", "another", "--role", "worker", "--out", str(out)), 2, f"{out} exists"
-    )
-    ends(run("token", "create", "another", "--role", "worker", "--out", "/none/x"), 2)
+    another = ("token", "create", "another", "--role", "worker", "--out")
+    ends(run(*another, out), 2, f"{out} exists")
+    ends(run(*another, "/none/x"), 2)
     assert "another" not in run("token", "list", "--json").stdout
 
 
 def test_tokens_are_listed_and_revoked_by_name_or_id_and_audited(run: Command) -> None:
     run("token", "create", "ci", "--role", "viewer")
-    (listed,) = [
-        each
-        for each in json.loads(run("token", "list", "--json").stdout)["tokens"]
-        if each["name"] == "ci"
-    ]
+    tokens = json.loads(run("token", "list", "--json").stdout)["tokens"]
+    (listed,) = [each for each in tokens if each["name"] == "ci"]
     assert listed["is_valid"]
     assert "token" not in listed
     shown = run("token", "list").stdout
@@ -71,9 +61,8 @@ def test_tokens_are_listed_and_revoked_by_name_or_id_and_audited(run: Command) -
     assert "revoked 20" in run("token", "list", "--all").stdout
 
     run("token", "create", "chemistry", "--role", "viewer")
-    listed = ends(run("audit", "--of", "chemistry", "--within", "1h"), 0)
-    for words in ("token.create", "role=viewer", "127.0.0.1"):
-        assert words in listed.stdout
+    within = run("audit", "--of", "chemistry", "--within", "1h")
+    ends(within, 0, "token.create", "role=viewer", "127.0.0.1")
     (entry,) = json.loads(run("audit", "--of", "chemistry", "--json").stdout)
     assert (entry["actor"], entry["action"]) == ("local", "token.create")
     assert json.loads(run("audit", "--by", "nobody", "--json").stdout) == []
@@ -91,11 +80,9 @@ def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("far_east")
 def test_times_are_printed_in_utc_and_say_so(run: Command) -> None:
-    made = json.loads(
-        run("token", "create", "dated", "--role", "viewer", "--expires-in", "7d", "--json").stdout
-    )
+    made = run("token", "create", "dated", "--role", "viewer", "--expires-in", "7d", "--json")
     until, since = (
-        f"{datetime.fromisoformat(made[name]):%Y-%m-%d %H:%M:%S} UTC"
+        f"{datetime.fromisoformat(json.loads(made.stdout)[name]):%Y-%m-%d %H:%M:%S} UTC"
         for name in ("expires_at", "created_at")
     )
     (row,) = [line for line in run("token", "list").stdout.splitlines() if " dated " in line]
@@ -107,12 +94,8 @@ def test_times_are_printed_in_utc_and_say_so(run: Command) -> None:
 def test_the_token_of_this_machine_is_sent_to_any_of_its_addresses_and_to_no_other(
     run: Command,
 ) -> None:
-    ends(
-        run("whoami", "--url", "https://service.invalid:8080"),
-        1,
-        "is on another machine",
-        "--token-file",
-    )
+    elsewhere = run("whoami", "--url", "https://service.invalid:8080")
+    ends(elsewhere, 1, "is on another machine", "--token-file")
     for host in ("localhost", "[::1]"):
         ends(run("whoami", "--url", f"http://{host}:9"), 1, "is it running?")
 
@@ -139,18 +122,14 @@ def test_the_address_of_a_sign_in_is_printed_alone_and_of_the_named_token(
     assert sign_in(service, address).json()["name"] == "local"
     assert sign_in(service, address).status_code == 401
 
-    files = {}
     for role in ("viewer", "worker"):
-        files[role] = tmp_path / role
-        arguments = ["create", f"a-{role}", "--role", role, "--out", str(files[role])]
-        ends(CliRunner().invoke(token, [*arguments, "--data-dir", str(service.data_dir)]), 0)
-    address = run("login", "--token-file", str(files["viewer"])).stdout.strip()
+        ends(run("token", "create", f"a-{role}", "--role", role, "--out", tmp_path / role), 0)
+    address = run("login", "--token-file", tmp_path / "viewer").stdout.strip()
     assert sign_in(service, address).json()["role"] == "viewer"
-    ends(run("login", "--token-file", str(files["worker"])), 1, "'a-worker' has the role worker")
+    ends(run("login", "--token-file", tmp_path / "worker"), 1, "'a-worker' has the role worker")
 
-    assert (
-        sign_in_url("https://hub.example/tuner/", "c") == "https://hub.example/tuner/sign-in#code=c"
-    )
+    url = sign_in_url("https://hub.example/tuner/", "c")
+    assert url == "https://hub.example/tuner/sign-in#code=c"
 
 
 def test_the_code_is_not_among_the_arguments_of_the_browser(
@@ -160,14 +139,9 @@ def test_the_code_is_not_among_the_arguments_of_the_browser(
     seen, browser = tmp_path / "seen", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$@" > {seen}\n')
     browser.chmod(0o700)
-    done = subprocess.run(
-        [sys.executable, "-c", "from api.commands.login import login; login()", "--open"],
-        env={"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "BROWSER": f"{browser} %s"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (address,) = done.stdout.splitlines()
+    where = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "BROWSER": f"{browser} %s"}
+    program = "from api.commands.login import login; login()"
+    (address,) = printed_by(program, "--open", **where).splitlines()
     code = address.rpartition("=")[2]
     opened = seen.read_text().strip()
     assert opened.startswith("file://")

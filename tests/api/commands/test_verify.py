@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -17,24 +17,15 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, INTRODUCTION, Api, Command, ends
+from tests.kit.api import CAMPAIGN, CLUSTER, INTRODUCTION, Api, Command, ends, refused_line
 from tests.kit.campaigns import space_of
-from tests.kit.services import ServeProcess
 from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
 from tests.kit.waiting import wait_until
 from tuner.driver.driver import Driver
 
+Measure = Callable[..., int]
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
-OURS = dict(zip(LAYOUTS, (4000.0, 3000.0, 2000.0, 1000.0), strict=True))
-
-
-def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
-    service.post("/campaigns", {**CAMPAIGN, "name": name})
-    campaign = store.campaigns.by_name(name).id
-    worker = make_worker(store, f"{name}-ours", devices_per_node=4)
-    for layout, speed in [*OURS.items()] * 3:  # repeats tell them apart
-        run_trial(store, campaign, layout, completed(layout, tokens_per_s=speed), worker=worker.id)
-    store.campaigns.end(campaign, "COMPLETED", "budget", "")
+OURS = list(zip(LAYOUTS, (4000.0, 3000.0, 2000.0, 1000.0), strict=True))
 
 
 class OtherTrainer(threading.Thread):
@@ -77,33 +68,23 @@ class OtherTrainer(threading.Thread):
         self._disturbed[layout] = left - 1
         share = 0.42 if left > 0 else 0.01
         assert lease_one(self._store, worker_id).trial_id == trial_id
-        outcome = (
-            failed()
-            if speed is None
-            else completed(
-                layout,
-                tokens_per_s=speed,
-                trainer="theirs",
-                trainer_version="7",
-                others_share=share,
-            )
-        )
+        if speed is None:
+            outcome = failed()
+        else:
+            theirs = {"trainer": "theirs", "trainer_version": "7", "others_share": share}
+            outcome = completed(layout, tokens_per_s=speed, **theirs)
         post_outcome(self._store, trial_id, 1, outcome)
 
 
-def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store: Store) -> None:
-    measured_by_us(service, store, "agreed")
+def test_the_two_orders_are_compared(run: Command, measured: Measure, store: Store) -> None:
+    store.campaigns.end(measured("agreed", OURS * 3), "COMPLETED", "budget", "")
     speeds = dict(zip(LAYOUTS, (1900.0, 2000.0, 1000.0, None), strict=True))
     OtherTrainer(store, "agreed-theirs", speeds).start()
     done = ends(run("verify", "agreed", "--trainer", "theirs", "--runs", "3", "--json"), 0)
     found = json.loads(done.stdout)
     assert [each["rank"] for each in found["layouts"]] == [1, 2, 3, 4]
-    assert [each["ratio"] for each in found["layouts"]] == [
-        pytest.approx(0.475),
-        pytest.approx(2 / 3),
-        pytest.approx(0.5),
-        None,
-    ]
+    *ratios, none = (each["ratio"] for each in found["layouts"])
+    assert (ratios, none) == (pytest.approx([0.475, 2 / 3, 0.5]), None)
     assert found["layouts"][3]["failure"].startswith("crashed: ")
     assert [each["other_runs"] for each in found["layouts"]] == [3, 3, 3, 0]
     assert found["kendall_tau"] == pytest.approx(1 / 3)
@@ -117,15 +98,14 @@ def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store:
 
 
 def test_disturbed_runs_of_both_trainers_are_marked(
-    run: Command, service: ServeProcess, store: Store
+    run: Command, measured: Measure, store: Store
 ) -> None:
-    service.post("/campaigns", {**CAMPAIGN, "name": "noisy"})
-    campaign = store.campaigns.by_name("noisy").id
+    campaign = measured("noisy")
     worker = make_worker(store, "noisy-ours", devices_per_node=4).id
-    for layout, shares in zip(LAYOUTS, ((0.0, 0.3), (0.3,), (0.0,), (0.0,)), strict=True):
-        for share in shares:
-            outcome = completed(layout, tokens_per_s=OURS[layout], others_share=share)
-            run_trial(store, campaign, layout, outcome, worker=worker)
+    for place, share in ((0, 0.0), (0, 0.3), (1, 0.3), (2, 0.0), (3, 0.0)):
+        layout, speed = OURS[place]
+        outcome = completed(layout, tokens_per_s=speed, others_share=share)
+        run_trial(store, campaign, layout, outcome, worker=worker)
     store.campaigns.end(campaign, "COMPLETED", "budget", "")
     speeds = dict(zip(LAYOUTS, (1900.0, 1800.0, 1000.0, None), strict=True))
     OtherTrainer(store, "noisy-theirs", speeds, {LAYOUTS[0]: 2, LAYOUTS[2]: 1}).start()
@@ -145,9 +125,9 @@ def test_disturbed_runs_of_both_trainers_are_marked(
 
 
 def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(
-    run: Command, service: ServeProcess, store: Store
+    run: Command, measured: Measure, store: Store
 ) -> None:
-    measured_by_us(service, store, "alike")
+    store.campaigns.end(measured("alike", OURS * 3), "COMPLETED", "budget", "")
     # Runs that agree to the digit have narrow intervals: 0.3 % each way.
     speeds = dict(zip(LAYOUTS, (2000.0, 2001.0, 1999.0, 2000.5), strict=True))
     OtherTrainer(store, "alike-theirs", speeds).start()
@@ -157,18 +137,13 @@ def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(
     assert "Kendall" not in done.stdout
 
 
-def test_what_cannot_be_verified_is_refused(
-    run: Command, service: ServeProcess, store: Store
-) -> None:
-    service.post("/campaigns", {**CAMPAIGN, "name": "empty"})
+def test_what_cannot_be_verified_is_refused(run: Command, measured: Measure, store: Store) -> None:
+    measured("empty")
     short = run("verify", "empty", "--trainer", "theirs")
-    assert (short.exit_code, short.stderr) == (
-        1,
-        "Error: campaign empty has 0 ranked layouts; an order needs two\n",
-    )
+    assert refused_line(short) == "Error: campaign empty has 0 ranked layouts; an order needs two"
     same = run("verify", "empty", "--trainer", "embedded")
     assert "was measured with embedded; name another" in same.stderr
-    measured_by_us(service, store, "taken")
+    measured("taken", OURS)
     other = run("verify", "taken", "--trainer", "theirs", "--name", "empty")
     assert "there is another campaign named empty" in other.stderr
     wrong = run("verify", "taken", "--trainer", "theirs", "--parameter", "rate")
@@ -177,26 +152,13 @@ def test_what_cannot_be_verified_is_refused(
 
 FULL = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatches=4)]
 """Layouts that fill a node of four devices."""
-
-
-def measured(
-    service: ServeProcess, store: Store, name: str, layouts: Sequence[Layout] = FULL
-) -> int:
-    """A campaign on two nodes with some completed trials; its id."""
-    cluster = {**CAMPAIGN["cluster"], "num_nodes": 2}
-    service.post("/campaigns", {**CAMPAIGN, "name": name, "cluster": cluster})
-    campaign = store.campaigns.by_name(name).id
-    worker = make_worker(store, "w1", devices_per_node=4)
-    for number, layout in enumerate(layouts, 1):
-        outcome = completed(layout, tokens_per_s=1000.0 * number)
-        run_trial(store, campaign, layout, outcome, worker=worker.id)
-    return campaign
+ON_TWO_NODES = {"cluster": {**CLUSTER, "num_nodes": 2}}
 
 
 def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
-    run: Command, service: ServeProcess, store: Store
+    run: Command, measured: Measure, store: Store
 ) -> None:
-    measured(service, store, "ranked")
+    measured("ranked", zip(FULL, (1000.0, 2000.0), strict=True), **ON_TWO_NODES)
     flags = ("leaderboard", "ranked", "--tokens", "1B", "--mtbf-hours", "1e6")
     page = json.loads(run(*flags, "--json").stdout)
     assert (page["job"]["tokens"], page["job"]["mtbf_hours"]) == (10**9, 1e6)
@@ -218,9 +180,10 @@ def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
 
 
 def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
-    run: Command, service: ServeProcess, store: Store, tmp_path: Path
+    run: Command, measured: Measure, store: Store, tmp_path: Path
 ) -> None:
-    store.campaigns.end(measured(service, store, "before"), "COMPLETED", "budget", "")
+    before = measured("before", zip(FULL, (1000.0, 2000.0), strict=True), **ON_TWO_NODES)
+    store.campaigns.end(before, "COMPLETED", "budget", "")
     file = tmp_path / "c.yaml"
     document = {**CAMPAIGN, "name": "later", "start_from": ["before"]}
     file.write_text(yaml.safe_dump(document))
@@ -262,6 +225,5 @@ def test_a_dry_run_waits_for_a_plan_that_the_driver_makes(
         finally:
             is_over.set()
         driving.result()
-    assert done.exit_code == 0, done.output
-    plan = json.loads(done.stdout)
+    plan = json.loads(ends(done, 0).stdout)
     assert (plan["num_legal"], len(plan["layouts"])) == (2 * 160 * 160, 10)

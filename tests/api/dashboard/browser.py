@@ -18,7 +18,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
-from tests.kit.api import answered
+from tests.kit.api import answered, bearer
 
 PATIENCE_MS: Final = 20_000
 CHROMIUM: Final = shutil.which("chromium")
@@ -78,9 +78,7 @@ def session_of(url: str, token: str) -> StorageState:
     """The cookies of a browser that is signed in, for the option `storage_state` of `visiting`."""
     own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
-        made = answered(
-            http.post("/v1/sign-in-codes", headers={"Authorization": f"Bearer {token}"}), 201
-        )
+        made = answered(http.post("/v1/sign-in-codes", headers=bearer(token)), 201)
         sent = {"code": made.json()["code"], "next": "/"}
         assert http.post("/sign-in", json=sent, headers=own).is_success
         cookies: list[Any] = [

@@ -16,7 +16,7 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
-from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, bearer
 from tests.kit.campaigns import space_of
 from tests.kit.live import live_service
 from tests.kit.store import TimelyStore, completed, failed, post_outcome, take_leases
@@ -63,15 +63,13 @@ class Explored:
         return str(self.post("/tokens", document)["token"])
 
     def post(self, path: str, body: Any = None, token: str = "") -> Any:
-        headers = {"Authorization": f"Bearer {token or self.admin_token}"}
-        answer = self.http.post(path, json=body, headers=headers)
+        answer = self.http.post(path, json=body, headers=bearer(token or self.admin_token))
         assert answer.is_success, answer.text
         return answer.json()
 
     def read(self, path: str, token: str) -> httpx.Response:
         """What somebody with a token gets of a page."""
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30)
+        return httpx.get(f"{self.url}{path}", headers=bearer(token), timeout=30)
 
     def submit(self, name: str, token: str = "", **changes: Any) -> int:
         """Submits a campaign; returns its id."""

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +18,8 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
-from tests.api.plot_data.layout_points import MODEL, make_model
-from tests.kit.api import HEADERS, TOKEN
+from tests.api.plot_data.layout_points import MODEL, OBJECTIVE, make_model
+from tests.kit.api import TOKEN
 from tests.kit.live import live_service
 from tests.kit.store import (
     TimelyStore,
@@ -70,10 +69,6 @@ class Plotted:
     campaign_id: int
     clock: TurnableClock
     workers: list[str]
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return HEADERS
 
     @cached_property
     def session(self) -> StorageState:
@@ -158,18 +153,15 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
         return failed("crashed", duration_s=15.0)
     duration_s = 20.0 + hash_of(layout.key) % 25
     memory = memory_of(layout)
-    changes = {
+    changes: dict[str, Any] = {
         "model": make_model(),
         "tokens_per_s": tokens_per_s(layout),
         "peak_memory_bytes": memory,
         "peak_memory_bytes_by_stage": tuple(memory for _ in range(layout.pp)),
     }
     if number % 9 == 4:
-        changes |= {
-            "tokens_per_s": 0.5 * tokens_per_s(layout),
-            "shortened": True,
-            "iterations_asked": 10,
-        }
+        changes["tokens_per_s"] *= 0.5
+        changes |= {"shortened": True, "iterations_asked": 10}
     return completed(layout, duration_s=duration_s, **changes)
 
 
@@ -185,17 +177,6 @@ def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) 
     return plotted
 
 
-def add_analysis(plotted: Plotted) -> None:
-    """Stores importances, as the driver does."""
-    winner = plotted.store.leaderboard.winner(plotted.campaign_id, "tokens_per_s_per_device")
-    assert winner is not None
-    importances = {"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15}
-    analysis = make_analysis(
-        winner.trial.id, objective="tokens_per_s_per_device", importances=importances, steps=()
-    )
-    plotted.store.reports.keep_analysis(plotted.campaign_id, analysis)
-
-
 @contextmanager
 def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]:
     """A service on loopback with a campaign of so many trials, and one trial that runs."""
@@ -206,8 +187,14 @@ def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]
     ):
         plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)
         if trials:
-            add_analysis(plotted)
+            # As the driver does.
+            winner = store.leaderboard.winner(plotted.campaign_id, OBJECTIVE)
+            assert winner is not None
+            importances = {"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15}
+            figures = {"objective": OBJECTIVE, "importances": importances, "steps": ()}
+            analysis = make_analysis(winner.trial.id, **figures)
+            store.reports.keep_analysis(plotted.campaign_id, analysis)
             store.trials.add(plotted.campaign_id, Layout(tp=8, num_microbatches=16))
             lease_one(store, plotted.workers[1])
-            clock.forward(timedelta(seconds=12).total_seconds())
+            clock.forward(12)
         yield plotted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
+from typing import Any
 
-import pytest
 from playwright.sync_api import Browser, expect
 
 from api.html.result_sentences import short_layout
@@ -107,48 +107,27 @@ def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
 MARK = "simulated, not measured (simulator 1, seed 3)"
 
 
-@pytest.fixture
-def simulated_and_measured(api: Api) -> dict[str, int]:
-    """One completed trial of a simulated campaign, and one of a measured one."""
+def test_simulated_campaigns_say_so_everywhere_and_are_compared_with_no_measured_one(
+    api: Api,
+) -> None:
     api.submit(name="rehearsal", simulated={"seed": 3})
     api.submit(name="measured")
-    worker = api.register()
-    simulator = api.register(
-        "sim",
-        trainers={simulator_trainer(): "1"},
-        allocation={"launcher": SIMULATED_LAUNCHER},
-        device="simulated CPU core",
-    )
+    about: dict[str, Any] = {"trainers": {simulator_trainer(): "1"}, "device": "simulated CPU core"}
+    about["allocation"] = {"launcher": SIMULATED_LAUNCHER}
+    worker, simulator = api.register(), api.register("sim", **about)
     layout = Layout(tp=2, num_microbatches=8)
-    without = {"loss": None, "grad_norm": None}
-    return {
-        "rehearsal": api.complete(
-            simulator,
-            "rehearsal",
-            layout,
-            trainer=simulator_trainer(),
-            trainer_version="1",
-            iterations=tuple(replace(each, **without) for each in make_iterations(1.0)),
-            losses_comparable=False,
-        ),
-        "measured": api.complete(worker, "measured", layout),
-    }
-
-
-def test_simulated_campaigns_say_so_everywhere_and_are_compared_with_no_measured_one(
-    api: Api, simulated_and_measured: dict[str, int]
-) -> None:
-    for name, times in (("rehearsal", 1), ("measured", 0)):
-        for path in (
-            f"/campaigns/{name}",
-            f"/campaigns/{name}/trials",
-            f"/campaigns/{name}/plots",
-            f"/campaigns/{name}/export",
-            f"/trials/{simulated_and_measured[name]}",
-            f"/v1/campaigns/{name}/report",
-        ):
+    losses = {"loss": None, "grad_norm": None}
+    found: dict[str, Any] = {"trainer": simulator_trainer(), "trainer_version": "1"}
+    found["iterations"] = tuple(replace(each, **losses) for each in make_iterations(1.0))
+    rehearsed = api.complete(simulator, "rehearsal", layout, losses_comparable=False, **found)
+    measured = api.complete(worker, "measured", layout)
+    for name, trial in (("rehearsal", rehearsed), ("measured", measured)):
+        pages = [
+            f"/campaigns/{name}/{tab}".rstrip("/") for tab in ("", "trials", "plots", "export")
+        ]
+        for path in (*pages, f"/trials/{trial}", f"/v1/campaigns/{name}/report"):
             text = page(api, path)
-            assert (f"Everything here is {MARK}." in text) == bool(times), path
+            assert (f"Everything here is {MARK}." in text) == (name == "rehearsal"), path
     listed = page(api, "/")
     assert "rehearsal simulated" in listed
     assert "measured simulated" not in listed
@@ -164,11 +143,7 @@ def test_simulated_campaigns_say_so_everywhere_and_are_compared_with_no_measured
     assert f"All of it is {MARK}." in page(api, "/campaigns/rehearsal/plots")
 
     why = f"one is {simulator_trainer()}, the other measured."
-    text = page(
-        api,
-        "/compare",
-        trial=[simulated_and_measured["measured"], simulated_and_measured["rehearsal"]],
-    )
+    text = page(api, "/compare", trial=[measured, rehearsed])
     assert why in text
     assert "times the" not in text
     assert f"measured {MARK}" in text, "a row says which is which"

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -100,32 +99,19 @@ def test_an_idle_page_makes_no_requests(browser: Browser, sqlite_url: str) -> No
         assert not [url for url in asked if not url.endswith("icon.svg")]
 
 
-@contextmanager
-def ending(service: ServeProcess) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        service.end()
-
-
 @pytest.mark.slow
 def test_a_page_says_that_the_service_is_gone_and_recovers(
     browser: Browser, tmp_path: Path
 ) -> None:
     service = ServeProcess(tmp_path)
-    token = (tmp_path / "token").read_text().strip()
-    url = service.service["url"]
-    with closing(TimelyStore(DataDir(tmp_path).database_url)) as store, ending(service):
+    with closing(TimelyStore(DataDir(tmp_path).database_url)) as store, ExitStack() as stack:
+        stack.callback(service.end)
         worker = service.post("/workers", INTRODUCED)["worker_id"]
-
-        def explored() -> Explored:
-            return Explored(
-                url=url, store=store, http=service.http, worker=worker, admin_token=token
-            )
-
-        campaign = explored().submit("survives")
-        explored().measure(campaign, 3)
-        with explored().visitor(browser) as visitor:
+        about = {"http": service.http, "worker": worker, "admin_token": service.token}
+        explored = Explored(url=service.url, store=store, **about)
+        campaign = explored.submit("survives")
+        explored.measure(campaign, 3)
+        with explored.visitor(browser) as visitor:
             page = visitor.open("/campaigns/survives")
             expect_live(page)
             service.end(signal.SIGKILL)
@@ -135,7 +121,7 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
             (lease,) = take_leases(store, worker, 1)
             outcome = completed(LAYOUTS[0], tokens_per_s=3000.0)
             post_outcome(store, trial.id, lease.attempt, outcome)
-            service.start(url.rpartition(":")[2])
+            service.start(service.url.rpartition(":")[2])
             expect_live(page)
             expect(page.locator("#rank-1")).to_contain_text("3,000")
             visitor.faults.clear()  # the browser reports refused connections

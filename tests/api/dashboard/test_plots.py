@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from tests.api.dashboard.browser import (
 )
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.api.plot_data.layout_points import make_model
-from tests.kit.api import answered
+from tests.kit.api import HEADERS, answered
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, make_spec, make_worker
 from tests.results_db.campaigns.test_imports import varied_rows
@@ -62,9 +63,8 @@ def count(page: Page, name: str, which: str = POINTS) -> int:
 
 def figure(plotted: Plotted, name: str, **query: str) -> dict[str, Any]:
     """The data of a plot."""
-    url = f"{plotted.url}/campaigns/plotted/figures/{name}.json"
-    answer = answered(httpx.get(url, params=query, headers=plotted.headers), 200)
-    found: dict[str, Any] = answer.json()
+    path = f"/campaigns/plotted/figures/{name}.json?{httpx.QueryParams(query)}"
+    found: dict[str, Any] = json.loads(page_of(plotted, path))
     return found
 
 
@@ -179,22 +179,17 @@ def test_an_outcome_or_a_choice_changes_a_plot_without_loading_the_page(
 
 
 def test_choices_are_in_the_url_need_no_script_and_wrong_ones_are_refused(plotted: Plotted) -> None:
-    answer = httpx.get(
-        f"{plotted.url}{PLOTS}",
-        params={"x": "tp", "y": "recompute", "across": "tokens_per_s", "show": "all"},
-        headers=plotted.headers,
-    )
-    assert '<option value="tp" selected>' in answer.text
-    assert '<option value="tokens_per_s" selected>' in answer.text
-    assert '<input type="hidden" name="show" value="all">' in answer.text
-    assert "The axes include all values." in answer.text
+    page = page_of(plotted, f"{PLOTS}?x=tp&y=recompute&across=tokens_per_s&show=all")
+    assert '<option value="tp" selected>' in page
+    assert '<option value="tokens_per_s" selected>' in page
+    assert '<input type="hidden" name="show" value="all">' in page
+    assert "The axes include all values." in page
     drawn_y = figure(plotted, "two-knobs", x="tp", y="recompute")["data"][0]["y"]
     assert drawn_y == ["none", "selective", "full"]
 
-    for query in ("x=nodes", "up=speed", "show=some"):
-        answered(httpx.get(f"{plotted.url}{PLOTS}?{query}", headers=plotted.headers), 422)
-    wrong = f"{plotted.url}/campaigns/plotted/figures/pie.json"
-    assert httpx.get(wrong, headers=plotted.headers).status_code == 422
+    wrong = [f"{PLOTS}?{query}" for query in ("x=nodes", "up=speed", "show=some")]
+    for path in (*wrong, "/campaigns/plotted/figures/pie.json"):
+        answered(httpx.get(f"{plotted.url}{path}", headers=HEADERS), 422)
 
 
 def test_the_timeline_shows_attempts_failures_and_what_runs(
@@ -214,8 +209,7 @@ def test_the_timeline_shows_attempts_failures_and_what_runs(
 
 
 def page_of(plotted: Plotted, path: str) -> str:
-    answer = answered(httpx.get(f"{plotted.url}{path}", headers=plotted.headers), 200)
-    return answer.text
+    return answered(httpx.get(f"{plotted.url}{path}", headers=HEADERS), 200).text
 
 
 def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plotted) -> None:
@@ -236,15 +230,9 @@ def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plott
     one = page_of(plotted, "/campaigns/early/plots")
     assert "The best so far is trial 3 with 500 tokens/s/device" in one
 
-    answered(
-        httpx.post(
-            f"{plotted.url}/v1/campaigns/import",
-            params={"name": "theirs"},
-            content=make_text(*varied_rows()).encode(),
-            headers={**plotted.headers, "Content-Type": "text/csv"},
-        ),
-        201,
-    )
+    url = f"{plotted.url}/v1/campaigns/import?name=theirs"
+    content, headers = make_text(*varied_rows()).encode(), {**HEADERS, "Content-Type": "text/csv"}
+    answered(httpx.post(url, content=content, headers=headers), 201)
     page = page_of(plotted, "/campaigns/theirs/plots")
     for words in ("The best so far is trial", "Imported campaigns have none.", "No estimates"):
         assert words in page
@@ -252,7 +240,7 @@ def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plott
 
     # Names of nodes are text and not markup.
     layout = Layout(tp=2, dp=4, num_microbatches=64)
-    plotted.run_one(layout, replace(failed(), node="<img src=x>"))
+    plotted.run_one(layout, failed(node="<img src=x>"))
     page = page_of(plotted, TIMELINE)
     assert "&lt;img src=x&gt;" in page
     assert "<img" not in page

@@ -1,18 +1,21 @@
-"""The pages about the service: allocations and nodes, tokens, the audit."""
+"""Signing in and out, and the pages about the service: allocations, nodes, tokens, the audit."""
 
 from __future__ import annotations
 
+import http.server
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
-from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
-from tests.kit.persons import served
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered, bearer
+from tests.kit.persons import Signing, served
 from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
 
@@ -42,18 +45,15 @@ def test_a_worker_that_registers_appears_without_loading_the_page(
 def test_names_of_nodes_are_text_and_viewers_have_no_forms(shared: Populated) -> None:
     nodes = {"nodes": [{"name": "a/b<i>", "num_devices": 1}], "devices_per_node": 1}
     worker = {**INTRODUCTION, "name": MARKUP, "cluster": MARKUP, **nodes}
-    answered(
-        httpx.post(f"{shared.url}/v1/workers", json=worker, headers=shared.headers("worker")), 201
-    )
-    admin = shared.headers("admin")
-    page = httpx.get(f"{shared.url}/allocations", headers=admin)
+    answered(shared.ask("worker", "POST /v1/workers", json=worker), 201)
+    page = shared.ask("admin", "GET /allocations")
     assert "<img" not in page.text
     assert "a/b&lt;i&gt;" in page.text
     node = {"cluster": MARKUP, "node": "a/b<i>"}
     for act, done in (("quarantine", "quarantined"), ("release", "released")):
-        answer = answered(httpx.post(f"{shared.url}/nodes/{act}", data=node, headers=admin), 303)
+        answer = answered(shared.ask("admin", f"POST /nodes/{act}", data=node), 303)
         assert answer.headers["location"] == f"/allocations?done={done}"
-    page = httpx.get(f"{shared.url}/allocations", headers=shared.headers("viewer"))
+    page = shared.ask("viewer", "GET /allocations")
     assert (page.status_code, "<form" in page.text.partition("<main")[2]) == (200, False)
 
 
@@ -68,8 +68,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
         page.get_by_role("button", name="Make the token").click()
     assert answered.value.headers["cache-control"] == "no-store"
     token = page.get_by_role("region", name="The new token").inner_text()
-    headers = {"Authorization": f"Bearer {token}"}
-    whoami = httpx.get(f"{shared.url}/v1/whoami", headers=headers).json()
+    whoami = httpx.get(f"{shared.url}/v1/whoami", headers=bearer(token)).json()
     assert (whoami["name"], whoami["role"]) == ("visitor", "viewer")
     assert token not in page.url
 
@@ -81,7 +80,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
     page.get_by_role("dialog").get_by_role("button").nth(1).click()
     expect(page.get_by_text("The token is revoked")).to_be_visible()
     expect(row).to_have_count(0)
-    assert httpx.get(f"{shared.url}/v1/whoami", headers=headers).status_code == 401
+    assert httpx.get(f"{shared.url}/v1/whoami", headers=bearer(token)).status_code == 401
     page.get_by_role("link", name="with revoked ones").click()
     expect(row).to_contain_text("revoked")
     look_at(page)
@@ -91,13 +90,9 @@ def test_the_audit_is_filtered_and_has_pages(
     visitor: Visitor, shared: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_pages, "AUDIT_PAGE", 3)
-    admin = shared.headers("admin")
     for number in range(5):
-        httpx.post(
-            f"{shared.url}/v1/nodes/local-cpu/n0/quarantine",
-            json={"reason": f"{number} {MARKUP}"},
-            headers=admin,
-        )
+        reason = {"reason": f"{number} {MARKUP}"}
+        shared.ask("admin", "POST /v1/nodes/local-cpu/n0/quarantine", json=reason)
     page = visitor.open("/audit?action=node.quarantine&actor=a-admin")
     expect(page.get_by_role("row")).to_have_count(4)
     expect(page.get_by_role("row").nth(1)).to_contain_text(f"4 {MARKUP}")
@@ -113,7 +108,7 @@ def test_the_audit_is_filtered_and_has_pages(
     page.get_by_role("button", name="Filter").click()
     expect(page.get_by_text("No change passes these filters")).to_be_visible()
     for query in ("since=yesterday", "since=5", "until=0001-01-01T00:00", "actor=%00"):
-        answered(httpx.get(f"{shared.url}/audit?{query}", headers=admin), 200, " is not ")
+        answered(shared.ask("admin", f"GET /audit?{query}"), 200, " is not ")
     look_at(visitor.open("/audit"))
 
 
@@ -151,3 +146,119 @@ def test_a_node_is_released_and_an_allocation_shows_what_runs_where_and_is_remov
         expect(page.get_by_text(command)).to_be_visible()
         page.get_by_role("link", name="with those that have ended").click()
         expect(allocations).to_contain_text("ended")
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
+    with served(tmp_path_factory.mktemp("sign-in-page"), wrong_codes=1000) as signing:
+        yield signing
+
+
+def expect_signed_in(page: Page, signing: Signing, path: str = "/") -> None:
+    expect(page.get_by_role("heading", name="Campaigns")).to_be_visible()
+    expect(page).to_have_url(f"{signing.url}{path}")
+    expect(page.get_by_text("local admin")).to_be_visible()
+
+
+def test_the_address_of_a_code_signs_in_and_is_not_in_the_history(
+    browser: Browser, signing: Signing
+) -> None:
+    with visiting(browser, signing.url) as visitor:
+        page = visitor.open("/?state=RUNNING")
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        address = f"/sign-in#code={signing.code()}"
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        visitor.open(address)
+        expect_signed_in(page, signing)
+        # The stream of events runs with the cookie.
+        expect(page.locator("#connection")).to_have_text("live")
+        page.go_back()
+        expect(page).to_have_url(f"{signing.url}/?state=RUNNING")
+        assert all("code" not in url.partition("#")[0] for url in asked)
+        visitor.open("/")
+        assert "code" not in page.evaluate("() => document.referrer")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        visitor.open("/")
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        page.go_back()
+        page.go_back()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        # Chromium reports the refused second use of a code as a fault of the page.
+        assert not visitor.faults
+        visitor.open(address)
+        expect(page.get_by_text("was used before")).to_be_visible()
+        (fault,) = visitor.faults
+        assert "401" in fault
+        visitor.faults.clear()
+
+
+def test_a_token_signs_in_without_scripts(browser: Browser, signing: Signing) -> None:
+    record, token = signing.store.access.create_token("ana", "viewer")
+    with visiting(browser, signing.url, java_script_enabled=False) as visitor:
+        visitor.is_checked = False  # there is no script to ask about violations
+        page = visitor.open("/?state=RUNNING")
+        field = page.get_by_label("One-time code or token")
+        field.fill("lt_wrong")
+        field.press("Enter")
+        expect(page.get_by_text("does not sign in")).to_be_visible()
+        visitor.faults.clear()  # the browser reports the status 401
+        field.fill(token)
+        field.press("Enter")
+        expect(page).to_have_url(f"{signing.url}/?state=RUNNING")
+        expect(page.get_by_text("ana viewer")).to_be_visible()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    signing.store.access.revoke_token(record.id)
+
+
+@contextmanager
+def another_site(folder: Path, links: dict[str, str]) -> Iterator[str]:
+    """The URL of a page of another site, with links; localhost is another site than 127.0.0.1."""
+    items = "".join(f'<p><a href="{url}">{name}</a>' for name, url in links.items())
+    (folder / "index.html").write_text(f"<!doctype html><title>mail</title>{items}")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Prints nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing, tmp_path: Path) -> None:
+    links = {
+        "a page": f"{signing.url}/?state=RUNNING",
+        "a code": f"{signing.url}/sign-in#code={signing.code()}",
+    }
+    context = browser.new_context()
+    page = context.new_page()
+    with another_site(tmp_path, links) as mail:
+        page.goto(mail)
+        page.get_by_role("link", name="a page").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        page.go_back()
+        expect(page).to_have_url(mail)
+        # Somebody else's code must not sign in by a click on a link alone.
+        page.get_by_role("link", name="a code").click()
+        button = page.get_by_role("button", name="Sign in with the code of this address")
+        expect(button).to_be_visible()
+        assert context.cookies() == []
+        button.click()
+        expect_signed_in(page, signing)
+        (cookie,) = context.cookies()
+        assert (cookie["sameSite"], cookie["httpOnly"]) == ("Strict", True)
+        page.goto(mail)
+        page.get_by_role("link", name="a page").click()
+        expect_signed_in(page, signing, "/?state=RUNNING")
+        page.reload()
+        expect_signed_in(page, signing, "/?state=RUNNING")
+    context.close()

@@ -1,4 +1,4 @@
-"""Campaigns are submitted by the form, in a real browser."""
+"""Campaigns are submitted by the form, in a real browser; its fields become the document."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, expect
 
+from api.dashboard.campaign_actions import _number
+from api.dashboard.campaign_form import FORM_FIELDS, REST, document_of, form_of, yaml_of
+from api.errors import ApiError
+from api.http.documents import read_yaml
+from search_spaces.errors import SearchSpaceError
 from tests.api.dashboard.browser import Visitor, look_at, visiting
 from tests.kit.api import CAMPAIGN, answered
 from tests.kit.persons import Signing, served
@@ -26,7 +35,7 @@ def visitor(browser: Browser, shared: Populated) -> Iterator[Visitor]:
 
 
 def campaign(service: Populated, name: str) -> httpx.Response:
-    return httpx.get(f"{service.url}/v1/campaigns/{name}", headers=service.headers("viewer"))
+    return service.ask("viewer", f"GET /v1/campaigns/{name}")
 
 
 def fill(page: Page, **fields: str) -> None:
@@ -56,15 +65,13 @@ def test_errors_are_shown_while_typing_and_fixed_step_by_step(
     page.get_by_role("group", name="ZeRO stage").get_by_label("0").check()
     page.get_by_role("group", name="sequence parallel").get_by_label("false").check()
     expect(check).to_contain_text("One thing is wrong")
-    expect(page.locator("#e-budget-trials")).to_contain_text(
-        "0 is not a whole number of at least 1"
-    )
+    problem = page.locator("#e-budget-trials")
+    expect(problem).to_contain_text("0 is not a whole number of at least 1")
     expect(page.locator("#e-name")).to_be_empty()
     # Layouts are counted although the budget is wrong.
     expect(check).to_contain_text("of 3 combinations are legal")
-    expect(check.get_by_role("row").filter(has_text="heads_over_tp")).to_contain_text(
-        "num_heads=4 is not divisible by tp=3"
-    )
+    rule = check.get_by_role("row").filter(has_text="heads_over_tp")
+    expect(rule).to_contain_text("num_heads=4 is not divisible by tp=3")
 
     fill(page, trials="5", tp="1")
     expect(check).to_contain_text("Nothing is wrong")
@@ -105,15 +112,8 @@ def test_a_campaign_like_an_imported_one_is_submitted(
     visitor: Visitor, shared: Populated, rows: Callable[[], list[str]]
 ) -> None:
     name = f"theirs-{len(rows())}"
-    answered(
-        httpx.post(
-            f"{shared.url}/v1/campaigns/import",
-            params={"name": name},
-            content=make_text(*rows()),
-            headers={**shared.headers("submitter"), "Content-Type": "text/csv"},
-        ),
-        201,
-    )
+    csv = {"content": make_text(*rows()), "headers": {"Content-Type": "text/csv"}}
+    answered(shared.ask("submitter", f"POST /v1/campaigns/import?name={name}", **csv), 201)
     page = visitor.open(f"/submit?campaign={name}")
     expect(page.locator("#check")).to_contain_text("Nothing is wrong")
     submit(page)
@@ -138,13 +138,10 @@ def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
         "space": {"global_batch_size": 64, "num_nodes": [2, 4], "tp": [2, 4, 8], "pp": [1, 2, 4]},
         "budget": {"trials": 7},
     }
-    planned = httpx.post(
-        f"{shared.url}/v1/plans?top=5", json=document, headers=shared.headers("submitter")
-    ).json()
+    planned = shared.ask("submitter", "POST /v1/plans?top=5", json=document).json()
     rows = plan.get_by_role("row").all()[1:]
-    assert [row.get_by_role("cell").nth(1).inner_text() for row in rows] == [
-        each["layout_key"] for each in planned["layouts"]
-    ]
+    keys = [row.get_by_role("cell").nth(1).inner_text() for row in rows]
+    assert keys == [each["layout_key"] for each in planned["layouts"]]
     chances = [each["best_chance"] for each in planned["layouts"]]
     assert chances[0] > 0.005, "a chance that the page shows as another number than 0.00"
     column = plan.get_by_role("columnheader").all_inner_texts().index("P(best)")
@@ -176,13 +173,9 @@ def test_a_large_space_is_estimated_from_a_sample(shared: Populated) -> None:
         global_batch_size: {min: 1, max: 65536}, num_nodes: {from: 1, to: 64}, tp: [1, 2, 4, 8],
         pp: [1, 2, 4, 8], micro_batch_size: {from: 1, to: 20}, num_microbatches: {from: 1, to: 20},
         recompute: [none, full]}}"""
-    fragment = httpx.post(
-        f"{shared.url}/submit/check",
-        data={"view": "yaml", "yaml": document},
-        headers=shared.headers("submitter"),
-    ).text
-    for words in ("Nothing is wrong", "evenly spaced layouts were estimated", "±"):
-        assert words in fragment
+    form = {"view": "yaml", "yaml": document}
+    checked = shared.ask("submitter", "POST /submit/check", data=form)
+    answered(checked, 200, "Nothing is wrong", "evenly spaced layouts were estimated", "±")
 
 
 def test_a_double_click_makes_one_campaign(visitor: Visitor, shared: Populated) -> None:
@@ -191,17 +184,12 @@ def test_a_double_click_makes_one_campaign(visitor: Visitor, shared: Populated) 
     page.get_by_role("button", name="Submit campaign").dblclick()
     page.wait_for_url("**/campaigns/once")
     # The same request again, as a browser sends it that lost the answer.
-    form = {"do": "submit", "view": "yaml", "key": "k"}
-    form["yaml"] = json.dumps({**CAMPAIGN, "name": "x"})
+    form = {"do": "submit", "view": "yaml", "yaml": json.dumps({**CAMPAIGN, "name": "x"})}
     for _ in range(2):
-        answer = answered(
-            httpx.post(f"{shared.url}/submit", data=form, headers=shared.headers("submitter")), 303
-        )
-        assert answer.headers["location"] == "/campaigns/x"
+        again = shared.ask("submitter", "POST /submit", data={**form, "key": "k"})
+        assert answered(again, 303).headers["location"] == "/campaigns/x"
     # Another page with the same content is another request: the name is taken.
-    answer = httpx.post(
-        f"{shared.url}/submit", data={**form, "key": "l"}, headers=shared.headers("submitter")
-    )
+    answer = shared.ask("submitter", "POST /submit", data={**form, "key": "l"})
     assert "a campaign named &#39;x&#39; exists already" in answer.text
 
 
@@ -224,9 +212,8 @@ def test_markup_in_a_document_stays_text(visitor: Visitor) -> None:
 
 @pytest.mark.slow
 def test_the_form_works_without_script(browser: Browser, shared: Populated) -> None:
-    with visiting(
-        browser, shared.url, shared.headers("submitter"), java_script_enabled=False
-    ) as visitor:
+    own = shared.headers("submitter")
+    with visiting(browser, shared.url, own, java_script_enabled=False) as visitor:
         page = visitor.open("/submit?model=tiny&cluster=local-cpu")
         page.locator("[name=name]").fill("no-script")
         page.get_by_role("button", name="Check").click()
@@ -292,10 +279,8 @@ def test_a_person_who_is_signed_in_submits_a_file(browser: Browser, tmp_path: Pa
 
 def check_that_nothing_typed_is_lost(visitor: Visitor, signing: Signing) -> None:
     """With the service away, on the way back, after the session has ended, and in the YAML view."""
-    page, check = (
-        visitor.open("/submit?model=tiny&cluster=local-cpu"),
-        visitor.page.locator("#check"),
-    )
+    page = visitor.open("/submit?model=tiny&cluster=local-cpu")
+    check = page.locator("#check")
     fill(page, name="kept", global_batch_size="8", trials="5")
     page.get_by_role("group", name="recomputation").get_by_label("full").check()
     page.get_by_label("Objective, which ranks").select_option("tokens_per_s")
@@ -338,3 +323,107 @@ def check_that_nothing_typed_is_lost(visitor: Visitor, signing: Signing) -> None
     visitor.open("/submit")
     expect(page.get_by_label("Name")).to_have_value("")
     visitor.faults.clear()  # requests that were refused, or that no service answered
+
+
+DOCUMENT: dict[str, Any] = {
+    "name": "mine",
+    "model": "tiny",
+    "cluster": {"preset": "local-cpu", "num_nodes": 2},
+    "objective": ["tokens_per_s", "memory_headroom"],
+    "baseline": {"tp": 2, "pp": 1},
+    "strategy": "random",
+    "budget": {"trials": 5, "wall_time": "10m"},
+    "space": {
+        "global_batch_size": {"min": 4, "max": 8},
+        "tp": [1, 2],
+        "pp": {"from": 1, "to": 4, "times": 2},
+        "recompute": ["none", "full"],
+        "sequence_parallel": [False, True],
+        "precision": "bf16",
+    },
+    "probe": {"iterations": 5},
+    "seed": 3,
+}
+
+
+def test_a_document_becomes_a_form_and_the_same_document_again() -> None:
+    form = form_of(DOCUMENT)
+    assert form["model"] == "tiny"
+    assert form["space.tp"] == "1, 2"
+    assert form["space.pp"] == "{from: 1, to: 4, times: 2}"
+    assert form["objective"] == "tokens_per_s, memory_headroom"
+    assert yaml.safe_load(form[REST]) == {
+        "cluster": {"preset": "local-cpu", "num_nodes": 2},
+        "probe": {"iterations": 5},
+        "seed": 3,
+    }
+    assert document_of(form) == DOCUMENT
+
+    form = form_of({"budget": {"trials": None, "node_hours": None, "wall_time_s": 600.0}})
+    assert form["budget.wall_time"] == "600.0"
+    assert document_of(form) == {"budget": {"wall_time": 600.0}}
+
+    document = {"budget": {"trials": 5, "euros": 3}, "space": {"tp": 1, "offload": 2}}
+    form = form_of(document)
+    assert yaml.safe_load(form[REST]) == {"budget": {"euros": 3}, "space": {"offload": 2}}
+    assert document_of(form) == document
+
+    assert document_of({"baseline": "tp: 2, dp: 4"}) == {"baseline": {"tp": 2, "dp": 4}}
+
+
+def test_fields_that_are_no_yaml_are_named_together_and_one_in_two_places_is_refused() -> None:
+    with pytest.raises(SearchSpaceError) as caught:
+        document_of({"space.tp": "[1, 2", "budget.trials": "1], [2", "rest": "a: b: c"})
+    assert {part.field for part in caught.value.parts} == {"space.tp", "budget.trials", "rest"}
+
+    with pytest.raises(SearchSpaceError, match="'model' is here and in a field of its own"):
+        document_of({"model": "tiny", "rest": "model: {preset: tiny}"})
+    with pytest.raises(SearchSpaceError, match="'tp' is here and in a field of its own"):
+        document_of({"space.tp": "1", "rest": "space: {tp: 2}"})
+
+
+_SCALARS = st.one_of(
+    st.integers(-5, 1 << 40),
+    st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(min_codepoint=32, max_codepoint=1000), max_size=12),
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), inner),
+    ),
+    max_leaves=6,
+)
+_NAMES = st.one_of(
+    st.sampled_from(sorted({field.split(".")[0] for field in FORM_FIELDS} - {REST})),
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(_NAMES, _VALUES, max_size=6))
+def test_no_document_is_changed_on_its_way_through_the_form(document: dict[str, Any]) -> None:
+    try:
+        expected = read_yaml(yaml_of(document).encode())
+    except ApiError:
+        return  # no field accepts such a text or number, in YAML neither
+    given_back = document_of({name: text.strip() for name, text in form_of(document).items()})
+    assert _plain(given_back) == _plain(expected)
+
+
+def _plain(document: Any) -> Any:
+    """A document without what stands for nothing: empty sections and texts, lists of one value."""
+    if isinstance(document, dict):
+        inner = {name: _plain(value) for name, value in document.items()}
+        return {name: value for name, value in inner.items() if value not in ({}, "", None)}
+    if isinstance(document, list):
+        return _plain(document[0]) if len(document) == 1 else [_plain(each) for each in document]
+    return document
+
+
+def test_a_number_of_a_form_has_plain_digits() -> None:
+    assert [_number(text) for text in ("10", "1.5", "1e3", "")] == [10, 1.5, 1000.0, None]
+    for text in ("1_0", " 5", "nan", "\u0665"):
+        assert _number(text) == text

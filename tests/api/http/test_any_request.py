@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from api.app import create_app
-from api.settings import Settings
+from api.openapi_document import openapi_text
 from results_db.actor import TOKEN_ROLES
-from results_db.store import Store
-from tests.kit.populated import Populated, populated_service
-from tests.kit.postgres import upgraded
+from tests.kit.populated import Populated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -37,10 +34,6 @@ pytestmark = [
 ]
 
 
-def _document() -> dict[str, Any]:
-    return create_app(Settings(token="t"), Store("sqlite:///nowhere.sqlite3")).openapi()
-
-
 def _config(mode: schemathesis.GenerationMode) -> schemathesis.Config:
     return schemathesis.Config.from_dict(
         {
@@ -58,10 +51,10 @@ CONFORMS: Final = [
     response_schema_conformance,
 ]
 valid: Final = schemathesis.openapi.from_dict(
-    _document(), config=_config(schemathesis.GenerationMode.POSITIVE)
+    json.loads(openapi_text()), config=_config(schemathesis.GenerationMode.POSITIVE)
 )
 invalid: Final = schemathesis.openapi.from_dict(
-    _document(), config=_config(schemathesis.GenerationMode.NEGATIVE)
+    json.loads(openapi_text()), config=_config(schemathesis.GenerationMode.NEGATIVE)
 )
 # Derandomized, the requests still depend on what is imported beside this module: hypothesis draws
 # the constants of all modules of the project that it finds.
@@ -74,14 +67,6 @@ asking: Final = settings(
 )
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
-    database_url = upgraded(tmp_path_factory.mktemp("any-request")).database_url
-    with populated_service(database_url) as populated:
-        yield populated
-        populated.assert_lists_answer()
-
-
 @invalid.hook
 def filter_query(_context: schemathesis.HookContext, query: dict[str, Any] | None) -> bool:
     """A parameter that is there twice counts as its last, for us as for most.
@@ -91,9 +76,9 @@ def filter_query(_context: schemathesis.HookContext, query: dict[str, Any] | Non
     return not any(isinstance(value, list | dict) for value in (query or {}).values())
 
 
-def _aim(case: schemathesis.Case, service: Populated) -> None:
+def _aim(case: schemathesis.Case, shared: Populated) -> None:
     """Has most requests be of something that there is."""
-    for name, known in service.names.items():
+    for name, known in shared.names.items():
         if name in case.path_parameters:
             drawn = str(case.path_parameters[name])
             if len(drawn) % 4:
@@ -118,12 +103,12 @@ def _no_description(case: schemathesis.Case) -> list[Any]:
 @valid.parametrize()
 @asking
 def test_valid_requests_of_every_role_are_answered_as_described(
-    case: schemathesis.Case, role: str, service: Populated
+    case: schemathesis.Case, role: str, shared: Populated
 ) -> None:
-    _aim(case, service)
+    _aim(case, shared)
     case.call_and_validate(
-        base_url=service.url,
-        headers=service.headers(role),
+        base_url=shared.url,
+        headers=shared.headers(role),
         checks=CONFORMS,
         excluded_checks=_no_description(case),
         timeout=60,
@@ -133,11 +118,11 @@ def test_valid_requests_of_every_role_are_answered_as_described(
 @invalid.parametrize()
 @asking
 def test_invalid_requests_are_refused_as_described(
-    case: schemathesis.Case, service: Populated
+    case: schemathesis.Case, shared: Populated
 ) -> None:
     case.call_and_validate(
-        base_url=service.url,
-        headers=service.headers("admin"),
+        base_url=shared.url,
+        headers=shared.headers("admin"),
         checks=[*CONFORMS, negative_data_rejection, unsupported_method],
         excluded_checks=_no_description(case),
         timeout=60,

@@ -1,19 +1,20 @@
-"""Bodies are as large as their route needs; a hostile one costs little, and delays nobody else."""
+"""Bodies are as large as their route needs; a hostile one, or many requests, delay nobody else."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
+import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import httpx
+import psutil
 import pytest
 import yaml
 from fastapi.routing import iter_route_contexts
@@ -23,6 +24,13 @@ from starlette.requests import Request
 from api.app import create_app
 from api.http import body_limits, request_bodies
 from api.http.body_limits import BODY_LIMITS, CHANGES_AT_ONCE, FairQueue, limits_of
+from api.http.rate_limit import (
+    GUESSES_PER_S,
+    GUESSES_PER_S_OF_ALL,
+    GuessLimit,
+    Throttle,
+    network_of,
+)
 from api.settings import Settings
 from results_db.store import Store
 from search_spaces.documents.limits import text_problem
@@ -55,9 +63,8 @@ def unknown_fields(number: int) -> dict[str, int]:
 def test_fields_and_values_are_counted_before_they_are_made(api: Api, http: TestClient) -> None:
     api.submit()
     answered(http.patch("/v1/campaigns/first", json=unknown_fields(340_000)), 413)
-    answer = answered(
-        http.patch("/v1/campaigns/first", json=unknown_fields(2000)), 422, "more than 1000"
-    )
+    many = http.patch("/v1/campaigns/first", json=unknown_fields(2000))
+    answered(many, 422, "more than 1000")
     for value in ("[]", "1", '{"a":1}', '"a,["'):
         for number, status in ((900, "request-invalid"), (1100, "document-invalid")):
             body = f'{{"notes": [{",".join([value] * (number // (1 + (value[0] in "[{"))))}]}}'
@@ -80,24 +87,21 @@ def test_documents_have_a_bounded_number_of_values_and_fields(
         assert answer.json()["type"].endswith("document-invalid"), answer.text
 
 
-def test_one_wrong_node_of_thousands_is_named_alone(api: Api, http: TestClient) -> None:
-    worker = http.post("/v1/workers", json=INTRODUCTION).json()["worker_id"]
+def test_one_wrong_node_of_thousands_is_named_alone(api: Api) -> None:
     nodes = [{"name": f"n{i}", "nothing": 1} for i in range(MAX_NODES)]
     beat = {"trials": [], "status": {"nodes": nodes}}
-    answer = answered(http.post(f"/v1/workers/{worker}/heartbeats", json=beat), 422)
-    assert {error["field"].split(".")[3] for error in answer.json()["errors"]} == {"0"}
+    answer = api.post(f"/workers/{api.register()}/heartbeats", beat, status=422)
+    assert {error["field"].split(".")[3] for error in answer["errors"]} == {"0"}
 
 
-def test_the_largest_messages_of_workers_are_accepted(api: Api, http: TestClient) -> None:
+def test_the_largest_messages_of_workers_are_accepted(api: Api) -> None:
     names = [f"rack-{i:06}.frontier.example.org" for i in range(MAX_NODES)]
     nodes = [{"name": name, "num_devices": 8} for name in names]
     introduction = {**INTRODUCTION, "num_nodes": MAX_NODES, "nodes": nodes}
-    worker = http.post("/v1/workers", json=introduction).json()["worker_id"]
+    worker = api.post("/workers", introduction, status=201)["worker_id"]
     health = {f"figure_{i}": 1.25 * i for i in range(10)}
     statuses = [{"name": name, "state": "idle", "health": health} for name in names]
-    answered(
-        http.post(f"/v1/workers/{worker}/heartbeats", json={"status": {"nodes": statuses}}), 200
-    )
+    api.post(f"/workers/{worker}/heartbeats", {"status": {"nodes": statuses}})
 
     iteration = {**OUTCOME["measurement"]["iterations"][0], "step_time_s": 0.12345678901234567}
     iterations = [{**iteration, "index": i} for i in range(MAX_MEASURED_ITERATIONS)]
@@ -107,30 +111,19 @@ def test_the_largest_messages_of_workers_are_accepted(api: Api, http: TestClient
     body = json.dumps({"worker_id": "w", "attempt": 1, "outcome": outcome}).encode()
     most = limits_of("post_outcome")
     assert len(body) < most.num_bytes
-    assert isinstance(
-        request_bodies.read_json(body, most.num_values, text_rule=text_problem)["outcome"][
-            "log_tail"
-        ],
-        str,
-    )
+    read = request_bodies.read_json(body, most.num_values, text_rule=text_problem)
+    assert read["outcome"]["log_tail"] == log
 
 
 def test_long_forms_are_read_whole(api: Api, http: TestClient) -> None:
     api.submit()
     notes = "\N{GRINNING FACE}" * 9000
-    answered(
-        http.post(
-            "/campaigns/first/change", data={"notes": notes, "trials": 9}, follow_redirects=False
-        ),
-        303,
-    )
+    form = {"notes": notes, "trials": 9}
+    answered(http.post("/campaigns/first/change", data=form, follow_redirects=False), 303)
     assert api.get("/campaigns/first")["notes"] == notes
     text = yaml.safe_dump({"name": "a", "notes": "x" * 100_000})
-    answered(
-        http.post("/submit/check", data={"view": "yaml", "yaml": text}),
-        200,
-        "unknown campaign field",
-    )
+    checked = http.post("/submit/check", data={"view": "yaml", "yaml": text})
+    answered(checked, 200, "unknown campaign field")
 
 
 class HeldUp(NamedTuple):
@@ -172,8 +165,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldUp]:
 
 def test_a_flood_of_one_token_waits_for_itself_alone(http: TestClient, held_up: HeldUp) -> None:
     read, admitted, may_end = held_up
-    made = http.post("/v1/tokens", json={"name": "flood", "role": "submitter"}).json()
-    flood = {"Authorization": f"Bearer {made['token']}"}
+    flood = Api(http).holder("flood", "submitter")
     assert http.get("/v1/whoami", headers=flood).status_code == 200
 
     def ask() -> int:
@@ -239,18 +231,9 @@ def test_cancelled_work_gives_its_turn_to_others() -> None:
     assert asyncio.run(cancelled_in_each_state()) == ["c", "a", "b"]
 
 
-@contextmanager
-def nothing_collected() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Request]:
-    """The requests of the test that are still in memory."""
+def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[Request]]:
+    """The requests of the test that are still in memory; no collector looks for them."""
     alive: weakref.WeakSet[Request] = weakref.WeakSet()
     begin = Request.__init__
 
@@ -259,7 +242,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Request]:
         alive.add(self)
 
     monkeypatch.setattr(Request, "__init__", note_and_begin)
-    return alive
+    gc.disable()
+    yield alive
+    gc.enable()
 
 
 def test_a_refused_request_is_forgotten_at_once(
@@ -273,13 +258,11 @@ def test_a_refused_request_is_forgotten_at_once(
         ("POST", "/v1/campaigns/import", b"a,b\n1,2\n", "text/csv", 422),
         ("GET", "/v1/campaigns/nothing", b"", "application/json", 404),
     ):
-        with nothing_collected():
-            for _ in range(20):
-                headers = {"Content-Type": kind}
-                answer = http.request(method, path, content=content, headers=headers)
-                assert answer.status_code == status
-            # One may still be on its way out of a thread of the service.
-            assert len(requests) <= 1, path
+        for _ in range(20):
+            headers = {"Content-Type": kind}
+            answered(http.request(method, path, content=content, headers=headers), status)
+        # One may still be on its way out of a thread of the service.
+        assert len(requests) <= 1, path
 
 
 def test_few_documents_are_read_at_once_and_one_of_each_token(
@@ -288,8 +271,7 @@ def test_few_documents_are_read_at_once_and_one_of_each_token(
     """Each takes 150 times its size while it is read."""
     holders = []
     for number in range(CHANGES_AT_ONCE + 1):
-        made = http.post("/v1/tokens", json={"name": f"t{number}", "role": "submitter"}).json()
-        holders.append({"Authorization": f"Bearer {made['token']}"})
+        holders.append(Api(http).holder(f"t{number}", "submitter"))
         http.get("/v1/whoami", headers=holders[-1])
 
     def ask(number: int) -> int:
@@ -320,15 +302,88 @@ def test_bodies_of_refused_requests_are_not_kept(service: ServeProcess) -> None:
 
     with ThreadPoolExecutor(4) as clients:
         assert set(clients.map(ask, range(8))) == {400}
-        before = _resident_bytes(service)
+        process = psutil.Process(service.service["pid"])
+        before = process.memory_info().rss
         assert set(clients.map(ask, range(num_bodies))) == {400}
         # Each body and its text used to be kept until the next full collection. A quarter of the
         # bodies is more than the four that are in progress, with their texts.
-        assert _resident_bytes(service) - before < num_bodies * num_bytes // 4
+        assert process.memory_info().rss - before < num_bodies * num_bytes // 4
 
 
-def _resident_bytes(service: ServeProcess) -> int:
-    assert service.process is not None
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) << 10
+class Ticks:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_after_a_burst_a_permit_comes_at_the_steady_rate_and_being_refused_costs_nothing() -> None:
+    clock = Ticks()
+    throttle = Throttle(per_s=2.0, burst=3.0, clock=clock)
+    assert [throttle.take("a") for _ in range(3)] == [0, 0, 0]
+    assert throttle.take("a") == pytest.approx(0.5)
+    clock.now += 0.25
+    assert throttle.take("a") == pytest.approx(0.25)
+    clock.now += 0.25
+    assert throttle.take("a") == 0
+    assert throttle.take("a") > 0
+
+    clock = Ticks()
+    throttle = Throttle(per_s=1.0, burst=2.0, clock=clock)
+    assert [throttle.take("a") > 0 for _ in range(5)] == [False, False, True, True, True]
+    clock.now += 1000
+    assert [throttle.take("a") > 0 for _ in range(3)] == [False, False, True]
+
+
+def test_keys_do_not_share_and_no_more_of_them_than_allowed_are_remembered() -> None:
+    throttle = Throttle(per_s=1.0, burst=1.0, clock=Ticks())
+    assert throttle.take("a") == 0
+    assert throttle.take("b") == 0
+    throttle.give_back("a")
+    assert throttle.take("a") == 0
+    assert throttle.take("b") > 0
+
+    throttle = Throttle(per_s=1.0, burst=1.0, max_keys=2, clock=Ticks())
+    for key in "abc":
+        assert throttle.take(key) == 0
+    assert throttle.take("a") == 0  # forgotten, and begins anew
+    assert throttle.take("c") > 0
+
+
+def test_in_an_hour_an_address_guesses_some_hundred_times() -> None:
+    clock = Ticks()
+    limit = GuessLimit(10, clock=clock)
+    looked_up = 0
+    for _ in range(36_000):
+        looked_up += limit.begin("192.0.2.1") == 0
+        clock.now += 0.1
+    assert looked_up == pytest.approx(10 + 3600 * GUESSES_PER_S, abs=2)
+
+
+def test_many_addresses_together_are_slowed_too() -> None:
+    limit = GuessLimit(10, clock=Ticks())
+    waits = [limit.begin(f"198.51.{number // 250}.{number % 250}") for number in range(999)]
+    assert sum(wait_s == 0 for wait_s in waits) == 200
+    assert max(waits) <= 1 / GUESSES_PER_S_OF_ALL + 1e-9
+
+
+def test_a_network_of_one_host_counts_as_one_address() -> None:
+    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1") == "2001:db8::/64"
+    assert network_of("2001:db8:0:1::1") != network_of("2001:db8::1")
+    assert network_of("::ffff:192.0.2.1") == network_of("192.0.2.1") == "192.0.2.1"
+    assert network_of("testclient") == "testclient"
+
+
+def test_the_log_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Ticks()
+    limit = GuessLimit(1, clock=clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(50):
+            limit.begin("192.0.2.1")
+        assert len(caplog.messages) == 1
+        clock.now += 61
+        for _ in range(15):
+            limit.begin("192.0.2.1")
+    assert len(caplog.messages) == 2
+    assert "192.0.2.1 sends wrong sign-in codes" in caplog.text

@@ -1,6 +1,5 @@
 """What a client can use of the service before it shows a token: attacks over TCP and TLS."""
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -10,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from tests.kit.waiting import wait_until
 
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n"
 BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()
+POST = b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + BEARER + b"Transfer-Encoding: chunked\r\n\r\n"
 HASTY = ConnectionLimits(
     body_s=0.2, body_bytes_per_s=1 << 20, unread_s=0.4, linger_s=0.2, check_interval_s=0.05
 )
@@ -74,16 +75,10 @@ def connected(live: Live, source: str = "127.0.0.1") -> socket.socket:
     return trusting_all().wrap_socket(plain) if live.url.startswith("https") else plain
 
 
-def connected_and_sent(live: Live, data: bytes) -> socket.socket:
-    connection = connected(live)
-    connection.sendall(data)
-    return connection
-
-
 def read_to_end(connection: socket.socket) -> bytes:
     """All that the service sends until it closes the connection."""
     read = b""
-    with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+    with suppress(ConnectionError, ssl.SSLEOFError):
         while part := connection.recv(65536):
             read += part
     return read
@@ -111,13 +106,13 @@ def status_of(answer: bytes) -> int:
 
 def send_what_is_taken(connection: socket.socket, data: bytes) -> None:
     """Sends until the service closes the connection."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         connection.sendall(data)
 
 
 def send_for_ever(connection: socket.socket, data: bytes, pause_s: float = 0.0) -> None:
     """Sends until the service closes the connection, which it must."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+    with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
         while True:
             connection.sendall(data)
             time.sleep(pause_s)
@@ -179,10 +174,8 @@ def test_a_header_that_trickles_in_is_counted_together_in_each_request_of_a_conn
         assert status_of(read_answer(connection)) == 431
 
     with connected(live) as connection:
-        connection.sendall(
-            b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"2\r\n{}\r\n0\r\n" + BEARER + b"\r\n"
-        )
+        late = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + BEARER + b"\r\n"
+        connection.sendall(POST + late)
         assert status_of(read_answer(connection)) == 401
 
 
@@ -200,18 +193,14 @@ def test_a_header_that_trickles_in_is_counted_together_in_each_request_of_a_conn
         (b"\r\n" * 40_000, 431),
         (HEALTH + b" folded\r\n" * 10_000, 400),
         (b"no HTTP at all\r\n\r\n", 400),
-        (b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", 200),
+        (HEALTH + b"Upgrade: h2c\r\nConnection: Upgrade\r\n\r\n", 200),
         (HEALTH + b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n", 200),
-        (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
-         + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"e" * 90_000, 431),
-        (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
-         + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: " + b"t" * 90_000, 431),
-        (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
-         + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + b"X: t\r\n" * 200, 431),
-        (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
-         + b"Transfer-Encoding: chunked\r\n\r\nno length\r\n", 400)
-    ]
-)  # fmt: skip
+        (CHUNKED + b"1;" + b"e" * 90_000, 431),
+        (CHUNKED + b"1\r\n{\r\n0\r\nX: " + b"t" * 90_000, 431),
+        (CHUNKED + b"1\r\n{\r\n0\r\n" + b"X: t\r\n" * 200, 431),
+        (CHUNKED + b"no length\r\n", 400),
+    ],
+)
 def test_a_request_is_answered_by_its_size(live: Live, request_: bytes, status: int) -> None:
     with connected(live) as connection:
         send_what_is_taken(connection, request_)
@@ -222,27 +211,22 @@ def test_a_request_is_answered_by_its_size(live: Live, request_: bytes, status: 
 
 @pytest.mark.sampled(2)
 def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) -> None:
-    parts = [b"", b"G", b"GET /v1/health", HEALTH + b"X: ", b"\r\n"]
-    with contextlib.ExitStack() as opened:
-        connections = [
-            opened.enter_context(connected_and_sent(hasty_headers, each)) for each in parts
-        ]
-        ends = [status_of(read_to_end(connection)) for connection in connections]
-    assert ends == [0, 408, 408, 408, 0]  # an empty line is no request (RFC 9112, section 2.2)
-
-    with contextlib.ExitStack() as opened:
+    # An empty line is no request (RFC 9112, section 2.2).
+    first = [(b"", 0), (b"G", 408), (b"GET /v1/health", 408), (HEALTH + b"X: ", 408), (b"\r\n", 0)]
+    later = [(b"G", 408), (HEALTH, 408), (b"\r\n", 0)]
+    with ExitStack() as opened:
         connections = []
-        for sent in (b"G", HEALTH, b"\r\n"):
-            connection = opened.enter_context(connected_and_sent(hasty_headers, HEALTH + b"\r\n"))
-            assert status_of(read_answer(connection)) == 200
-            connection.sendall(sent)
-            connections.append(connection)
-        assert [status_of(read_to_end(each)) for each in connections] == [408, 408, 0]
+        for number, (sent, _) in enumerate((*first, *later)):
+            connections.append(opened.enter_context(connected(hasty_headers)))
+            if number >= len(first):
+                connections[-1].sendall(HEALTH + b"\r\n")
+                assert status_of(read_answer(connections[-1])) == 200
+            connections[-1].sendall(sent)
+        ends = [status_of(read_to_end(each)) for each in connections]
+    assert ends == [status for _, status in (*first, *later)]
 
     with connected(hasty_headers) as connection:
-        connection.sendall(
-            b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
-        )
+        connection.sendall(POST + b"Content-Length: 100000000\r\n\r\n")
         assert status_of(read_answer(connection)) == 401
         send_for_ever(connection, b" ", pause_s=0.01)
 
@@ -261,7 +245,7 @@ def test_plain_http_on_a_tls_port_is_told_so_and_a_handshake_that_does_not_come_
 ) -> None:
     with (
         live_server(Settings(token=TOKEN), store, limits=HASTY_HEADERS, tls=tls) as live,
-        contextlib.ExitStack() as opened,
+        ExitStack() as opened,
     ):
         connections = []
         for sent in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
@@ -280,13 +264,9 @@ def test_plain_http_on_a_tls_port_is_told_so_and_a_handshake_that_does_not_come_
 def test_a_body_that_stops_coming_is_answered_408_and_a_client_that_reads_nothing_is_hung_up_on(
     hasty: Live,
 ) -> None:
-    head = b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    for framing in (
-        b"Content-Length: 1000\r\n\r\n{",
-        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
-    ):
+    for begun in (POST + BEARER + b"Content-Length: 1000\r\n\r\n{", CHUNKED + b"1\r\n{\r\n"):
         with connected(hasty) as connection:
-            connection.sendall(head + BEARER + framing)
+            connection.sendall(begun)
             assert status_of(read_to_end(connection)) == 408
     wait_until("no connection is left", lambda: len(hasty.server.connections) == 0)
 
@@ -305,11 +285,10 @@ def test_a_request_that_waits_for_its_answer_may_wait_longer_than_headers_may_ta
         worker = httpx.post(f"{live.url}/v1/workers", json=INTRODUCTION, headers=HEADERS).json()
         lease = json.dumps({"wait_s": 2 * HASTY_HEADERS.header_s}).encode()
         with connected(live) as connection:
-            connection.sendall(
-                f"POST /v1/workers/{worker['worker_id']}/leases HTTP/1.1\r\nHost: localhost\r\n".encode()
-                + b"Content-Type: application/json\r\n" + BEARER
-                + f"Content-Length: {len(lease)}\r\n\r\n".encode() + lease + HEALTH
-            )  # fmt: skip
+            asked = f"/v1/workers/{worker['worker_id']}/leases".encode()
+            length = f"Content-Length: {len(lease)}\r\n\r\n".encode()
+            connection.sendall(POST.replace(b"/v1/campaigns", asked) + BEARER + length + lease)
+            connection.sendall(HEALTH)
             answer = read_to_end(connection)
         assert status_of(answer) == 200
         assert answer.count(b"HTTP/1.1 ") == 1, answer
@@ -332,7 +311,7 @@ def test_idle_connections_make_room_for_new_ones(
     limits = ConnectionLimits(max_connections=8)
     with (
         live_server(Settings(token=TOKEN), store, limits=limits, tls=server_tls) as live,
-        contextlib.ExitStack() as idle,
+        ExitStack() as idle,
     ):
         for _ in range(30):
             idle.enter_context(connected(live))
@@ -347,7 +326,7 @@ def test_idle_ones_displace_no_watcher_and_no_other_client(store: Store) -> None
         live_server(settings, store, limits=limits) as live,
         Watcher(f"{live.url}/v1/events") as watcher,
         connected(live) as other,
-        contextlib.ExitStack() as idle,
+        ExitStack() as idle,
     ):
         watcher.opened()
         other.sendall(HEALTH + b"\r\n")
@@ -365,14 +344,13 @@ def test_a_connection_too_many_is_told_to_come_again(
     store: Store, server_tls: ssl.SSLContext | None
 ) -> None:
     limits = ConnectionLimits(max_connections=2)
-    settings = Settings(token=TOKEN)
     with (
-        live_server(settings, store, limits=limits, tls=server_tls) as live,
+        live_server(Settings(token=TOKEN), store, limits=limits, tls=server_tls) as live,
         connected(live) as first,
         connected(live) as second,
     ):
         for watcher in (first, second):
-            watcher.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n" + BEARER + b"\r\n")
+            watcher.sendall(HEALTH.replace(b"health", b"events") + BEARER + b"\r\n")
             assert status_of(watcher.recv(65536)) == 200
         if server_tls is None:
             answer = answered(httpx.get(f"{live.url}/v1/health"), 503)

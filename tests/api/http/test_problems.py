@@ -32,6 +32,8 @@ from search_spaces.units import memory
 from tests.kit.api import HEADERS, Api, answered
 from tests.kit.services import ServeProcess
 
+JSON = {"Content-Type": "application/json"}
+
 
 def test_an_unknown_path_and_method_are_problems(http: TestClient) -> None:
     for path in ("/nothing", "/v1/nothing"):
@@ -50,32 +52,19 @@ def test_a_body_that_is_too_large_is_refused_unread(http: TestClient, path: str,
             yield b" " * 1000
 
     for content in (b" " * (most + 1), chunks()):
-        answer = answered(
-            http.post(path, content=content, headers={"Content-Type": "application/json"}),
-            413,
-            f"larger than {memory(most)}, the most",
-        )
+        refused = http.post(path, content=content, headers=JSON)
+        answer = answered(refused, 413, f"larger than {memory(most)}, the most")
         assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 def test_malformed_json_says_where_and_a_field_that_is_no_text_can_be_read(
     http: TestClient,
 ) -> None:
-    answer = answered(
-        http.post(
-            "/v1/workers",
-            content='{"name": "w",\n  nope}',
-            headers={"Content-Type": "application/json"},
-        ),
-        400,
-        "line 2, column 3",
-    )
+    malformed = http.post("/v1/workers", content='{"name": "w",\n  nope}', headers=JSON)
+    answered(malformed, 400, "line 2, column 3")
 
     for body in ('{"host": "\\ud800"}', '{"\\ud800": 1}'):
-        answer = answered(
-            http.post("/v1/workers", content=body, headers={"Content-Type": "application/json"}),
-            422,
-        )
+        answer = answered(http.post("/v1/workers", content=body, headers=JSON), 422)
         assert answer.json()["detail"]
 
 
@@ -110,9 +99,6 @@ def test_every_error_of_ours_has_a_status() -> None:
                 assert any(base in STATUS_OF for base in error.__mro__), name
 
 
-ENDLESS = "/v1/events"
-
-
 def test_head_is_answered_like_get_without_a_body(http: TestClient, api: Api) -> None:
     api.submit()
     paths = {
@@ -123,23 +109,21 @@ def test_head_is_answered_like_get_without_a_body(http: TestClient, api: Api) ->
     asked = sorted(path for path in paths if "{" not in path and "events" not in path)
     assert len(asked) > 25
     for path in asked:
-        get = http.get(path, headers=HEADERS, follow_redirects=False)
-        head = http.head(path, headers=HEADERS, follow_redirects=False)
+        get, head = (http.request(how, path, follow_redirects=False) for how in ("GET", "HEAD"))
         assert head.status_code == get.status_code, path
         assert head.content == b"", path
         assert head.headers["content-type"] == get.headers["content-type"], path
     answered(http.head("/v1/campaigns", headers={"Authorization": "Bearer wrong"}), 401)
-    no_get = http.head("/v1/workers/w/leases", headers=HEADERS)
+    no_get = http.head("/v1/workers/w/leases")
     assert (no_get.status_code, no_get.headers["allow"]) == (405, "POST")
 
 
 def test_over_the_wire_a_connection_is_free_for_the_next_request(service: ServeProcess) -> None:
     address = urlsplit(service.url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
-    headers = {"Authorization": f"Bearer {service.token}"}
-    paths = ("/v1/health", "/v1/campaigns", "/", ENDLESS, "/static/none.css")
+    paths = ("/v1/health", "/v1/campaigns", "/", "/v1/events", "/static/none.css")
     for path in (each for each in paths for _ in range(2)):
-        connection.request("HEAD", path, headers=headers)
+        connection.request("HEAD", path, headers=service.headers)
         answer = connection.getresponse()
         assert answer.read() == b""
         assert answer.status == (404 if "none" in path else 200)

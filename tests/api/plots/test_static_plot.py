@@ -1,15 +1,22 @@
-"""A figure that is drawn without a script has what plotly would draw."""
+"""A figure that is drawn without a script has what plotly would draw; texts in it are text."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
 
 from api.plot_data.knobs import parallel, two_knobs
 from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, line, marked, points
+from api.plots.bars import keys, stacked, step_parts
 from api.plots.static_plot import MAX_TOLD, static_plot
+from api.plots.svg import join, tag
 from results_db.leaderboard.leaderboard_records import KnobCell
+from search_spaces.protocol.measurement import Breakdown
 from tests.api.plot_data.layout_points import make_facts, make_point
 from tests.kit.page import Page
 
@@ -96,3 +103,58 @@ def test_maps_and_parallel_coordinates_have_their_texts() -> None:
     assert {"10", "20", "★ winner"} <= set(page.texts["text"])
     lines = Page(static_plot(parallel(facts), "parallel").svg)
     assert {"tp", "pp", "tokens/s/device"} <= set(lines.texts["text"])
+
+
+@given(st.text())
+def test_whatever_is_written_is_read_as_text_and_nothing_else(written: str) -> None:
+    page = Page(tag("p", written, title=written))
+    assert page.elements == [("p", {"title": page.text})]
+    shown = "".join(character for character in written if character.isprintable())
+    assert all(character in page.text for character in shown)
+    page.text.encode()  # half of a surrogate pair could not be sent
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("<script>alert('x')</script> & \"", "<script>alert('x')</script> & \""),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("a\0b\x07", "a\\u0000b\\u0007"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\ud800", "\\ud800"),
+        ("two\r\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("größer 更快", "größer 更快"),
+    ],
+)
+def test_what_cannot_be_shown_is_spelled_out(written: str, read: str) -> None:
+    assert Page(tag("p", written)).text == read
+
+
+def test_markup_stays_and_all_else_is_escaped() -> None:
+    assert join("<", None, Markup("<b>x</b>"), 3) == "&lt;<b>x</b>3"
+
+
+def test_the_parts_of_a_step_keep_their_colours_and_add_up() -> None:
+    def breakdown(unexplained_s: float) -> Breakdown:
+        times = {"compute_s": 0.5, "tp_s": 0.2, "pp_s": 0.0, "dp_s": 0.1, "optimizer_s": 0.1}
+        return Breakdown(**times, unexplained_s=unexplained_s)
+
+    def width(svg: str) -> float:
+        found = re.findall(r'<rect [^>]*width="([\d.]+)"[^>]*class="(?:part )?part\d"', svg)
+        return sum(map(float, found))
+
+    parts = step_parts(breakdown(0.1), 1.0)
+    assert [(part.name, part.says, part.kind) for part in parts] == [
+        ("compute", "50.0%", "part1"),
+        ("tensor parallel", "20.0%", "part2"),
+        ("data parallel", "10.0%", "part4"),
+        ("optimizer", "10.0%", "part5"),
+        ("unexplained", "10.0%", "part6"),
+    ]
+    bar = stacked(parts)
+    assert width(bar) == pytest.approx(860.0, abs=0.1)
+    assert 'class="hatching"' in bar
+    assert "unexplained 10.0%" in Page(keys(parts)).text
+    parts = step_parts(breakdown(-0.05), 0.85)
+    assert parts[-1].says == "-5.9%"
+    assert width(stacked(parts, whole=1.8)) == pytest.approx(860.0 * 0.9 / 1.8, abs=0.1)

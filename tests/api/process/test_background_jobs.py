@@ -14,13 +14,17 @@ from results_db.retention import Pruned, Retention
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
+from tests.kit.api import refused_line
 from tests.kit.postgres import upgraded
 from tests.kit.services import run_here
 from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker, send_beats
 
 
 class Machine:
-    """A store and a sweeper, and the one clock of both."""
+    """A store and a sweeper, and the one clock of both.
+
+    It is the wall clock, whatever a monotonic one does: work, sleep, suspend, a step.
+    """
 
     def __init__(self, path: Path) -> None:
         self.clock = TurnableClock()
@@ -30,13 +34,9 @@ class Machine:
     def start(self) -> Sweeper:
         return Sweeper(self.store, interval_s=1.0, clock=self.clock)
 
-    def forward(self, seconds: float) -> None:
-        """The wall clock goes on, whatever a monotonic one does: work, sleep, suspend, a step."""
-        self.clock.forward(seconds)
-
     def sweep_for(self, seconds: int) -> None:
         for _ in range(seconds):
-            self.forward(1)
+            self.clock.forward(1)
             self.sweeper.sweep()
 
 
@@ -45,10 +45,17 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def lease_a_trial(machine: Machine) -> int:
-    trial = machine.store.trials.add(make_campaign(machine.store), Layout())
-    lease_one(machine.store, make_worker(machine.store).id)
-    return trial.id
+def lease_trials(machine: Machine, number: int) -> list[int]:
+    """Several trials, leased by one worker and by another in turns."""
+    campaign = make_campaign(machine.store)
+    workers = [make_worker(machine.store, name).id for name in ("w1", "w2")]
+    trials = [
+        machine.store.trials.add(campaign, Layout(micro_batch_size=size)).id
+        for size in range(1, number + 1)
+    ]
+    for place in range(number):
+        lease_one(machine.store, workers[place % 2])
+    return trials
 
 
 PAUSES = {
@@ -66,8 +73,8 @@ def test_a_lease_is_taken_back_when_it_ran_out_and_has_its_whole_time_after_a_pa
 ) -> None:
     pause_s, restarted = PAUSES[pause]
     machine.sweeper.sweep()
-    trial = lease_a_trial(machine)
-    machine.forward(pause_s)
+    (trial,) = lease_trials(machine, 1)
+    machine.clock.forward(pause_s)
     if restarted:
         machine.sweeper = machine.start()
     machine.sweeper.sweep()
@@ -77,24 +84,11 @@ def test_a_lease_is_taken_back_when_it_ran_out_and_has_its_whole_time_after_a_pa
     assert machine.store.trials.get(trial).state == "PENDING"
 
 
-def lease_trials(machine: Machine, number: int) -> list[int]:
-    """Several trials, leased by one worker and by another in turns."""
-    campaign = make_campaign(machine.store)
-    workers = [make_worker(machine.store, name).id for name in ("w1", "w2")]
-    trials = [
-        machine.store.trials.add(campaign, Layout(micro_batch_size=size)).id
-        for size in range(1, number + 1)
-    ]
-    for place in range(number):
-        lease_one(machine.store, workers[place % 2])
-    return trials
-
-
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
 def test_a_clock_that_jumps_costs_no_worker_its_trials(machine: Machine, jump_s: float) -> None:
     machine.sweeper.sweep()
     trials = lease_trials(machine, 6)
-    machine.forward(jump_s)
+    machine.clock.forward(jump_s)
     machine.sweeper.sweep()
     machine.sweep_for(int(LEASE_S) - 1)
     states = [machine.store.trials.get(trial).state for trial in trials]
@@ -113,7 +107,7 @@ def test_a_clock_that_was_set_back_does_not_keep_the_trials_of_a_worker_that_is_
 ) -> None:
     machine.sweeper.sweep()
     trials = lease_trials(machine, 4)
-    machine.forward(-3600)
+    machine.clock.forward(-3600)
     machine.sweep_for(1)
     assert machine.store.workers.find() == [], "neither has said anything since"
     machine.sweep_for(int(LEASE_S) + 2)
@@ -124,8 +118,8 @@ def test_a_failed_extension_of_leases_is_repeated(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.sweeper.sweep()
-    trial = lease_a_trial(machine)
-    machine.forward(3600)
+    (trial,) = lease_trials(machine, 1)
+    machine.clock.forward(3600)
 
     def away(**_: object) -> None:
         raise DatabaseUnavailableError("the disk is away")
@@ -188,9 +182,8 @@ def test_sweeping_and_pruning_go_on_after_whatever_went_wrong(
 @pytest.mark.slow
 def test_an_invalid_retention_keeps_the_service_from_starting(tmp_path: Path) -> None:
     refused = run_here("serve", "--data-dir", str(tmp_path / "data"), "--keep", "trials=3")
-    assert refused.exit_code == 1
-    assert refused.stderr == (
+    assert refused_line(refused) == (
         "Error: 'trials=3' does not say what is kept: write KIND=DAYS, of logs, iterations, events, "
-        "audit, requests\n"
+        "audit, requests"
     )
     assert not (tmp_path / "data").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from results_db.database.data_dir import DataDir
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import HEADERS, TOKEN, Api, answered
+from tests.kit.api import HEADERS, TOKEN, Api, answered, refused_line
 from tests.kit.services import run_here
 from tests.kit.store import TimelyStore, completed
 from tests.kit.waiting import wait_until
@@ -31,7 +31,13 @@ from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.sealed import sealed
 
 
-def serving(store: Store) -> TestClient:
+@contextmanager
+def serving(store: Store) -> Iterator[Api]:
+    with closing(store), client_to(store) as http:
+        yield Api(http)
+
+
+def client_to(store: Store) -> TestClient:
     app = create_app(Settings(token=TOKEN, lease_poll_s=0.02), store)
     return TestClient(app, headers=HEADERS, raise_server_exceptions=False)
 
@@ -63,28 +69,22 @@ def test_a_damaged_page_is_one_clear_error_and_a_backup_brings_all_back(
     data_dir: DataDir, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup.sqlite3"
-    with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        api = Api(http)
+    with serving(TimelyStore.open(data_dir)) as api:
         api.submit()
         trial = api.complete(api.register(), "first", Layout())
         before = api.get(f"/trials/{trial}")
         back_up(data_dir.database_url, backup)
     damage(data_dir, "iterations")
-    with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        answered(
-            http.get(f"/v1/trials/{trial}"),
-            503,
-            "database disk image is malformed; it is damaged: ",
-            "layout-tuner db restore",
-        )
-        # What does not touch the page goes on.
-        assert http.get("/v1/campaigns/first").status_code == 200
+    with serving(TimelyStore.open(data_dir)) as api:
+        why = "database disk image is malformed; it is damaged: "
+        answered(api.http.get(f"/v1/trials/{trial}"), 503, why, "layout-tuner db restore")
+        api.get("/campaigns/first")  # what does not touch the page goes on
     findings = check_database_or_say(data_dir.database_url)
     assert "malformed" in findings or "iterations" in findings
     report = restore_into_data_dir(backup, data_dir, replace=True)
     assert report.set_aside is not None
-    with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        assert Api(http).get(f"/trials/{trial}") == before
+    with serving(TimelyStore.open(data_dir)) as api:
+        assert api.get(f"/trials/{trial}") == before
 
 
 def check_database_or_say(url: str) -> str:
@@ -98,8 +98,8 @@ def check_database_or_say(url: str) -> str:
 def test_a_full_disk_loses_no_outcome_and_is_one_outage_though_reading_works_meanwhile(
     data_dir: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        api, pages = Api(http), limited(store)
+    with serving(TimelyStore.open(data_dir)) as api:
+        pages = limited(api.store)
         api.submit()
         worker = api.register()
         trial = api.store.trials.add(1, Layout())
@@ -108,13 +108,13 @@ def test_a_full_disk_loses_no_outcome_and_is_one_outage_though_reading_works_mea
         body = {"worker_id": worker, "attempt": api.lease(worker)["attempt"], "outcome": outcome}
         pages["limit"] = 1
         for _ in range(5):
-            answer = answered(http.post(f"/v1/trials/{trial.id}/outcome", json=body), 503)
-            assert answer.json()["detail"].endswith("is full; free space on its disk")
+            answer = api.post(f"/trials/{trial.id}/outcome", body, status=503)
+            assert answer["detail"].endswith("is full; free space on its disk")
             assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
         (line,) = outage_lines(caplog)
         assert "disk is full" in line
         pages["limit"] = 1000000
-        assert http.post(f"/v1/trials/{trial.id}/outcome", json=body).json()["accepted"]
+        assert api.post(f"/trials/{trial.id}/outcome", body)["accepted"]
         wait_until(
             "its end is logged",
             lambda: api.post("/campaigns/first/pause") and len(outage_lines(caplog)) == 2,
@@ -127,18 +127,14 @@ def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
     data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("results_db.database.sqlite.BUSY_TIMEOUT_S", 0.2)
-    with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        api = Api(http)
+    with serving(TimelyStore.open(data_dir)) as api:
         api.submit()
         with closing(sqlite3.connect(data_dir.path / "results.sqlite3")) as other:
             other.execute("BEGIN IMMEDIATE")
-            answered(
-                http.post("/v1/campaigns/first/pause"),
-                503,
-                "database is locked; another process has held it",
-            )
+            refused = api.post("/campaigns/first/pause", status=503)
+            assert "database is locked; another process has held it" in refused["detail"]
             assert api.get("/campaigns/first")["state"] == "RUNNING"
-            assert http.get("/v1/ready").status_code == 200
+            api.get("/ready")
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
 
 
@@ -161,16 +157,14 @@ def url(server: Any, request: pytest.FixtureRequest) -> str:
 def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(
     server: Any, url: str
 ) -> None:
-    with closing(TimelyStore(url)) as store, serving(store) as http:
-        api = Api(http)
+    with serving(TimelyStore(url)) as api:
         api.submit()
         server.stop()
-        for path in ("/v1/campaigns", "/v1/campaigns/first"):
-            answered(http.get(path), 503, "cannot be used")
-        ready = answered(http.get("/v1/ready"), 503)
-        assert ready.json()["reasons"] == ["the database does not answer"]
+        for path in ("/campaigns", "/campaigns/first"):
+            assert "cannot be used" in api.get(path, status=503)["detail"]
+        assert api.get("/ready", status=503)["reasons"] == ["the database does not answer"]
         server.start()
-        wait_until("it is ready again", lambda: http.get("/v1/ready").status_code == 200)
+        wait_until("it is ready again", lambda: api.http.get("/v1/ready").status_code == 200)
         assert api.get("/campaigns/first")["state"] == "RUNNING"
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
 
@@ -181,7 +175,7 @@ def test_a_service_whose_database_goes_between_opening_and_the_first_sweep_waits
     answers: list[int] = []
 
     def serve() -> None:
-        with serving(store) as http:
+        with client_to(store) as http:
             answers.append(http.get("/v1/ready").status_code)
 
     with closing(TimelyStore(url)) as store:
@@ -212,9 +206,7 @@ def test_a_file_that_is_no_database_is_one_clear_error(
     else:
         database.mkdir()
     port = () if command == "driver" else ("--port", "0")
-    refused = run_here(command, "--data-dir", str(tmp_path), *port)
-    assert refused.exit_code == 1
-    (line,) = refused.stderr.splitlines()
+    line = refused_line(run_here(command, "--data-dir", str(tmp_path), *port))
     assert line.startswith(f"Error: the database {database} cannot be used: ")
     if how == "garbage":
         assert database.read_bytes() == garbage
@@ -247,9 +239,7 @@ def test_a_database_of_another_version_is_one_clear_error(
         sealed(database)
     before = database.read_bytes()
     words = [word.replace("FOLDER", str(tmp_path)) for word in command]
-    refused = run_here(*words, "--data-dir", str(tmp_path / "data"))
-    assert refused.exit_code == 1
-    (line,) = refused.stderr.splitlines()
+    line = refused_line(run_here(*words, "--data-dir", str(tmp_path / "data")))
     assert line == (
         f"Error: the database is at revision r999, which this version ({migrate.head()}) does not "
         "know: a newer version of layout-tuner wrote it, or one that was not released; run the "

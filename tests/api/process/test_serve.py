@@ -1,4 +1,4 @@
-"""The service as a process: start, end, kill -9, what it refuses, and how it is found."""
+"""`serve` and `up` as processes: start, end, kill -9, what they refuse, and how they are found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,8 +25,10 @@ from results_db.database.data_dir import DataDir
 from results_db.errors import DataDirLockedError
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, INTRODUCTION
-from tests.kit.services import ServeProcess, run_command, run_here
+from tests.kit.api import CAMPAIGN, INTRODUCTION, ends, refused_line
+from tests.kit.persons import Person
+from tests.kit.python_process import printed_by
+from tests.kit.services import ServeProcess, run_here
 from tests.kit.store import TimelyStore, completed
 from tests.kit.waiting import wait_until
 
@@ -60,10 +63,8 @@ def test_a_service_listens_at_one_address_and_its_files_are_their_owners_alone(
     assert [path for path in service.data_dir.rglob("*") if path.stat().st_mode & 0o077] == []
     assert len(service.token) >= 32
 
-    refused = run_here("serve", "--port", "0", "--data-dir", str(service.data_dir))
-    assert refused.exit_code == 1, "two services do not share a data directory"
-    assert len(refused.stderr.splitlines()) == 1
-    assert str(service.data_dir) in refused.stderr
+    line = refused_line(run_here("serve", "--port", "0", "--data-dir", str(service.data_dir)))
+    assert str(service.data_dir) in line, "two services do not share a data directory"
     assert service.get("/health")["database"]
 
 
@@ -122,10 +123,7 @@ def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) 
     ("content", "mode", "says"),
     [
         ("known to all\n", 0o644, "can be read by others (mode 644)"),
-        *(
-            (content, 0o600, "holds no token")
-            for content in ("", "\n", "tök", "two words", "a\x00b")
-        ),
+        *((odd, 0o600, "holds no token") for odd in ("", "\n", "tök", "two words", "a\x00b")),
     ],
 )
 def test_a_file_that_holds_no_token_or_a_known_one_is_one_clear_error(
@@ -133,10 +131,7 @@ def test_a_file_that_holds_no_token_or_a_known_one_is_one_clear_error(
 ) -> None:
     (tmp_path / "token").write_text(content)
     (tmp_path / "token").chmod(mode)
-    refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path))
-    assert refused.exit_code == 1
-    (line,) = refused.stderr.splitlines()
-    assert says in line
+    assert says in refused_line(run_here("serve", "--port", "0", "--data-dir", str(tmp_path)))
     assert (tmp_path / "token").read_text() == content
 
 
@@ -162,10 +157,8 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
 
 
 def test_an_address_that_is_not_ours_is_one_clear_error(tmp_path: Path) -> None:
-    refused = run_here("serve", "--host", "192.0.2.1", "--data-dir", str(tmp_path))
-    assert refused.exit_code == 1
-    assert len(refused.stderr.splitlines()) == 1
-    assert "192.0.2.1" in refused.stderr
+    line = refused_line(run_here("serve", "--host", "192.0.2.1", "--data-dir", str(tmp_path)))
+    assert "192.0.2.1" in line
 
 
 def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -180,10 +173,7 @@ def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
         "create_app(Settings(token='x'), Store.open(DataDir(Path(sys.argv[1])))).openapi()\n"
         "print({'torch', 'ray', 'deephyper', 'sklearn', 'pandas', 'scipy'} & set(sys.modules))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
+    assert printed_by(program, str(tmp_path)) == "set()\n"
 
 
 def test_answers_leave_at_once_without_waiting_for_the_clients_acknowledgement() -> None:
@@ -221,12 +211,6 @@ def data(tmp_path: Path) -> DataDir:
     return data
 
 
-def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: DataDir) -> None:
     assert find_service(data.path) is None
     with serving(data), announced(data, URL):
@@ -241,8 +225,9 @@ def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: Da
 
     assert find_service(data.path / "nowhere") is None
 
-    stale = json.dumps({"url": URL, "pid": dead_pid()})
-    data.service_file.write_text(stale)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    data.service_file.write_text(json.dumps({"url": URL, "pid": ended.pid}))
     with data.lock("serve"):
         assert find_service(data.path) is None
     with serving(data):
@@ -250,10 +235,7 @@ def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: Da
 
     for content in (
         *(b"", b"null", b"\xff", b"[" * 5000, b'{"url": 3, "pid": 1}'),
-        *(
-            b'{"url": "http://127.0.0.1:9", "pid": true}',
-            b'{"url": "http://127.0.0.1:9", "pid": -1}',
-        ),
+        *(b'{"url": "http://127.0.0.1:9", "pid": %s}' % pid for pid in (b"true", b"-1")),
     ):
         data.service_file.write_bytes(content)
         with data.lock("serve"):
@@ -273,20 +255,16 @@ def test_the_token_is_not_sent_to_whoever_listens_where_a_killed_service_did(
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
         stranger.setblocking(False)
-        asked = run_command("campaign", "list", "--data-dir", str(tmp_path))
+        line = refused_line(run_here("campaign", "list", "--data-dir", str(tmp_path)))
         with pytest.raises(BlockingIOError):
             stranger.accept()
-    assert asked.returncode == 1
-    (line,) = asked.stderr.splitlines()
     assert line.startswith(f"Error: no service runs on the data directory {tmp_path}")
 
 
 def test_where_no_data_directory_is_no_service_runs_and_the_command_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for missing in (tmp_path / "missing", tmp_path / "file"):
-        asked = run_command("campaign", "list", "--data-dir", str(missing))
-        assert asked.returncode == 1
-        (line,) = asked.stderr.splitlines()
+        line = refused_line(run_here("campaign", "list", "--data-dir", str(missing)))
         assert line.startswith(f"Error: no service runs on the data directory {missing}")
         assert not (missing / "serve.lock").exists()
 
@@ -306,3 +284,51 @@ def test_looking_for_a_service_does_not_keep_one_from_starting(data: DataDir) ->
     with serving(data), pytest.raises(DataDirLockedError), data.lock("serve"):
         pass
     looker.join()
+
+
+def test_a_port_in_use_or_none_at_all_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused_line(run_here("up", "--port", str(port), "--data-dir", str(tmp_path)))
+    assert line.startswith(f"Error: port {port} of 127.0.0.1 is in use by another program")
+    assert not (tmp_path / "service.json").exists()
+    for invalid in ("99999", "-1", "http"):
+        refused = run_here("up", "--port", invalid, "--data-dir", str(tmp_path / "data"))
+        ends(refused, 2, "Invalid value for '--port'")
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+def test_ending_up_ends_its_service_no_token_is_printed_and_a_second_up_names_the_first(
+    tmp_path: Path,
+) -> None:
+    """On a terminal too."""
+    data, (ours, theirs) = tmp_path / "data", os.openpty()
+    command = [sys.executable, "-m", "api.cli", "up", "--port", "0", "--data-dir", str(data)]
+    up = subprocess.Popen(command, stdout=theirs, stderr=theirs)
+    try:
+        os.close(theirs)
+        shown = b""
+        while b"ready:" not in shown:
+            shown += os.read(ours, 65536)
+        address = re.search(r"sign in +(http://\S+)/sign-in#code=(\S+)", shown.decode())
+        assert address is not None
+        line = refused_line(run_here("up", "--port", "0", "--data-dir", str(data)))
+        where = f"on the data directory {data} already, at {address[1]} (process "
+        for words in (where, f"end it with `kill {up.pid}`", "another --data-dir and --port"):
+            assert words in line
+        person = Person(address[1])
+        assert person.sign_in_with_code(address[2]).status_code == 200
+        assert person.open("/").status_code == 200
+        person.http.close()
+    finally:
+        up.terminate()
+        assert up.wait(60) == 0
+    assert str(data / "token").encode() in shown
+    for name in ("token", "worker-token"):
+        token = (data / name).read_bytes().strip()
+        assert token not in shown
+        for log in (data / "logs").iterdir():
+            assert token not in log.read_bytes()

@@ -21,8 +21,8 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
-from tests.api.live.test_open_streams import PROMISED_S
-from tests.kit.api import CAMPAIGN, INTRODUCTION
+from tests.api.live.test_event_streams import PROMISED_S
+from tests.kit.api import CAMPAIGN, INTRODUCTION, bearer, ends, refused_line
 from tests.kit.live import Watcher
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess, run_command, run_here
@@ -49,10 +49,9 @@ def test_two_services_share_campaigns_and_workers(
     assert second.get("/campaigns/first")["id"] == created["id"]
     session = second.post("/workers", INTRODUCTION)["worker_id"]
     first.post(f"/workers/{session}/heartbeats", {"trials": []})
+    # A data directory's own database is not shared.
     own = run_here("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
-    assert own.exit_code == 1, "a data directory's own database is not shared"
-    assert "on the data directory" in own.stderr
-    assert "already, at http://" in own.stderr
+    ends(own, 1, "on the data directory", "already, at http://")
     # The command line finds either, and the other once one is killed.
     data = DataDir(tmp_path / "data")
     for service in services:
@@ -74,9 +73,7 @@ def test_a_database_that_refuses_is_one_clear_line_without_the_password(
     url = postgres_server.url("postgres", user="nobody:open-sesame")
     port = () if command == "driver" else ("--port", "0")
     where = ("--data-dir", str(tmp_path / "data"))
-    refused = run_here(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url)
-    assert refused.exit_code == 1
-    (line,) = refused.stderr.splitlines()
+    line = refused_line(run_here(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url))
     assert line.startswith("Error: the database postgresql://nobody@")
     assert 'role "nobody" does not exist' in line
     logs = (tmp_path / "data" / "logs").glob("*.log")
@@ -156,8 +153,7 @@ def test_a_session_holds_and_ends_in_every_service(services: list[ServeProcess])
     """Browsers reach the services by one address, as behind a proxy: cookies have its port."""
     first, second = services
     made = first.post("/tokens", {"name": "ana", "role": "viewer"})
-    held = {"Authorization": f"Bearer {made['token']}"}
-    code = first.http.post("/sign-in-codes", headers=held).json()["code"]
+    code = first.http.post("/sign-in-codes", headers=bearer(made["token"])).json()["code"]
     begun, person = sign_in(second, code)
     assert begun.status_code == 200
     spent, thief = sign_in(first, code)
@@ -209,28 +205,20 @@ def test_streams_end_in_every_service_with_their_token_session_or_time(
         stack.callback(person.http.close)
         person.sign_in_by_form(token("person")["token"])
         (cookie,) = person.http.cookies.values()
-        cookies = {
-            url: {
-                "Cookie": f"layout_tuner_{httpx.URL(url).port}={cookie}",
-                "Sec-Fetch-Site": "same-origin",
-            }
-            for url in urls
-        }
         revoked = token("revoked")
         staying = [watch(services[0].headers, url) for url in urls]
-        ended_with = [
-            watch({"Authorization": f"Bearer {revoked['token']}"}, url)
-            for url in urls
-            for _ in range(20)
-        ]
+        ended_with = [watch(bearer(revoked["token"]), url) for url in urls for _ in range(20)]
         services[0].http.delete(f"/tokens/{revoked['id']}").raise_for_status()
         ends_by = {time.monotonic() + PROMISED_S: ended_with}
-        signed_in = [watch(cookies[url], url) for url in urls]
+        own = {"Sec-Fetch-Site": "same-origin"}
+        ports = [httpx.URL(url).port for url in urls]
+        cookies = [{"Cookie": f"layout_tuner_{port}={cookie}"} for port in ports]
+        signed_in = [watch(own | each, url) for each, url in zip(cookies, urls, strict=True)]
         person.send_form("/sign-out", {"csrf_token": person.form_token()})
         ends_by[time.monotonic() + PROMISED_S] = signed_in
         until = datetime.now(UTC) + timedelta(seconds=3)
         brief = token("brief", expires_at=until.isoformat())["token"]
-        expiring = [watch({"Authorization": f"Bearer {brief}"}, url) for url in urls]
+        expiring = [watch(bearer(brief), url) for url in urls]
         left_s = (until - datetime.now(UTC)).total_seconds()
         ends_by[time.monotonic() + left_s + PROMISED_S] = expiring
         for deadline_s, watchers in ends_by.items():

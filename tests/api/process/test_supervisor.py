@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
@@ -15,6 +14,7 @@ import pytest
 from api.errors import ServiceStartError, ServiceUnstableError
 from api.process import supervisor
 from api.process.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
+from tests.kit.python_process import start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive, kill
 
@@ -41,16 +41,12 @@ def make_child(tmp_path: Path) -> Iterator[MakeChild]:
             child.process.wait()
 
 
-def nothing() -> None:
-    pass
-
-
 def test_a_child_that_keeps_ending_is_given_up_with_its_last_words(make_child: MakeChild) -> None:
     child = make_child("print('no luck'); raise SystemExit(3)")
     child.start()
     said: list[str] = []
     with pytest.raises(ServiceUnstableError) as given_up:
-        watch([child], stopping=lambda: False, say=said.append, each_round=nothing)
+        watch([child], stopping=lambda: False, say=said.append, each_round=lambda: None)
     assert "child ended 6 times within 60 s" in str(given_up.value)
     assert str(given_up.value).endswith("the last lines:\nno luck")
     assert len(said) == MAX_RESTARTS == 5
@@ -66,7 +62,7 @@ def test_restarts_of_more_than_a_minute_ago_are_forgiven(make_child: MakeChild) 
     first = child.process.pid
     child.process.kill()
     said: list[str] = []
-    watch([child], stopping=lambda: bool(said), say=said.append, each_round=nothing)
+    watch([child], stopping=lambda: bool(said), say=said.append, each_round=lambda: None)
     assert said[0].startswith("child ended by signal 9; starting it again")
     assert child.process.pid != first
     assert child.returncode() is None
@@ -78,13 +74,8 @@ def test_nothing_is_started_again_once_the_end_has_come(make_child: MakeChild) -
     child.start()
     rounds: list[int] = []
     wait_until("the child has ended", lambda: child.returncode() is not None)
-    answers = iter([False, True, True])
-    watch(
-        [child],
-        stopping=lambda: next(answers),
-        say=lambda line: pytest.fail(line),
-        each_round=lambda: rounds.append(1),
-    )
+    stopping = iter([False, True, True]).__next__
+    watch([child], stopping=stopping, say=pytest.fail, each_round=lambda: rounds.append(1))
     assert rounds == [1]
 
 
@@ -133,9 +124,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         "print(child.process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
-    )
+    parent = start_python(program, str(tmp_path / "log"))
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     wait_until("the child runs", lambda: "here" in (tmp_path / "log").read_text())

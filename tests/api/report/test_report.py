@@ -1,8 +1,9 @@
-"""The report: everything that a group wants to know, and nothing that runs or loads."""
+"""The report and its sentences: all that a group wants to know, and nothing that runs or loads."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
+from api.html.result_sentences import CampaignFinding, gain_over_median, ratio_interval
 from api.http.documents import read_yaml
 from api.plots import static_plot
 from api.report import document
 from api.report.document import POLICY, report
 from results_db.campaigns.imports import NewImport
+from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.measurement import Environment
@@ -25,7 +28,7 @@ from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import TableCell, read_table
 from tests.api.dashboard.plotted_campaign import plotted_store
-from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered
 from tests.kit.page import Page
 from tests.kit.store import (
     START,
@@ -34,6 +37,7 @@ from tests.kit.store import (
     completed,
     failed,
     lease_one,
+    make_campaign,
     make_worker,
     post_outcome,
     run_trial,
@@ -162,9 +166,9 @@ def test_a_report_groups_failures_by_reason_with_nodes_and_the_end_of_the_latest
     campaign = make(store)
     log = "\n".join(f"line {number}" for number in range(100))
     outcomes = [
-        dataclasses.replace(failed("crashed"), node="node-7"),
-        dataclasses.replace(failed("crashed"), node="node-7", log_tail=log),
-        dataclasses.replace(failed("out_of_memory"), node="node-9"),
+        failed("crashed", node="node-7"),
+        failed("crashed", node="node-7", log_tail=log),
+        failed("out_of_memory", node="node-9"),
         completed(LAYOUTS[3]),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=True):
@@ -237,14 +241,10 @@ def hostile_campaign(store: Store) -> int:
     names = (field.name for field in dataclasses.fields(Environment))
     environment = Environment(**dict.fromkeys(names, HOSTILE))
     shape = CampaignSpec.from_mapping(store.campaigns.get(campaign).spec).model
+    log = f"\x1b[31m{HOSTILE}\x1b[0m\x07\u202e"
     outcomes = [
         dataclasses.replace(completed(LAYOUTS[0], model=shape), environment=environment),
-        dataclasses.replace(
-            failed("crashed"),
-            node=HOSTILE,
-            message=HOSTILE,
-            log_tail=f"\x1b[31m{HOSTILE}\x1b[0m\x07\u202e",
-        ),
+        failed("crashed", node=HOSTILE, message=HOSTILE, log_tail=log),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
         run_trial(store, campaign, layout, outcome, worker=worker.id)
@@ -339,10 +339,57 @@ def test_the_report_of_a_long_campaign_stays_small(
 
 def test_the_route_answers_a_document_that_browsers_only_show(lasting: TestClient) -> None:
     Api(lasting).submit()
-    answer = lasting.get("/v1/campaigns/first/report")
-    assert answer.status_code == 200
+    answer = answered(lasting.get("/v1/campaigns/first/report"), 200)
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.headers["Content-Security-Policy"] == POLICY
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Content-Disposition"] == 'inline; filename="first.html"'
     assert Page(answer.text).texts["h1"] == ["first"]
+
+
+@pytest.fixture
+def ranked(store: Store) -> RankedLayout:
+    trial = store.trials.add(make_campaign(store), Layout())
+    return RankedLayout(
+        trial=trial,
+        rank=1,
+        value=300.0,
+        low=300.0 / 1.1,
+        high=300.0 * 1.1,
+        step_time_s=1.0,
+        step_time_low_s=0.9,
+        step_time_high_s=1.1,
+        trial_ids=(trial.id,),
+        shortened=False,
+        is_tied=True,
+    )
+
+
+def test_the_interval_of_a_ratio_combines_both_intervals(ranked: RankedLayout) -> None:
+    half = dataclasses.replace(ranked, value=150.0, low=150.0 / 1.2, high=150.0 * 1.2)
+    found = ratio_interval(ranked, half)
+    reach = math.hypot(math.log(1.1), math.log(1.2))
+    assert found == pytest.approx((2.0 / math.exp(reach), 2.0 * math.exp(reach)))
+    # A value without error leaves the other's interval as it is.
+    exact = dataclasses.replace(ranked, low=300.0, high=300.0)
+    assert ratio_interval(ranked, exact) == pytest.approx((1 / 1.1, 1.1))
+    # The lower end of a ratio has the upper end of its divisor.
+    shrunk = dataclasses.replace(ranked, low=300.0 / 1.2, high=300.0)
+    assert ratio_interval(exact, shrunk) == pytest.approx((1.0, 1.2))
+
+
+def test_the_gain_names_the_layouts_that_it_leaves_out(ranked: RankedLayout, store: Store) -> None:
+    campaign = store.campaigns.find()[0]
+
+    def gain(ranked_layouts: int, shortened: int) -> str:
+        summary = RankedSummary(
+            num_ranked=ranked_layouts, num_shortened=shortened, median_complete=200.0
+        )
+        return gain_over_median(CampaignFinding(campaign=campaign, best=[ranked], summary=summary))
+
+    assert gain(3, 0) == (
+        "That is 1.50 times the median of the 3 layouts that were measured to the end. "
+    )
+    assert "7 more layouts were stopped early, since they were slower" in gain(10, 7)
+    assert "times" not in gain(4, 2)  # two layouts have no median to speak of
+    assert gain(2, 0) == ""

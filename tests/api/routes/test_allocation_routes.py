@@ -18,15 +18,11 @@ from tests.kit.api import Api
 from tests.kit.store import completed
 
 SLOW = node("n2", "quarantined", reason="slow")
+DRAINS = "the allocation drains: it takes no more trials"
 SET_ASIDE = (
     "it needs 2 nodes, and 1 of the 2 here are lost or in quarantine (n2: slow); "
     "`layout-tuner allocation release` ends that"
 )
-
-
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
 
 
 def change_workers(api: Api, **values: Any) -> None:
@@ -104,13 +100,7 @@ def test_leased_trials_show_their_phase_and_a_campaign_whose_trials_all_wait_say
         ("nodes", Layout(num_nodes=3, dp=3), (), {}, "it needs 3 nodes, and there are 2 here"),
         ("quarantine", Layout(num_nodes=2, dp=2), (node("n1"), SLOW), {}, SET_ASIDE),
         ("time", Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
-        (
-            "draining",
-            Layout(),
-            (),
-            {"state": "draining"},
-            "the allocation drains: it takes no more trials",
-        ),
+        ("draining", Layout(), (), {"state": "draining"}, DRAINS),
     ],
 )
 def test_a_trial_that_an_allocation_will_not_lease_says_why(

@@ -1,4 +1,4 @@
-"""Campaigns: submitted, listed, followed, and what a worker is asked to run of them."""
+"""Campaigns: submitted, also twice, listed, followed, asked of workers, changed, and cloned."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import yaml
+from httpx import Response
 
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, Api, measured_as_asked
+from tests.kit.api import CAMPAIGN, Api, answered, measured_as_asked
+from tests.kit.campaigns import space_of
 from tests.kit.store import failed, make_iterations
 
 YAML = {"Content-Type": "application/yaml"}
 GUESSED = {"name": "mine", "devices_per_node": 4}
-
-
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
 
 
 def names(api: Api, **query: Any) -> list[str]:
@@ -39,8 +36,7 @@ def test_a_campaign_is_submitted_as_json_as_yaml_and_again_as_it_was_resolved(ap
     assert again["spec"] == {**created["spec"], "name": "again"}
 
     text = yaml.safe_dump({**CAMPAIGN, "name": "yaml"})
-    answer = api.http.post("/v1/campaigns", content=text, headers=YAML)
-    assert answer.status_code == 201, answer.text
+    answer = answered(api.http.post("/v1/campaigns", content=text, headers=YAML), 201)
     assert answer.headers["Location"] == "/v1/campaigns/yaml"
     assert answer.json()["spec"] == {**created["spec"], "name": "yaml"}
     # It is stored with the precision of its cluster, and with a warning of what was guessed of it.
@@ -134,3 +130,101 @@ def test_a_campaign_says_what_it_waits_for(api: Api) -> None:
     api.report(worker, lease, failed())
     api.post("/campaigns/waits/pause")
     assert "paused" in (why() or "")
+
+
+def send(api: Api, key: str, path: str, body: Any, **headers: str) -> Response:
+    headers = {"Idempotency-Key": key, **headers}
+    return api.http.post(f"/v1/campaigns{path}", json=body, headers=headers)
+
+
+def clone(api: Api, campaign: str, **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = api.post(f"/campaigns/{campaign}/clone", changes, status=201)
+    return made
+
+
+def test_a_request_that_is_repeated_makes_one_campaign_and_shows_it_as_it_is(api: Api) -> None:
+    document = {**CAMPAIGN, "name": "once"}
+    for path, body, name in (("", document, "once"), ("/once/clone", {}, "once-2")):
+        first, again = (send(api, f"key{path}", path, body) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 201)
+        assert first.json()["id"] == again.json()["id"]
+        assert first.json()["name"] == name
+        assert again.headers["Location"] == f"/v1/campaigns/{name}"
+        assert again.headers["Idempotent-Replay"] == "true"
+        assert "Idempotent-Replay" not in first.headers
+    assert names(api, name_contains="once") == ["once-2", "once"]
+    api.post("/campaigns/once/pause")
+    assert send(api, "key", "", document).json()["state"] == "PAUSED"
+
+
+def test_an_idempotency_key_belongs_to_one_sender_and_one_accepted_request(api: Api) -> None:
+    document = {**CAMPAIGN, "name": "keyed"}
+    assert send(api, "k", "", {**document, "model": "gpt-0"}).status_code == 422
+    assert send(api, "k", "", document).status_code == 201
+    for path, body in (("", {**document, "name": "second"}), ("/keyed/clone", {})):
+        refused = answered(send(api, "k", path, body), 422, "'k' was sent with another request")
+        assert refused.json()["type"].endswith(":idempotency-key-reused")
+    for key in ("", "a b"):
+        answered(send(api, key, "", document), 422, "idempotency-key")
+
+    theirs = {**CAMPAIGN, "name": "theirs"}
+    other = answered(send(api, "k", "", theirs, **api.holder("other", "submitter")), 201)
+    assert "Idempotent-Replay" not in other.headers
+    assert names(api, name_contains="keyed") == ["keyed"]
+
+
+def test_only_the_named_bounds_of_a_budget_and_the_notes_change(api: Api) -> None:
+    def patch(**changes: Any) -> Any:
+        return answered(api.http.patch("/v1/campaigns/patched", json=changes), 200).json()
+
+    api.submit(name="patched", budget={"trials": 3, "wall_time": "10m"})
+    changed = patch(budget={"trials": 4, "wall_time": "1h"})
+    assert changed["spec"]["budget"] == {"trials": 4, "node_hours": None, "wall_time_s": 3600.0}
+    assert changed["progress"]["trials_planned"] == 4
+    changed = patch(budget={"wall_time_s": None})
+    assert changed["spec"]["budget"] == {"trials": 4, "node_hours": None, "wall_time_s": None}
+    assert api.get("/campaigns/patched")["spec"]["budget"] == changed["spec"]["budget"]
+    notes = "<b>second</b> half\n\tneu: größer, 更快"
+    assert patch(notes=notes)["notes"] == notes
+    assert patch()["notes"] == notes
+    assert patch(notes="")["notes"] == ""
+
+
+def test_a_clone_has_the_named_changes_and_a_numbered_name(api: Api) -> None:
+    original = api.submit(name="source", cluster={"name": "guessed", "devices_per_node": 4})
+    plain = clone(api, "source")
+    assert (plain["name"], plain["state"]) == ("source-2", "RUNNING")
+    assert plain["notes"] == "clone of source"
+    assert plain["spec"] == {**original["spec"], "name": "source-2"}
+    assert plain["warnings"] == original["warnings"]
+    assert "guessed" in plain["warnings"][0]
+    moved = clone(api, "source", seed=3, cluster=CAMPAIGN["cluster"])
+    assert moved["name"] == "source-3"
+    assert [warning for warning in moved["warnings"] if "guessed" in warning] == []
+    space = space_of(global_batch_size=8, dp=1)
+    named = clone(api, "source", name="mine", strategy="exhaustive", space=space)
+    assert (named["name"], named["strategy"]) == ("mine", "exhaustive")
+    assert named["num_legal_layouts"] == 1
+    api.submit(name="x" * 64)
+    assert clone(api, "x" * 64)["name"] == "x" * 62 + "-2"
+
+
+def test_a_clone_keeps_changes_or_drops_the_baseline(api: Api) -> None:
+    slow, other = (Layout(**degree, num_microbatches=8) for degree in ({"tp": 2}, {"pp": 2}))
+    api.submit(name="compared", baseline={"tp": 2})
+    kept = clone(api, "compared")["baseline"]
+    assert (kept["layout"], kept["trial_number"]) == (slow.to_mapping(every_knob=True), None)
+    changed = clone(api, "compared", baseline={"pp": 2})["baseline"]
+    assert changed["layout"] == other.to_mapping(every_knob=True)
+    assert clone(api, "compared", baseline=None)["baseline"] is None
+
+
+def test_a_clone_of_an_imported_campaign_runs(api: Api) -> None:
+    api.submit(name="measured")
+    figures = {"tokens_per_step": 1024, "tokens_per_s": 2000.0, "step_time_s": 0.512}
+    api.complete(api.register(), "measured", Layout(num_microbatches=8), **figures)
+    table = api.http.get("/v1/campaigns/measured/table").content
+    path, headers = "/v1/campaigns/import?name=imported", {"Content-Type": "text/csv"}
+    answered(api.http.post(path, content=table, headers=headers), 201)
+    made = clone(api, "imported", budget={"trials": 1})
+    assert (made["state"], made["strategy"]) == ("RUNNING", "exhaustive")

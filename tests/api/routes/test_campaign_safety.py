@@ -7,9 +7,11 @@ few known text fields, and follow hostile text to every place where it is used.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import operator
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +24,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import constants_file
 from tests.kit.api import CAMPAIGN, Api
 from tests.kit.hostile_texts import changed
+from tests.kit.odd_values import places
 
 HOSTILE = [
     *("../../../../etc/passwd", "/etc/passwd", "file:///etc/passwd", "http://203.0.113.9/x"),
@@ -74,16 +77,8 @@ def test_campaigns_and_probe_requests_have_few_text_fields() -> None:
     assert found <= TEXTS_OF_CAMPAIGNS
 
 
-def leaves(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a document holds a value or a name."""
-    if isinstance(document, Mapping):
-        for key, value in document.items():
-            yield from leaves(value, (*path, key))
-    elif isinstance(document, list):
-        for place, value in enumerate(document):
-            yield from leaves(value, (*path, place))
-    else:
-        yield path
+def value_at(path: tuple[Any, ...]) -> Any:
+    return functools.reduce(operator.getitem, path, FULL)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +106,8 @@ def test_hostile_text_anywhere_in_a_campaign_is_refused_or_stays_a_name(
     normal = asked_of_workers(api, {**FULL, "name": f"normal-{every}"})
     assert normal is not None
     planned = [each["predicted"] for each in api.post("/plans", FULL)["layouts"]]
-    for number, path in enumerate(leaves(FULL)):
+    leaves = (path for path in places(FULL) if not isinstance(value_at(path), (dict, list)))
+    for number, path in enumerate(leaves):
         for hostile in HOSTILE[number % every :: every]:
             document = changed(FULL, path, hostile)
             if path != ("name",):

@@ -16,29 +16,12 @@ from search_spaces.spec.presets.calibration_file import (
 )
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS
-from tests.kit.api import CAMPAIGN, CLUSTER, TOKEN, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, MACHINE, MODEL, TOKEN, Api, answered
 from tests.kit.campaigns import space_of
-
-MODEL = {
-    "family": "gpt",
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "seq_length": 64,
-    "vocab_size": 128,
-}
-MACHINE = {key: value for key, value in CLUSTER.items() if key != "name"}
-
-
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
 
 
 def put(api: Api, path: str, body: Any, status: int = 201) -> Any:
-    answer = api.http.put(f"/v1{path}", json=body)
-    assert answer.status_code == status, answer.text
-    return answer.json()
+    return answered(api.http.put(f"/v1{path}", json=body), status).json()
 
 
 def delete(api: Api, path: str) -> None:
@@ -74,9 +57,7 @@ def test_a_model_is_put_read_replaced_and_deleted(api: Api) -> None:
 def test_a_cluster_is_put_as_yaml_and_says_what_was_guessed(api: Api) -> None:
     text = "device: X1\nnum_nodes: 2\ndevices_per_node: 4\ndevice_memory_gb: 16\n"
     headers = {"Content-Type": "application/yaml"}
-    answer = api.http.put("/v1/clusters/guessed", content=text, headers=headers)
-    assert answer.status_code == 201, answer.text
-    made = answer.json()
+    made = answered(api.http.put("/v1/clusters/guessed", content=text, headers=headers), 201).json()
     assert (made["num_devices"], made["description"]["device_memory_bytes"]) == (8, 16 << 30)
     assert "memory_bandwidth_bytes_per_s" in made["warning"]
     assert api.get("/clusters/guessed")["warning"] == made["warning"]

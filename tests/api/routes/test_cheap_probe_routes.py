@@ -16,11 +16,6 @@ from tests.kit.page import Page
 
 
 @pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
-
-
-@pytest.fixture(scope="module")
 def ids(api: Api) -> dict[int, int]:
     return add_cheap_campaign(api)
 

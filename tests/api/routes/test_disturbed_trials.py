@@ -11,7 +11,7 @@ from api.formatting import REPEAT_WORDS
 from results_db.records import REPEAT_REASONS
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.disturbance import MEANING
-from tests.kit.api import Api, Command
+from tests.kit.api import Api, Command, answered
 from tests.kit.cheap_campaign import PREDICTION
 
 QUIET: dict[str, Any] = {"others_share": 0.01, "throttled": False}
@@ -51,9 +51,7 @@ def marks(html: str) -> list[str]:
 
 
 def page(api: Api, path: str) -> str:
-    answer = api.http.get(path, headers={"Accept": "text/html"})
-    assert answer.status_code == 200, answer.text
-    return answer.text
+    return answered(api.http.get(path, headers={"Accept": "text/html"}), 200).text
 
 
 def test_documents_and_files_have_what_others_took_and_why_a_trial_is_repeated(api: Api) -> None:

@@ -17,11 +17,6 @@ from tests.kit.api import Api
 LAYOUT = Layout(num_microbatches=8)
 
 
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
-
-
 def ask(api: Api, path: str, tag: str = "", **headers: str) -> Response:
     api.store.events.number()  # on PostgreSQL the number comes later, and changes the tag
     if tag:

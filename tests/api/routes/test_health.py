@@ -20,6 +20,11 @@ from tests.kit.api import Api
 from tests.results_db.next_version import NEXT, THIS, become_next_version
 
 
+@pytest.fixture
+def api(http: TestClient) -> Api:
+    return Api(http)
+
+
 def metrics(http: TestClient) -> dict[tuple[str, ...], float]:
     """Samples by name and the values of their labels."""
     answer = http.get("/metrics")

@@ -11,22 +11,16 @@ import pytest
 from api.campaigns import imports
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
-from tests.kit.api import Api, Command
+from tests.kit.api import Api, Command, answered, ends
 from tests.kit.store import failed
 from tests.results_db.campaigns.test_imports import unnumbered, varied_rows
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
-
-
 def post(api: Api, text: str, status: int = 201, **query: Any) -> Any:
     path, headers = "/v1/campaigns/import", {"Content-Type": "text/csv"}
     answer = api.http.post(path, content=text, headers=headers, params=query)
-    assert answer.status_code == status, answer.text
-    return answer.json()
+    return answered(answer, status).json()
 
 
 def two_cells() -> str:
@@ -121,9 +115,7 @@ def test_the_commands_import_a_table_print_it_again_and_say_which_row_is_wrong(
     (file := tmp_path / "theirs.csv").write_text(two_cells())
     cell = ("--cell", "global_batch_size=8")
     done = command("campaign", "import", str(file), "--name", "printed", *cell)
-    assert done.exit_code == 0, done.output
-    assert "campaign printed imported: " in done.output
-    assert "note: family is not stated" in done.output
+    ends(done, 0, "campaign printed imported: ", "note: family is not stated")
     assert f"imported: {len(layouts())} layouts" in command("campaign", "show", "printed").output
     printed = command("campaign", "table", "printed").output
     assert unnumbered(read_table(printed)) == unnumbered(read_table(two_cells()))[:1]
@@ -133,6 +125,4 @@ def test_the_commands_import_a_table_print_it_again_and_say_which_row_is_wrong(
     assert [each["name"] for each in json.loads(as_json.output)["campaigns"]] == ["n-1", "n-2"]
 
     file.write_text(make_text(make_row(), make_row(tp=3)))
-    done = command("campaign", "import", str(file))
-    assert done.exit_code == 1
-    assert "row 2 (line 3): tp*pp*dp=3*2*2=12" in done.output
+    ends(command("campaign", "import", str(file)), 1, "row 2 (line 3): tp*pp*dp=3*2*2=12")

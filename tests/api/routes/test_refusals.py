@@ -17,21 +17,12 @@ from api.exporters import FORMATS
 from search_spaces.errors import MAX_PARTS
 from search_spaces.spec.layout import Layout
 from tests.kit.allocation import NODES, node, register
-from tests.kit.api import CAMPAIGN, CLUSTER, INTRODUCTION, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, INTRODUCTION, MACHINE, MODEL, Api, answered
 from tests.kit.store import completed, failed
 from tests.search_spaces.tables.tables import make_row, make_text
 
 LAYOUT = Layout(num_microbatches=8)
 BEAT = {"trial_id": 1, "attempt": 1, "iterations_done": 0}
-MODEL = {
-    "family": "gpt",
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "seq_length": 64,
-    "vocab_size": 128,
-}
-MACHINE = {key: value for key, value in CLUSTER.items() if key != "name"}
 OUTCOME = completed(LAYOUT).to_mapping()
 FIRST = OUTCOME["measurement"]["iterations"][0]
 REPORT = {"worker_id": "{worker}", "attempt": 1, "outcome": OUTCOME}
@@ -40,6 +31,7 @@ WRONG_TABLE = make_text(make_row(), make_row(tp=3))
 MANY = {f"p{number}": {} for number in range(33)}
 NESTED = "(" * 9999 + ")" * 9999
 THEIRS = "body.trainer_parameters.theirs"
+DEFAULT = f"{THEIRS}.p.default"
 LOSS = "body.outcome.measurement.iterations.0.loss"
 ACCEPTED: dict[str, dict[str, Any]] = {
     "POST /campaigns": {**CAMPAIGN, "name": "second"},
@@ -197,12 +189,7 @@ WAYS: dict[str, list[tuple[int, Any, str, str]]] = {
         (422, takes(p=3), f"{THEIRS}.p", "a parameter is 3, not a mapping"),
         (422, takes(p={"type": "number"}), f"{THEIRS}.p.type", "'number' is unknown"),
         (422, takes(p={"type": "choice", "choices": ["\u202e"]}), f"{THEIRS}.p.choices", ""),
-        (
-            422,
-            takes(p={"type": "text", "pattern": ".*", "default": "\0"}),
-            f"{THEIRS}.p.default",
-            "",
-        ),
+        (422, takes(p={"type": "text", "pattern": ".*", "default": "\0"}), DEFAULT, ""),
         (422, takes(p={"type": "path", "below": "/\x1b"}), f"{THEIRS}.p.below", ""),
         (422, matches("(a+)+"), f"{THEIRS}.p.pattern", "may take long to match"),
         (422, matches("\u202e"), f"{THEIRS}.p.pattern", "not one line"),
@@ -340,11 +327,9 @@ def test_a_refusal_has_its_status_the_path_of_the_field_and_the_reason(
     method, path = request_line.replace("{worker}", worker).split(" ", 1)
     if isinstance(content, str):
         content = content.replace("{worker}", worker)
-    answer = api.http.request(
-        method, f"/v1{path}{query}", content=content, headers={"Content-Type": kind}
-    )
-    assert answer.status_code == code, answer.text
-    problem = answer.json()
+    headers = {"Content-Type": kind}
+    answer = api.http.request(method, f"/v1{path}{query}", content=content, headers=headers)
+    problem = answered(answer, code).json()
     assert says in problem["detail"]
     fields = {error["field"].partition(".literal[")[0] for error in problem.get("errors", ())}
     assert fields == ({field} if field else set()), "without one it is about the whole request"
@@ -367,6 +352,8 @@ WRONG_IN_SECTIONS = {
     *("probe.warmup", "probe.deadline", "probe.iterations"),
 }
 TEXTS = {"name": "a b", "objective": "speed", "strategy": "luck", "knowledge": "all"}
+NO_MODEL = {"num_layers": 0, "num_heads": 0}
+NO_CLUSTER = {"num_nodes": 0, "devices_per_node": 0}
 WHOLE: dict[str, Any] = {**TEXTS, "seed": -1, "start_from": 3, "colour": 1, "buget": {}}
 
 
@@ -376,16 +363,8 @@ WHOLE: dict[str, Any] = {**TEXTS, "seed": -1, "start_from": 3, "colour": 1, "bug
         ("POST /campaigns", {**CAMPAIGN, **SECTIONS}, WRONG_IN_SECTIONS),
         ("POST /campaigns", {**CAMPAIGN, **WHOLE}, set(WHOLE)),
         ("POST /campaigns", {**CAMPAIGN, "model": "tyni", **space(tp=0)}, {"model", "space.tp"}),
-        (
-            "PUT /models/ours",
-            {"preset": "tiny", "num_layers": 0, "num_heads": 0},
-            {"num_layers", "num_heads"},
-        ),
-        (
-            "PUT /clusters/ours",
-            {"preset": "frontier", "num_nodes": 0, "devices_per_node": 0},
-            {"num_nodes", "devices_per_node"},
-        ),
+        ("PUT /models/ours", {"preset": "tiny", **NO_MODEL}, set(NO_MODEL)),
+        ("PUT /clusters/ours", {"preset": "frontier", **NO_CLUSTER}, set(NO_CLUSTER)),
     ],
     ids=["sections", "whole fields", "an unknown name", "a model", "a cluster"],
 )
@@ -393,8 +372,7 @@ def test_all_wrong_fields_of_a_document_are_listed_by_their_paths(
     api: Api, request_line: str, document: dict[str, Any], fields: set[str]
 ) -> None:
     method, path = request_line.split()
-    refused = api.http.request(method, f"/v1{path}", json=document)
-    assert refused.status_code == 422
+    refused = answered(api.http.request(method, f"/v1{path}", json=document), 422)
     assert {each["field"] for each in refused.json()["errors"]} == {f"body.{f}" for f in fields}
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,6 @@ from workers.errors import TokenRefusedError
 from workers.service.lease_client import LeaseClient
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool
-
-
-@pytest.fixture(scope="module")
-def api(module_api: Api) -> Api:
-    return module_api
-
-
-def asking(api: Api, worker: str) -> tuple[threading.Thread, list[Any]]:
-    """A thread in which the worker waits for a lease, and what it is answered."""
-    answers: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(api.post(f"/workers/{worker}/leases", {"wait_s": 20}))
-    )
-    thread.start()
-    return thread, answers
 
 
 def test_a_session_that_ended_or_whose_name_was_taken_is_refused(api: Api) -> None:
@@ -71,11 +56,10 @@ def test_a_lease_waits_for_a_trial_and_is_answered_without_one_after_its_time(ap
     started = time.monotonic()
     assert api.post(f"/workers/{worker}/leases", {"wait_s": 0.3}) == {"leases": []}
     assert time.monotonic() - started >= 0.3
-    thread, answers = asking(api, worker)
-    here.add()
-    thread.join(10)
-    assert not thread.is_alive()
-    (lease,) = answers[0]["leases"]
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(api.post, f"/workers/{worker}/leases", {"wait_s": 20})
+        here.add()
+        (lease,) = asking.result(10)["leases"]
     assert (lease["campaign"], lease["number"], lease["attempt"]) == ("waiting", 1, 1)
 
 
@@ -83,10 +67,11 @@ def test_a_waiting_lease_is_answered_when_the_service_ends(
     http: TestClient, settings: Settings
 ) -> None:
     ending = Api(http)
-    thread, answers = asking(ending, ending.register())
-    settings.stopping.set()
-    thread.join(10)
-    assert answers == [{"leases": []}]
+    worker = ending.register()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ending.post, f"/workers/{worker}/leases", {"wait_s": 20})
+        settings.stopping.set()
+        assert asking.result(10) == {"leases": []}
 
 
 def test_a_client_that_hangs_up_gets_no_lease(http: TestClient) -> None:

@@ -27,6 +27,7 @@ UNAUDITED = {
 MODEL = {"preset": "tiny", "num_layers": 2}
 CLUSTER = {"preset": "frontier", "num_nodes": 2}
 NODE = {"cluster": "local-cpu", "node": "n1"}
+CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
 
@@ -57,15 +58,9 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),
     "do_cancel_campaign": ("campaign.cancel", "running", "POST /campaigns/{}/cancel", None),
-    "do_change_campaign": (
-        *("campaign.update", "running", "POST /campaigns/{}/change"),
-        {"notes": "look", "trials": "9"},
-    ),
+    "do_change_campaign": ("campaign.update", "running", "POST /campaigns/{}/change", CHANGE),
     "do_delete_campaign": ("campaign.delete", "cancelled", "POST /campaigns/{}/delete", None),
-    "do_clone_campaign": (
-        *("campaign.create", "running", "POST /campaigns/{}/clone"),
-        {"name": "again"},
-    ),
+    "do_clone_campaign": ("campaign.create", "running", "POST /campaigns/{}/clone", AGAIN),
     "do_repeat_trial": ("trial.repeat", "measured", "POST /trials/{}/repeat", None),
     "do_requeue_trial": ("trial.requeue", "lost", "POST /trials/{}/requeue", None),
     "do_cancel_trial": ("trial.cancel", "waiting", "POST /trials/{}/cancel", None),
@@ -113,22 +108,17 @@ class Group:
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        made = api.post("/tokens", {"name": "physics", "role": "admin"}, 201)
-        self._headers = {"Authorization": f"Bearer {made['token']}"}
+        self._headers = api.holder("physics", "admin")
 
     def ask(self, request: str, body: Any = None) -> int:
         """Sends a document, a page's form, or a table; returns the answer's status."""
         method, path = request.split()
         sent: dict[str, Any] = {"json": body} if path.startswith("/v1") else {"data": body}
-        headers = self._headers
+        sent["headers"] = self._headers
         if "import" in path:
-            sent, headers = (
-                {"content": make_text(*varied_rows())},
-                headers | {"Content-Type": "text/csv"},
-            )
-        return self.api.http.request(
-            method, path, headers=headers, follow_redirects=False, **sent
-        ).status_code
+            csv = {"Content-Type": "text/csv"}
+            sent = {"content": make_text(*varied_rows()), "headers": self._headers | csv}
+        return self.api.http.request(method, path, follow_redirects=False, **sent).status_code
 
     def audit(self) -> list[Any]:
         return self.api.store.access.audit(actor="physics", limit=500)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol.worker_messages import WorkerCreate
-from tests.kit.api import INTRODUCTION, answered
+from tests.kit.api import INTRODUCTION, answered, ends, refused_line
 from tests.kit.services import ServeProcess, run_here
 from workers.errors import ServiceUnreachableError
 from workers.service.lease_client import LeaseClient
@@ -46,11 +46,9 @@ def worker_token_of(served: ServeProcess) -> str:
 
 
 def refusal(tmp_path: Path, *options: str) -> str:
-    """The one line with which the service refuses to start; it has written nothing then."""
+    """What the service says that refuses to start; it has written nothing then."""
     data_dir = tmp_path / "data"
-    refused = run_here("serve", "--port", "0", "--data-dir", str(data_dir), *options)
-    assert refused.exit_code == 1, refused.stdout
-    (line,) = refused.stderr.splitlines()
+    line = refused_line(run_here("serve", "--port", "0", "--data-dir", str(data_dir), *options))
     assert not (data_dir / "token").exists()
     return line
 
@@ -80,14 +78,19 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
         with Client.of_data_dir(DataDir(served.data_dir)) as client:
             assert client.whoami().role == "admin"
         options = ["--url", served.url, "--token-file", str(served.data_dir / "token")]
-        done = CliRunner().invoke(token_command, ["list", *options, "--certificate", str(file)])
-        assert done.exit_code == 0, done.output
+        listed = ["list", *options, "--certificate", str(file)]
+        ends(CliRunner().invoke(token_command, listed), 0)
         worker_token = worker_token_of(served)
         _refuse_what_is_not_trusted(tmp_path, served, options, worker_token)
         with LeaseClient(served.url, worker_token, certificate=file) as worker:
             assert worker.register(WorkerCreate(**INTRODUCTION)).worker_id
+        without_forward_secrecy = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        without_forward_secrecy.check_hostname = False
+        without_forward_secrecy.verify_mode = ssl.CERT_NONE
+        without_forward_secrecy.maximum_version = ssl.TLSVersion.TLSv1_2
+        without_forward_secrecy.set_ciphers("AES128-SHA")
         with socket.create_connection(_address(served)) as plain, pytest.raises(ssl.SSLError):
-            _without_forward_secrecy().wrap_socket(plain)
+            without_forward_secrecy.wrap_socket(plain)
     finally:
         served.end()
 
@@ -95,17 +98,14 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
 def _refuse_what_is_not_trusted(
     tmp_path: Path, served: ServeProcess, options: list[str], worker_token: str
 ) -> None:
-    untold = CliRunner().invoke(token_command, ["list", *options])
-    assert untold.exit_code == 1
-    (line,) = untold.output.splitlines()
+    line = refused_line(CliRunner().invoke(token_command, ["list", *options]))
     assert "no authority that this machine trusts has signed" in line
     assert "name it with --certificate FILE or $LAYOUT_TUNER_CERTIFICATE" in line
     assert "is it running" not in line
     other = tmp_path / "other.pem"
     trustme.CA().issue_cert("tuner.example").cert_chain_pems[0].write_to_path(other)
     wrong = CliRunner().invoke(token_command, ["list", *options, "--certificate", str(other)])
-    assert wrong.exit_code == 1
-    assert "is not the one that --certificate names" in wrong.output
+    ends(wrong, 1, "is not the one that --certificate names")
     with (
         LeaseClient(served.url, worker_token, certificate=other) as worker,
         pytest.raises(ServiceUnreachableError, match="is not the one that --certificate names"),
@@ -118,14 +118,6 @@ def _refuse_what_is_not_trusted(
         pytest.raises(ServiceError, match="name it with --certificate"),
     ):
         client.whoami()
-
-
-def _without_forward_secrecy() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("AES128-SHA")
-    return context
 
 
 def _address(served: ServeProcess) -> tuple[str, int]:
@@ -159,60 +151,25 @@ def test_certificates_that_cannot_be_used_are_one_clear_error(
 def test_foreign_hosts_and_origins_are_refused_and_answers_have_security_headers(
     served: ServeProcess,
 ) -> None:
+    def ask(path: str, **headers: str) -> httpx.Response:
+        return httpx.get(f"{served.url}{path}", headers={**served.headers, **headers})
+
     for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""):
         for path in ("/v1/health", "/docs", "/v1/campaigns"):
-            answered(
-                httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host}),
-                421,
-                "listens on this machine alone",
-            )
+            answered(ask(path, Host=host), 421, "listens on this machine alone")
     for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "tuner.localhost"):
-        answered(
-            httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Host": host}), 200
-        )
+        answered(ask("/v1/whoami", Host=host), 200)
 
     port = httpx.URL(served.url).port
     for origin in ("http://evil.example", "null", f"http://localhost:{port}", "http://127.0.0.1:1"):
-        answered(
-            httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": origin}),
-            403,
-            "may not use this service",
-        )
-    own = answered(
-        httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": served.url}), 200
-    )
+        answered(ask("/v1/whoami", Origin=origin), 403, "may not use this service")
+    own = answered(ask("/v1/whoami", Origin=served.url), 200)
     assert "access-control-allow-origin" not in own.headers
 
-    answer = httpx.get(f"{served.url}/v1/health")
+    answer = ask("/v1/health")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
-    page = httpx.get(f"{served.url}/docs")
-    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
-
-
-def test_the_worker_token_file_is_its_owners_alone(served: ServeProcess) -> None:
-    file = served.data_dir / "worker-token"
-    assert file.stat().st_mode & 0o777 == 0o600
-    headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
-    answered(
-        httpx.get(f"{served.url}/v1/campaigns", headers=headers),
-        403,
-        "'local-worker' has the role worker",
-    )
-
-
-def test_a_stream_ends_with_the_token_that_opened_it(served: ServeProcess) -> None:
-    with httpx.Client(base_url=served.url, headers=served.headers, timeout=30) as admin:
-        made = admin.post("/v1/tokens", json={"name": "watcher", "role": "viewer"}).json()
-        held = {"Authorization": f"Bearer {made['token']}"}
-        with httpx.stream("GET", f"{served.url}/v1/events", headers=held, timeout=30) as watching:
-            chunks = watching.iter_raw()
-            assert b"stream.opened" in next(chunks)
-            admin.delete(f"/v1/tokens/{made['id']}")
-            rest = b"".join(chunks)  # to its end, in order
-            assert b"event: trial" not in rest
-            assert b"event: stream.closed" in rest
-            assert b"the token is not valid any more" in rest
+    assert "script-src 'self'" in ask("/docs").headers["Content-Security-Policy"]
 
 
 GUESS = "lt_guessed_token_of_somebody"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -23,15 +23,11 @@ from api.security.holders import (
 )
 from api.settings import Settings
 from results_db.access.sign_ins import SESSION_IDLE_LIFE
-from results_db.access.tokens import TokenRecord, hash_of_token
+from results_db.access.tokens import hash_of_token
 from results_db.store import Store
-from tests.kit.api import CAMPAIGN, TOKEN, Api, answered
+from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, Api, answered, bearer
 from tests.kit.postgres import upgraded
 from tests.kit.store import TurnableClock
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
 
 
 def make(api: Api, name: str, role: str, **more: Any) -> dict[str, Any]:
@@ -101,10 +97,9 @@ def test_when_a_token_was_used_last_is_kept_as_the_service_ends(store: Store) ->
 
 def test_a_token_that_asks_too_often_is_told_when_to_come_again(store: Store) -> None:
     settings = Settings(token=TOKEN, requests_per_s=0.5)
-    with TestClient(create_app(settings, store), headers=bearer(TOKEN)) as http:
+    with TestClient(create_app(settings, store), headers=HEADERS) as http:
         slow = Api(http)
-        held = bearer(make(slow, "ci", "viewer")["token"])
-        other = bearer(make(slow, "other", "viewer")["token"])
+        held, other = (slow.holder(name, "viewer") for name in ("ci", "other"))
         statuses = [http.get("/v1/whoami", headers=held).status_code for _ in range(2)]
         assert statuses == [200, 429]
         refused = http.get("/v1/whoami", headers=held)
@@ -116,56 +111,22 @@ def test_a_token_that_asks_too_often_is_told_when_to_come_again(store: Store) ->
         assert all(slow.get("/whoami") for _ in range(5))
 
 
-T = TypeVar("T")
-
-
-class CountingStore:
-    """The store's look-ups, counted; and what happens in the middle of one."""
-
-    def __init__(self, store: Store) -> None:
-        self.store, self.lookups = store, 0
-        self.access = self
-        self.in_between: Any = lambda: None
-
-    def now(self) -> datetime:
-        return self.store.now()
-
-    def token_by_hash(self, hashed: str) -> TokenRecord | None:
-        self.lookups += 1
-        found = self.store.access.token_by_hash(hashed)
-        self.in_between()
-        return found
-
-
-@pytest.fixture
-def counted(store: Store) -> CountingStore:
-    return CountingStore(store)
-
-
-@pytest.fixture
-def book(counted: CountingStore) -> TokenBook:
-    return TokenBook(counted, local_holders("lt_admin", "lt_worker"))  # type: ignore[arg-type]
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(coroutine)
-
-
-def hashed(token: str) -> str:
-    return hash_of_token(token.encode())
-
-
 def test_tokens_of_the_data_directory_need_no_database_and_each_use_is_reported_once(
-    book: TokenBook, counted: CountingStore, store: Store
+    store: Store,
 ) -> None:
-    assert run(book.find(hashed("lt_admin"))) == Holder(name="local", role="admin")
-    assert run(book.find(hashed("lt_worker"))) == Holder(name="local-worker", role="worker")
-    assert counted.lookups == 0
+    def find(book: TokenBook, token: str) -> Holder | None:
+        return asyncio.run(book.find(hash_of_token(token.encode())))
 
+    nowhere: Any = None
+    local = local_holders("lt_admin", "lt_worker")
+    book = TokenBook(nowhere, local)
+    assert find(book, "lt_admin") == Holder(name="local", role="admin")
+    assert find(book, "lt_worker") == Holder(name="local-worker", role="worker")
+
+    book = TokenBook(store, local)
     record, token = store.access.create_token("ci", "viewer")
-    run(book.find(hashed(token)))
-    run(book.find(hashed(token)))
-    run(book.find(hashed("lt_admin")))
+    for used in (token, token, "lt_admin"):
+        find(book, used)
     assert book.take_uses() == {record.id}
     assert book.take_uses() == set()
 
@@ -185,35 +146,28 @@ def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
 
 
 @pytest.fixture
-def session_book(store: Store) -> SessionBook:
-    return SessionBook(store)
-
-
-@pytest.fixture
 def session(store: Store) -> str:
     """The hash of the secret of a new session."""
     return hash_of_token(store.sign_ins.create_session(SOMEBODY).encode())
 
 
-def found_by(session_book: SessionBook, session: str) -> str | None:
-    return asyncio.run(session_book.find(session))
-
-
 def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
-    session_book: SessionBook, session: str, clock: TurnableClock
+    store: Store, session: str, clock: TurnableClock
 ) -> None:
-    found_by(session_book, session)
+    session_book = SessionBook(store)
+    asyncio.run(session_book.find(session))
     assert session_book.take_uses() == set()  # it has just begun
     clock.forward(RENEWED_EVERY.total_seconds() + 1)
-    found_by(session_book, session)
-    found_by(session_book, session)
+    for _ in range(2):
+        asyncio.run(session_book.find(session))
     assert session_book.take_uses() == {session}
     assert session_book.take_uses() == set()
 
 
 def test_the_service_renews_used_sessions_in_the_background(
-    session_book: SessionBook, store: Store, session: str, clock: TurnableClock
+    store: Store, session: str, clock: TurnableClock
 ) -> None:
+    session_book = SessionBook(store)
     unused = hash_of_token(store.sign_ins.create_session(SOMEBODY).encode())
     clock.forward(3600)
 

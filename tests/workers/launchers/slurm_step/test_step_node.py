@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_network_cut import Namespace, why_not
+from tests.e2e.test_service_away import Namespace, why_not
 from tests.kit.local_ranks import Hanging, failure_of
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (

@@ -1,0 +1,259 @@
+"""The client: its routes and parameters, what it sends again, and how it follows live events."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from api.client import Client, Retries
+from api.errors import EventsMissedError, ServiceError
+from api.openapi_document import openapi_text
+from api.settings import Settings
+from results_db.store import Store
+from search_spaces.connection.http_connection import NO_RETRIES
+from tests.api.client.samples import arguments, described
+from tests.kit.api import TOKEN
+from tests.kit.live import live_service
+from tests.kit.store import make_campaign
+
+UNASKED = {"if-none-match"}
+"""Headers of programs that show the same page again and again."""
+OF_WORKERS = {
+    *("register_worker", "drain_worker", "lease_trials", "post_heartbeat", "post_outcome")
+}
+"""Operations of the worker protocol: `LeaseClient` of the workers has their methods."""
+METHODS = {"get", "put", "post", "patch", "delete"}
+
+
+class Operation(NamedTuple):
+    """One route as the OpenAPI document describes it."""
+
+    id: str
+    method: str
+    path: str
+    queries: set[str]
+    headers: set[str]
+    has_body: bool
+
+    def serves(self, request: httpx.Request) -> bool:
+        pattern = re.sub(r"\{[^}]+\}", "[^/]+", self.path)
+        return request.method == self.method and bool(re.fullmatch(pattern, request.url.path))
+
+
+def operations_of(document: dict[str, Any]) -> Iterator[Operation]:
+    for path, item in document["paths"].items():
+        for method in item.keys() & METHODS:
+            operation = item[method]
+            named = [(each["in"], each["name"].lower()) for each in operation.get("parameters", [])]
+            yield Operation(
+                id=operation["operationId"],
+                method=method.upper(),
+                path=path,
+                queries={name for kind, name in named if kind == "query"},
+                headers={name for kind, name in named if kind == "header"} - UNASKED,
+                has_body=operation.get("requestBody", {}).get("required", False),
+            )
+
+
+def asked_by_client(name: str) -> httpx.Request:
+    """What a method of the client asks."""
+    asked: list[httpx.Request] = []
+    transport = httpx.MockTransport(lambda request: asked.append(request) or httpx.Response(418))
+
+    def ask() -> None:
+        with Client("http://x", "t", retries=NO_RETRIES, transport=transport) as client:
+            answer = getattr(client, name)(**arguments(name))
+            next(answer)  # of a list; anything else has been refused already
+
+    with pytest.raises(ServiceError, match="418"):
+        ask()
+    (request,) = asked
+    return request
+
+
+def served(request: httpx.Request, operations: list[Operation]) -> Operation:
+    """The operation that answers a request; of several the one whose path has fewest gaps."""
+    serving = [operation for operation in operations if operation.serves(request)]
+    assert serving, f"no route serves {request.method} {request.url.path}"
+    return min(serving, key=lambda operation: operation.path.count("{"))
+
+
+def test_every_route_for_others_than_workers_has_a_client_method_with_all_of_its_parameters() -> (
+    None
+):
+    operations = list(operations_of(json.loads(openapi_text())))
+    queries: defaultdict[str, set[str]] = defaultdict(set)
+    headers: defaultdict[str, set[str]] = defaultdict(set)
+    bodies: defaultdict[str, bool] = defaultdict(bool)
+    for name in described():
+        request = asked_by_client(name)
+        operation = served(request, operations)
+        queries[operation.id] |= set(request.url.params)
+        headers[operation.id] |= set(request.headers)
+        bodies[operation.id] |= bool(request.content)
+    assert {each.id for each in operations} - set(queries) == OF_WORKERS, "routes without a method"
+    for each in operations:
+        if each.id in OF_WORKERS:
+            continue
+        assert queries[each.id] == each.queries, f"the query of {each.id}"
+        assert headers[each.id] >= each.headers, f"the headers of {each.id}"
+        assert bodies[each.id] or not each.has_body, f"the body of {each.id}"
+
+
+IMPATIENT = Retries(attempts=2, first_pause_s=0.01)
+ROUNDS = 20
+
+
+@pytest.fixture
+def url(store: Store) -> Iterator[str]:
+    """Of a service whose streams last a moment."""
+    settings = Settings(token=TOKEN, event_poll_s=0.01, event_stream_s=0.05)
+    with live_service(settings, store) as url:
+        yield url.removesuffix("/v1")
+
+
+def pause_and_resume(store: Store, campaign: int) -> None:
+    for _ in range(ROUNDS):
+        store.campaigns.pause(campaign)
+        store.campaigns.resume(campaign)
+
+
+def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
+    with Client(url, TOKEN) as client:
+        events = client.campaign_events("first", after=0)
+        heard = [next(events)]
+        writing.start()
+        heard += [next(events) for _ in range(2 * ROUNDS)]
+        writing.join()
+    assert [event.seq for event in heard] == list(range(1, 2 * ROUNDS + 2))
+    assert {event.campaign_id for event in heard} == {campaign}
+
+
+def test_a_client_reports_pruned_events_and_refusals(url: str, store: Store) -> None:
+    campaign = make_campaign(store)
+    store.campaigns.pause(campaign)
+    store.campaigns.resume(campaign)
+    store.events.prune(store._clock())
+    with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="no longer stored"):
+        next(client.campaign_events("first", after=1))
+
+    with Client(url, TOKEN) as client, pytest.raises(ServiceError, match="no campaign named"):
+        next(client.campaign_events("nothing"))
+    with (
+        Client("http://127.0.0.1:1", TOKEN, retries=IMPATIENT) as client,
+        pytest.raises(ServiceError, match="does not answer"),
+    ):
+        next(client.events())
+
+
+OPENED = 'event: stream.opened\ndata: {"after":1,"missed":false}\nid: 1\n\n'
+CLOSED = 'event: stream.closed\ndata: {"reason":"come again"}\n\n'
+
+
+class Streams:
+    """Answers each request with the next stream, and keeps how long was waited between them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+        self._left = list(texts)
+        self.pauses: list[float] = []
+        monkeypatch.setattr("api.client.calls.time.sleep", self.pauses.append)
+
+    def __call__(self, _request: httpx.Request) -> httpx.Response:
+        if not self._left:
+            return httpx.Response(404)
+        headers = {"Content-Type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, text=self._left.pop(0))
+
+    def follow(self, retries: Retries) -> None:
+        transport = httpx.MockTransport(self)
+        with Client("http://service", TOKEN, retries=retries, transport=transport) as client:
+            next(client.events())
+
+
+@pytest.mark.parametrize("text", ["", OPENED, ": is alive\n\n"])
+def test_a_stream_that_ends_at_once_is_retried_with_pauses(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    streams = Streams(monkeypatch, *[text] * 10)
+    with pytest.raises(ServiceError, match="end as soon as they begin, 3 times now"):
+        streams.follow(Retries(attempts=3, first_pause_s=1.0))
+    first, second = streams.pauses
+    assert 0.5 <= first <= 1.0 <= second <= 2.0
+
+
+def test_a_stream_that_the_service_closes_is_reopened_with_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = Streams(monkeypatch, *[OPENED, OPENED + CLOSED] * 5)
+    with pytest.raises(ServiceError, match="404 Not Found"):
+        streams.follow(IMPATIENT)
+    assert len(streams.pauses) == 10
+    assert min(streams.pauses) >= IMPATIENT.first_pause_s / 2
+
+
+QUICK = Retries(attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
+
+
+class Service:
+    """Refuses each request with the next answer, and keeps the requests."""
+
+    def __init__(self, *answers: httpx.Response) -> None:
+        self._left = list(answers)
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        return self._left.pop(0)
+
+
+def refused(service: Service, method: str, *args: Any) -> ServiceError:
+    transport = httpx.MockTransport(service)
+    with (
+        Client("http://x", "t", retries=QUICK, transport=transport) as client,
+        pytest.raises(ServiceError) as caught,
+    ):
+        getattr(client, method)(*args)
+    return caught.value
+
+
+def test_reads_are_sent_again_and_changes_are_not() -> None:
+    reading = Service(httpx.Response(503), httpx.Response(503), httpx.Response(404))
+    assert refused(reading, "health").status == 404
+    assert refused(Service(httpx.Response(503)), "pause_campaign", "tiny").status == 503
+
+
+def test_a_submission_is_sent_again_under_the_same_key() -> None:
+    service = Service(httpx.Response(503), httpx.Response(503), httpx.Response(409))
+    assert refused(service, "create_campaign", {"name": "a"}).status == 409
+    keys = [request.headers["Idempotency-Key"] for request in service.asked]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+    refused(other := Service(httpx.Response(409)), "create_campaign", {"name": "a"})
+    assert other.asked[0].headers["Idempotency-Key"] not in keys, "another submission"
+
+
+def test_a_service_that_does_not_answer_may_have_to_be_started() -> None:
+    with (
+        Client("http://127.0.0.1:1", "t", retries=QUICK) as client,
+        pytest.raises(ServiceError, match=r"does not answer .* `layout-tuner up` starts one") as it,
+    ):
+        client.health()
+    assert it.value.status is None
+
+
+def test_a_token_or_an_address_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(ServiceError, match="is not the address of a service"):
+        Client("http://[::1", "t")
+    for token in ("lt_a b", "lt_\n", "lt_é"):
+        with pytest.raises(ServiceError) as caught:
+            Client("http://x", token)
+        assert "lt_" not in str(caught.value)
