@@ -16,7 +16,7 @@ from search_spaces.belief.known_measurements import ELSEWHERE, Sample
 from search_spaces.belief.time_evidence import Origin, TimeEvidence, evidence_of, joined, nothing
 from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
 from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import TimeTerms, time_terms
+from search_spaces.estimates.time import time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
@@ -80,7 +80,8 @@ class TimeCalibration:
                 model, cluster, num_devices=int(count), software=software, campaign=campaign
             )
             terms = time_terms(here, model, cluster, score_traffic=traffic)
-            mean[rows], deviation[rows] = self._of(terms, factors)
+            mean[rows] = log_step_s(terms, factors.mean)
+            deviation[rows] = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
         measured = (cluster.name, software)
         if all((each.cluster, each.software) != measured for each in self.evidence.origins):
             deviation *= known_share(software, cluster)
@@ -113,12 +114,28 @@ class TimeCalibration:
         *,
         software: str = "",
     ) -> str | None:
-        """A warning if the layouts are outside of the measured range; None if they are not."""
-        return warning_outside(self.evidence, LayoutColumns.of(layouts), model, cluster, software)
-
-    def _of(self, terms: TimeTerms, factors: StepFactors) -> tuple[Floats, Floats]:
-        deviation = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
-        return log_step_s(terms, factors.mean), deviation
+        """What lies outside of the measurements of this cluster and software, or None."""
+        here = f"{software or 'the embedded trainer'} on {cluster.name}"
+        there = [
+            place
+            for place, origin in enumerate(self.evidence.origins)
+            if (origin.cluster, origin.software) == (cluster.name, software)
+        ]
+        if not there:
+            return (
+                f"the estimate is not calibrated for {here}: nothing was measured there, so it rests on "
+                "data sheets and on what other clusters and software have in common with it"
+            )
+        rows = np.isin(self.evidence.origin_of, there)
+        measured = self.evidence.columns.rows(rows)
+        models = [self.evidence.origins[place].model for place in there]
+        beyond = [
+            *_knobs_beyond(measured, LayoutColumns.of(layouts)),
+            *_shape_beyond(models, model),
+        ]
+        if not beyond:
+            return None
+        return f"the estimate is asked beyond what it was calibrated for on {here}: {'; '.join(beyond)}"
 
     @property
     def misfit_log_sd(self) -> float:
@@ -151,34 +168,6 @@ _COUNTS: Final = (
 )
 _CHOSEN: Final = tuple(each for each in KNOBS.values() if not each.is_count)
 _SHAPE: Final = ("num_layers", "hidden_size", "seq_length")
-
-
-def warning_outside(
-    evidence: TimeEvidence,
-    layouts: LayoutColumns,
-    model: ModelShape,
-    cluster: Cluster,
-    software: str,
-) -> str | None:
-    """A warning that lists what lies outside of the measurements of this cluster and software."""
-    here = f"{software or 'the embedded trainer'} on {cluster.name}"
-    there = [
-        place
-        for place, origin in enumerate(evidence.origins)
-        if (origin.cluster, origin.software) == (cluster.name, software)
-    ]
-    if not there:
-        return (
-            f"the estimate is not calibrated for {here}: nothing was measured there, so it rests on "
-            "data sheets and on what other clusters and software have in common with it"
-        )
-    rows = np.isin(evidence.origin_of, there)
-    measured = evidence.columns.rows(rows)
-    models = [evidence.origins[place].model for place in there]
-    beyond = [*_knobs_beyond(measured, layouts), *_shape_beyond(models, model)]
-    if not beyond:
-        return None
-    return f"the estimate is asked beyond what it was calibrated for on {here}: {'; '.join(beyond)}"
 
 
 def _knobs_beyond(measured: LayoutColumns, asked: LayoutColumns) -> Iterator[str]:
