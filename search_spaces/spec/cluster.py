@@ -136,11 +136,7 @@ class Cluster:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Builds a cluster from its fields by name.
-
-        Raises:
-            ClusterInvalidError: a field is unknown, missing, or out of range.
-        """
+        """Builds a cluster from its fields; ClusterInvalidError if one is wrong or missing."""
         known = tuple(f.name for f in fields(cls))
         given = read_mapping(mapping, ClusterInvalidError, "the cluster")
         values = {name: value for name, value in given.items() if name in known}
