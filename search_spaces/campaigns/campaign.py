@@ -189,12 +189,8 @@ class CampaignSpec:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads a campaign as `to_mapping` wrote it.
 
-        It differs from `from_document` in one way: a knob that the space leaves out has its
-        default, which it had when the document was stored.
-
-        Raises:
-            SearchSpaceError: a field is unknown, missing or impossible; the message begins with its
-                name.
+        It raises as `from_document`, and differs in one way: a knob that the space leaves out has
+        its default, which it had when the document was stored.
         """
         return cls._read(mapping, None)
 
