@@ -25,28 +25,26 @@ MAX_TABLE_BYTES: Final = 32 << 20
 _REQUIRED: Final = tuple(name for name in COLUMNS if name not in OPTIONAL_COLUMNS)
 
 
-def read_table(path_or_text: Path | str) -> MeasurementTable:
+def read_table(path_or_text: Path | str | bytes) -> MeasurementTable:
     """Reads a measurement table.
 
-    A string that holds a line break (or nothing) is the table itself, any other names a file.
+    Bytes, or a string that holds a line break (or nothing), are the table itself; any other string
+    names a file.
 
     Raises:
         TableInvalidError: the file cannot be read, is no measurement table, or a row is wrong; the
             message names the file and the row.
     """
-    is_text = isinstance(path_or_text, str) and ("\n" in path_or_text or not path_or_text.strip())
-    if is_text:
-        name, text = "the table", str(path_or_text)
-    else:
-        name = str(path_or_text)
-        text = _file_text(Path(path_or_text))
+    name, text = "the table", path_or_text
+    if isinstance(text, Path) or (isinstance(text, str) and text.strip() and "\n" not in text):
+        name, text = str(text), _content(Path(text))
     try:
-        return _parsed(text)
+        return _parsed(_decoded(text) if isinstance(text, bytes) else text)
     except SearchSpaceError as error:
         raise TableInvalidError(f"{name}: {error}") from error
 
 
-def _file_text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TABLE_BYTES + 1)
@@ -58,16 +56,20 @@ def _file_text(path: Path) -> str:
             f"{path}: is larger than {MAX_TABLE_BYTES >> 20} MiB, the most that is read; cut it to "
             "the cells that are meant"
         )
+    return content
+
+
+def _decoded(content: bytes) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise TableInvalidError(
-            f"{path}: line {line} is not UTF-8 (byte {content[error.start]:#04x}); save the table as "
-            "CSV in UTF-8"
+            f"line {line} is not UTF-8 (byte {content[error.start]:#04x}); save the table as CSV in "
+            "UTF-8"
         ) from error
     if "\0" in text:
-        raise TableInvalidError(f"{path}: holds zero bytes; save the table as CSV in UTF-8")
+        raise TableInvalidError("holds zero bytes; save the table as CSV in UTF-8")
     return text
 
 
