@@ -37,7 +37,7 @@ def read_import(
         TableInvalidError: the table or a row is invalid, or no cell is selected.
         CampaignInvalidError: the name is not a valid name of a campaign.
     """
-    table = read_table(_text(body))
+    table = read_table(body)
     chosen = select(table, [CellFilter.read(text) for text in cells])
     _refuse_too_many(chosen)
     names = _names(name, chosen)
@@ -52,20 +52,6 @@ def read_import(
         ),
         table.notes,
     )
-
-
-def _text(body: bytes) -> str:
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
-        raise TableInvalidError(
-            f"the table: line {line} is not UTF-8; save the table as CSV in UTF-8"
-        ) from error
-    if "\0" in text:
-        raise TableInvalidError("the table: holds zero bytes; save the table as CSV in UTF-8")
-    # `read_table` takes a text without a line break for the name of a file.
-    return f"{text}\n"
 
 
 def _refuse_too_many(cells: Sequence[TableCell]) -> None:

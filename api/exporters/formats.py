@@ -27,9 +27,7 @@ from search_spaces.trainers.deepspeed import DEEPSPEED
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE, RECIPE
 from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
-from search_spaces.trainers.megatron_deepspeed import argument_groups as megatron_deepspeed_groups
 from search_spaces.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
-from search_spaces.trainers.megatron_lm import argument_groups as megatron_lm_groups
 from search_spaces.trainers.nanotron import NANOTRON
 from search_spaces.trainers.placeholders import ENVIRONMENT_PREFIX, environment_values
 
@@ -169,7 +167,7 @@ def megatron_deepspeed(source: ExportSource) -> RenderedJob:
         program=_pretrain_gpt(
             "MEGATRON_DEEPSPEED_DIR",
             "$DATA_ARGS",
-            megatron_deepspeed_groups(source.job),
+            MEGATRON_DEEPSPEED.argument_groups(source.job),
             "--log-interval 1",
             f'    --deepspeed_config "$HERE/{config}"',
         ),
@@ -190,7 +188,7 @@ def megatron_lm(source: ExportSource) -> RenderedJob:
         program=_pretrain_gpt(
             "MEGATRON_DIR",
             "${DATA_ARGS:---mock-data}",
-            megatron_lm_groups(source.job),
+            MEGATRON_LM.argument_groups(source.job),
             "--log-interval 1 --log-throughput",
         ),
     )

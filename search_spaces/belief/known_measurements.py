@@ -27,12 +27,7 @@ _STATES: Final[dict[str, ObservationState]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A measured or failed run of one layout, of some model on some cluster.
-
-    Raises:
-        ObservationInvalidError: at construction, when the state and the numbers contradict each
-            other.
-    """
+    """A measured or failed run of one layout; ObservationInvalidError if it contradicts itself."""
 
     model: ModelShape
     cluster: Cluster

@@ -19,11 +19,7 @@ ObservationState = Literal["completed", "infeasible", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """The outcome of one layout, as strategies learn it.
-
-    Raises:
-        ObservationInvalidError: at construction, when state and objective contradict each other.
-    """
+    """The outcome of one layout, as learnt; ObservationInvalidError if it contradicts itself."""
 
     state: ObservationState
     """Whether there is an objective, and if not, why."""

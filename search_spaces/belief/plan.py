@@ -268,8 +268,7 @@ def make_plan(
         job=job,
         warnings=(
             *spec.warnings,
-            *_deadline_warning(spec, float(ranked.step_time_s[0]), probe_start_s),
-            *_warnings(predictions, best),
+            *_warnings(predictions, best, float(ranked.step_time_s[0]), probe_start_s),
         ),
         auto=auto_choices(spec.space.to_mapping()),
     )
@@ -429,8 +428,11 @@ def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
     )
 
 
-def _deadline_warning(spec: CampaignSpec, step_s: float, probe_start_s: float) -> Iterator[str]:
-    """That a probe of the best layout would take longer than the campaign allows."""
+def _warnings(
+    predictions: LayoutPredictions, layouts: list[Layout], step_s: float, probe_start_s: float
+) -> Iterator[str]:
+    """That probes of the best layout take too long, and what of the layouts was not measured."""
+    spec = predictions.spec
     seconds, deadline_s = spec.probe_costs(probe_start_s).seconds(step_s), spec.probe.deadline_s
     if seconds > deadline_s:
         yield (
@@ -438,16 +440,8 @@ def _deadline_warning(spec: CampaignSpec, step_s: float, probe_start_s: float) -
             f"than the campaign's probe.deadline of {deadline_s:,.0f} s, after which it fails "
             "as a timeout; raise the deadline"
         )
-
-
-def _warnings(predictions: LayoutPredictions, layouts: list[Layout]) -> tuple[str, ...]:
-    """In which respects the listed layouts lie outside of what was measured."""
-    if not any(each.step_time_s is not None for each in predictions.knowledge):
-        return ()
-    outside = predictions.time.outside(
-        LayoutColumns.of_each(layouts),
-        predictions.spec.model,
-        predictions.spec.cluster,
-        software=predictions.software,
-    )
-    return () if outside is None else (outside,)
+    if any(each.step_time_s is not None for each in predictions.knowledge):
+        columns, software = LayoutColumns.of_each(layouts), predictions.software
+        outside = predictions.time.outside(columns, spec.model, spec.cluster, software=software)
+        if outside is not None:
+            yield outside

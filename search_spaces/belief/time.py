@@ -16,7 +16,7 @@ from search_spaces.belief.measured_range import warning_outside
 from search_spaces.belief.time_evidence import Origin, TimeEvidence, evidence_of, joined, nothing
 from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
 from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import TimeTerms, time_terms
+from search_spaces.estimates.time import time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -79,7 +79,8 @@ class TimeCalibration:
                 model, cluster, num_devices=int(count), software=software, campaign=campaign
             )
             terms = time_terms(here, model, cluster, score_traffic=traffic)
-            mean[rows], deviation[rows] = self._of(terms, factors)
+            mean[rows] = log_step_s(terms, factors.mean)
+            deviation[rows] = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
         measured = (cluster.name, software)
         if all((each.cluster, each.software) != measured for each in self.evidence.origins):
             deviation *= known_share(software, cluster)
@@ -112,12 +113,8 @@ class TimeCalibration:
         *,
         software: str = "",
     ) -> str | None:
-        """A warning if the layouts are outside of the measured range; None if they are not."""
+        """See `warning_outside`."""
         return warning_outside(self.evidence, LayoutColumns.of(layouts), model, cluster, software)
-
-    def _of(self, terms: TimeTerms, factors: StepFactors) -> tuple[Floats, Floats]:
-        deviation = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
-        return log_step_s(terms, factors.mean), deviation
 
     @property
     def misfit_log_sd(self) -> float:

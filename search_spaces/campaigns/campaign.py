@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Self, cast
 
@@ -189,12 +189,8 @@ class CampaignSpec:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads a campaign as `to_mapping` wrote it.
 
-        It differs from `from_document` in one way: a knob that the space leaves out has its
-        default, which it had when the document was stored.
-
-        Raises:
-            SearchSpaceError: a field is unknown, missing or impossible; the message begins with its
-                name.
+        It raises as `from_document`, and differs in one way: a knob that the space leaves out has
+        its default, which it had when the document was stored.
         """
         return cls._read(mapping, None)
 
@@ -332,11 +328,7 @@ class CampaignSpec:
         return self if tuple(warnings) == self.warnings else replace(self, warnings=tuple(warnings))
 
     def listed(self, legal: LegalSet) -> LegalSet:
-        """The layouts of the legal set that the campaign lists; all of them where it lists none.
-
-        Raises:
-            SpaceInvalidError: a listed layout is not legal, or not in the space.
-        """
+        """The listed layouts, all where none is listed; SpaceInvalidError if one is illegal."""
         if not self.layouts:
             return legal
         try:
@@ -365,7 +357,10 @@ class CampaignSpec:
         legal = legal or self.legal_set()
         memory = self.allowed_memory_bytes
         smallest, position = math.inf, 0
-        for rows in _spread_rows(len(legal)):
+        # Parts that fit into a cache, each spread evenly over the whole: neighbouring layouts are
+        # alike, so that if any layout fits, the first part very likely has one.
+        num_parts = -(-len(legal) // ROWS_AT_ONCE)
+        for rows in (slice(first, None, num_parts) for first in range(num_parts)):
             before_each_part()
             estimates = peak_memory_bytes(legal.columns(rows), self.model)
             row = int(estimates.argmin())
@@ -507,15 +502,6 @@ def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
     probe = values.get("probe")
     scopes = scopes_for(probe.trainer) if isinstance(probe, ProbeSettings) else ALL_SCOPES
     return complete_baseline(stated, space=space, model=model, cluster=cluster, scopes=scopes)
-
-
-def _spread_rows(length: int) -> Iterator[slice]:
-    """All `length` rows in parts that fit into a cache, each spread evenly over the whole.
-
-    Neighbouring layouts are alike: if any layout fits, the first part very likely has one.
-    """
-    num_parts = -(-length // ROWS_AT_ONCE)
-    return (slice(first, None, num_parts) for first in range(num_parts))
 
 
 def _read_warnings(value: object) -> tuple[str, ...]:

@@ -107,11 +107,7 @@ def changed_budget(
     strategy: str,
     is_simulated: bool = False,
 ) -> dict[str, Any]:
-    """A budget with some bounds changed, both by name; None removes a bound.
-
-    Raises:
-        CampaignInvalidError: a bound is unknown or out of range, or no bound is left.
-    """
+    """A budget with changed bounds (None: removed); CampaignInvalidError if wrong or unbounded."""
     try:
         named = read_mapping(changes, CampaignInvalidError, "the budget")
         if named.get("wall_time", ...) is None and "wall_time_s" not in named:

@@ -135,7 +135,7 @@ class _Choices:
         """The choices by knob, of at most `MAX_AUTO_COMBINATIONS` together with the stated ones."""
         derived = set(DERIVABLE) if self._batch.is_fixed else {"dp"}
         absent = [name for name in KNOBS if name not in self._stated and name not in derived]
-        chosen = {name: getattr(self, name) for name in absent}
+        chosen = {name: self._of(name) for name in absent}
         for name in _GIVEN_UP:
             lengths = (len(each) for each in {**self._stated, **chosen}.values())
             if math.prod(lengths) <= MAX_AUTO_COMBINATIONS:
@@ -146,8 +146,12 @@ class _Choices:
         return chosen
 
     def _of(self, knob: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._stated.get(knob) or getattr(self, knob)
-        return found
+        if knob in self._stated:
+            return self._stated[knob]
+        # The others have their default: the schedule and the order of ranks that every trainer has,
+        # and no tensor columns, since rows and columns of all sizes would be many spaces.
+        is_chosen = hasattr(type(self), knob)
+        return tuple(getattr(self, knob)) if is_chosen else (KNOBS[knob].default,)
 
     @cached_property
     def num_nodes(self) -> tuple[int, ...]:
@@ -192,11 +196,6 @@ class _Choices:
         pp = min(self._stated.get("pp", (1,)))
         return _needed(degrees, lambda tp: self._suffices(tp, pp))
 
-    @property
-    def tp_columns(self) -> tuple[int, ...]:
-        """Only where a document states them: rows and columns of all sizes would be many spaces."""
-        return (1,)
-
     @cached_property
     def pp(self) -> tuple[int, ...]:
         tp = min(self._stated.get("tp", (1,)))
@@ -233,10 +232,6 @@ class _Choices:
         most = max(MAX_AUTO_EP, least)
         return tuple(ep for ep in self._expert_degrees if least <= ep <= most)
 
-    @property
-    def etp(self) -> tuple[int, ...]:
-        return (1,)
-
     @cached_property
     def _expert_degrees(self) -> tuple[int, ...]:
         """Powers of two that divide the experts and the devices of some allocation."""
@@ -268,16 +263,6 @@ class _Choices:
             for vpp in (1, 2, 4)
             if vpp == 1 or any(pp > 1 and self._is_split(split, pp * vpp) for pp, split in splits)
         )
-
-    @cached_property
-    def schedule(self) -> tuple[str, ...]:
-        """The one that every trainer has, and most others cannot do without."""
-        return ("1f1b",)
-
-    @cached_property
-    def rank_order(self) -> tuple[str, ...]:
-        """The one that every trainer has."""
-        return ("tp_cp_dp_pp",)
 
     @cached_property
     def pipeline_split(self) -> tuple[str, ...]:
@@ -323,10 +308,6 @@ class _Choices:
     def zero_stage(self) -> tuple[int, ...]:
         replica = min(self._of("tp")) * min(self._of("pp"))
         return ZERO_STAGES if max(self._devices) > replica else (0,)
-
-    @property
-    def zero_replicas(self) -> tuple[int, ...]:
-        return (1,)
 
     @cached_property
     def recompute(self) -> tuple[str, ...]:

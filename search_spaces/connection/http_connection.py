@@ -103,11 +103,7 @@ NO_RETRIES: Final = Retries(attempts=1)
 
 
 class ServiceConnection:
-    """Sends requests to one service. Threads may share it.
-
-    Raises:
-        UrlInvalidError: at construction.
-    """
+    """Sends requests to one service; threads may share it. UrlInvalidError for a wrong address."""
 
     def __init__(
         self,

@@ -42,7 +42,11 @@ def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
         if type(value) not in accepted or not finite:
             raise OutcomeInvalidError(f"{shown(value)} is not {what}", field=f.name)
         if f.type in _FLOATS and value is not None:
-            values[f.name] = _as_float(value, f.name)
+            try:
+                values[f.name] = float(value)
+            except OverflowError as error:
+                problem = f"{shown(value)} is not a finite number"
+                raise OutcomeInvalidError(problem, field=f.name) from error
     return values
 
 
@@ -50,13 +54,6 @@ def read_plain(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 def _fields(cls: Any) -> tuple[Field[Any], ...]:
     """The fields of a dataclass, cached: a document reads the same class many times."""
     return fields(cls)
-
-
-def _as_float(value: float, name: str) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise OutcomeInvalidError(f"{shown(value)} is not a finite number", field=name) from error
 
 
 _PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {

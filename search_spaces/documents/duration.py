@@ -49,11 +49,7 @@ def read_duration_s(value: object, *, field: str) -> float:
 
 
 def name_without_unit(values: dict[str, Any], name: str) -> None:
-    """Renames a field such as `wall_time: 10m` to `wall_time_s: 600.0`; does nothing without it.
-
-    Raises:
-        CampaignInvalidError: the value is not a duration, or both fields are given.
-    """
+    """Renames `wall_time: 10m`, if any, to `wall_time_s: 600.0`; CampaignInvalidError if wrong."""
     if name not in values:
         return
     if f"{name}_s" in values:

@@ -72,19 +72,11 @@ def core_value(scalar: str) -> Any:
     return scalar
 
 
-def _whole(scalar: str) -> int:
-    return int(scalar, 0 if scalar[:2] in ("0o", "0x") else 10)
-
-
-def _fraction(scalar: str) -> float:
-    return float(scalar.replace(".", "") if scalar[-1] in "fFnN" else scalar)
-
-
 _VALUES: Final[Mapping[str, Callable[[str], Any]]] = {
     "null": lambda _: None,
     "bool": lambda scalar: scalar[0] in "tT",
-    "int": _whole,
-    "float": _fraction,
+    "int": lambda scalar: int(scalar, 0 if scalar[:2] in ("0o", "0x") else 10),
+    "float": lambda scalar: float(scalar.replace(".", "") if scalar[-1] in "fFnN" else scalar),
     "merge": str,
 }
 

@@ -313,12 +313,9 @@ class Measurement:
             ("tokens_per_step", self.tokens_per_step, 1, MAX_TOKENS),
             ("peak_memory_bytes", self.peak_memory_bytes, 1, MAX_BYTES),
             *(
-                (f"peak_memory_bytes_by_stage.{i}", peak, 1, MAX_BYTES)
-                for i, peak in enumerate(stages)
-            ),
-            *(
-                (f"peak_reserved_bytes_by_stage.{i}", peak, 1, MAX_BYTES)
-                for i, peak in enumerate(reserved)
+                (f"{by_stage}.{stage}", peak, 1, MAX_BYTES)
+                for by_stage in _BY_STAGE
+                for stage, peak in enumerate(getattr(self, by_stage))
             ),
             ("skipped_steps", self.skipped_steps, 0, steps),
         ):
@@ -414,9 +411,9 @@ class Measurement:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         values = read_plain(cls, read_fields(cls, mapping, "a measurement"))
-        for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
+        for name in _BY_STAGE:
             if name in values:
-                values[name] = _read_stages(values[name], name)
+                values[name] = tuple(read_list(values[name], name, MAX_STAGES))
         iterations = read_list(values["iterations"], "iterations", MAX_MEASURED_ITERATIONS)
         values["iterations"] = tuple(
             within(f"iterations.{place}", Iteration.from_mapping, iteration)
@@ -448,16 +445,7 @@ def _marked(mark: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(Measurement) if mark.items() <= f.metadata.items())
 
 
-def _read_stages(value: object, name: str) -> tuple[int, ...]:
-    stages = tuple(read_list(value, name, MAX_STAGES))
-    for stage, peak in enumerate(stages):
-        if type(peak) is not int:
-            raise OutcomeInvalidError(
-                f"{shown(peak)} is not a whole number", field=f"{name}.{stage}"
-            )
-    return stages
-
-
+_BY_STAGE: Final = ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage")
 _OVER_ZERO: Final = _marked(OVER_ZERO)
 _FROM_ZERO: Final = _marked(FROM_ZERO)
 _LONGEST: Final = {

@@ -135,11 +135,7 @@ class ProbeRequest:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            SearchSpaceError: a field is missing, unknown or of the wrong type.
-        """
+        """Reads the document back; SearchSpaceError if a field is missing, unknown or wrong."""
         values = read_fields(cls, mapping, "a probe request")
         values["model"] = within("model", ModelShape.from_mapping, values["model"])
         values["layout"] = within("layout", Layout.from_mapping, values["layout"])
@@ -223,12 +219,7 @@ class Outcome:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type, or the parts
-                contradict each other.
-        """
+        """Reads the document back; OutcomeInvalidError if a field is missing, unknown or wrong."""
         values = read_plain(cls, read_fields(cls, mapping, "an outcome"))
         for name, kind in (("measurement", Measurement), ("environment", Environment)):
             if values.get(name) is not None:

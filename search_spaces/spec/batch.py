@@ -17,11 +17,7 @@ from search_spaces.errors import SpaceInvalidError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalBatch:
-    """Sequences per step over all replicas.
-
-    Raises:
-        SpaceInvalidError: at construction, when the bounds are out of range or crossed.
-    """
+    """Sequences per step over all replicas; SpaceInvalidError if out of range or crossed."""
 
     minimum: int
     maximum: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -136,11 +137,7 @@ class Cluster:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Builds a cluster from its fields by name.
-
-        Raises:
-            ClusterInvalidError: a field is unknown, missing, or out of range.
-        """
+        """Builds a cluster from its fields; ClusterInvalidError if one is wrong or missing."""
         known = tuple(f.name for f in fields(cls))
         given = read_mapping(mapping, ClusterInvalidError, "the cluster")
         values = {name: value for name, value in given.items() if name in known}
@@ -149,9 +146,8 @@ class Cluster:
         for name in REQUIRED_FIELDS:
             if values.get(name) is None:
                 problems.add(ClusterInvalidError.of_field(name, f"the cluster's {name} is missing"))
-        links = values.pop("intra_node_bandwidth_bytes_per_s", {})
         with problems.collecting():
-            values["intra_node_bandwidth_bytes_per_s"] = _read_links(links)
+            values[_LINKS] = _read_links(values.pop(_LINKS, {}))
         stated = {name: value for name, value in values.items() if value is not None}
         problems.add(*_wrong_fields(stated))
         problems.refuse()
@@ -160,36 +156,35 @@ class Cluster:
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ClusterInvalidError]:
     for name, value in values.items():
-        if name == "name" and not is_name(value):
-            yield ClusterInvalidError.of_field(
-                name, f"name={shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
-            )
-        elif name in _TEXTS and not is_line(value):
-            yield ClusterInvalidError.of_field(
-                name,
-                f"{name}={shown(value)} is not a line of printable text, at most "
-                f"{MAX_TEXT_LENGTH} characters long",
-            )
-        elif name in _TABLES:
-            yield from _wrong_entries(name, value)
-        elif name in CLUSTER_RANGES and (problem := CLUSTER_RANGES[name].problem(value)):
-            yield ClusterInvalidError.of_field(name, f"{name}={problem}")
+        for problem in _problems(name, value):
+            yield ClusterInvalidError.of_field(name, problem)
 
 
-def _wrong_entries(name: str, table: object) -> Iterator[ClusterInvalidError]:
+def _problems(name: str, value: object) -> Iterator[str]:
+    if name == "name" and not is_name(value):
+        yield f"name={shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
+    elif name in _TEXTS and not is_line(value):
+        yield (
+            f"{name}={shown(value)} is not a line of printable text, at most {MAX_TEXT_LENGTH} "
+            "characters long"
+        )
+    elif name in _TABLES:
+        yield from _problems_of_table(name, value)
+    elif name in CLUSTER_RANGES and (problem := CLUSTER_RANGES[name].problem(value)):
+        yield f"{name}={problem}"
+
+
+def _problems_of_table(name: str, table: object) -> Iterator[str]:
     if not isinstance(table, Mapping):
-        yield ClusterInvalidError.of_field(name, f"{name}={shown(table)} is not a mapping")
+        yield f"{name}={shown(table)} is not a mapping"
         return
     for key, value in table.items():
-        problem = whole_number_problem(key) if name in _BY_RANKS else None
-        if problem:
-            yield ClusterInvalidError.of_field(name, f"{name}: {problem}")
-        elif name not in _BY_RANKS and key not in PRECISIONS:
-            yield ClusterInvalidError.of_field(
-                name, f"{name}[{shown(key)}] is not one of {', '.join(PRECISIONS)}"
-            )
+        if name == _LINKS and (problem := whole_number_problem(key)):
+            yield f"{name}: {problem}"
+        elif name != _LINKS and key not in PRECISIONS:
+            yield f"{name}[{shown(key)}] is not one of {', '.join(PRECISIONS)}"
         if problem := CLUSTER_RANGES[name].problem(value):
-            yield ClusterInvalidError.of_field(name, f"{name}[{shown(key)}]={problem}")
+            yield f"{name}[{shown(key)}]={problem}"
 
 
 REQUIRED_FIELDS: Final = ("name", "device", "num_nodes", "devices_per_node", "device_memory_bytes")
@@ -198,32 +193,26 @@ REQUIRED_FIELDS: Final = ("name", "device", "num_nodes", "devices_per_node", "de
 
 def _read_links(links: object) -> dict[int, float]:
     """The table of links; its keys are whole numbers, or strings of them as in JSON."""
+    refused = partial(ClusterInvalidError.of_field, _LINKS)
     if not isinstance(links, Mapping):
-        raise ClusterInvalidError.of_field(
-            "intra_node_bandwidth_bytes_per_s",
-            f"intra_node_bandwidth_bytes_per_s={shown(links)} is not a mapping from numbers of ranks",
-        )
+        raise refused(f"{_LINKS}={shown(links)} is not a mapping from numbers of ranks")
     table: dict[int, float] = {}
     for key, bandwidth in links.items():
         ranks = int(key) if isinstance(key, str) and _RANKS.fullmatch(key) else key
         if isinstance(ranks, bool) or not isinstance(ranks, int):
-            raise ClusterInvalidError.of_field(
-                "intra_node_bandwidth_bytes_per_s",
-                f"intra_node_bandwidth_bytes_per_s: {shown(key)} is not a number of ranks; the "
-                "table maps from numbers of ranks, as 2 or 8",
+            raise refused(
+                f"{_LINKS}: {shown(key)} is not a number of ranks; the table maps from numbers of "
+                "ranks, as 2 or 8"
             )
         if ranks in table:
-            raise ClusterInvalidError.of_field(
-                "intra_node_bandwidth_bytes_per_s",
-                f"intra_node_bandwidth_bytes_per_s: {ranks} is there more than once",
-            )
+            raise refused(f"{_LINKS}: {ranks} is there more than once")
         table[ranks] = bandwidth
     return table
 
 
 _TEXTS: Final = ("device", "source")
-_TABLES: Final = ("peak_flops_per_s", "intra_node_bandwidth_bytes_per_s")
-_BY_RANKS: Final = ("intra_node_bandwidth_bytes_per_s",)
+_LINKS: Final = "intra_node_bandwidth_bytes_per_s"
+_TABLES: Final = ("peak_flops_per_s", _LINKS)
 _RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 

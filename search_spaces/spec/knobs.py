@@ -196,16 +196,16 @@ def auto_choices(space: Mapping[str, Any]) -> dict[str, Any]:
 
 def choices_words(choices: Mapping[str, Any]) -> str:
     """Choices by knob in a line of text, such as "tp 1, 2, 4; precision bf16"."""
-    return "; ".join(
-        f"{name} {', '.join(str(each).lower() for each in _listed_plain(values))}"
+    listed = {
+        name: values if isinstance(values, (list, tuple)) else [values]
         for name, values in choices.items()
+    }
+    return "; ".join(
+        f"{name} {', '.join(str(each).lower() for each in values)}"
+        for name, values in listed.items()
     )
 
 
 def auto_words(space: Mapping[str, Any]) -> str:
     """The choices that the service made for a stored space, in a line; empty: it made none."""
     return choices_words(auto_choices(space))
-
-
-def _listed_plain(values: Any) -> Sequence[Any]:
-    return values if isinstance(values, (list, tuple)) else [values]

@@ -311,11 +311,7 @@ class Layout:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Builds a layout from its fields by name.
-
-        Raises:
-            LayoutInvalidError: a name is unknown, or a value is out of range.
-        """
+        """Builds a layout from its fields; LayoutInvalidError if one is unknown or wrong."""
         values = read_mapping(mapping, LayoutInvalidError, "a layout")
         refuse_unknown(values, LAYOUT_FIELDS, LayoutInvalidError, "layout field")
         return cls(**values)

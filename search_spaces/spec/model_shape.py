@@ -437,25 +437,17 @@ _UNSTATED: Final[Mapping[str, int | None]] = dict.fromkeys(
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
     for name, value in values.items():
-        if name == "name" and not is_name(value):
-            yield ModelShapeInvalidError.of_field(
-                name, f"name={shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
-            )
-        elif name == "family" and value not in FAMILIES:
-            yield ModelShapeInvalidError.of_field(
-                name,
-                f"family={shown(value)} is not one of {', '.join(FAMILIES)}{known_word(value)}",
-            )
-        elif problem := _plain_problem(name, value):
+        if problem := _problem(name, value):
             yield ModelShapeInvalidError.of_field(name, f"{name}={problem}")
-        elif name == "lacks" and not is_line(value):
-            yield ModelShapeInvalidError.of_field(
-                name, f"lacks={shown(value)} is not a line of text"
-            )
 
 
-def _plain_problem(name: str, value: object) -> str | None:
-    """Why a number or a switch is impossible, or None."""
+def _problem(name: str, value: object) -> str | None:
+    if name == "name" and not is_name(value):
+        return f"{shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
+    if name == "family" and value not in FAMILIES:
+        return f"{shown(value)} is not one of {', '.join(FAMILIES)}{known_word(value)}"
+    if name == "lacks" and not is_line(value):
+        return f"{shown(value)} is not a line of text"
     if name in ("tied_embeddings", "qk_norm"):
         return switch_problem(value)
     is_unstated = name in _UNSTATED and value == _UNSTATED[name] and not isinstance(value, bool)

@@ -141,11 +141,7 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
 
 
 def read_objectives(value: Any) -> tuple[AnyObjective, ...]:
-    """Reads one name, or a list of two or three names that begins with a throughput.
-
-    Raises:
-        ObjectiveInvalidError: it is neither; the message lists the choices.
-    """
+    """Reads a name, or two or three that begin with a throughput; else ObjectiveInvalidError."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not 1 <= len(names) <= MAX_OBJECTIVES:
         raise ObjectiveInvalidError(

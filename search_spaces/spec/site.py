@@ -22,6 +22,7 @@ from search_spaces.documents.reading import (
     is_line,
     is_positive_number,
     nearest,
+    read_choice,
     read_mapping,
     refuse_unknown,
     shown,
@@ -49,11 +50,7 @@ _ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._:-]|\{name\}|\{index\})+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """How jobs are submitted at a Slurm site, and how its nodes are set up.
-
-    Raises:
-        SiteInvalidError: at construction, when a value is impossible.
-    """
+    """How jobs are submitted and nodes set up at a Slurm site; SiteInvalidError if impossible."""
 
     modules: tuple[str, ...] = ()
     """Modules that the batch host loads in this order; steps inherit the environment."""
@@ -105,50 +102,37 @@ class Site:
             for variable, value in getattr(self, name).items():
                 _refuse_unless(_VARIABLE.fullmatch(variable), name, variable, "a variable's name")
                 _refuse_unless(is_line(value), f"{name}.{variable}", value, "one line of text")
-        for module in self.modules:
-            _refuse_unless(_MODULE.fullmatch(module), "modules", module, "the name of a module")
-        for name in ("sbatch", "srun"):
-            for option in getattr(self, name):
-                what = "a long option as --constraint=nvme, without spaces or quotes"
-                _refuse_unless(OPTION.fullmatch(option), name, option, what)
+        option = "a long option as --constraint=nvme, without spaces or quotes"
+        address = "an address made of {name}, {index}, letters, digits, dots, colons and dashes"
+        for name, texts, is_right, what in (
+            ("modules", self.modules, _MODULE.fullmatch, "the name of a module"),
+            ("sbatch", self.sbatch, OPTION.fullmatch, option),
+            ("srun", self.srun, OPTION.fullmatch, option),
+            ("setup", self.setup, is_line, "one line of shell"),
+            ("node_address", (self.node_address,), _ADDRESS.fullmatch, address),
+        ):
+            for text in texts:
+                _refuse_unless(is_right(text), name, text, what)
         example = self.devices_option.replace("{devices}", "8")
         if self.devices_option:
             what = "a long option as --gres=gpu:{devices}"
             _refuse_unless(OPTION.fullmatch(example), "devices_option", self.devices_option, what)
-        for line in self.setup:
-            _refuse_unless(is_line(line), "setup", line, "one line of shell")
-        _refuse_unless(
-            _ADDRESS.fullmatch(self.node_address),
-            "node_address",
-            self.node_address,
-            "an address made of {name}, {index}, letters, digits, dots, colons and dashes",
-        )
         _refuse_unless(
             is_line(self.node_local_dir) and self.node_local_dir.startswith(("/", "$")),
             "node_local_dir",
             self.node_local_dir,
             "an absolute path",
         )
-        if self.launcher not in LAUNCHERS:
-            raise SiteInvalidError(
-                f"{shown(self.launcher)} is unknown{nearest(self.launcher, LAUNCHERS)}",
-                field="launcher",
-            )
-        problem = _DRAIN_S.problem(self.drain_s)
-        if problem:
+        read_choice(self.launcher, LAUNCHERS, SiteInvalidError, field="launcher")
+        if problem := _DRAIN_S.problem(self.drain_s):
             raise SiteInvalidError(problem, field="drain_s")
-        if self.cores_per_node is not None and (
-            problem := whole_number_problem(self.cores_per_node)
-        ):
+        cores = self.cores_per_node
+        if cores is not None and (problem := whole_number_problem(cores)):
             raise SiteInvalidError(problem, field="cores_per_node")
 
     @classmethod
     def from_mapping(cls, described: object) -> Self:
-        """Builds a site from the fields of a YAML or JSON document.
-
-        Raises:
-            SiteInvalidError: a field is unknown, of the wrong type, or impossible.
-        """
+        """Builds a site from a document's fields; SiteInvalidError if one is unknown or wrong."""
         values = read_mapping(described, SiteInvalidError, "the site")
         known = tuple(f.name for f in fields(cls))
         refuse_unknown(values, known, SiteInvalidError, "site field")

@@ -181,11 +181,7 @@ class SearchSpace:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Builds a space from its knobs by name.
-
-        Raises:
-            SpaceInvalidError: a knob is unknown, or a value impossible.
-        """
+        """Builds a space from its knobs by name; SpaceInvalidError if one is unknown or wrong."""
         values = read_mapping(mapping, SpaceInvalidError, "the search space")
         known = [f.name for f in fields(cls)]
         return read_fields_of(cls, values, known, SpaceInvalidError, "knob")

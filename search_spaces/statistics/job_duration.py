@@ -90,16 +90,9 @@ class TrainingJob:
         *,
         tokens: str | None,
         nodes: int | None = None,
-        mtbf_hours: float | None = None,
-        checkpoint_s: float | None = None,
-        restart_s: float | None = None,
+        **assumed: float | None,
     ) -> TrainingJob | None:
-        """The job of the options `JOB_OPTIONS`; None: none was given.
-
-        Raises:
-            TrainingJobInvalidError: an option is out of range, or is given without tokens.
-        """
-        assumed = {"mtbf_hours": mtbf_hours, "checkpoint_s": checkpoint_s, "restart_s": restart_s}
+        """The job of `JOB_OPTIONS`; None: none given. TrainingJobInvalidError if one is wrong."""
         given = {name: value for name, value in assumed.items() if value is not None}
         if tokens is not None:
             return cls(tokens=read_tokens(tokens), num_nodes=nodes, **given)

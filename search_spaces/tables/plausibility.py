@@ -39,11 +39,7 @@ MIN_SHARE_OF_WEIGHTS: Final = 0.25
 
 
 def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) -> None:
-    """Refuses figures that contradict each other, the model or the machine.
-
-    Raises:
-        TableInvalidError: with the figures, and the unit that they seem to be in.
-    """
+    """Raises TableInvalidError for figures that contradict each other, the model or the machine."""
     if row.tokens_per_s is None or row.step_time_s is None:
         return
     _refuse_contradicting_rates(row, row.tokens_per_s, row.step_time_s, model)

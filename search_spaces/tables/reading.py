@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from search_spaces.documents.reading import shown
 from search_spaces.errors import SearchSpaceError, TableInvalidError
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
 from search_spaces.tables.fields import Fields
 from search_spaces.tables.plausibility import refuse_impossible_cell
@@ -27,28 +25,26 @@ MAX_TABLE_BYTES: Final = 32 << 20
 _REQUIRED: Final = tuple(name for name in COLUMNS if name not in OPTIONAL_COLUMNS)
 
 
-def read_table(path_or_text: Path | str) -> MeasurementTable:
+def read_table(path_or_text: Path | str | bytes) -> MeasurementTable:
     """Reads a measurement table.
 
-    A string that holds a line break (or nothing) is the table itself, any other names a file.
+    Bytes, or a string that holds a line break (or nothing), are the table itself; any other string
+    names a file.
 
     Raises:
         TableInvalidError: the file cannot be read, is no measurement table, or a row is wrong; the
             message names the file and the row.
     """
-    is_text = isinstance(path_or_text, str) and ("\n" in path_or_text or not path_or_text.strip())
-    if is_text:
-        name, text = "the table", str(path_or_text)
-    else:
-        name = str(path_or_text)
-        text = _file_text(Path(path_or_text))
+    name, text = "the table", path_or_text
+    if isinstance(text, Path) or (isinstance(text, str) and text.strip() and "\n" not in text):
+        name, text = str(text), _content(Path(text))
     try:
-        return _parsed(text)
+        return _parsed(_decoded(text) if isinstance(text, bytes) else text)
     except SearchSpaceError as error:
         raise TableInvalidError(f"{name}: {error}") from error
 
 
-def _file_text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TABLE_BYTES + 1)
@@ -60,16 +56,20 @@ def _file_text(path: Path) -> str:
             f"{path}: is larger than {MAX_TABLE_BYTES >> 20} MiB, the most that is read; cut it to "
             "the cells that are meant"
         )
+    return content
+
+
+def _decoded(content: bytes) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise TableInvalidError(
-            f"{path}: line {line} is not UTF-8 (byte {content[error.start]:#04x}); save the table as "
-            "CSV in UTF-8"
+            f"line {line} is not UTF-8 (byte {content[error.start]:#04x}); save the table as CSV in "
+            "UTF-8"
         ) from error
     if "\0" in text:
-        raise TableInvalidError(f"{path}: holds zero bytes; save the table as CSV in UTF-8")
+        raise TableInvalidError("holds zero bytes; save the table as CSV in UTF-8")
     return text
 
 
@@ -80,7 +80,10 @@ def _parsed(text: str) -> MeasurementTable:
     reader, cells = RowReader(), _Cells()
     for number, (line, values) in enumerate(lines, 1):
         try:
-            _refuse_wrong_length(values, header)
+            if len(values) != len(header):
+                raise TableInvalidError(
+                    f"has {len(values)} fields, and the header has {len(header)} columns"
+                )
             read = reader.read(dict(zip(header, values, strict=True)), number=number, line=line)
             cells.add(read)
         except SearchSpaceError as error:
@@ -142,28 +145,34 @@ def _refuse_wrong_header(header: list[str]) -> None:
         raise TableInvalidError(f"the columns {', '.join(missing)} are missing from the header")
 
 
-def _refuse_wrong_length(values: list[str], header: list[str]) -> None:
-    if len(values) != len(header):
-        raise TableInvalidError(
-            f"has {len(values)} fields, and the header has {len(header)} columns"
-        )
-
-
 class _Cells:
     """Rows by cell; a name must mean the same model or machine everywhere in a source."""
 
     def __init__(self) -> None:
         self._rows: dict[CellKey, list[ReadRow]] = {}
-        self._firsts: dict[tuple[str, ...], ReadRow] = {}
+        self._facts: dict[tuple[str, ...], tuple[str, dict[str, object]]] = {}
+        """By source and kind of name: the first row with the name, and what it says of it."""
 
     def add(self, read: ReadRow) -> None:
-        self._refuse_other_shape(read)
-        self._refuse_other_machine(read)
+        shape = asdict(read.model)
+        del shape["seq_length"]  # it is part of a cell's key, and not of the named model
+        self._refuse_other(read, "model", read.model.name, shape)
+        columns = ("device_memory_bytes", "devices_per_node")
+        machine = {column: getattr(read.cluster, column) for column in columns}
+        self._refuse_other(read, "cluster", read.cluster.name, machine)
         self._rows.setdefault(read.key, []).append(read)
 
     def built(self) -> tuple[TableCell, ...]:
         """The cells, checked across their rows; TableInvalidError if rows contradict each other."""
-        cells = tuple(self._built())
+        cells = tuple(
+            TableCell(
+                key=key,
+                model=reads[0].model,
+                cluster=reads[0].cluster,
+                rows=tuple(read.row for read in reads),
+            )
+            for key, reads in self._rows.items()
+        )
         if not any(cell.num_completed for cell in cells):
             raise TableInvalidError(
                 f"no row is completed, of {sum(len(cell.rows) for cell in cells)}; there is nothing "
@@ -173,44 +182,11 @@ class _Cells:
             refuse_impossible_cell(cell)
         return cells
 
-    def _built(self) -> Iterable[TableCell]:
-        for key, reads in self._rows.items():
-            yield TableCell(
-                key=key,
-                model=reads[0].model,
-                cluster=reads[0].cluster,
-                rows=tuple(read.row for read in reads),
-            )
-
-    def _refuse_other_shape(self, read: ReadRow) -> None:
-        # The sequence length is part of a cell's key, and not of the named model.
-        first = self._firsts.setdefault((read.key.source, "model", read.key.model), read)
-        _refuse_difference(first, read.model.name, _shape(first.model), _shape(read.model))
-
-    def _refuse_other_machine(self, read: ReadRow) -> None:
-        first = self._firsts.setdefault((read.key.source, "cluster", read.key.cluster), read)
-        _refuse_difference(
-            first, read.cluster.name, _machine(first.cluster), _machine(read.cluster)
-        )
-
-
-def _shape(model: ModelShape) -> dict[str, object]:
-    return {name: value for name, value in asdict(model).items() if name != "seq_length"}
-
-
-def _machine(cluster: Cluster) -> dict[str, object]:
-    return {
-        "device_memory_bytes": cluster.device_memory_bytes,
-        "devices_per_node": cluster.devices_per_node,
-    }
-
-
-def _refuse_difference(
-    first: ReadRow, name: str, ours: dict[str, object], theirs: dict[str, object]
-) -> None:
-    for column, value in ours.items():
-        if value != theirs[column]:
-            raise TableInvalidError(
-                f"contradicts {first.row.name}: {name!r} has {column}={theirs[column]} here and "
-                f"{value} there"
-            )
+    def _refuse_other(self, read: ReadRow, kind: str, name: str, here: dict[str, object]) -> None:
+        key = (read.key.source, kind, name)
+        first, there = self._facts.setdefault(key, (read.row.name, here))
+        for column, value in there.items():
+            if value != here[column]:
+                raise TableInvalidError(
+                    f"contradicts {first}: {name!r} has {column}={here[column]} here and {value} there"
+                )

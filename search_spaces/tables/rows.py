@@ -49,11 +49,7 @@ class RowReader:
     _clusters: dict[tuple[Any, ...], Cluster] = field(default_factory=dict)
 
     def read(self, text: dict[str, str], *, number: int, line: int) -> ReadRow:
-        """The row; its fields have been checked against each other.
-
-        Raises:
-            SearchSpaceError: a field is missing, out of range, or contradicts another.
-        """
+        """The row, its fields checked against each other; SearchSpaceError if one is wrong."""
         fields = Fields(text)
         model = self._model(fields)
         layout, unstated = self._layout(fields)
@@ -206,6 +202,4 @@ def _machine(stated: dict[str, Any]) -> Cluster:
     if name == LOCAL_CPU:
         # The cores of another machine: of the detected values only the constants remain.
         return Cluster.from_mapping(detect_local_cpu(1).to_mapping() | stated)
-    if name in CLUSTER_PRESETS:
-        return Cluster.from_mapping(CLUSTER_PRESETS[name].to_mapping() | stated)
-    return resolve_cluster(stated)[0]
+    return resolve_cluster({"preset": name, **stated} if name in CLUSTER_PRESETS else stated)[0]

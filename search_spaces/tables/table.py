@@ -35,11 +35,7 @@ _FILE_NAME: Final = re.compile(r"[^.\s]+\.(csv|tsv|json|jsonl|xlsx|parquet|txt|l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """One measurement, or one failed run.
-
-    Raises:
-        TableInvalidError: at construction, when the status and the figures contradict each other.
-    """
+    """One measurement, or one failed run; TableInvalidError if status and figures contradict."""
 
     layout: Layout
     status: Status
@@ -134,11 +130,7 @@ def software_of_source(source: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableCell:
-    """The rows of one campaign.
-
-    Raises:
-        TableInvalidError: at construction, when rows contradict each other or belong elsewhere.
-    """
+    """The rows of one campaign; TableInvalidError if they contradict each other or the key."""
 
     key: CellKey
     model: ModelShape

@@ -34,10 +34,7 @@ def escaped(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        character if _is_shown(character) or character in _LINE_BREAKS else _spelled(character)
-        for character in text
-    )
+    return "".join(c if c in _LINE_BREAKS else escaped_line(c) for c in text)
 
 
 def escaped_line(text: str) -> str:

@@ -85,19 +85,15 @@ def _without_recompute(layout: Layout) -> str:
 
 
 def _refusals(job: TrainerJob) -> list[str]:
-    shape = []
-    if accelerate_backend(job.layout) == "MEGATRON_LM":
-        shape = refusals_of_shape(job.model, "accelerate's plugin for Megatron-LM")
-    return [*shape, *_refusals_of_precision(job)]
-
-
-def _refusals_of_precision(job: TrainerJob) -> list[str]:
-    if job.layout.precision == "fp8" and accelerate_backend(job.layout) == "MEGATRON_LM":
-        return [
+    if accelerate_backend(job.layout) != "MEGATRON_LM":
+        return []
+    refusals = refusals_of_shape(job.model, "accelerate's plugin for Megatron-LM")
+    if job.layout.precision == "fp8":
+        refusals.append(
             "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use the "
             "format megatron-lm"
-        ]
-    return []
+        )
+    return refusals
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:

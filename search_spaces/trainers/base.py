@@ -73,14 +73,6 @@ def refusals_of_shape(model: ModelShape, trainer: str) -> list[str]:
     ]
 
 
-def _none(_job: TrainerJob) -> Sequence[str]:
-    return ()
-
-
-def _no_values(_job: TrainerJob) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerAdapter:
     """A trainer: how it is configured, what it refuses, and how it prints its progress."""
@@ -90,7 +82,7 @@ class TrainerAdapter:
     target_version: str
     needs: str
     """What a user needs to run an export, as one sentence without a full stop."""
-    lacking: Callable[[TrainerJob], Mapping[str, str]] = _no_values
+    lacking: Callable[[TrainerJob], Mapping[str, str]] = lambda _job: {}
     """The knobs of the layout that the trainer does not have, by name, each with a sentence on what
     the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
     none that sets the ranks or the batch: those are refusals. A user may accept that they are
@@ -99,19 +91,23 @@ class TrainerAdapter:
     """The pipeline schedules that the trainer has. Others count as lacking."""
     rank_orders: Collection[str] = RANK_ORDERS[:1]
     """The orders of ranks that it has. Others count as lacking."""
-    refusals: Callable[[TrainerJob], Sequence[str]] = _none
+    refusals: Callable[[TrainerJob], Sequence[str]] = lambda _job: ()
     """Why the trainer refuses the job, with its numbers; empty if it does not."""
     has_columns: bool = False
     """Whether it divides weights over tensor columns."""
-    values: Callable[[TrainerJob], Mapping[str, Any]] = _no_values
+    values: Callable[[TrainerJob], Mapping[str, Any]] = lambda _job: {}
     """The trainer's configuration: plain JSON values under the trainer's own keys."""
-    arguments: Callable[[TrainerJob], Sequence[str]] = _none
-    """Command-line arguments that set the layout, the model and the batch; empty for a trainer that
-    is configured by a file."""
-    notes: Callable[[TrainerJob], Sequence[str]] = _none
+    argument_groups: Callable[[TrainerJob], Sequence[Sequence[str]]] = lambda _job: ()
+    """Command-line arguments that set the layout, the model and the batch, a line for each group;
+    empty for a trainer that is configured by a file."""
+    notes: Callable[[TrainerJob], Sequence[str]] = lambda _job: ()
     """What the user must know or add, in one sentence each."""
     log: LogPatterns = NO_PATTERNS
     """How to read what it prints."""
+
+    def arguments(self, job: TrainerJob) -> list[str]:
+        """All groups of arguments."""
+        return [word for group in self.argument_groups(job) for word in group]
 
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
         """The knobs that the trainer does not have: `lacking`, the schedule, the order of ranks."""

@@ -31,12 +31,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogPatterns:
-    """How a trainer prints its steps.
-
-    Raises:
-        ValueError: at construction, when a pattern is not a regular expression, or has a group that
-            has no meaning.
-    """
+    """How a trainer prints its steps; ValueError for a wrong pattern, or an unknown group."""
 
     step: str = ""
     """A line that is printed once a step matches it, with named groups of `STEP_GROUPS`; thousands

@@ -6,7 +6,7 @@ The keys are fields of the configurations in `megatron/bridge/training/config.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from search_spaces.documents.reading import word_of
@@ -130,10 +130,10 @@ def _context(layout: Layout) -> dict[str, Any]:
     return {"context_parallel_size": layout.cp, "cp_comm_type": layout.cp_comm_type}
 
 
-def _arguments(job: TrainerJob) -> Sequence[str]:
+def _argument_groups(job: TrainerJob) -> list[list[str]]:
     """The values as overrides of the command line, such as "train.micro_batch_size=2"."""
     flat = _flat(_values(job))
-    return [f"{key}={'null' if value is None else word_of(value)}" for key, value in flat]
+    return [[f"{key}={'null' if value is None else word_of(value)}"] for key, value in flat]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,7 +158,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     rank_orders=RANK_ORDERS,
     refusals=refusals,
     values=_values,
-    arguments=_arguments,
+    argument_groups=_argument_groups,
     notes=_notes,
     log=LogPatterns(step=STEP_PATTERN),
 )

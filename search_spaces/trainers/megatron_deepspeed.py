@@ -6,7 +6,7 @@ configuration has the batch, the precision and ZeRO.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
@@ -55,8 +55,8 @@ def _refusals(job: TrainerJob) -> list[str]:
     return found
 
 
-def argument_groups(job: TrainerJob) -> list[list[str]]:
-    """The arguments, in groups that stand on a line each; --deepspeed_config is the launcher's."""
+def _argument_groups(job: TrainerJob) -> list[list[str]]:
+    """All but --deepspeed_config, which is the launcher's."""
     layout, model = job.layout, job.model
     groups = [
         *parallel_flags(layout),
@@ -75,10 +75,6 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
     if layout.recompute == "full":
         groups.append(["--deepspeed-activation-checkpointing"])
     return groups
-
-
-def _arguments(job: TrainerJob) -> Sequence[str]:
-    return [word for group in argument_groups(job) for word in group]
 
 
 def _family_flags(model: ModelShape) -> list[list[str]]:
@@ -119,7 +115,7 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     lacking=_lacking,
     refusals=_refusals,
     values=_values,
-    arguments=_arguments,
+    argument_groups=_argument_groups,
     notes=_notes,
     log=LogPatterns(
         step=STEP_PATTERN

@@ -6,7 +6,7 @@ and the refusals are its asserts and those of megatron-core's configurations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from search_spaces.spec.layout import RANK_ORDERS, Layout, Precision
@@ -118,13 +118,11 @@ def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, st
     )
 
 
-def argument_groups(job: TrainerJob) -> list[list[str]]:
-    """The arguments, in groups that stand on a line each."""
+def _argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     return [
         *parallel_flags(layout),
-        *_context_and_order_flags(layout),
-        *_split_flags(layout),
+        *_mesh_and_split_flags(layout),
         *_interleaving_and_zero_flags(layout),
         *batch_flags(layout),
         *shape_flags(model),
@@ -136,10 +134,6 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
         *recompute_flags(layout),
         *seed_flags(job),
     ]
-
-
-def _arguments(job: TrainerJob) -> Sequence[str]:
-    return [word for group in argument_groups(job) for word in group]
 
 
 def parallel_flags(layout: Layout) -> list[list[str]]:
@@ -159,19 +153,16 @@ FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 """The only format of checkpoints that Megatron-FSDP accepts."""
 
 
-def _context_and_order_flags(layout: Layout) -> list[list[str]]:
+def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
     flags = []
     if layout.cp > 1:
         words = ["--context-parallel-size", str(layout.cp), "--cp-comm-type", layout.cp_comm_type]
         flags.append(words)
     if layout.rank_order == "tp_cp_pp_dp":
         flags.append(["--use-tp-pp-dp-mapping"])
-    return flags
-
-
-def _split_flags(layout: Layout) -> list[list[str]]:
     names = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
-    return [[name] for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
+    flags += [[name] for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
+    return flags
 
 
 def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
@@ -353,7 +344,7 @@ MEGATRON_LM: Final = TrainerAdapter(
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
     rank_orders=RANK_ORDERS,
     refusals=refusals,
-    arguments=_arguments,
+    argument_groups=_argument_groups,
     notes=_notes,
     log=LogPatterns(step=STEP_PATTERN),
 )

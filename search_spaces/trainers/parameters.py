@@ -49,11 +49,7 @@ class ParameterInvalidError(SearchSpaceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A declared parameter.
-
-    Raises:
-        ParameterInvalidError: at construction, when the declaration contradicts itself.
-    """
+    """A declared parameter; ParameterInvalidError if the declaration contradicts itself."""
 
     type: ParameterType
     minimum: float | None = None
@@ -221,12 +217,7 @@ def read_declarations(value: object) -> dict[str, Parameter]:
 def parameter_texts(
     declared: Mapping[str, Parameter], given: Mapping[str, ParameterValue]
 ) -> dict[str, str]:
-    """The parameters of a probe as the program gets them, defaults included.
-
-    Raises:
-        ParameterInvalidError: parameters are not declared, missing, or not allowed; the error has
-            all of them.
-    """
+    """A probe's parameters as the program gets them; ParameterInvalidError with all wrong ones."""
     problems = Problems(ParameterInvalidError)
     problems.add(*unknown_names(given, declared, ParameterInvalidError, "parameter"))
     texts = {}
@@ -243,11 +234,7 @@ def parameter_texts(
 
 
 def parameters_of(texts: Iterable[str]) -> dict[str, ParameterValue]:
-    """Parameters from command-line options NAME=VALUE; numbers and switches are written as in JSON.
-
-    Raises:
-        ParameterInvalidError: a text is not of this form.
-    """
+    """Parameters of options NAME=VALUE, with values as in JSON; else ParameterInvalidError."""
     given: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Set
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Final
 
+from tuner.driver.background_work import start_beside
 from tuner.driver.campaign_search import CampaignSearch
 from tuner.errors import OpeningStuckError
 
@@ -25,22 +27,8 @@ STUCK_AFTER_S: Final = 900.0
 _log = logging.getLogger(__name__)
 
 
-class ImmediateOpening:
-    """Opens a search during the round that asks for it."""
-
-    def take(self, _campaign_id: int, open_search: Open) -> CampaignSearch | None:
-        """The search, opened now."""
-        return open_search()
-
-    def keep_only(self, campaign_ids: Set[int]) -> None:
-        """Does nothing: no search is ever being opened."""
-
-
 class BackgroundOpening:
-    """Opens each search on a thread of its own; the campaign is skipped until it is open.
-
-    The threads are daemons: an opening only reads, and may end at any point.
-    """
+    """Opens each search on a thread of its own; the campaign is skipped until it is open."""
 
     def __init__(self, *, stuck_after_s: float = STUCK_AFTER_S) -> None:
         self._stuck_after_s = stuck_after_s
@@ -60,18 +48,20 @@ class BackgroundOpening:
         opening = self._openings.get(campaign_id)
         if opening is None:
             if self._num_running() < MAX_OPENINGS:
-                self._openings[campaign_id] = _Opening(open_search)
+                self._openings[campaign_id] = _Opening(start_beside("opening", open_search))
             return None
-        if opening.is_done:
+        if opening.search.done():
             del self._openings[campaign_id]
-            return opening.result()
+            return opening.search.result()
         if opening.age_s > self._stuck_after_s:
             del self._openings[campaign_id]
             raise OpeningStuckError(
                 f"its search was not opened within {self._stuck_after_s:g} s; clone the campaign with a "
                 "smaller space or another strategy"
             )
-        opening.log_if_slow(campaign_id)
+        if opening.age_s > SLOW_AFTER_S and not opening.is_logged:
+            opening.is_logged = True
+            _log.info("campaign %d is still being opened after %.0f s", campaign_id, opening.age_s)
         return None
 
     def keep_only(self, campaign_ids: Set[int]) -> None:
@@ -84,45 +74,20 @@ class BackgroundOpening:
         self._forgotten = [
             each
             for each in self._forgotten
-            if not each.is_done and each.age_s <= self._stuck_after_s
+            if not each.search.done() and each.age_s <= self._stuck_after_s
         ]
-        num_awaited = sum(not each.is_done for each in self._openings.values())
+        num_awaited = sum(not each.search.done() for each in self._openings.values())
         return num_awaited + len(self._forgotten)
 
 
+@dataclass(eq=False, slots=True)
 class _Opening:
-    def __init__(self, open_search: Open) -> None:
-        self._open_search = open_search
-        self._began_at = time.monotonic()
-        self._is_logged = False
-        self._search: CampaignSearch | None = None
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="opening", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
+    search: Future[CampaignSearch]
+    began_at: float = field(default_factory=time.monotonic)
+    is_logged: bool = False
+    """Whether the log says that it takes long."""
 
     @property
     def age_s(self) -> float:
         """Seconds since the opening began."""
-        return time.monotonic() - self._began_at
-
-    def log_if_slow(self, campaign_id: int) -> None:
-        """Logs once that the opening takes long."""
-        if self.age_s > SLOW_AFTER_S and not self._is_logged:
-            self._is_logged = True
-            _log.info("campaign %d is still being opened after %.0f s", campaign_id, self.age_s)
-
-    def result(self) -> CampaignSearch:
-        if self._error is not None:
-            raise self._error
-        assert self._search is not None, "the thread ended without a result"
-        return self._search
-
-    def _run(self) -> None:
-        try:
-            self._search = self._open_search()
-        except Exception as error:
-            self._error = error
+        return time.monotonic() - self.began_at

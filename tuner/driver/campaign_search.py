@@ -93,11 +93,7 @@ class CampaignSearch:
         return search
 
     def take_budget(self, campaign: CampaignRecord) -> None:
-        """Takes over the current budget: users may change it while the campaign runs.
-
-        Raises:
-            CampaignBrokenError: it cannot be used.
-        """
+        """Takes over the budget, which users may change; CampaignBrokenError if it is unusable."""
         with _blamed(f"the budget of campaign {campaign.name!r} cannot be used"):
             budget = Budget.from_mapping(campaign.spec["budget"])
         if budget != self.spec.budget:

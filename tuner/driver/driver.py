@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
@@ -38,7 +39,7 @@ from tuner.driver.campaign_end import (
     trials_left,
     why_converged,
 )
-from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
+from tuner.driver.campaign_opening import BackgroundOpening
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.driver.open_trial_target import OpenTrialTarget
 from tuner.driver.plan_maker import PlanMaker
@@ -69,12 +70,10 @@ _log: Final = logging.getLogger("tuner.driver.driver")
 class Driver:
     """Drives every RUNNING campaign of a database; only one driver holds the driver lease."""
 
-    def __init__(
-        self, store: Store, *, opening: ImmediateOpening | BackgroundOpening | None = None
-    ) -> None:
+    def __init__(self, store: Store, *, opening: BackgroundOpening | None = None) -> None:
         """Starts without any search; without an `opening`, rounds open searches at once."""
         self._store = store
-        self._opening = opening or ImmediateOpening()
+        self._opening = opening
         self._plans = PlanMaker(store)
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
@@ -171,7 +170,8 @@ class Driver:
     def _drop_others(self, running: set[int]) -> None:
         """Drops the searches of campaigns that were paused, cancelled or have ended."""
         self._outages = {key: log for key, log in self._outages.items() if key in running}
-        self._opening.keep_only(running)
+        if self._opening is not None:
+            self._opening.keep_only(running)
         for campaign_id in set(self._searches) - running:
             search = self._searches.pop(campaign_id)
             _log.info("campaign %r no longer runs: its search is dropped", search.spec.name)
@@ -393,7 +393,8 @@ class Driver:
         """The campaign's search; None while it is being opened."""
         search = self._searches.get(campaign.id)
         if search is None:
-            search = self._opening.take(campaign.id, lambda: self._open(campaign))
+            open_search, opening = partial(self._open, campaign), self._opening
+            search = opening.take(campaign.id, open_search) if opening else open_search()
             if search is None:
                 return None
             self._searches[campaign.id] = search

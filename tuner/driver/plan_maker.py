@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
+from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from results_db.campaigns.plans import PlanOptions
@@ -13,6 +14,7 @@ from results_db.store import Store
 from search_spaces.belief.plan import Plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
+from tuner.driver.background_work import start_beside
 
 _log: Final = logging.getLogger("tuner.driver.driver")
 
@@ -25,48 +27,38 @@ class PlanMaker:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._making: _Making | None = None
+        self._making: tuple[PlanRecord, Future[Plan]] | None = None
 
     def step(self) -> None:
         """Stores a plan that is made, and begins the next one that waits."""
         if self._making is not None:
-            if self._making.is_alive():
+            record, made = self._making
+            if not made.done():
                 return
-            made, self._making = self._making, None
-            self._end(made)
+            self._making = None
+            self._end(record, made)
         waiting = self._store.plans.next_open()
         if waiting is not None:
-            self._making = _Making(self._store, waiting)
+            self._making = waiting, start_beside("plan", partial(self._make, waiting))
 
-    def _end(self, made: _Making) -> None:
-        if isinstance(made.result, DatabaseUnavailableError):
+    def _make(self, record: PlanRecord) -> Plan:
+        return self._store.plans.make(
+            CampaignSpec.from_mapping(record.spec),
+            PlanOptions.from_mapping(record.options),
+            at=record.created_at,
+        )
+
+    def _end(self, record: PlanRecord, made: Future[Plan]) -> None:
+        error = made.exception()
+        if isinstance(error, DatabaseUnavailableError):
             return  # it still waits, and is made again
-        if isinstance(made.result, SearchSpaceError):
-            self._store.plans.end(made.record.id, str(made.result))
-        elif isinstance(made.result, Exception):
+        if isinstance(error, SearchSpaceError):
+            self._store.plans.end(record.id, str(error))
+        elif error is not None:
             # One plan must not stop the campaigns.
-            _log.error("plan %d cannot be made", made.record.id, exc_info=made.result)
-            said = f"the driver cannot make it: {type(made.result).__name__}: {made.result}"
-            self._store.plans.end(made.record.id, said)
+            _log.error("plan %d cannot be made", record.id, exc_info=error)
+            said = f"the driver cannot make it: {type(error).__name__}: {error}"
+            self._store.plans.end(record.id, said)
         else:
-            self._store.plans.end(made.record.id, made.result)
-            _log.info("plan %d is made", made.record.id)
-
-
-class _Making(threading.Thread):
-    def __init__(self, store: Store, record: PlanRecord) -> None:
-        super().__init__(name="plan", daemon=True)
-        self.record = record
-        self._store = store
-        self.result: Plan | Exception = RuntimeError("its thread ended without a result")
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.result = self._store.plans.make(
-                CampaignSpec.from_mapping(self.record.spec),
-                PlanOptions.from_mapping(self.record.options),
-                at=self.record.created_at,
-            )
-        except Exception as error:
-            self.result = error
+            self._store.plans.end(record.id, made.result())
+            _log.info("plan %d is made", record.id)

@@ -112,11 +112,7 @@ class StopRequest:
         return self.is_requested
 
     def sleep(self, pause_s: float) -> None:
-        """Pauses.
-
-        Raises:
-            StopRequested: a signal came.
-        """
+        """Pauses; StopRequested if a signal came."""
         if self.wait(pause_s):
             raise StopRequested
 

@@ -77,7 +77,7 @@ def estimate(
         _predict_table(table, calibrate_from, out)
         return
     calibration = _calibration(calibrate_from)
-    from tuner.estimate.report import document, text
+    from tuner.estimate.report import WIDTH, document, text
 
     machine = _machine(cluster, data_dir)
     estimator, layout = _asked(str(model), machine, software, knobs, calibration)
@@ -85,17 +85,12 @@ def estimate(
     click.echo(json.dumps(report) if as_json else text(report, all_terms=all_terms))
     if not as_json:
         if job is not None:
-            _print_job(job, estimator, layout)
+            from search_spaces.belief.plan_text import job_lines
+
+            lines = job_lines(job, [("this layout", estimator.job(job, layout))], WIDTH)
+            click.echo("\n".join(("", *lines)))
         for warning in report["warnings"]:
             click.echo(f"warning: {warning}", err=True)
-
-
-def _print_job(job: TrainingJob, estimator: Estimator, layout: Layout) -> None:
-    from search_spaces.belief.plan_text import job_lines
-    from tuner.estimate.report import WIDTH
-
-    lines = job_lines(job, [("this layout", estimator.job(job, layout))], WIDTH)
-    click.echo("\n".join(("", *lines)))
 
 
 def _asked(

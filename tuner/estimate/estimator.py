@@ -36,9 +36,6 @@ class Calibration:
     def time(self) -> TimeCalibration:
         return TimeCalibration.fit(self.knowledge)
 
-    def memory(self, cluster: Cluster, software: str) -> TrainerMemory:
-        return TrainerMemory.prior(cluster, software=software).told_elsewhere(self.knowledge)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
@@ -122,7 +119,8 @@ class Estimator:
 
     @cached_property
     def _memory(self) -> TrainerMemory:
-        return self.calibration.memory(self.cluster, self.software)
+        prior = TrainerMemory.prior(self.cluster, software=self.software)
+        return prior.told(self.calibration.knowledge, elsewhere=True)
 
 
 PREDICTED_COLUMNS: Final = (

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns, code_of, codes_of
+from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.space import EVERY_ROW
 from search_spaces.tables import TableCell, TableRow
 
@@ -25,19 +25,17 @@ class CellLayouts:
         )
         self.truth: tuple[TableRow, ...] = tuple(rows)
         self._index = {row.layout: index for index, row in enumerate(rows)}
-        self._columns = {
-            name: codes_of(name, (getattr(row.layout, name) for row in rows))
-            for name in LAYOUT_FIELDS
-        }
+        self._columns = LayoutColumns.of_each(row.layout for row in rows)
 
     def __len__(self) -> int:
         return len(self.truth)
 
     def column(self, knob: str, rows: slice = EVERY_ROW, /) -> NDArray[np.int64]:
-        return self._columns[knob][rows]
+        column: NDArray[np.int64] = getattr(self._columns, knob)[rows]
+        return column
 
     def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        return LayoutColumns(**{name: self.column(name, rows) for name in LAYOUT_FIELDS})
+        return self._columns.rows(rows)
 
     def layout(self, index: int, /) -> Layout:
         """See `LayoutSet`."""

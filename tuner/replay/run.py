@@ -384,11 +384,7 @@ class ReplayPlan:
     """Measurements from elsewhere; without any the searches start cold."""
 
     def check(self) -> None:
-        """Checks the strategies before the first search.
-
-        Raises:
-            StrategyUnknownError: there is no strategy of that name.
-        """
+        """Checks the strategies before the first search; StrategyUnknownError for another name."""
         if not self.strategies:
             raise StrategyUnknownError(
                 f"no strategy is named; choose from {', '.join(sorted(STRATEGIES))}"

@@ -55,19 +55,12 @@ class Fitting:
 
     def rows(self, rows: Ints) -> Fitting:
         """The same of some of the layouts."""
-        return Fitting(
-            probability=self.probability[rows],
-            peak_mean_bytes=self.peak_mean_bytes[rows],
-            peak_sd_bytes=self.peak_sd_bytes[rows],
-        )
+        return Fitting(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
 
     def joined(self, other: Fitting) -> Fitting:
         """These layouts followed by the other ones."""
-        return Fitting(
-            probability=np.concatenate([self.probability, other.probability]),
-            peak_mean_bytes=np.concatenate([self.peak_mean_bytes, other.peak_mean_bytes]),
-            peak_sd_bytes=np.concatenate([self.peak_sd_bytes, other.peak_sd_bytes]),
-        )
+        both = {f.name: [getattr(each, f.name) for each in (self, other)] for f in fields(self)}
+        return Fitting(**{name: np.concatenate(arrays) for name, arrays in both.items()})
 
     def draw_peaks(self, num_draws: int, rng: np.random.Generator) -> Floats:
         """Draws of the peaks, which share one standard normal variable in each draw."""
@@ -98,7 +91,7 @@ class FittingBelief:
         self._problem = problem
         self._points = points
         prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
-        self._prior = prior.told_elsewhere(problem.knowledge.samples)
+        self._prior = prior.told(problem.knowledge.samples, elsewhere=True)
         self._terms = prior.terms(columns, problem.model)
 
     def predict(self, history: History, rows: Ints) -> Fitting:

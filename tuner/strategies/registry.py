@@ -37,10 +37,6 @@ class FixedOrderProposer(Proposer):
         return int(self._order[self._next])
 
 
-def _random(problem: SearchProblem, seed: int) -> Proposer:
-    return FixedOrderProposer(np.random.default_rng(seed).permutation(len(problem.layouts)))
-
-
 def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
     from tuner.strategies.predictions import order_by_estimate
 
@@ -92,6 +88,8 @@ STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "exhaustive": lambda problem, _seed: FixedOrderProposer(range(len(problem.layouts))),
     "guided": _guided,
     "model-only": _model_only,
-    "random": _random,
+    "random": lambda problem, seed: FixedOrderProposer(
+        np.random.default_rng(seed).permutation(len(problem.layouts))
+    ),
 }
 """A function for each strategy, which imports the strategy's packages when it is called."""

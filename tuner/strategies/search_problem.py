@@ -15,12 +15,7 @@ from tuner.strategies.base import LayoutSet
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchProblem:
-    """The input of a strategy.
-
-    Raises:
-        ProblemInvalidError: at construction, when the first objective cannot rank, or the headroom
-            is not a share.
-    """
+    """The input of a strategy; ProblemInvalidError for a wrong first objective or headroom."""
 
     layouts: LayoutSet
     model: ModelShape

@@ -14,7 +14,6 @@ from typing import Final, Literal, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -23,7 +22,7 @@ from search_spaces.trainers.simulator import SIMULATOR_VERSION
 from search_spaces.units import memory
 from workers.simulation.machine import Machine, node_slowness
 from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import SimulatedStep, steps
+from workers.simulation.steps import steps
 
 SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout"]
 """The failures of `search_spaces.protocol.outcome` that are simulated. timeout: the probe hung, or
@@ -61,7 +60,6 @@ class SimulatedCluster:
     """
 
     cluster: Cluster
-    num_nodes: int
     seed: int
     slowness: tuple[float, ...] = field(repr=False)
     """Time of each node's slowest device, relative to a usual one: what a health check shows."""
@@ -71,11 +69,7 @@ class SimulatedCluster:
 
     @classmethod
     def of(cls, preset: str | Cluster, *, num_nodes: int, seed: int) -> Self:
-        """The machine of a seed.
-
-        Raises:
-            ClusterInvalidError: the preset is unknown.
-        """
+        """The machine of a seed; ClusterInvalidError if the preset is unknown."""
         cluster = preset if isinstance(preset, Cluster) else resolve_cluster(preset)[0]
         cluster = replace(cluster, num_nodes=num_nodes)
         rng = np.random.default_rng([seed, num_nodes])
@@ -83,7 +77,6 @@ class SimulatedCluster:
         fails = rng.exponential(_NODE_LIFE_S, num_nodes)
         return cls(
             cluster=cluster,
-            num_nodes=num_nodes,
             seed=seed,
             slowness=tuple(slow),
             fails_at_s=tuple(fails.tolist()),
@@ -153,19 +146,15 @@ class SimulatedCluster:
             return SimulatedProbe(
                 ended_s=last_s, failure="timeout", message=message, iteration_s=done
             )
+        scale = float(np.median(iteration_s[warmup_iterations:])) / step.step_s
         return SimulatedProbe(
             ended_s=ended_s,
             iteration_s=done,
             peak_memory_bytes=tuple(round(rank.allocated_bytes) for rank in peaks),
             peak_reserved_bytes=tuple(round(rank.reserved_bytes) for rank in peaks),
-            parts_s=_median_parts(step, iteration_s[warmup_iterations:]),
+            # Noise is in all parts alike.
+            parts_s=MappingProxyType({name: scale * part for name, part in step.parts_s.items()}),
         )
-
-
-def _median_parts(step: SimulatedStep, timed_s: Floats) -> Mapping[str, float]:
-    """The parts of the median timed iteration: noise is in all of them alike."""
-    scale = float(np.median(timed_s)) / step.step_s
-    return MappingProxyType({name: scale * part for name, part in step.parts_s.items()})
 
 
 _START_S: Final = 20.0

@@ -59,11 +59,7 @@ class Scenario:
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario of a name.
-
-    Raises:
-        ScenarioUnknownError: it is unknown; the message lists the scenarios.
-    """
+    """The scenario of a name; ScenarioUnknownError with all of them for another name."""
     if name not in SCENARIOS:
         raise ScenarioUnknownError(f"unknown scenario {shown(name)}{nearest(name, SCENARIOS)}")
     return SCENARIOS[name]

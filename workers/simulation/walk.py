@@ -113,11 +113,7 @@ def rank_runs(schedule: Schedule) -> tuple[tuple[_Run, ...], ...]:
 
 def rank_events(schedule: Schedule, rank: int) -> Iterator[tuple[_Event, int]]:
     """Each event of a rank, with the micro-batches that it is later than it says."""
-    return _in_order(rank_runs(schedule)[rank])
-
-
-def _in_order(runs: Sequence[_Run]) -> Iterator[tuple[_Event, int]]:
-    for events, first, repeats, step in runs:
+    for events, first, repeats, step in rank_runs(schedule)[rank]:
         for later in range(first, first + repeats * max(step, 1), max(step, 1)):
             for event in events:
                 yield event, later

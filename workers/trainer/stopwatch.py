@@ -66,7 +66,6 @@ class Stopwatch:
 
     def seconds(self) -> dict[Part, float]:
         """Seconds of each part in the last recording; waits for the GPU, if there is one."""
-        between_s = self._events.seconds_between if self._events else lambda a, b: b - a
         seconds = dict.fromkeys(PARTS, 0.0)
         if self._events is not None and self._marks:
             self._marks[-1][1].synchronize()
@@ -78,7 +77,8 @@ class Stopwatch:
                 if opened == "communication":
                     opened = "tp" if open_parts[-1] == "compute" else open_parts[-1]
                 open_parts.append(opened)
-            seconds[open_parts[-1]] += between_s(start, end)
+            took_s = start.elapsed_time(end) / 1e3 if self._events else end - start
+            seconds[open_parts[-1]] += took_s
         return seconds
 
 
@@ -103,11 +103,6 @@ class _Events:
         self._num_used += 1
         event.record(self._stream)
         return event
-
-    @staticmethod
-    def seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        milliseconds: float = start.elapsed_time(end)
-        return milliseconds / 1e3
 
 
 class _PartOfStep:

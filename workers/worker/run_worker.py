@@ -147,7 +147,7 @@ def run_simulated_workers(
     )
     launchers = [
         SimulatedLauncher(machine, first_node=first, num_nodes=nodes, clock=clock)
-        for first in range(0, machine.num_nodes, nodes)
+        for first in range(0, machine.cluster.num_nodes, nodes)
     ]
     shares = not cluster.has_cpu_devices if share_nodes is None else share_nodes
     identity = _simulated_identity(machine, nodes, name, shares, time_left_s)

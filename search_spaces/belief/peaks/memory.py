@@ -76,13 +76,11 @@ class MemoryBelief:
         storage = storage or storage_of(software, cluster)
         return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
 
-    def told(self, samples: Iterable[PeakSample]) -> Self:
-        """The belief after more samples of its own campaign."""
-        return self._with(evidence_of(samples, self.campaign, {self.software: self.storage}))
-
-    def told_elsewhere(self, samples: Iterable[PeakSample]) -> Self:
-        """The belief after samples of other campaigns, or of tables."""
-        return self._with(evidence_of(samples, ELSEWHERE, {self.software: self.storage}))
+    def told(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
+        """The belief after more samples: of its own campaign, or of other ones and of tables."""
+        campaign = ELSEWHERE if elsewhere else self.campaign
+        more = evidence_of(samples, campaign, {self.software: self.storage})
+        return replace(self, evidence=self.evidence.with_more(more))
 
     @property
     def log_evidence(self) -> float:
@@ -148,9 +146,6 @@ class MemoryBelief:
                 + np.square(terms.scatter_bytes[:, rows])
             )
         return mean, np.sqrt(variance)
-
-    def _with(self, more: Evidence) -> Self:
-        return replace(self, evidence=self.evidence.with_more(more))
 
     @cached_property
     def _posterior(self) -> Posterior:

@@ -78,15 +78,11 @@ class TrainerMemory:
             ),
         )
 
-    def told(self, samples: Iterable[PeakSample]) -> Self:
-        """The belief after more samples of its own campaign."""
+    def told(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
+        """See `MemoryBelief.told`."""
         every = list(samples)
-        return replace(self, beliefs=tuple(each.told(every) for each in self.beliefs))
-
-    def told_elsewhere(self, samples: Iterable[PeakSample]) -> Self:
-        """The belief after samples of other campaigns, or of tables."""
-        every = list(samples)
-        return replace(self, beliefs=tuple(each.told_elsewhere(every) for each in self.beliefs))
+        beliefs = (each.told(every, elsewhere=elsewhere) for each in self.beliefs)
+        return replace(self, beliefs=tuple(beliefs))
 
     @cached_property
     def weights(self) -> Floats:

@@ -42,11 +42,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredConstants:
-    """The result of a calibration.
-
-    Raises:
-        MeasuredConstantsInvalidError: at construction, when a constant is unknown or impossible.
-    """
+    """The result of a calibration; MeasuredConstantsInvalidError if a constant is impossible."""
 
     cluster: str
     host: str
@@ -98,11 +94,7 @@ class MeasuredConstants:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Reads the document back.
-
-        Raises:
-            MeasuredConstantsInvalidError: it is invalid, or of a later version.
-        """
+        """Reads it back; MeasuredConstantsInvalidError if it is invalid, or of a later version."""
         error = MeasuredConstantsInvalidError
         values = read_mapping(mapping, error, "the document")
         what = (values.pop("format", None), values.pop("version", None))

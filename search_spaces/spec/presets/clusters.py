@@ -246,17 +246,12 @@ def resolve_cluster(described: str | Mapping[str, Any]) -> tuple[Cluster, str | 
     with problems.collecting():
         _read_memory(values)
     with problems.collecting():
-        resolved = _resolved(values)
+        if set(values) == {"name"} and is_cluster_preset(values["name"]):
+            values = {"preset": values["name"]}
+        is_preset = "preset" in values
+        resolved = (_from_preset(values), None) if is_preset else _from_generic(values)
     problems.refuse()
     return resolved
-
-
-def _resolved(values: dict[str, Any]) -> tuple[Cluster, str | None]:
-    if "preset" in values:
-        return _from_preset(values), None
-    if set(values) == {"name"} and is_cluster_preset(values["name"]):
-        return _from_preset({"preset": values["name"]}), None
-    return _from_generic(values)
 
 
 def is_cluster_preset(name: object) -> bool:

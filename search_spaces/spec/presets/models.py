@@ -3,100 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from search_spaces.documents.reading import nearest, read_mapping, shown
 from search_spaces.errors import ModelShapeInvalidError
-from search_spaces.spec.model_shape import ROTARY_BASE, ModelShape
+from search_spaces.spec.model_shape import ModelShape
+
+_FIELDS: Final = {
+    "layers": "num_layers",
+    "hidden": "hidden_size",
+    "ffn": "ffn_hidden_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "seq": "seq_length",
+    "vocab": "vocab_size",
+    "tied": "tied_embeddings",
+    "base": "rotary_base",
+    "experts": "num_experts",
+    "per_token": "experts_per_token",
+    "width": "moe_ffn_hidden_size",
+}
+"""The names of fields in this table's rows, which are shorter than those of `ModelShape`."""
 
 
-def _gpt(
-    name: str,
-    *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    seq: int = 2048,
-    vocab: int = 51200,
-    tied: bool = True,
-) -> ModelShape:
-    return ModelShape(
-        name=name,
-        family="gpt",
-        num_layers=layers,
-        hidden_size=hidden,
-        ffn_hidden_size=4 * hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        seq_length=seq,
-        vocab_size=vocab,
-        tied_embeddings=tied,
-    )
+def _shape(family: str, name: str, **fields: Any) -> ModelShape:
+    named = {_FIELDS.get(field, field): value for field, value in fields.items()}
+    return ModelShape.from_mapping({"family": family, "name": name, **named})
 
 
-def _llama(
-    name: str,
-    *,
-    layers: int,
-    hidden: int,
-    ffn: int,
-    heads: int,
-    kv_heads: int,
-    seq: int = 8192,
-    vocab: int = 128256,
-    tied: bool = False,
-    base: float = ROTARY_BASE,
-    **others: Any,
-) -> ModelShape:
-    return ModelShape(
-        name=name,
-        family="llama",
-        num_layers=layers,
-        hidden_size=hidden,
-        ffn_hidden_size=ffn,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        seq_length=seq,
-        vocab_size=vocab,
-        tied_embeddings=tied,
-        rotary_base=base,
-        **others,
-    )
-
-
-def _experts(count: int, per_token: int, width: int) -> dict[str, Any]:
-    return {
-        "ffn": width,
-        "num_experts": count,
-        "experts_per_token": per_token,
-        "moe_ffn_hidden_size": width,
-    }
-
-
-def _mixtral(
-    name: str, *, layers: int, hidden: int, heads: int, width: int, vocab: int
-) -> ModelShape:
-    sizes: dict[str, Any] = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": 8,
-        "vocab": vocab,
-    }
-    return _llama(name, **sizes, seq=4096, base=1e6, **_experts(8, 2, width))
-
-
-def _qwen3(name: str, *, layers: int, hidden: int, heads: int, width: int) -> ModelShape:
-    sizes: dict[str, Any] = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": 4,
-        "head_dim": 128,
-    }
-    more: dict[str, Any] = {"seq": 4096, "vocab": 151936, "base": 1e6, "qk_norm": True}
-    return _llama(name, **sizes, **more, **_experts(128, 8, width))
-
+_gpt: Final = partial(_shape, "gpt", seq=2048, vocab=51200)
+_llama: Final = partial(_shape, "llama", seq=8192, vocab=128256)
+_mixtral: Final = partial(_llama, kv_heads=8, seq=4096, base=1e6, experts=8, per_token=2)
+_qwen3: Final = partial(
+    _llama,
+    kv_heads=4,
+    head_dim=128,
+    qk_norm=True,
+    seq=4096,
+    vocab=151936,
+    base=1e6,
+    experts=128,
+    per_token=8,
+)
 
 _SHAPES: Final = (
     # For a few CPU cores. Untied, so that a pipeline gives the same bits as one process.
@@ -113,7 +62,9 @@ _SHAPES: Final = (
         seq=128,
         vocab=1024,
         qk_norm=True,
-        **_experts(8, 2, 128),
+        width=128,
+        experts=8,
+        per_token=2,
     ),
     # GPT-3's small and XL shapes (arXiv:2005.14165, table 2.1; XL with Megatron's 16 heads).
     _gpt("gpt-125m", layers=12, hidden=768, heads=12),
@@ -148,7 +99,9 @@ _SHAPES: Final = (
         attention_window=128,
         full_attention_every=2,
         lacks="biases, attention sinks, the clamped SwiGLU, and YaRN's scaling of rotary positions",
-        **_experts(128, 4, 2880),
+        width=2880,
+        experts=128,
+        per_token=4,
     ),
 )
 

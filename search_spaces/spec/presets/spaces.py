@@ -45,23 +45,16 @@ def resolve_space(
 
 
 def space_knobs(described: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs that a description of a space states, those of its preset among them.
-
-    Raises:
-        SpaceInvalidError: the preset is unknown, or the description is not a mapping.
-    """
+    """The knobs of a description and of its preset; SpaceInvalidError if either is no such."""
     if isinstance(described, str):
         described = {"preset": described}
     values = read_mapping(described, SpaceInvalidError, "the search space")
     if "preset" not in values:
         return values
-    base = _space_preset(values.pop("preset")).to_mapping()
+    name = values.pop("preset")
+    if not isinstance(name, str) or name not in SPACE_PRESETS:
+        raise SpaceInvalidError(f"unknown search space {shown(name)}{nearest(name, SPACE_PRESETS)}")
+    base = SPACE_PRESETS[name].to_mapping()
     if isinstance(values.get("global_batch_size"), int) and "num_microbatches" not in values:
         del base["num_microbatches"]  # a batch that is now fixed derives them
     return base | values
-
-
-def _space_preset(name: object) -> SearchSpace:
-    if not isinstance(name, str) or name not in SPACE_PRESETS:
-        raise SpaceInvalidError(f"unknown search space {shown(name)}{nearest(name, SPACE_PRESETS)}")
-    return SPACE_PRESETS[name]

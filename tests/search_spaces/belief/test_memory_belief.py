@@ -146,7 +146,7 @@ def test_samples_count_for_less_the_farther_they_come_from() -> None:
         if each.peak_memory_bytes
         for estimate in [peak_memory_bytes(each.layout, other_model, MEGATRON_LIKE)]
     ]
-    beliefs = [NEW.told(samples), NEW.told_elsewhere(of_other_model), NEW]
+    beliefs = [NEW.told(samples), NEW.told(of_other_model, elsewhere=True), NEW]
     distances = [float(np.median(errors(belief, truth))) for belief in beliefs]
     assert distances == sorted(distances)
     assert distances[1] < 0.7 * distances[2]
@@ -288,7 +288,9 @@ def test_outcomes_alone_weigh_against_hypotheses_that_they_contradict() -> None:
     assert losses[1] < 0.6 * losses[0]
     # Those of another trainer do not move the weights.
     others = [replace(each, software="megatron-lm") for each in samples(name, with_peaks=True)]
-    np.testing.assert_allclose(UNKNOWN.told_elsewhere(others).weights, UNKNOWN.weights, atol=1e-9)
+    np.testing.assert_allclose(
+        UNKNOWN.told(others, elsewhere=True).weights, UNKNOWN.weights, atol=1e-9
+    )
 
 
 def test_the_deciding_property_is_the_one_whose_outcome_changes_fitting_most() -> None:

@@ -36,7 +36,7 @@ from tests.tuner.factories import (
 )
 from tuner.driver import driver as driver_module
 from tuner.driver.campaign_end import Spent, closing_message, time_is_up, trials_left
-from tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening, ImmediateOpening
+from tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
 from tuner.driver.campaign_search import CampaignSearch
 from tuner.driver.driver import MAX_A_ROUND, Driver
 from tuner.driver.open_trial_target import MAX_TOO_LARGE, MAX_WAITING, OpenTrialTarget
@@ -283,17 +283,17 @@ def step_until_opened(driver: Driver) -> list[bool]:
 @pytest.mark.parametrize(
     ("prepare", "opening"),
     [
-        (new, ImmediateOpening),
+        (new, None),
         pytest.param(half_done, BackgroundOpening, marks=pytest.mark.slow),
-        pytest.param(nearly_done, ImmediateOpening, marks=pytest.mark.slow),
-        pytest.param(over_time, ImmediateOpening, marks=pytest.mark.slow),
-        pytest.param(broken, ImmediateOpening, marks=pytest.mark.slow),
+        pytest.param(nearly_done, None, marks=pytest.mark.slow),
+        pytest.param(over_time, None, marks=pytest.mark.slow),
+        pytest.param(broken, None, marks=pytest.mark.slow),
     ],
-    ids=lambda value: value.__name__,
+    ids=lambda value: getattr(value, "__name__", "at_once"),
 )
 def test_a_campaign_that_is_deleted_before_any_step_of_a_round_has_ended(
     prepare: Callable[[Store, int], None],
-    opening: type[ImmediateOpening | BackgroundOpening],
+    opening: type[BackgroundOpening] | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -303,9 +303,9 @@ def test_a_campaign_that_is_deleted_before_any_step_of_a_round_has_ended(
     was_last = False
     for store, campaign_id, before_call in each_call(prepare, tmp_path):
         vanishing = VanishingStore(store, campaign_id, before_call)
-        driver = Driver(cast("Store", vanishing), opening=opening())
+        driver = Driver(cast("Store", vanishing), opening=opening and opening())
         caplog.clear()
-        rounds = step_until_opened(driver) if opening is BackgroundOpening else [driver.step()]
+        rounds = step_until_opened(driver) if opening else [driver.step()]
         was_last = vanishing.num_calls < before_call
         if was_last:
             break

@@ -92,12 +92,7 @@ class CheckpointRecord:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            CheckpointInvalidError: format or version differ, or a field is missing or
-                of the wrong type.
-        """
+        """Reads the document back; CheckpointInvalidError for another version or a wrong field."""
         values = fields_of_version(mapping, FORMAT, VERSION, CheckpointInvalidError)
         try:
             values["model"] = ModelShape.from_mapping(values["model"])
@@ -186,11 +181,7 @@ class CheckpointDirectory:
             ) from error
 
     def mark(self) -> Path:
-        """Creates an empty file in the directory, and the directory. The caller removes the file.
-
-        Raises:
-            CheckpointInvalidError: nothing can be written there.
-        """
+        """Makes the directory, and a file to be removed; CheckpointInvalidError if it can't."""
         mark = self.path / f".writable-{socket.gethostname()}-{os.getpid()}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)

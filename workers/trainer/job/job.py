@@ -91,12 +91,7 @@ class TrainJob:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            TrainJobInvalidError: format or version differ, or a field is missing,
-                unknown, or out of range.
-        """
+        """Reads the document back; TrainJobInvalidError for another version or a wrong field."""
         values = fields_of_version(mapping, FORMAT, VERSION, TrainJobInvalidError)
         refuse_unknown_fields(values, cls, TrainJobInvalidError, "job field")
         for name, kind in (("model", ModelShape), ("layout", Layout)):
@@ -122,11 +117,7 @@ class TrainJob:
             self.newest_checkpoint()
 
     def newest_checkpoint(self) -> tuple[Path, CheckpointRecord] | None:
-        """The newest complete checkpoint of this job, from which it resumes, and its record.
-
-        Raises:
-            CheckpointInvalidError: it can't be read, or another job saved it.
-        """
+        """The newest checkpoint, from which it resumes; CheckpointInvalidError if unusable."""
         if self.checkpoint is None:
             return None
         newest = CheckpointDirectory(self.checkpoint.directory).newest()

@@ -33,7 +33,9 @@ class JobCheckpoints:
     def __init__(
         self, job: TrainJob, settings: CheckpointSettings, training: Training, report: Report
     ) -> None:
-        self._job, self._settings, self._training, self._report = job, settings, training, report
+        self._job, self._settings, self._training = job, settings, training
+        self._is_first = training.mesh.rank == 0
+        self._report: Report = report if self._is_first else lambda _event: None
         self._directory = CheckpointDirectory(settings.directory)
         self._first_step = self._first_sample = 0
 
@@ -56,14 +58,12 @@ class JobCheckpoints:
             lambda found: [str(path) for path in found],
         )
         for left in unfinished:
-            self._report_on_rank_0(
-                {"event": "note", "message": f"ignoring {left}, which was never finished"}
-            )
+            self._report({"event": "note", "message": f"ignoring {left}, which was never finished"})
         newest = self._on_rank_0(self._newest, _path_and_record)
         if newest is None:
             return 0, 0
         path, record = newest
-        self._report_on_rank_0(
+        self._report(
             {
                 "event": "resume",
                 "step": record.step,
@@ -108,7 +108,7 @@ class JobCheckpoints:
         folder = self._on_rank_0(lambda: str(self._directory.begin(step)), Path)
         save_state(self._training, folder)
         path = self._on_rank_0(lambda: str(self._finish(folder, step)), Path)
-        self._report_on_rank_0(
+        self._report(
             {
                 "event": "checkpoint",
                 "step": step,
@@ -154,14 +154,6 @@ class JobCheckpoints:
                 f"checkpoint directory {self._settings.directory} of rank 0; "
                 "name one that all nodes share"
             )
-
-    @property
-    def _is_first(self) -> bool:
-        return self._training.mesh.rank == 0
-
-    def _report_on_rank_0(self, event: dict[str, Any]) -> None:
-        if self._is_first:
-            self._report(event)
 
     def _on_rank_0(self, act: Callable[[], Any], read: Callable[[Any], T]) -> T:
         """Runs `act` on rank 0 and returns its result on all ranks; a failure is raised on all.

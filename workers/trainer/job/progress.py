@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, Self, TextIO
+from typing import Any, Final, TextIO
 
 from search_spaces.documents.reading import why_unreadable
+from search_spaces.units import memory
 from workers.trainer.errors import TrainJobInvalidError
-
-_BYTE_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 class ProgressLog:
-    """Prints each event as a line for people, and appends it to a log as a line of JSON.
-
-    Raises:
-        TrainJobInvalidError: the log can't be opened.
-    """
+    """Prints each event, and appends it to a log as JSON; TrainJobInvalidError if that can't be."""
 
     def __init__(self, *, stream: TextIO, log: Path | None = None) -> None:
-        self._stream, self._files = stream, ExitStack()
-        self._log: TextIO | None = None
-        if log is not None:
-            try:
-                self._log = self._files.enter_context(log.open("a"))
-            except OSError as error:
-                raise TrainJobInvalidError(
-                    f"the log {log} can't be written: {why_unreadable(error)}"
-                ) from error
+        self._stream = stream
+        try:
+            self._log = None if log is None else log.open("a")  # for the life of the process
+        except OSError as error:
+            raise TrainJobInvalidError(
+                f"the log {log} can't be written: {why_unreadable(error)}"
+            ) from error
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         print_event(event, stream=self._stream)
@@ -41,12 +33,6 @@ class ProgressLog:
         if self._log is not None:
             self._log.write(json.dumps({"event": "result", **event}) + "\n")
             self._log.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
 
 
 def print_event(event: Mapping[str, Any], *, stream: TextIO) -> None:
@@ -74,11 +60,7 @@ def _resume(event: Mapping[str, Any]) -> str:
 
 
 def _checkpoint(event: Mapping[str, Any]) -> str:
-    size = float(event["bytes"])
-    unit = 0
-    while size >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"saved {event['path']} ({size:,.1f} {_BYTE_UNITS[unit]} in {event['seconds']:.1f} s)"
+    return f"saved {event['path']} ({memory(event['bytes'])} in {event['seconds']:.1f} s)"
 
 
 def _note(event: Mapping[str, Any]) -> str:

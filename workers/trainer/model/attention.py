@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.model.backward import gradients_of
+from workers.trainer.model.backward import recomputed
 from workers.trainer.model.matrix_products import multiplies_in_fp32
 
 _POSITIONS_AT_ONCE: Final = 64
@@ -303,30 +303,16 @@ def _add_product(sum_GED: Tensor, left_GEC: Tensor, right_GCD: Tensor) -> None:
         sum_GED.add_(torch.bmm(left_GEC, right_GCD))
 
 
-class RecomputedAttention(Function):
+def recomputed_attention(
+    qkv_BSMD: Tensor, num_heads: int, attend: AttentionCore = causal_attention
+) -> Tensor:
     """Selective recomputation: keeps query, key and value, and computes attention again.
 
     It communicates as `attend` does, forward and backward. Without it a fused kernel would keep one
     more number per head and token; unfused attention would keep the probabilities, S numbers per
     head and token (arXiv:2205.05198, section 5).
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, qkv_BSMD: Tensor, num_heads: int, attend: AttentionCore = causal_attention
-    ) -> Tensor:
-        ctx.save_for_backward(qkv_BSMD)
-        ctx.num_heads, ctx.attend = num_heads, attend
-        return attend(qkv_BSMD, num_heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None, None]:
-        qkv_BSMD = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.enable_grad():
-            y_BSND = ctx.attend(qkv_BSMD, ctx.num_heads)
-        (grad_qkv_BSMD,) = gradients_of(y_BSND, grad_BSND, (qkv_BSMD,))
-        return grad_qkv_BSMD, None, None
+    return recomputed(qkv_BSMD, lambda again_BSMD: attend(again_BSMD, num_heads))
 
 
 _cpu_attention: Callable[[Tensor], Tensor] = CpuAttention.apply
-recomputed_attention: Callable[..., Tensor] = RecomputedAttention.apply

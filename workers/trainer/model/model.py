@@ -97,8 +97,7 @@ class StageBuilder:
 
     def norm(self, prefix: str) -> LayerNorm | RMSNorm | DividedNorm:
         weight, columns = self._of_features(f"{prefix}.weight", "ones"), self.mesh.column_group
-        has_bias = self.shape.family == "gpt"
-        bias = self._of_features(f"{prefix}.bias", "zeros") if has_bias else None
+        bias = self._of_features(f"{prefix}.bias", "zeros") if self.has_biases else None
         if columns is not None:
             return DividedNorm(weight, bias, columns)
         return RMSNorm(weight) if bias is None else LayerNorm(weight, bias)
@@ -320,10 +319,6 @@ class Stage(nn.Module):
         return end.weight if self.tied and end is not None else None
 
     @property
-    def attentions(self) -> list[Attention]:
-        return [block.attention for block in self.blocks if isinstance(block, Block)]
-
-    @property
     def layers(self) -> list[tuple[nn.Module, ...]]:
         """The modules of each layer, in forward order: embedding, blocks, final norm and head."""
         layers: list[tuple[nn.Module, ...]] = [(block,) for block in self.blocks]
@@ -415,7 +410,7 @@ class RankModel(nn.Module):
     @property
     def attentions(self) -> list[Attention]:
         """The attentions of all stages, first to last."""
-        return [each for stage in self.stages for each in stage.attentions]
+        return [module for module in self.modules() if isinstance(module, Attention)]
 
     @property
     def tables(self) -> tuple[Tensor, ...]:

@@ -10,13 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from search_spaces.spec.layout import Precision
 from workers.trainer.errors import LossDivergedError
-
-
-def needs_loss_scaling(precision: Precision) -> bool:
-    """Whether small gradients underflow in the type, so that the loss must be scaled."""
-    return precision == "fp16"
 
 
 @dataclass(kw_only=True, slots=True)

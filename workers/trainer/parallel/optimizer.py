@@ -20,7 +20,7 @@ from torch import Tensor
 from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
 from workers.trainer.comm.mesh import Mesh
 from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
-from workers.trainer.parallel.loss_scaling import LossScaler, needs_loss_scaling
+from workers.trainer.parallel.loss_scaling import LossScaler
 from workers.trainer.stopwatch import part
 
 
@@ -55,7 +55,7 @@ class FlatOptimizer:
         # One tensor for each kind of state, divided like the weights: few allocations.
         self.masters = self._like_spans(spans) if master_weights else self.weights
         self.is_mixed = master_weights
-        self.scaler = LossScaler() if needs_loss_scaling(mesh.layout.precision) else None
+        self.scaler = LossScaler() if mesh.layout.precision == "fp16" else None
         if master_weights:
             for master, weights in zip(self.masters, self.weights, strict=True):
                 master.copy_(weights)
