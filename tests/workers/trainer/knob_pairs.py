@@ -162,54 +162,16 @@ def pairs_of(values: Values) -> set[Pair]:
     return set(itertools.combinations(values.items(), 2))
 
 
-STARTS = [
-    values_of(words)
-    for words in (
-        *(
-            "",
-            "moe balanced",
-            "pp2",
-            "dp2",
-            "tp2",
-            "tp2 cut",
-            "cp2 all_gather",
-            "dp4",
-            "cp4 all_gather",
-            "columns2",
-        ),
-        *(
-            "dp2 zero1",
-            "cp2 all_gather zero1",
-            "dp4 zero1",
-            "pp2 dp2",
-            "pp2 dp2 zero1",
-            "tp2 pp2",
-            "pp4",
-        ),
-        *(
-            "pp2 cp2 all_gather",
-            "tp2 dp2",
-            "tp2 cut dp2 zero1",
-            "tp2 cut pp2",
-            "tp2 cp2 all_gather",
-            "cp2 all_gather dp2 zero1",
-        ),
-        *("columns2 dp2", "columns2 pp2", "columns2 tp2 cut", "tp4 cut", "columns4", "pp2 cp2 p2p"),
-        *(
-            "moe balanced dp2 ep2",
-            "moe balanced dp4 ep2",
-            "moe balanced cp2 all_gather",
-            "moe balanced pp2",
-        ),
-        *("moe balanced tp2 cut", "moe balanced tp2 cut dp2", "moe balanced pp2 dp2"),
-        *("dp4 zero1 pp2", "dp4 zero1 tp2 cut", "dp4 zero1 columns2", "moe balanced dp4 ep2 pp2"),
-        *(
-            "moe balanced dp4 zero1",
-            "moe balanced dp4 ep2 zero1",
-            "moe balanced dp2 cp2 all_gather",
-        ),
-    )
-]
+_STARTS = """,
+    moe balanced, pp2, dp2, tp2, tp2 cut, cp2 all_gather, dp4, cp4 all_gather, columns2, dp2 zero1,
+    cp2 all_gather zero1, dp4 zero1, pp2 dp2, pp2 dp2 zero1, tp2 pp2, pp4, pp2 cp2 all_gather,
+    tp2 dp2, tp2 cut dp2 zero1, tp2 cut pp2, tp2 cp2 all_gather, cp2 all_gather dp2 zero1,
+    columns2 dp2, columns2 pp2, columns2 tp2 cut, tp4 cut, columns4, pp2 cp2 p2p,
+    moe balanced dp2 ep2, moe balanced dp4 ep2, moe balanced cp2 all_gather, moe balanced pp2,
+    moe balanced tp2 cut, moe balanced tp2 cut dp2, moe balanced pp2 dp2, dp4 zero1 pp2,
+    dp4 zero1 tp2 cut, dp4 zero1 columns2, moe balanced dp4 ep2 pp2, moe balanced dp4 zero1,
+    moe balanced dp4 ep2 zero1, moe balanced dp2 cp2 all_gather"""
+STARTS = [values_of(words) for words in _STARTS.split(",")]
 """Runs that a pair of values is tried in, to see whether any run may have it."""
 
 

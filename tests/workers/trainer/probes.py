@@ -43,6 +43,4 @@ def make_request(**changes: Any) -> ProbeRequest:
 
 def measured(request: ProbeRequest, **context: Any) -> Any:
     """The measurement of a probe."""
-    result = probe(request, **context)[0][0]
-    assert result is not None
-    return result.measurement
+    return probe(request, **context)[0][0].measurement

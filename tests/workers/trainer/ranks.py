@@ -92,7 +92,7 @@ def _end_rank(
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
         if not POLLS:
-            host_transfers._POLL_S = 0.0  # type: ignore[misc]
+            host_transfers._POLL_S = 0.0
         store = dist.FileStore(str(store_file), world_size)
         if own_group:
             result = work(rank, store)

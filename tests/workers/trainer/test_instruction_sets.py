@@ -54,6 +54,8 @@ FILES = [
     for name in ("model/test_attention", "test_parity", "test_equal_bits")
 ]
 CHOSEN = "not nightly and not gpu"
+Record = Callable[[str, object], None]
+"""Pytest's fixture `record_property`."""
 PARTS = [
     "definition",
     "recomputed_has",
@@ -71,51 +73,48 @@ def processor_flags() -> set[str]:
     return set(found[1].split()) if found else set()
 
 
-def run_sample(files: list[str], *options: str, **environment: str) -> str:
-    """Runs the sample in a process of its own, and returns pytest's last line."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+def own_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+def run_sample(record: Record, name: str, *options: str, **environment: str) -> None:
+    """Runs the sample in a process of its own, and records pytest's last line."""
+    record(INSTRUCTION_SET, f"{name}: failed")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options),
-            *("-m", CHOSEN, "-k", SAMPLE, *files),
+            *("-m", CHOSEN, "-k", SAMPLE, *FILES),
         ],
-        env={**own, **environment},
+        env={**own_environment(), **environment},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[-1]
+    record(INSTRUCTION_SET, f"{name}: {done.stdout.splitlines()[-1]}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda each: each.onednn)
 def test_the_numbers_are_right_under_every_instruction_set(
-    instructions: InstructionSet, record_property: Callable[[str, object], None]
+    instructions: InstructionSet, record_property: Record
 ) -> None:
     name = f"{instructions.onednn} (torch's own kernels: {instructions.aten})"
     missing = sorted(instructions.flags - processor_flags())
     if missing:
-        record_property(
-            INSTRUCTION_SET, f"{name}: not run, the processor lacks {', '.join(missing)}"
-        )
-        pytest.skip(f"the processor lacks {', '.join(missing)}")
-    record_property(INSTRUCTION_SET, f"{name}: failed")
+        why = f"the processor lacks {', '.join(missing)}"
+        record_property(INSTRUCTION_SET, f"{name}: not run, {why}")
+        pytest.skip(why)
     limits = {"ONEDNN_MAX_CPU_ISA": instructions.onednn, "ATEN_CPU_CAPABILITY": instructions.aten}
-    told = run_sample(FILES, **limits)
-    record_property(INSTRUCTION_SET, f"{name}: {told}")
+    run_sample(record_property, name, **limits)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_numbers_are_right_with_the_other_library_s_products(
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_the_numbers_are_right_with_the_other_library_s_products(record_property: Record) -> None:
     """fp32 products by MKL where the default is oneDNN, as on AMD's processors, or the reverse."""
-    name = "fp32 products by the other library"
-    record_property(INSTRUCTION_SET, f"{name}: failed")
-    told = run_sample(FILES, "-p", "tests.workers.trainer.other_library")
-    record_property(INSTRUCTION_SET, f"{name}: {told}")
+    plugin = ("-p", "tests.workers.trainer.other_library")
+    run_sample(record_property, "fp32 products by the other library", *plugin)
 
 
 @pytest.mark.slow
@@ -129,10 +128,9 @@ def test_every_part_of_the_sample_selects_tests() -> None:
     )
     parts = [*PARTS, "no_test_has_this_name"]
     arguments = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", CHOSEN, *FILES]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
         [sys.executable, "-c", program, json.dumps(parts), json.dumps(arguments)],
-        env=own,
+        env=own_environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -19,10 +19,15 @@ from tests.workers.trainer.cases import make_layout, make_shape, train
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.errors import TrainJobInvalidError
 from workers.trainer.job.job import TrainJob, read_job
-from workers.trainer.job.progress import print_event
 from workers.trainer.train import main
 
 pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def make_job(**changes: Any) -> TrainJob:
@@ -67,8 +72,6 @@ def test_a_malformed_job_names_the_field(change: dict[str, Any], sentence: str) 
 
 def run(command: list[str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        env.pop(name, None)
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env)
 
 
@@ -103,12 +106,8 @@ def assert_progress(lines: list[str], job: TrainJob) -> None:
 TRAIN = ("-m", "workers.trainer.train", "--config")
 
 
-def test_a_job_of_one_rank_runs_without_a_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     job, shown = make_job(), io.StringIO()
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
 
     def work(rank: int, store: Any) -> tuple[int, str]:
         with redirect_stdout(shown):
@@ -152,13 +151,6 @@ def test_a_job_runs_under_torchrun(tmp_path: Path) -> None:
     assert_result(document, job)
 
 
-def test_the_result_says_that_ranks_shared_devices() -> None:
-    stream = io.StringIO()
-    result = {"steps": 5, "warmup": 2, "tokens_per_s": 1234.5, "oversubscribed": True}
-    print_event(result, stream=stream)
-    assert stream.getvalue() == "tokens/s: 1,234 (median of 3 steps; ranks shared devices)\n"
-
-
 @pytest.mark.parametrize(
     ("job", "changes", "sentence"),
     [
@@ -171,13 +163,10 @@ def test_the_result_says_that_ranks_shared_devices() -> None:
 def test_what_cannot_run_is_refused_before_any_rank_works(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     job: TrainJob,
     changes: list[str],
     sentence: str,
 ) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
     assert main(["--config", write_job(tmp_path, job), *changes]) == 2
     shown = capsys.readouterr()
     assert sentence in shown.err
@@ -194,6 +183,7 @@ def test_steps_and_warmup_are_judged_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (None, "is not a readable JSON file"),
         ("{", "is not a readable JSON file"),
         ("[" * 100_000, "is not a readable JSON file"),
         ("\x00", "is not a readable JSON file"),
@@ -201,17 +191,15 @@ def test_steps_and_warmup_are_judged_together(tmp_path: Path) -> None:
         ('{"format": "megatron"}', "job.json: format='megatron'"),
     ],
 )
-def test_a_malformed_job_file_is_one_clear_error(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_missing_or_malformed_job_file_is_one_clear_error(
+    tmp_path: Path, text: str | None, sentence: str
+) -> None:
     path = tmp_path / "job.json"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(TrainJobInvalidError, match=sentence) as caught:
         read_job(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_job_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(tmp_path / "job.json")]) == 2
-    assert "is not a readable JSON file" in capsys.readouterr().err
 
 
 def test_reading_and_printing_a_job_need_no_torch() -> None:

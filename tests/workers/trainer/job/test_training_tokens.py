@@ -180,10 +180,8 @@ def write_job(folder: Path, **changes: Any) -> Path:
 
 def test_paths_are_taken_from_the_job_file_s_folder(tmp_path: Path) -> None:
     job = read_job(write_job(tmp_path, data={"tokens": "../t.bin", "dtype": "uint16"}))
-    assert job.data is not None
     assert job.data.tokens == f"{tmp_path}/../t.bin"
     absolute = read_job(write_job(tmp_path, data={"tokens": "/d/t.bin", "dtype": "uint16"}))
-    assert absolute.data is not None
     assert absolute.data.tokens == "/d/t.bin"
 
 

@@ -32,7 +32,6 @@ def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
     layout = make_layout(**axes)
     m = measured(make_request(layout=layout))
     parts = m.breakdown
-    assert parts is not None
     assert parts.total_s == pytest.approx(m.step_time_s, rel=1e-9)
     assert min(parts.compute_s, parts.optimizer_s) > 0
     assert parts.unexplained_s >= 0

@@ -57,7 +57,6 @@ def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> N
     results = probe(request)
     assert results[1:] == [(None, [])] * (len(results) - 1), "rank 0 alone reports"
     result, events = results[0]
-    assert result is not None
     m = result.measurement
     assert events == [{"event": "iteration", **dataclasses.asdict(each)} for each in m.iterations]
     warmups = len(m.iterations) - 3
@@ -336,7 +335,6 @@ def test_the_revision_is_that_of_the_checkout_and_known_before_a_rank_starts(
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     result = probe(make_request())[0][0]
-    assert result is not None
     assert result.environment.git_revision == GIT_REVISION
 
 
