@@ -11,19 +11,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.fake_service import FakeService, serve
+from tests.kit.fake_service import TOKEN, serve
 
 if TYPE_CHECKING:
     from tests.kit.local_ranks import SeveralLocalNodes
+    from tests.kit.worker_loop import WorkedService
     from workers.launchers.local import LocalNodes
+    from workers.service.lease_client import LeaseClient
 
 # Imported where they are used: tests of the trainer on GPUs do without psutil.
 
 
 @pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
+def service(tmp_path: Path) -> Iterator[WorkedService]:
+    from tests.kit.worker_loop import WorkedService
+
+    with serve(WorkedService(tmp_path / "spool")) as service:
         yield service
+
+
+@pytest.fixture
+def client(service: WorkedService) -> Iterator[LeaseClient]:
+    from workers.service.lease_client import LeaseClient
+
+    with LeaseClient(service.url, TOKEN) as client:
+        yield client
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: Wor
 def test_a_status_says_whether_to_ask_again(
     client: LeaseClient, service: WorkedService, status: int, error: type[Exception], words: str
 ) -> None:
-    service.answer = lambda *_: (status, problem(words.removeprefix(f"{status}: ")))  # type: ignore[method-assign]
+    service.answer = lambda *_: (status, problem(words.removeprefix(f"{status}: ")))
     with pytest.raises(error, match=words):
         client.post_outcome(EncodedOutcome.of(make_report()))
 

@@ -27,15 +27,13 @@ class Refusals:
     def __init__(self, service: WorkedService) -> None:
         self.status: int | None = None
         self.asked: list[str] = []
-        answer = service.answer
+        service.intercept(self._refuse)
 
-        def refuse(method: str, path: list[str], body: Any) -> tuple[int, Any]:
-            if self.status is None:
-                return answer(method, path, body)
-            self.asked.append(path[-1])
-            return self.status, {"detail": "down for a moment"}
-
-        service.answer = refuse  # type: ignore[method-assign]
+    def _refuse(self, path: list[str], _body: Any) -> tuple[int, Any] | None:
+        if self.status is None:
+            return None
+        self.asked.append(path[-1])
+        return self.status, {"detail": "down for a moment"}
 
     def have_met_all_loops(self) -> bool:
         return all(self.asked.count(one) >= 3 for one in ("leases", "heartbeats", "outcome"))
@@ -72,17 +70,16 @@ def test_a_service_that_goes_away_and_comes_back_is_two_lines_of_a_worker_with_t
 def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
     service: WorkedService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = service.answer
     broken: list[str] = []
 
-    def break_down(method: str, path: list[str], body: Any) -> tuple[int, Any]:
-        if path[-1] in ("leases", "heartbeats") and broken.count(path[-1]) < 3:
-            broken.append(path[-1])
-            return 500, {"detail": f"a bug ({len(broken) % 2})"}
-        return answer(method, path, body)
+    def break_down(path: list[str], _body: Any) -> tuple[int, Any] | None:
+        if path[-1] not in ("leases", "heartbeats") or broken.count(path[-1]) == 3:
+            return None
+        broken.append(path[-1])
+        return 500, {"detail": f"a bug ({len(broken) % 2})"}
 
     service.add(1)
-    service.answer = break_down  # type: ignore[method-assign]
+    service.intercept(break_down)
     service.work(launcher_of(2), until=lambda: caplog.text.count("works again after") == 2)
     for what in ("leasing trials", "the heartbeat"):
         assert sum(f"{what} works again" in line for line in warnings(caplog)) == 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.protocol.worker_messages import HeartbeatBody, HeartbeatReply, LeaseRead
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import make_request
 from workers.packing.request import Share
-from workers.service.lease_client import LeaseClient
 from workers.worker.events import WorkerBroken, WorkerEvent
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.held_trial import HeldTrial
@@ -47,8 +46,7 @@ def test_a_heartbeat_that_breaks_down_ends_the_worker_and_not_its_leases_in_sile
             raise ZeroDivisionError("a bug")
 
     events: SimpleQueue[WorkerEvent] = SimpleQueue()
-    client = cast("LeaseClient", Client())
-    heartbeat = Heartbeat(client, interval_s=0.01, news=News(worker_id="w"), events=events)
+    heartbeat = Heartbeat(Client(), interval_s=0.01, news=News(worker_id="w"), events=events)
     event = events.get(timeout=30)
     heartbeat.end()
     assert isinstance(event, WorkerBroken)
@@ -69,9 +67,7 @@ def test_a_health_report_is_told_once_a_session_and_when_there_is_another() -> N
         return News(worker_id=worker_id, nodes=(node,))
 
     first, second = (HealthReport(device="cpu", num_devices=2, num_devices_seen=n) for n in (1, 2))
-    heartbeat = Heartbeat(
-        cast("LeaseClient", Client()), interval_s=0.005, news=news("a", first), events=SimpleQueue()
-    )
+    heartbeat = Heartbeat(Client(), interval_s=0.005, news=news("a", first), events=SimpleQueue())
     for said in (news("a", first), news("a", second), news("b", second)):
         heartbeat.news = said
         number = len(told) + 4
@@ -91,8 +87,7 @@ def test_an_idle_worker_leaves_out_every_second_heartbeat_until_something_change
             return next(answers, HeartbeatReply(stop=()))
 
     idle = News(worker_id="w", state="working", nodes=(RosterNode(name="n0", num_devices=2),))
-    client = cast("LeaseClient", Client())
-    heartbeat = Heartbeat(client, interval_s=3600.0, news=idle, events=SimpleQueue())
+    heartbeat = Heartbeat(Client(), interval_s=3600.0, news=idle, events=SimpleQueue())
     draining = replace(idle, state="draining")
     busy = replace(draining, trials=(make_trial(),))
     told_after = []

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.kit.worker_loop import IDENTITY, WorkedService, ends_when, launcher_o
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
-from workers.worker.events import NodeRecovered, NodesChecked, WorkerEvent
+from workers.worker.events import WorkerEvent
 from workers.worker.node_health import HealthReport
 from workers.worker.roster import NodeRoster
 
@@ -232,7 +232,7 @@ def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
         return dict.fromkeys(nodes, make_report())
 
     def take_checked() -> None:
-        roster.take_checked(cast("NodesChecked", events.get(timeout=30)))
+        roster.take_checked(events.get(timeout=30))
 
     events: SimpleQueue[WorkerEvent] = SimpleQueue()
     packer = Packer(share_nodes=True)
@@ -269,10 +269,10 @@ def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
     roster.look(0.0)
     launcher.losses[0] = "its agent was killed"
     roster.look(1.0)
-    roster.take_recovered(cast("NodeRecovered", events.get(timeout=30)), 1.0)
+    roster.take_recovered(events.get(timeout=30), 1.0)
     assert states() == ["starting"], "it is checked again once the first check is over"
     goes_on.set()
     for state in ("starting", "idle"):
-        roster.take_checked(cast("NodesChecked", events.get(timeout=30)))
+        roster.take_checked(events.get(timeout=30))
         assert states() == [state]
         roster.look(2.0)

@@ -232,7 +232,6 @@ def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
     service.add(1, 2, 3, deadline_s=300.0)
     service.work(lambda *_: DONE, until=lambda: len(service.outcomes) == 3)
     assert expected[0] is None
-    assert expected[-1] is not None
     assert 0 < expected[-1] < 300
 
 

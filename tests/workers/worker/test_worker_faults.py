@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,20 +12,6 @@ from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import DONE, FAILED, WorkedService, ends_when, launcher_of
 from workers.launchers.base import Cancelled, OnEvent
-
-Answer = tuple[int, Any]
-
-
-def intercept(
-    service: WorkedService, answer_first: Callable[[list[str], Any], Answer | None]
-) -> None:
-    """Has something answer before the service does, where it wants to."""
-    answer = service.answer
-
-    def answer_instead(method: str, path: list[str], body: Any) -> Answer:
-        return answer_first(path, body) or answer(method, path, body)
-
-    service.answer = answer_instead  # type: ignore[method-assign]
 
 
 def test_probes_go_on_while_the_service_is_away(service: WorkedService) -> None:
@@ -53,7 +38,7 @@ def test_a_request_that_a_proxy_answered_is_sent_again(service: WorkedService) -
     pages: list[str] = []
     most = 6
 
-    def answer_with_a_page(path: list[str], _body: Any) -> Answer | None:
+    def answer_with_a_page(path: list[str], _body: Any) -> tuple[int, str] | None:
         if path == ["v1", "workers"] or len(pages) >= most:
             return None
         pages.append(path[-1])
@@ -66,19 +51,19 @@ def test_a_request_that_a_proxy_answered_is_sent_again(service: WorkedService) -
         return len(service.outcomes) == 2
 
     service.add(1, 2)
-    intercept(service, answer_with_a_page)
+    service.intercept(answer_with_a_page)
     service.work(launcher_of(2), until=watch)
     assert set(service.posted()) == {1, 2}
     assert not list(service.spool_dir.glob("rejected/*")), "a page refuses nothing"
 
 
 def test_a_status_that_the_service_does_not_take_costs_no_lease(service: WorkedService) -> None:
-    def refuse_every_status(path: list[str], body: Any) -> Answer | None:
+    def refuse_every_status(path: list[str], body: Any) -> tuple[int, Any] | None:
         is_status = path[-1] == "heartbeats" and body["status"] is not None
         return (422, {"detail": "the status is refused"}) if is_status else None
 
     service.add(1)
-    intercept(service, refuse_every_status)
+    service.intercept(refuse_every_status)
     service.work(launcher_of(2, ends=lambda: False), until=lambda: 1 in service.beats())
 
 
@@ -143,7 +128,7 @@ def test_an_outcome_that_waited_is_posted_before_trials_are_leased(service: Work
         service.add(2)
         service.away = False
 
-    intercept(service, note)
+    service.intercept(note)
     service.add(1)
     service.work(go_away, until=lambda: "leases" in told and service.posted())
     assert told[0] == "outcome"
