@@ -1,0 +1,212 @@
+"""`layout-tuner probe`: what it prints, with trainers too, and of a model of a hostile name."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from search_spaces.protocol.measurement import Iteration
+from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset, resolve_model
+from tests.kit.python_process import ROOT, run_python
+from tests.kit.store import completed, make_iterations
+from workers.commands.commands import probe, probe_document, probe_text, worker
+
+REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2))
+
+
+def test_a_report_says_where_a_step_went_and_whether_the_probe_was_compiled() -> None:
+    text = probe_text(REQUEST, completed())
+    where = "compute 50.0%, tp 20.0%, pp 10.0%, dp 10.0%, optimizer 6.2%, unexplained 3.8%"
+    assert where in text
+    assert "compiled" not in text
+    assert "of a step" not in probe_text(REQUEST, completed(breakdown=None))
+    document = probe_document(REQUEST, completed())
+    assert document["breakdown"]["compute_s"] == 0.064
+    assert document["compile"] is False
+    compiled = replace(REQUEST, compile=True)
+    assert probe_document(compiled, completed())["compile"] is True
+    assert ", compiled, on 2 devices" in probe_text(compiled, completed())
+
+
+def skipping(number: int) -> tuple[Iteration, ...]:
+    """Iterations of which the first ones overflowed."""
+    iterations = make_iterations(0.5)
+    return tuple(replace(it, grad_norm=None) if it.index < number else it for it in iterations)
+
+
+def test_a_report_names_what_makes_a_figure_doubtful() -> None:
+    plain = probe_text(REQUEST, completed())
+    for word in ("unsettled", "skipped", "oversubscribed"):
+        assert word not in plain
+    doubtful = completed(warmup_settled=False, iterations=skipping(3), oversubscribed=True)
+    text = probe_text(REQUEST, doubtful)
+    for sentence in (
+        "unsettled: step times still changed when timing began",
+        "3 steps were skipped: their gradients overflowed",
+        "oversubscribed: ranks shared devices",
+    ):
+        assert sentence in text
+    one = probe_text(REQUEST, completed(iterations=skipping(1)))
+    assert "1 step was skipped: its gradients overflowed" in one
+
+
+FILE = """
+trainers:
+  - name: mine
+    version: "2"
+    command: ["{python}", "{trainers_directory}/train.py", "{steps}", "{rate}"]
+    parameters:
+      rate: {type: float, minimum: 0, maximum: 1}
+"""
+OTHER = """
+  - {name: other, version: "1", command: ["true"]}
+"""
+PROGRAM = """
+import sys, time
+from layout_tuner import report_step
+for _ in range(int(sys.argv[1])):
+    time.sleep(0.01)
+    report_step(step_time_s=0.01, loss=float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def trainers(tmp_path: Path) -> Path:
+    path = tmp_path / "trainers.yaml"
+    path.write_text(FILE)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return path
+
+
+def run(*arguments: str) -> Result:
+    layout = ("--model", "tiny", "--num-microbatches", "1", "--steps", "3", "--json")
+    return CliRunner().invoke(probe, [*layout, *arguments])
+
+
+@pytest.mark.ranks
+def test_a_probe_runs_the_only_trainer_of_a_file(trainers: Path) -> None:
+    ended = run("--trainers", str(trainers), "--parameter", "rate=0.5")
+    assert ended.exit_code == 0, ended.output
+    printed = json.loads(ended.stdout)
+    assert printed["trainer"] == "mine"
+    assert printed["trainer_version"] == "2"
+    assert printed["tokens"] == "assumed"
+    assert printed["losses"][0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments", "why"),
+    [
+        (OTHER, (), "--trainers has 2 trainers; name one with --trainer: embedded, mine, other"),
+        ("", ("--trainer", "min"), "--trainer=min is not one of embedded, mine"),
+        ("", ("--parameter", "rate"), "--parameter=rate is not NAME=VALUE"),
+        ("", ("--parameter", "=1"), "--parameter==1 is not NAME=VALUE"),
+        ("    speed: 3", (), "trainers.mine: unknown field of a trainer 'speed'"),
+        ("  - 5", (), "trainers.1: "),
+        (": : :", (), "trainers.yaml"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    trainers: Path, more: str, arguments: tuple[str, ...], why: str
+) -> None:
+    trainers.write_text(FILE.rstrip() + "\n" + more.strip("\n") + "\n")
+    ended = run("--trainers", str(trainers), *arguments)
+    assert ended.exit_code == 2
+    assert why in ended.stderr
+    assert "Traceback" not in ended.output
+
+
+def test_a_trainer_without_a_file_is_not_known() -> None:
+    ended = run("--trainer", "mine")
+    assert ended.exit_code == 2
+    assert "--trainers FILE describes others" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "trainers.txt"])
+def test_a_worker_does_not_start_without_its_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "trainers.txt").write_text(FILE)
+    (tmp_path / "token").write_text("x" * 43)
+    ended = CliRunner().invoke(
+        worker,
+        [
+            *("--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "token")),
+            *("--cluster", "local-cpu", "--trainers", str(tmp_path / name)),
+        ],
+    )
+    assert ended.exit_code == 2
+    assert name in ended.stderr
+
+
+NAMES = {"plain": "a model", "hostile": "../../qzxjkv;$(touch qzxjkv)`id`|http://203.0.113.9/{0}%s"}
+
+WATCH = """
+import json, os, sys
+_log = os.open(os.environ["WATCHED_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+_WATCHED = {"open", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system",
+            "os.exec", "os.posix_spawn", "exec", "compile", "import", "ctypes.dlopen", "os.mkdir", "os.rename"}
+def _watch(event, args):
+    if event in _WATCHED:
+        said = [str(arg)[:500] for arg in args[:3]] if event not in ("exec", "import") else [str(args[0])[:200]]
+        line = json.dumps({"pid": os.getpid(), "event": event, "args": said}) + chr(10)
+        os.write(_log, line.encode(errors="replace"))
+sys.addaudithook(_watch)
+"""
+
+
+def watched_probe(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What a probe of a model of that name measured, and what its processes did."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WATCH)
+    model = {**resolve_model("tiny").to_mapping(), "name": name}
+    (folder / "model.json").write_text(json.dumps(model))
+    log = folder / "events"
+    words = ["--tp", "2", "--num-microbatches", "1", "--steps", "2", "--json"]
+    done = run_python(
+        "import sys; from api.cli import main; main(sys.argv[1:])",
+        *("probe", "--model", str(folder / "model.json"), *words),
+        PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]),
+        WATCHED_LOG=str(log),
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_hostile_name_opens_connects_and_starts_nothing(tmp_path: Path) -> None:
+    """The one text that a campaign's file brings to a real probe.
+
+    Python's audit hooks record for every process of the probe which files it opens, where it
+    connects, and what it starts.
+    """
+    found = {kind: watched_probe(tmp_path / kind, name) for kind, name in NAMES.items()}
+    for measured, events in found.values():
+        assert measured["step_times_s"]
+        # Watched were the command, its zygote, and the ranks that it forked.
+        assert len({event["pid"] for event in events}) >= 4
+        assert any(event["event"] == "open" for event in events)
+    _, events = found["hostile"]
+    for event in events:
+        text = " ".join(event["args"])
+        for part in ("qzxjkv", "203.0.113.9"):
+            assert part not in text, event
+        if event["event"] in ("socket.connect", "socket.getaddrinfo"):
+            assert "127.0.0.1" in text or "localhost" in text, event
+    started = {
+        kind: {
+            event["args"][0]
+            for event in events
+            if event["event"] in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+        }
+        for kind, (_, events) in found.items()
+    }
+    assert started["hostile"] == started["plain"]
+    assert not list(tmp_path.rglob("qzxjkv"))
