@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from search_spaces.schedules import Backward, Forward, WeightGradients, pipeline_schedule
@@ -132,13 +131,3 @@ def test_other_schedules_hold_what_their_papers_say() -> None:
     assert gpipe == (((9, 0),),) * 4
     late = held_passes(Schedule(pp=4, vpp=1, num_microbatches=16, name="zero_bubble"))
     assert [max(sum(pair) for pair in pairs) for pairs in late] == [5, 5, 5, 5]
-
-
-def test_layouts_walked_together_end_as_if_walked_alone() -> None:
-    schedule, rng = Schedule(pp=3, vpp=1, num_microbatches=5), np.random.default_rng(1)
-    pass_KSN, hop_RN = rng.random((3, 3, 4)), rng.random((3, 4))
-    together = walk(schedule, [list(kind) for kind in pass_KSN], list(hop_RN))
-    for n in range(4):
-        alone = walk(schedule, pass_KSN[:, :, n].tolist(), hop_RN[:, n].tolist())
-        assert alone.rank_end_s == [end[n] for end in together.rank_end_s]
-        assert alone.last_start_s == [start[n] for start in together.last_start_s]
