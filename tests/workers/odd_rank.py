@@ -81,4 +81,4 @@ def _run_out_of_memory_in_step(number: int) -> None:
             torch.empty(1 << 50)
         return whole_step(self, *arguments, **options)
 
-    Training.step = step  # type: ignore[method-assign]
+    Training.step = step

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import psutil
 import pytest
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from tests.kit.local_ranks import Hanging, below_zygote, failure_of, local_nodes
+from tests.kit.local_ranks import Hanging, failure_of, local_nodes
 from tests.workers.process_checks import RANK_PROGRAMS, kill, marked, run_group, wait_until_gone
 from workers.errors import CoresForbiddenError, NodeLostError
 from workers.launchers.base import NodeEvent
@@ -71,16 +70,6 @@ def test_iterations_arrive_several_at_a_time(
     assert lots[0] == [0]  # the first is news at once
     assert [index for lot in lots for index in lot] == list(range(100))
     assert len(lots) <= 2 + end.duration_s / 0.5
-
-
-def test_twenty_groups_in_a_row_leave_no_process_and_no_descriptor(nodes: LocalNodes) -> None:
-    run_group(nodes, "succeed")
-    zygote = nodes.ranks.pids["zygote"]
-    descriptors = len(list(Path(f"/proc/{zygote}/fd").iterdir()))
-    for kind in ("succeed", "fail", "daemonise", "kill-itself", "meet") * 4:
-        run_group(nodes, kind)
-        assert not below_zygote(nodes)
-    assert len(list(Path(f"/proc/{zygote}/fd").iterdir())) == descriptors
 
 
 def test_sigkill_of_warden_zygote_and_keeper_together_leaves_no_daemon(mark: str) -> None:

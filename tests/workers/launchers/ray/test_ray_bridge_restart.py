@@ -57,25 +57,19 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
         agent.close()
 
 
-def bridge_of(nodes: RayNodes) -> FakeBridge:
-    assert isinstance(nodes._bridge, FakeBridge)
-    return nodes._bridge
-
-
 def test_a_bridge_that_does_not_start_is_started_again(
     nodes: RayNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bridge_of(nodes).to_end.put(None)
+    nodes._bridge.to_end.put(None)
     wait_until("it has joined again", lambda: nodes.pids == [{"agent": 4}], 60)
     assert not nodes.lost()
     assert caplog.text.count("No space left on device") == len(FakeBridge.starts_to_fail)
 
 
 def test_an_agent_that_greets_again_takes_the_place_of_the_one_before(nodes: RayNodes) -> None:
-    bridge = bridge_of(nodes)
-    agent = bridge.start_agent(9)
+    agent = nodes._bridge.start_agent(9)
     wait_until("it has joined", lambda: nodes.pids == [{"agent": 9}])
-    assert bridge.agent.receive() is None  # so it ends
+    assert nodes._bridge.agent.receive() is None  # so it ends
     assert not nodes.lost()
     agent.close()
     wait_until("its end is noticed", lambda: nodes.lost())

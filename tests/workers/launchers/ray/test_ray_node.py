@@ -92,7 +92,6 @@ def test_a_node_is_kept_up_and_leaves_nothing_when_its_supervisor_is_killed() ->
     wait_until("it is up again", lambda: head.pid_of("raylet") != raylet, PATIENCE_S)
     directory = directory_of(head.pid_of("raylet"))
     assert directory.exists()
-    assert head.process is not None
     head.process.kill()
     head.process.wait()
     head.wait_until_nothing_is_left()
@@ -107,7 +106,6 @@ def test_a_node_whose_starter_is_gone_ends_even_while_it_waits_for_its_head() ->
         "n.start(); print(n.process.pid, flush=True); time.sleep(3600)"
     )
     with start_python(program, joiner.address, joiner.head, joiner.mark) as starter:
-        assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         try:
             wait_until("it watches its starter", lambda: holds_pidfd(pid), PATIENCE_S)
