@@ -71,10 +71,7 @@ class Bench:
         return self.runner.invoke(allocation, list(arguments), env=env)
 
     def wait_for(self, name: str) -> str:
-        text: str = wait_until(
-            f"there is a note {name}; log: {self.log()}", lambda: self.note(name), 60
-        )
-        return text
+        return wait_until(f"there is a note {name}; log: {self.log()}", lambda: self.note(name), 60)
 
     def log(self) -> str:
         log = self.directory / "log"

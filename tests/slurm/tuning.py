@@ -94,8 +94,7 @@ class Tuning:
         words = ["show", str(job_id), "--json", f"--url={service}", f"--token-file={token}"]
         found = CliRunner().invoke(allocation, words)
         assert found.exit_code == 0, found.output
-        shown: dict[str, Any] = json.loads(found.stdout)
-        return shown
+        return json.loads(found.stdout)
 
     def cancel(self, job_id: int, *options: str) -> None:
         words = ["cancel", str(job_id), *options]
@@ -108,10 +107,7 @@ class Tuning:
 
     def trials(self, campaign: str, state: str | None = None) -> list[dict[str, Any]]:
         query = f"&state={state}" if state else ""
-        found: list[dict[str, Any]] = self.get(f"/campaigns/{campaign}/trials?limit=200{query}")[
-            "trials"
-        ]
-        return found
+        return self.get(f"/campaigns/{campaign}/trials?limit=200{query}")["trials"]
 
     def attempts(self, campaign: str) -> list[list[dict[str, Any]]]:
         """The attempts at each of the campaign's trials."""
@@ -128,14 +124,13 @@ class Tuning:
         """The campaign, once it has ended while the job ran."""
 
         def ended() -> dict[str, Any] | None:
-            read: dict[str, Any] = self.get(f"/campaigns/{campaign}")
+            read = self.get(f"/campaigns/{campaign}")
             if read["state"] in _ENDED:
                 return read
             assert self.site.state(job_id) in ("PENDING", "RUNNING"), self.log(job_id)
             return None
 
-        found: dict[str, Any] = wait_until(f"campaign {campaign} has ended", ended, 400)
-        return found
+        return wait_until(f"campaign {campaign} has ended", ended, 400)
 
 
 def cpu_cluster(name: str, **site: Any) -> dict[str, Any]:

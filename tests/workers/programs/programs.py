@@ -66,9 +66,9 @@ def train(steps=STEPS, **figures):
 """The beginning of each program: what its own training loop would be."""
 
 
-def python_trainer(code: str, **fields: Any) -> ProgramTrainer:
-    """A trainer whose program is this Python code, after `STEP`."""
-    command = ("{python}", "-c", STEP + code)
+def python_trainer(code: str, *words: str, **fields: Any) -> ProgramTrainer:
+    """A trainer whose program is this Python code, after `STEP`, with these words."""
+    command = ("{python}", "-c", STEP + code, *words)
     return ProgramTrainer(**{"name": "theirs", "version": "1", "command": command, **fields})
 
 
