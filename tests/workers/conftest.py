@@ -87,14 +87,14 @@ def nodes(orders_file: Path) -> Iterator[LocalNodes]:
     worker with secrets, and with a path of modules.
     """
     from search_spaces.connection.service_address import PRIVATE_VARIABLES
+    from tests.kit.local_ranks import local_nodes
     from tests.kit.python_process import ROOT
     from tests.workers.odd_rank import ODD_ENTRY, ORDERS
-    from tests.workers.programs.programs import leaves_nothing
 
     secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
     path = f"{ROOT}:{ROOT}/:/elsewhere"
     environment = {**secrets, "PYTHONPATH": path, ORDERS: str(orders_file)}
-    with leaves_nothing(ODD_ENTRY, environment) as nodes:
+    with local_nodes(rank_entry=ODD_ENTRY, environment=environment) as nodes:
         yield nodes
 
 

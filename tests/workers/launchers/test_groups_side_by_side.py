@@ -161,7 +161,7 @@ def test_sigkill_of_the_agent_leaves_nothing_of_any_group(mark: str, warden_too:
         agent.kill()
 
 
-def test_groups_of_all_kinds_four_at_a_time_end_as_they_should(mark: str) -> None:
+def test_groups_of_all_kinds_four_at_a_time_end_as_they_should() -> None:
     reasons = {
         **dict.fromkeys(("succeed", "meet", "say-much", "daemonise", "fork-a-child"), None),
         **dict.fromkeys(("fail", "kill-itself", "leave", "talk-then-fail"), "crashed"),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import psutil
-import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
@@ -20,7 +16,6 @@ from tests.workers.process_checks import MARK, environment_of, marked
 from workers.launchers.base import NodeSet
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
-from workers.ranks.rank_task import RANK_ENTRY
 
 MODEL = ModelShape(
     name="small-test",
@@ -90,25 +85,6 @@ def run(
     launcher = GroupLauncher(nodes, cluster, allow_sharing=True, trainers={trainer.name: trainer})
     request = make_request(**{"trainer": trainer.name, **changes})
     return launcher.run(request, on_event=on_event, cancelled=cancelled)
-
-
-@contextmanager
-def leaves_nothing(
-    rank_entry: str = RANK_ENTRY, environment: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[LocalNodes]:
-    """Nodes of two devices, started in an environment; checks that nothing is left at the end."""
-    mark = os.urandom(8).hex()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**environment, MARK: mark}.items():
-            patch.setenv(name, value)
-        nodes = LocalNodes(num_devices=2, rank_entry=rank_entry)
-    try:
-        nodes.wait_until_ready()
-        yield nodes
-    finally:
-        nodes.close()
-    assert marked(mark) == []
-    assert not nodes.ranks._scratch.exists()
 
 
 def left_behind(nodes: LocalNodes) -> list[str]:
