@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -97,9 +96,7 @@ class SeveralLocalNodes:
 
 @contextmanager
 def local_nodes(
-    num_devices: int = 2,
-    rank_entry: str = RANK_PROGRAMS,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    num_devices: int = 2, rank_entry: str = RANK_PROGRAMS, **environment: str
 ) -> Iterator[LocalNodes]:
     """This machine as one node, started in an environment; nothing of it may be left."""
     with several_nodes([rank_entry], num_devices, **environment) as nodes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,7 @@ def nodes(orders_file: Path) -> Iterator[LocalNodes]:
     secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
     path = f"{ROOT}:{ROOT}/:/elsewhere"
     environment = {**secrets, "PYTHONPATH": path, ORDERS: str(orders_file)}
-    with local_nodes(rank_entry=ODD_ENTRY, environment=environment) as nodes:
+    with local_nodes(rank_entry=ODD_ENTRY, **environment) as nodes:
         yield nodes
 
 
@@ -104,8 +103,5 @@ def two_nodes(orders_file: Path) -> Iterator[SeveralLocalNodes]:
     from tests.kit.local_ranks import several_nodes
     from tests.workers.odd_rank import ODD_ENTRY, ORDERS
 
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(ORDERS, str(orders_file))
-            nodes = stack.enter_context(several_nodes([ODD_ENTRY] * 2))
+    with several_nodes([ODD_ENTRY] * 2, **{ORDERS: str(orders_file)}) as nodes:
         yield nodes

@@ -15,11 +15,10 @@ from search_spaces.protocol.outcome import Outcome
 from tests.kit.local_ranks import Hanging, failure_of, local_nodes
 from tests.kit.side_by_side import make_task
 from tests.workers.process_checks import RANK_PROGRAMS, kill, marked, run_group, wait_until_gone
-from workers.errors import CoresForbiddenError, NodeLostError
+from workers.errors import NodeLostError
 from workers.launchers.base import NodeEvent
 from workers.launchers.local import LocalNodes
 from workers.rank_jobs.rank import _one_line
-from workers.ranks.forked_rank import allowed_cores
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_reports import RankReports
 
@@ -121,15 +120,6 @@ def test_a_zygote_that_does_not_get_ready_is_reported_with_the_reason_and_ends(
     nodes.close()
     assert ("within" in str(lost.value)) == (within_s < 1), "only of one that is waited for"
     wait_until_gone([warden])
-
-
-def test_a_rank_gets_those_of_its_cores_that_the_node_gives_us_or_is_refused() -> None:
-    assert allowed_cores((1, 2, 3), {0, 2, 3, 4}) == {2, 3}
-    with pytest.raises(CoresForbiddenError) as refused:
-        allowed_cores((64, 65), {1, 0})
-    assert str(refused.value).startswith(
-        "this process may use none of the cores [64, 65], only [0, 1]; correct device_cores"
-    )
 
 
 EXITS = [{"event": "exit", "group": "a", "rank": rank, "code": 0} for rank in (1, 0)]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.mesh import coordinates, expert_coordinates, expert_rank
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import (
     ADAMW,
@@ -119,16 +118,6 @@ def test_unequal_shares_arrive_where_they_belong(dtype: torch.dtype, shares_memo
         return True
 
     assert all(run_ranks(3, work))
-
-
-def test_positions_of_experts_fold_over_those_of_attention() -> None:
-    layout = Layout(tp=2, cp=2, dp=4, pp=2, ep=4, etp=2)
-    for rank in range(layout.num_devices):
-        place, attention = expert_coordinates(rank, layout), coordinates(rank, layout)
-        assert expert_rank(place, attention.pp_rank, layout) == rank
-        within = ((attention.dp_rank * 2) + attention.cp_rank) * 2 + attention.tp_rank
-        assert within == (place.edp_rank * 4 + place.ep_rank) * 2 + place.etp_rank
-    assert expert_coordinates(1, layout).etp_rank == 1, "etp varies fastest"
 
 
 def test_a_rank_makes_the_groups_of_its_experts() -> None:
