@@ -67,12 +67,8 @@ class Job:
         return self
 
     def measure(self, **options: Any) -> Measurement:
-        settings = {
-            "peak_tflops": 1.0,
-            "peak_source": "a table",
-            "oversubscribed": False,
-        }
-        return self.run.measurement(**{**settings, **options})
+        peak = {"peak_tflops": 1.0, "peak_source": "a table"}
+        return self.run.measurement(**{**peak, "oversubscribed": False, **options})
 
     def refused(self) -> tuple[str, str]:
         with pytest.raises(ResultRefusedError) as refused:

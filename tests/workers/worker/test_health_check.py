@@ -20,7 +20,7 @@ from workers.worker.node_health import HealthReport, check_nodes, problems, roun
 pytestmark = pytest.mark.ranks
 
 RANK = "workers.rank_jobs.rank:main"
-CROWDED = "tests.workers.crowded_rank:main"
+CROWDED = "tests.workers.odd_rank:crowded"
 
 
 def make_launcher(nodes: SeveralLocalNodes, devices_per_node: int = 1) -> GroupLauncher:
