@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from click.testing import CliRunner
 
+from tests.kit.api import ends
 from tests.kit.campaigns import space_of
 from tests.kit.services import ServeProcess
 from tests.kit.waiting import wait_until
@@ -84,22 +85,18 @@ class Tuning:
             "PYTHONPATH": str(ROOT),
             "XDG_STATE_HOME": str(self.directory / "state"),
         }
-        found = CliRunner().invoke(allocation, words, env=environment)
-        assert found.exit_code == 0, found.output
+        found = ends(CliRunner().invoke(allocation, words, env=environment), 0)
         return int(json.loads(found.stdout)["job_id"])
 
     def show(self, job_id: int) -> dict[str, Any]:
         """What `allocation show` prints of a job as JSON."""
         service, token = self._serve.service["url"], self.directory / "data" / "token"
         words = ["show", str(job_id), "--json", f"--url={service}", f"--token-file={token}"]
-        found = CliRunner().invoke(allocation, words)
-        assert found.exit_code == 0, found.output
-        return json.loads(found.stdout)
+        return json.loads(ends(CliRunner().invoke(allocation, words), 0).stdout)
 
     def cancel(self, job_id: int, *options: str) -> None:
         words = ["cancel", str(job_id), *options]
-        found = CliRunner().invoke(allocation, words, env=self.site.environment)
-        assert found.exit_code == 0, found.output
+        ends(CliRunner().invoke(allocation, words, env=self.site.environment), 0)
 
     def log(self, job_id: int) -> str:
         path = self.directory / f"{job_id}.log"

@@ -24,6 +24,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
 from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
+from tests.kit.api import ends
 from tests.kit.python_process import ROOT, run_python
 from tests.kit.store import completed, make_iterations
 from workers.command_line.command_input import described
@@ -104,8 +105,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.mark.ranks
 def test_a_probe_runs_the_only_trainer_of_a_file(trainers: Path) -> None:
-    ended = run("--trainers", str(trainers), "--parameter", "rate=0.5")
-    assert ended.exit_code == 0, ended.output
+    ended = ends(run("--trainers", str(trainers), "--parameter", "rate=0.5"), 0)
     printed = json.loads(ended.stdout)
     assert printed["trainer"] == "mine"
     assert printed["trainer_version"] == "2"
@@ -129,16 +129,12 @@ def test_what_is_wrong_is_said_before_anything_starts(
     trainers: Path, more: str, arguments: tuple[str, ...], why: str
 ) -> None:
     trainers.write_text(FILE.rstrip() + "\n" + more.strip("\n") + "\n")
-    ended = run("--trainers", str(trainers), *arguments)
-    assert ended.exit_code == 2
-    assert why in ended.stderr
+    ended = ends(run("--trainers", str(trainers), *arguments), 2, why)
     assert "Traceback" not in ended.output
 
 
 def test_a_trainer_without_a_file_is_not_known() -> None:
-    ended = run("--trainer", "mine")
-    assert ended.exit_code == 2
-    assert "--trainers FILE describes others" in ended.stderr
+    ends(run("--trainer", "mine"), 2, "--trainers FILE describes others")
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "trainers.txt"])
@@ -152,8 +148,7 @@ def test_a_worker_does_not_start_without_its_file(tmp_path: Path, name: str) -> 
             *("--cluster", "local-cpu", "--trainers", str(tmp_path / name)),
         ],
     )
-    assert ended.exit_code == 2
-    assert name in ended.stderr
+    ends(ended, 2, name)
 
 
 NAMES = {"plain": "a model", "hostile": "../../qzxjkv;$(touch qzxjkv)`id`|http://203.0.113.9/{0}%s"}

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
+from tests.kit.api import ends
 from tests.kit.services import ServeProcess, run_command, run_here
 from tests.workers.slurm.requests import make_request
 from workers.errors import (
@@ -112,26 +113,20 @@ def test_show_shows_all_allocations_or_that_of_a_name_or_job(serve: ServeProcess
     assert {document["cluster"] for document in documents} == {"ours", "theirs"}
     assert json.loads(call(serve, "show", "ours-4711", "--json").stdout)["job_id"] == "4711"
     assert "4711" in call(serve, "show", "4711").stdout
-    unknown = call(serve, "show", "4712")
-    assert unknown.exit_code == 1
-    assert "knows no allocation '4712'" in unknown.output
+    ends(call(serve, "show", "4712"), 1, "knows no allocation '4712'")
 
 
 def test_a_node_is_set_aside_and_released_by_name_and_cluster(serve: ServeProcess) -> None:
-    said = call(serve, "quarantine", "ours-2", "--reason", "slow link")
-    assert said.exit_code == 0, said.output
+    ends(call(serve, "quarantine", "ours-2", "--reason", "slow link"), 0)
     nodes = {node["name"]: node for node in serve.get("/nodes?cluster=ours")["nodes"]}
     assert nodes["ours-2"]["quarantine"]["reason"] == "slow link"
-    assert call(serve, "release", "ours-2").exit_code == 0
-    again = call(serve, "release", "ours-2")
-    assert again.exit_code == 1
-    assert "not in quarantine" in again.output
-    ambiguous = call(serve, "quarantine", "n1")
-    assert ambiguous.exit_code == 1
-    assert "ours and theirs each have a node 'n1': say which with --cluster" in ambiguous.output
-    assert call(serve, "quarantine", "n1", "--cluster", "theirs").exit_code == 0
-    assert call(serve, "release", "n1", "--cluster", "theirs").exit_code == 0
-    assert "knows no node 'n9'" in call(serve, "release", "n9").output
+    ends(call(serve, "release", "ours-2"), 0)
+    ends(call(serve, "release", "ours-2"), 1, "not in quarantine")
+    ambiguous = "ours and theirs each have a node 'n1': say which with --cluster"
+    ends(call(serve, "quarantine", "n1"), 1, ambiguous)
+    ends(call(serve, "quarantine", "n1", "--cluster", "theirs"), 0)
+    ends(call(serve, "release", "n1", "--cluster", "theirs"), 0)
+    ends(call(serve, "release", "n9"), 1, "knows no node 'n9'")
 
 
 def test_a_service_away_or_refusing_is_one_sentence(serve: ServeProcess, tmp_path: Path) -> None:
@@ -165,13 +160,10 @@ def test_a_batch_script_is_not_given_another_token_than_a_workers(
         write_token(file, "lt_of-another-service")
     else:
         token_of(serve, role, file)
-    refused = submit("--url", serve.url, f"{option}={file}")
-    assert refused.exit_code == 2
-    assert refused.stdout == ""
-    assert says in refused.stderr
-    assert f"{option}: " in refused.stderr
     who = "make one" if role == "admin" else "an admin of the service makes one"
-    assert f"{who} with `layout-tuner token create" in refused.stderr
+    who += " with `layout-tuner token create"
+    refused = ends(submit("--url", serve.url, f"{option}={file}"), 2, says, f"{option}: ", who)
+    assert refused.stdout == ""
     assert file.read_text() not in refused.output
 
 
@@ -180,24 +172,20 @@ def test_the_command_in_a_refusal_makes_a_valid_token(serve: ServeProcess, tmp_p
     refused = submit("--url", serve.url, "--token-file", str(admin))
     program, *command = shlex.split(refused.stderr.partition("with `")[2].partition("`, and")[0])
     assert program == "layout-tuner"
-    made = run_here(*command)
-    assert made.exit_code == 0, made.output
+    ends(run_here(*command), 0)
     named, file = shlex.split(refused.stderr.partition("and give it with ")[2])
     for option in (named, "--token-file"):
         printed = submit("--url", serve.url, option, file)
-        assert printed.exit_code == 0, printed.stderr
-        assert f"token_file={shlex.quote(file)}" in printed.stdout
+        ends(printed, 0, f"token_file={shlex.quote(file)}")
         assert "token" not in printed.stderr.replace(file, "")
 
 
 def test_without_the_service_the_user_says_that_a_token_is_a_workers(token: Path) -> None:
-    refused = submit(NOWHERE, "--token-file", str(token))
-    assert refused.exit_code == 2
-    assert f"it is not known whether {token} holds a worker's token" in refused.stderr
-    assert f"give it with --worker-token-file {token}" in refused.stderr
-    printed = submit_with(token)
-    assert printed.exit_code == 0
-    assert f"whether {token} holds a worker's token was not checked" in printed.stderr
+    unknown = f"it is not known whether {token} holds a worker's token"
+    named = f"give it with --worker-token-file {token}"
+    ends(submit(NOWHERE, "--token-file", str(token)), 2, unknown, named)
+    unchecked = f"whether {token} holds a worker's token was not checked"
+    assert unchecked in ends(submit_with(token), 0).stderr
 
 
 @pytest.mark.parametrize(
@@ -219,10 +207,8 @@ def test_why_a_role_was_not_checked_is_said_once(error: WorkerError, is_awaited:
 def test_submit_names_the_worker_token_of_the_data_directory(serve: ServeProcess) -> None:
     for where in ({"LAYOUT_TUNER_DATA_DIR": str(serve.data_dir)}, {}):
         options = [] if where else ["--data-dir", str(serve.data_dir)]
-        printed = submit(*options, **where)
-        assert printed.exit_code == 0, printed.stderr
-        assert f"\ntoken_file={serve.data_dir / 'worker-token'}\n" in printed.stdout
-        assert f"\nurl={serve.url}\n" in printed.stdout
+        token = f"\ntoken_file={serve.data_dir / 'worker-token'}\n"
+        ends(submit(*options, **where), 0, token, f"\nurl={serve.url}\n")
 
 
 @pytest.mark.parametrize("words", [["allocation", "show"], ["campaign", "list"]], ids=" ".join)
@@ -234,11 +220,9 @@ def test_a_data_directory_goes_before_the_environment(
         "LAYOUT_TUNER_TOKEN_FILE": "/none",
         "LAYOUT_TUNER_CERTIFICATE": "/none",
     }
-    named = run_here(*words, "--data-dir", str(serve.data_dir), **elsewhere)
-    assert named.exit_code == 0, named.output
-    by_variable = run_here(*words, LAYOUT_TUNER_DATA_DIR=str(serve.data_dir))
-    assert by_variable.exit_code == 0, by_variable.output
-    assert run_here(*words, **elsewhere).exit_code == 1
+    ends(run_here(*words, "--data-dir", str(serve.data_dir), **elsewhere), 0)
+    ends(run_here(*words, LAYOUT_TUNER_DATA_DIR=str(serve.data_dir)), 0)
+    ends(run_here(*words, **elsewhere), 1)
 
 
 def test_allocations_of_the_data_directory_are_listed_where_there_is_no_slurm(
@@ -251,8 +235,7 @@ def test_allocations_of_the_data_directory_are_listed_where_there_is_no_slurm(
 
 @pytest.mark.parametrize("words", [["allocation", "show"], ["worker"]], ids=" ".join)
 def test_where_no_service_runs_a_sentence_says_so(words: list[str], tmp_path: Path) -> None:
-    refused = run_here(*words, LAYOUT_TUNER_DATA_DIR=str(tmp_path))
-    assert refused.exit_code == 1
+    refused = ends(run_here(*words, LAYOUT_TUNER_DATA_DIR=str(tmp_path)), 1)
     (sentence,) = refused.stderr.splitlines()
     assert sentence.startswith(f"error: no service runs on the data directory {tmp_path}: start")
 
@@ -277,8 +260,7 @@ def test_a_worker_finds_the_service_of_a_data_directory(
     assert admins.read_text().strip() not in ended.stderr
     # Without a name it is the worker's token: one that is wrong is refused.
     (serve.data_dir / "worker-token").write_text("lt_wrong")
-    refused = run_here(*words)
-    assert refused.exit_code == 1
+    refused = ends(run_here(*words), 1)
     (sentence,) = refused.stderr.splitlines()
     assert sentence.startswith(f"error: the service at {serve.url} answered 401: ")
     assert sentence.endswith("; check the token file")
@@ -306,10 +288,8 @@ def test_neither_tokens_nor_passwords_of_the_shell_reach_a_job(token: Path, tmp_
 
 def test_a_dry_run_prints_the_script_and_warns_of_what_cannot_be_known_here(token: Path) -> None:
     printed = submit_with(token, "--end-when-idle=5m", "--setup=echo $HOME")
-    assert printed.exit_code == 0, printed.output
+    ends(printed, 0, "--end-when-idle=300", "\necho $HOME\n")
     assert printed.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=layout-tuner\n")
-    assert "--end-when-idle=300" in printed.stdout
-    assert "\necho $HOME\n" in printed.stdout
     assert "lt_some" not in printed.stdout
     assert "is the node itself: give an address" in printed.stderr
 
@@ -327,17 +307,14 @@ def test_a_dry_run_prints_the_script_and_warns_of_what_cannot_be_known_here(toke
     ],
 )
 def test_what_is_wrong_is_said_before_a_submit(token: Path, options: list[str], says: str) -> None:
-    refused = submit_with(token, *options)
-    assert refused.exit_code == 2
-    assert says in refused.stderr
+    ends(submit_with(token, *options), 2, says)
 
 
 def test_a_missing_interpreter_and_a_file_of_no_yaml_are_refused(
     token: Path, tmp_path: Path
 ) -> None:
-    refused = submit_with(token, f"--environment={tmp_path}")
-    assert refused.exit_code == 2
-    assert f"{tmp_path}/bin/python is not there" in refused.stderr
+    missing = f"{tmp_path}/bin/python is not there"
+    ends(submit_with(token, f"--environment={tmp_path}"), 2, missing)
     (tmp_path / "ours.yaml").write_text("name: ours\nsite: [\n")
     (sentence,) = submit_with(token, f"--cluster={tmp_path}/ours.yaml").stderr.splitlines()
     assert sentence.startswith(f"error: {tmp_path}/ours.yaml is not a readable JSON or YAML file")
@@ -360,19 +337,14 @@ def test_a_file_of_no_token_or_that_others_can_read_is_refused(
     else:
         token.write_text(content)
         token.chmod(mode)
-    refused = submit_with(token)
-    assert refused.exit_code == 2
-    assert "--token-file: " in refused.stderr
-    assert says.format(token=token) in refused.stderr
+    ends(submit_with(token), 2, "--token-file: ", says.format(token=token))
 
 
 @pytest.mark.parametrize("words", [["list"], ["cancel", "7"]])
 def test_a_host_without_slurm_says_so(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
-    refused = CliRunner().invoke(allocation, words)
-    assert refused.exit_code == 1
-    assert refused.stderr.startswith("error: there is no Slurm here (squeue is not installed)")
-    assert len(refused.stderr.splitlines()) == 1
+    (sentence,) = ends(CliRunner().invoke(allocation, words), 1).stderr.splitlines()
+    assert sentence.startswith("error: there is no Slurm here (squeue is not installed)")
 
 
 def test_submitting_without_slurm_says_what_to_do(
@@ -383,5 +355,4 @@ def test_submitting_without_slurm_says_what_to_do(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     options = [NOWHERE, f"--worker-token-file={token}"]
     refused = CliRunner().invoke(allocation, [*WORDS, *options])
-    assert refused.exit_code == 1
-    assert "use --dry-run and hand the script to sbatch there" in refused.stderr
+    ends(refused, 1, "use --dry-run and hand the script to sbatch there")
