@@ -220,17 +220,14 @@ PROGRAMS = {
 }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_job_runs_under_srun_s_variables(tmp_path: Path, program: str) -> None:
     config = write_job(tmp_path, make_job(layout=Layout(dp=2), steps=2, warmup=0))
     clean = {name: value for name, value in os.environ.items() if "SLURM" not in name}
-    common = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    common = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
             [sys.executable, *PROGRAMS[program], "--config", config, "--json"],

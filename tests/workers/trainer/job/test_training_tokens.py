@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape
@@ -229,14 +228,6 @@ def test_steps_and_seeds_give_other_tokens_and_the_same_ones_again() -> None:
     assert not set(global_batch(layout)) & set(global_batch(layout, seed=1))
 
 
-def tokens_and_targets(steps: int) -> tuple[Tensor, Tensor]:
-    layout = Layout(micro_batch_size=16)
-    source = SyntheticTokens(shape=SYNTHETIC, seed=0)
-    batches = [cut_batch(source, layout, step=i, dp_rank=0) for i in range(steps)]
-    ids = torch.cat([batch.ids_MT.flatten() for batch in batches])
-    return ids, torch.cat([batch.targets_MT.flatten() for batch in batches])
-
-
 def test_a_target_is_the_next_token() -> None:
     source = SyntheticTokens(shape=SYNTHETIC, seed=0)
     batch = cut_batch(source, Layout(micro_batch_size=2), step=0, dp_rank=0)
@@ -245,7 +236,10 @@ def test_a_target_is_the_next_token() -> None:
 
 
 def test_a_token_tells_its_successor_most_of_the_time() -> None:
-    ids, targets = tokens_and_targets(20)
+    source, layout = SyntheticTokens(shape=SYNTHETIC, seed=0), Layout(micro_batch_size=16)
+    batches = [cut_batch(source, layout, step=step, dp_rank=0) for step in range(20)]
+    ids = torch.cat([batch.ids_MT.flatten() for batch in batches])
+    targets = torch.cat([batch.targets_MT.flatten() for batch in batches])
     counts = torch.zeros(SYNTHETIC.vocab_size, SYNTHETIC.vocab_size)
     counts.index_put_((ids, targets), torch.ones(len(ids)), accumulate=True)
     assert 0.75 < float(counts.amax(1).sum() / counts.sum()) < 0.9
