@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.site import Site
-from tests.kit.local_ranks import make_probe, run_probe
+from tests.kit.local_ranks import make_cluster, make_probe, run_probe
 from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation
 from tests.slurm.site import SlurmSite
@@ -38,14 +37,7 @@ from workers.slurm.jobs import SlurmAllocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
-CLUSTER = Cluster(
-    name="pretended",
-    device="CPU core",
-    num_nodes=4,
-    devices_per_node=2,
-    device_memory_bytes=1 << 30,
-    peak_flops_per_s={"fp32": 1e11},
-)
+CLUSTER = make_cluster(num_nodes=4, peak_flops_per_s={"fp32": 1e11})
 HERE = Site(
     node_address="127.0.4.1{index}", environment_of_several_nodes={"OF_SEVERAL_NODES": "yes"}
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -10,33 +11,17 @@ import psutil
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.program import ProgramTrainer
+from tests.kit.local_ranks import make_cluster, make_probe
 from tests.workers.process_checks import MARK, environment_of, marked
 from workers.launchers.base import NodeSet
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
 
-MODEL = ModelShape(
-    name="small-test",
-    family="gpt",
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_heads=4,
-    num_kv_heads=4,
-    seq_length=32,
-    vocab_size=256,
-    tied_embeddings=False,
-)
-TWO_CORES = Cluster(
-    name="two-cores",
-    device="CPU core",
-    num_nodes=1,
-    devices_per_node=2,
-    device_memory_bytes=1 << 30,
-    peak_flops_per_s={"fp32": 2e12},
-)
+SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 256, "seq_length": 32}
+MODEL = replace(model_preset("tiny"), name="small-test", vocab_size=256, **SIZES)
+TWO_CORES = make_cluster(peak_flops_per_s={"fp32": 2e12})
 STEP = """
 import os, signal, subprocess, sys, threading, time
 from layout_tuner import report_step
@@ -68,8 +53,8 @@ def python_trainer(code: str, *words: str, **fields: Any) -> ProgramTrainer:
 
 
 def make_request(**changes: Any) -> ProbeRequest:
-    settings = {"layout": Layout(dp=2), "warmup": 2, "iterations": 3, "deadline_s": 20.0}
-    return ProbeRequest(**{"model": MODEL, "trainer": "theirs", **settings, **changes})
+    settings = {"layout": Layout(dp=2), "iterations": 3, "deadline_s": 20.0}
+    return make_probe(**{"model": MODEL, "trainer": "theirs", **settings, **changes})
 
 
 def run(

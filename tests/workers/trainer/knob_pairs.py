@@ -6,6 +6,7 @@ A run is a line of words: what differs from the first value of each knob in `KNO
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -30,8 +31,7 @@ from workers.trainer.parallel.optimizer import OptimizerSettings
 LAYOUT_FIELDS = {
     **{name: name for name in ("precision", "tp", "cp", "cp_comm_type", "pp", "vpp", "dp")},
     **{name: name for name in ("pipeline_split", "schedule", "rank_order", "recompute")},
-    "ep": "ep",
-    "etp": "etp",
+    **{name: name for name in ("ep", "etp")},
     "cut": "sequence_parallel",
     "columns": "tp_columns",
     "zero": "zero_stage",
@@ -67,7 +67,6 @@ KNOBS: dict[str, tuple[Any, ...]] = {
 }
 """What a run may choose. Clipping is below every norm of the gradient; routing is balanced in 16
 bits, where rounding could change a router's decision."""
-RANK_KNOBS = ("tp", "columns", "cp", "pp", "dp")
 
 MACHINE = detect_local_cpu()
 
@@ -100,10 +99,7 @@ def words_of(values: Values) -> str:
 
 
 def num_ranks(values: Values) -> int:
-    ranks = 1
-    for name in RANK_KNOBS:
-        ranks *= values[name]
-    return ranks
+    return math.prod(values[name] for name in ("tp", "columns", "cp", "pp", "dp"))
 
 
 def layout_of(values: Values) -> Layout:
