@@ -231,7 +231,9 @@ def test_equal_stages_idle_for_the_bubble_of_the_schedule(schedule: Schedule) ->
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_rank_runs_the_trainers_actions_in_order_and_one_at_a_time(schedule: Schedule) -> None:
+def test_a_rank_runs_the_trainers_actions_in_order_and_none_before_its_message_has_come(
+    schedule: Schedule,
+) -> None:
     spans: list[TracedSpan] = []
     walk_equal(schedule, (1.0, 1.5, 0.5), hop_s=0.3, spans=spans)
     of_rank: dict[int, list[TracedSpan]] = defaultdict(list)
@@ -254,12 +256,6 @@ def test_a_rank_runs_the_trainers_actions_in_order_and_one_at_a_time(schedule: S
         ]
         assert [(s.kind, s.stage, s.microbatch) for s in of_rank[rank]] == wanted
         assert all(a.end_s <= b.start_s for a, b in pairwise(of_rank[rank]))
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_pass_begins_before_its_message_has_come(schedule: Schedule) -> None:
-    spans: list[TracedSpan] = []
-    walk_equal(schedule, (1.0, 1.5, 0.5), hop_s=0.3, spans=spans)
     found = {(s.kind, s.stage, s.microbatch): s for s in spans if s.kind != WEIGHTS}
     last = schedule.num_stages - 1
     for (kind, stage, microbatch), span in found.items():
