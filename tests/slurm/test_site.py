@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 
 import psutil
 import pytest
@@ -28,7 +29,7 @@ def test_a_step_runs_on_every_node_and_sees_its_devices_as_on_frontier(slurm: Sl
 def test_nothing_is_left_of_a_site_not_even_what_its_jobs_daemonised() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    with SlurmSite(num_nodes=1) as site:
+    with closing(SlurmSite(num_nodes=1)) as site:
         job = site.submit("--wrap", "setsid sleep 1000 & sleep 1000")
         wait_until("both sleep", lambda: _sleeping(site, job) == 2, 60)
         everything = site.processes()
@@ -66,7 +67,7 @@ def test_a_batch_script_learns_its_nodes_and_when_it_ends(slurm: SlurmSite) -> N
 def test_without_a_controller_the_end_is_what_the_environment_says() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    with SlurmSite(num_nodes=1) as site:
+    with closing(SlurmSite(num_nodes=1)) as site:
         site.lose_controller()
         told = {"SLURM_JOB_END_TIME": "99999999999"}
         assert ends_in_s("1", site.environment | told) is not None

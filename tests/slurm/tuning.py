@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from click.testing import CliRunner
 
@@ -36,10 +36,7 @@ class Tuning:
             stderr=self._log,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._driver.send_signal(signal.SIGTERM)
         self._driver.wait(60)
         self._log.close()
