@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from api.exporters import FORMATS
 from api.exporters.base import ExportSource
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
 
-LLAMA: Final = ModelShape(
-    name="llama",
-    family="llama",
-    num_layers=16,
-    hidden_size=1024,
-    ffn_hidden_size=2816,
-    num_heads=16,
-    num_kv_heads=8,
-    seq_length=512,
-    vocab_size=32000,
-    tied_embeddings=False,
-)
+_SIZES = {"num_layers": 16, "hidden_size": 1024, "ffn_hidden_size": 2816, "num_heads": 16}
+_OTHERS = {"num_kv_heads": 8, "seq_length": 512, "vocab_size": 32000}
+LLAMA: Final = replace(model_preset("tiny-llama"), name="llama", **_SIZES, **_OTHERS)
 SEED: Final = 7
 
 EVERY_KNOB: Final[dict[str, Any]] = {

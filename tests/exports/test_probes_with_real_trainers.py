@@ -12,8 +12,10 @@ import yaml
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.program import read_trainers
 from tests.exports.trainer_environments import installed
-from tests.workers.programs.programs import MODEL, leaves_nothing, left_behind, run
+from tests.kit.local_ranks import local_nodes
+from tests.workers.programs.programs import MODEL, left_behind, run
 from workers.launchers.local import LocalNodes
+from workers.ranks.rank_task import RANK_ENTRY
 
 pytestmark = [
     pytest.mark.exports,
@@ -30,7 +32,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[LocalNodes]:
-    with leaves_nothing() as nodes:
+    with local_nodes(rank_entry=RANK_ENTRY) as nodes:
         yield nodes
 
 

@@ -74,5 +74,4 @@ def read(
         timeout=READ_DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    return json.loads(done.stdout.splitlines()[-1])

@@ -78,6 +78,13 @@ class FakeService:
             return 409, problem(f"another worker has registered as {name}")
         return 404, problem(f"there is no worker {worker_id}")
 
+    def intercept(self, answer_first: Callable[[list[str], Any], tuple[int, Any] | None]) -> None:
+        """Has something answer before this service does, where it wants to."""
+        answer = self.answer
+        self.answer = lambda method, path, body: (
+            answer_first(path, body) or answer(method, path, body)
+        )
+
     def answer(self, method: str, path: list[str], body: Any) -> tuple[int, Any]:
         with self.changed:
             self.changed.notify_all()

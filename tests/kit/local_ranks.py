@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -13,7 +15,13 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.workers.process_checks import RANK_PROGRAMS, run_group, wait_until_gone
+from tests.kit.waiting import wait_until
+from tests.workers.process_checks import (
+    MARK,
+    RANK_PROGRAMS,
+    marked,
+    run_group,
+)
 from workers.launchers.base import Node, NodeEvent, NodeSet
 from workers.launchers.group import GroupFailure
 from workers.launchers.group_launcher import GroupLauncher
@@ -87,23 +95,29 @@ class SeveralLocalNodes:
 
 
 @contextmanager
-def local_nodes(num_devices: int = 2, rank_entry: str = RANK_PROGRAMS) -> Iterator[LocalNodes]:
-    """This machine as one node; nothing of it may be left."""
-    with several_nodes([rank_entry], num_devices) as nodes:
+def local_nodes(
+    num_devices: int = 2, rank_entry: str = RANK_PROGRAMS, **environment: str
+) -> Iterator[LocalNodes]:
+    """This machine as one node, started in an environment; nothing of it may be left."""
+    with several_nodes([rank_entry], num_devices, **environment) as nodes:
         yield nodes.parts[0]
 
 
 @contextmanager
-def several_nodes(rank_entries: Sequence[str], num_devices: int = 2) -> Iterator[SeveralLocalNodes]:
-    """This machine as several nodes; nothing of them may be left."""
-    nodes = SeveralLocalNodes(rank_entries, num_devices=num_devices)
+def several_nodes(
+    rank_entries: Sequence[str], num_devices: int = 2, **environment: str
+) -> Iterator[SeveralLocalNodes]:
+    """This machine as several nodes, started in an environment; nothing of them may be left."""
+    mark = os.urandom(8).hex()
+    with patch.dict(os.environ, {**environment, MARK: mark}):
+        nodes = SeveralLocalNodes(rank_entries, num_devices=num_devices)
     try:
         nodes.wait_until_ready()
         yield nodes
     finally:
-        pids = [pid for part in nodes.parts for pid in part.ranks.pids.values()]
         nodes.close()
-    wait_until_gone(pids)
+    wait_until("nothing of the nodes is left", lambda: not marked(mark))
+    assert not any(part.ranks._scratch.exists() for part in nodes.parts)
 
 
 def below_zygote(nodes: LocalNodes) -> list[psutil.Process]:

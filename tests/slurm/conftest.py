@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -15,7 +16,7 @@ def site() -> Iterator[SlurmSite]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with SlurmSite(num_nodes=4) as site:
+    with closing(SlurmSite(num_nodes=4)) as site:
         yield site
 
 

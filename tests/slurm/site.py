@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psutil
 
@@ -86,12 +86,6 @@ class SlurmSite:
     @property
     def node_names(self) -> list[str]:
         return [f"n{index}" for index in range(1, self.num_nodes + 1)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(
         self, *command: str, timeout_s: float = 60, check: bool = True, **environment: str

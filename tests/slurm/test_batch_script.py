@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.kit.api import ends
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
 from tests.slurm.tuning import cpu_cluster
@@ -45,8 +46,7 @@ class Bench:
         return path.read_text() if path.exists() else ""
 
     def submit(self, *options: str, **site: Any) -> int:
-        found = self.call(*self.submission(*options, **site))
-        assert found.exit_code == 0, found.output
+        found = ends(self.call(*self.submission(*options, **site)), 0)
         return int(json.loads(found.stdout)["job_id"])
 
     def submission(self, *options: str, **site: Any) -> list[str]:
@@ -71,10 +71,7 @@ class Bench:
         return self.runner.invoke(allocation, list(arguments), env=env)
 
     def wait_for(self, name: str) -> str:
-        text: str = wait_until(
-            f"there is a note {name}; log: {self.log()}", lambda: self.note(name), 60
-        )
-        return text
+        return wait_until(f"there is a note {name}; log: {self.log()}", lambda: self.note(name), 60)
 
     def log(self) -> str:
         log = self.directory / "log"
@@ -144,9 +141,7 @@ def test_a_cancelled_allocation_lets_its_worker_end_first(bench: Bench) -> None:
     job = bench.submit()
     bench.wait_for("worker.arguments")
     bench.wait_for("ray-n2.arguments")
-    cancelled = bench.call("cancel", str(job))
-    assert cancelled.exit_code == 0, cancelled.output
-    assert "gives its trials back first" in cancelled.output
+    ends(bench.call("cancel", str(job)), 0, "gives its trials back first")
     bench.wait_for("worker.told")
     assert not bench.note("ray-n2.told")
     ended = bench.site.wait_for_end(job)
@@ -233,19 +228,15 @@ def test_list_shows_our_allocations_alone_and_cancel_ends_no_other_job(bench: Be
     assert str(running) in table
     assert "pending" in table
     for job, says in ((other, "is not an allocation that you submitted"), (1, "there is no job 1")):
-        refused = bench.call("cancel", str(job))
-        assert refused.exit_code == 1
-        assert says in refused.output
-    assert bench.call("cancel", str(waiting)).exit_code == 0
+        ends(bench.call("cancel", str(job)), 1, says)
+    ends(bench.call("cancel", str(waiting)), 0)
     assert bench.site.state(waiting) == "CANCELLED"
     bench.wait_for("ray-n2.arguments")
-    assert bench.call("cancel", str(running), "--now").exit_code == 0
+    ends(bench.call("cancel", str(running), "--now"), 0)
     assert bench.site.wait_for_end(running)["JobState"] == "CANCELLED", "no process is left"
     assert bench.site.state(other) == "RUNNING"
 
 
 def test_what_slurm_refuses_is_said_in_its_words(bench: Bench) -> None:
     refused = bench.call(*bench.submission("--partition=none"))
-    assert refused.exit_code == 1
-    assert "sbatch refuses" in refused.output
-    assert "invalid partition" in refused.output
+    ends(refused, 1, "sbatch refuses", "invalid partition")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def tuning(slurm: SlurmSite, tmp_path: Path) -> Iterator[Tuning]:
-    with Tuning(slurm, tmp_path) as tuning:
+    with closing(Tuning(slurm, tmp_path)) as tuning:
         yield tuning
 
 

@@ -1,6 +1,10 @@
-"""The pretended site itself: jobs run on it, nodes come and go, and nothing of it is left."""
+"""The pretended site: jobs run, learn of themselves, nodes come and go, and nothing is left."""
 
 from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
 
 import psutil
 import pytest
@@ -8,6 +12,8 @@ import pytest
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite, why_not
 from tests.workers.process_checks import command_line
+from workers.errors import SlurmUnavailableError
+from workers.slurm.jobs import current_allocation, ends_in_s
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -23,7 +29,7 @@ def test_a_step_runs_on_every_node_and_sees_its_devices_as_on_frontier(slurm: Sl
 def test_nothing_is_left_of_a_site_not_even_what_its_jobs_daemonised() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    with SlurmSite(num_nodes=1) as site:
+    with closing(SlurmSite(num_nodes=1)) as site:
         job = site.submit("--wrap", "setsid sleep 1000 & sleep 1000")
         wait_until("both sleep", lambda: _sleeping(site, job) == 2, 60)
         everything = site.processes()
@@ -35,3 +41,39 @@ def test_nothing_is_left_of_a_site_not_even_what_its_jobs_daemonised() -> None:
 
 def _sleeping(site: SlurmSite, job: int) -> int:
     return sum(command_line(process)[:1] == ["sleep"] for process in site.processes(job))
+
+
+PROGRAM = """
+import dataclasses, json, os
+from workers.slurm.jobs import current_allocation
+print(json.dumps(dataclasses.asdict(current_allocation(os.environ))))
+"""
+
+
+def test_a_batch_script_learns_its_nodes_and_when_it_ends(slurm: SlurmSite) -> None:
+    output = slurm.directory / "output"
+    script = f"{sys.executable} -c '{PROGRAM}'; sleep 1000"
+    job = slurm.submit("-N3", "-t", "10", "-o", str(output), "--wrap", script)
+    wait_until("it has printed", lambda: output.exists() and output.read_text(), 60)
+    found = json.loads(output.read_text())
+    assert found["job_id"] == str(job)
+    assert found["node_names"] == ["n1", "n2", "n3"]
+    assert 500 < found["ends_in_s"] <= 600
+    slurm.run("scontrol", "update", f"jobid={job}", "timelimit=30")
+    left_s = ends_in_s(str(job), slurm.environment)
+    assert 1500 < left_s <= 1800
+
+
+def test_without_a_controller_the_end_is_what_the_environment_says() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with closing(SlurmSite(num_nodes=1)) as site:
+        site.lose_controller()
+        told = {"SLURM_JOB_END_TIME": "99999999999"}
+        assert ends_in_s("1", site.environment | told) is not None
+
+
+def test_outside_of_a_job_there_is_no_allocation(slurm: SlurmSite) -> None:
+    assert current_allocation(slurm.environment) is None
+    with pytest.raises(SlurmUnavailableError, match="there is no Slurm here"):
+        current_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": "/none"})

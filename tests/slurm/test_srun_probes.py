@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.cluster import Cluster
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.site import Site
+from tests.kit.local_ranks import make_cluster, make_probe, run_probe
 from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation
 from tests.slurm.site import SlurmSite
@@ -30,6 +29,7 @@ from tests.workers.process_checks import (
     marked,
 )
 from tests.workers.programs.programs import python_trainer
+from workers.launchers.base import OnEvent
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.slurm_step.srun import srun_launcher
 from workers.packing.request import Placement, Share
@@ -37,14 +37,7 @@ from workers.slurm.jobs import SlurmAllocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
-CLUSTER = Cluster(
-    name="pretended",
-    device="CPU core",
-    num_nodes=4,
-    devices_per_node=2,
-    device_memory_bytes=1 << 30,
-    peak_flops_per_s={"fp32": 1e11},
-)
+CLUSTER = make_cluster(num_nodes=4, peak_flops_per_s={"fp32": 1e11})
 HERE = Site(
     node_address="127.0.4.1{index}", environment_of_several_nodes={"OF_SEVERAL_NODES": "yes"}
 )
@@ -60,14 +53,11 @@ class Probes:
     launcher: GroupLauncher
     mark: str
 
-    def run(self, layout: Layout, shares: Placement, **settings: Any) -> Outcome:
-        on_event = settings.pop("on_event", lambda _: None)
-        request = ProbeRequest(
-            model=model_preset("tiny"),
-            layout=layout,
-            **{"warmup": 2, "iterations": 2, "deadline_s": 120.0, **settings},
-        )
-        return self.launcher.run(request, shares=shares, on_event=on_event, cancelled=lambda: False)
+    def run(
+        self, layout: Layout, shares: Placement, on_event: OnEvent = lambda _: None, **settings: Any
+    ) -> Outcome:
+        request = make_probe(layout=layout, deadline_s=120.0, **settings)
+        return run_probe(self.launcher, request, shares=shares, on_event=on_event)
 
     def ranks(self) -> list[psutil.Process]:
         """What sits two levels below a zygote: its keepers' children."""

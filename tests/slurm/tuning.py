@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from click.testing import CliRunner
 
+from tests.kit.api import ends
 from tests.kit.campaigns import space_of
 from tests.kit.services import ServeProcess
 from tests.kit.waiting import wait_until
@@ -35,10 +36,7 @@ class Tuning:
             stderr=self._log,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._driver.send_signal(signal.SIGTERM)
         self._driver.wait(60)
         self._log.close()
@@ -84,23 +82,18 @@ class Tuning:
             "PYTHONPATH": str(ROOT),
             "XDG_STATE_HOME": str(self.directory / "state"),
         }
-        found = CliRunner().invoke(allocation, words, env=environment)
-        assert found.exit_code == 0, found.output
+        found = ends(CliRunner().invoke(allocation, words, env=environment), 0)
         return int(json.loads(found.stdout)["job_id"])
 
     def show(self, job_id: int) -> dict[str, Any]:
         """What `allocation show` prints of a job as JSON."""
         service, token = self._serve.service["url"], self.directory / "data" / "token"
         words = ["show", str(job_id), "--json", f"--url={service}", f"--token-file={token}"]
-        found = CliRunner().invoke(allocation, words)
-        assert found.exit_code == 0, found.output
-        shown: dict[str, Any] = json.loads(found.stdout)
-        return shown
+        return json.loads(ends(CliRunner().invoke(allocation, words), 0).stdout)
 
     def cancel(self, job_id: int, *options: str) -> None:
         words = ["cancel", str(job_id), *options]
-        found = CliRunner().invoke(allocation, words, env=self.site.environment)
-        assert found.exit_code == 0, found.output
+        ends(CliRunner().invoke(allocation, words, env=self.site.environment), 0)
 
     def log(self, job_id: int) -> str:
         path = self.directory / f"{job_id}.log"
@@ -108,10 +101,7 @@ class Tuning:
 
     def trials(self, campaign: str, state: str | None = None) -> list[dict[str, Any]]:
         query = f"&state={state}" if state else ""
-        found: list[dict[str, Any]] = self.get(f"/campaigns/{campaign}/trials?limit=200{query}")[
-            "trials"
-        ]
-        return found
+        return self.get(f"/campaigns/{campaign}/trials?limit=200{query}")["trials"]
 
     def attempts(self, campaign: str) -> list[list[dict[str, Any]]]:
         """The attempts at each of the campaign's trials."""
@@ -128,14 +118,13 @@ class Tuning:
         """The campaign, once it has ended while the job ran."""
 
         def ended() -> dict[str, Any] | None:
-            read: dict[str, Any] = self.get(f"/campaigns/{campaign}")
+            read = self.get(f"/campaigns/{campaign}")
             if read["state"] in _ENDED:
                 return read
             assert self.site.state(job_id) in ("PENDING", "RUNNING"), self.log(job_id)
             return None
 
-        found: dict[str, Any] = wait_until(f"campaign {campaign} has ended", ended, 400)
-        return found
+        return wait_until(f"campaign {campaign} has ended", ended, 400)
 
 
 def cpu_cluster(name: str, **site: Any) -> dict[str, Any]:

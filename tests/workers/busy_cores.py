@@ -17,12 +17,10 @@ def busy(cores: Collection[int], number: int) -> Iterator[None]:
     others = [subprocess.Popen(each, stdout=subprocess.PIPE) for each in commands * number]
     try:
         for other in others:
-            assert other.stdout is not None
             other.stdout.readline()
         yield
     finally:
         for other in others:
             other.kill()
             other.wait()
-            assert other.stdout is not None
             other.stdout.close()

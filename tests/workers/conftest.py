@@ -5,25 +5,36 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.fake_service import FakeService, serve
+from tests.kit.fake_service import TOKEN, serve
 
 if TYPE_CHECKING:
     from tests.kit.local_ranks import SeveralLocalNodes
+    from tests.kit.worker_loop import WorkedService
     from workers.launchers.local import LocalNodes
+    from workers.service.lease_client import LeaseClient
 
 # Imported where they are used: tests of the trainer on GPUs do without psutil.
 
 
 @pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serve(FakeService()) as service:
+def service(tmp_path: Path) -> Iterator[WorkedService]:
+    from tests.kit.worker_loop import WorkedService
+
+    with serve(WorkedService(tmp_path / "spool")) as service:
         yield service
+
+
+@pytest.fixture
+def client(service: WorkedService) -> Iterator[LeaseClient]:
+    from workers.service.lease_client import LeaseClient
+
+    with LeaseClient(service.url, TOKEN) as client:
+        yield client
 
 
 @pytest.fixture
@@ -75,14 +86,14 @@ def nodes(orders_file: Path) -> Iterator[LocalNodes]:
     worker with secrets, and with a path of modules.
     """
     from search_spaces.connection.service_address import PRIVATE_VARIABLES
+    from tests.kit.local_ranks import local_nodes
     from tests.kit.python_process import ROOT
     from tests.workers.odd_rank import ODD_ENTRY, ORDERS
-    from tests.workers.programs.programs import leaves_nothing
 
     secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
     path = f"{ROOT}:{ROOT}/:/elsewhere"
     environment = {**secrets, "PYTHONPATH": path, ORDERS: str(orders_file)}
-    with leaves_nothing(ODD_ENTRY, environment) as nodes:
+    with local_nodes(rank_entry=ODD_ENTRY, **environment) as nodes:
         yield nodes
 
 
@@ -92,8 +103,5 @@ def two_nodes(orders_file: Path) -> Iterator[SeveralLocalNodes]:
     from tests.kit.local_ranks import several_nodes
     from tests.workers.odd_rank import ODD_ENTRY, ORDERS
 
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(ORDERS, str(orders_file))
-            nodes = stack.enter_context(several_nodes([ODD_ENTRY] * 2))
+    with several_nodes([ODD_ENTRY] * 2, **{ORDERS: str(orders_file)}) as nodes:
         yield nodes

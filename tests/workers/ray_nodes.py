@@ -58,15 +58,11 @@ class RayNodeProcess:
 
     def pid_of(self, name: str) -> int:
         """The pid of this node's raylet or GCS."""
-
-        def find() -> int | None:
-            return self.pids_by_name().get(name)
-
-        return int(wait_until(f"{self.name} has a {name}", find, PATIENCE_S))
+        has_one = f"{self.name} has a {name}"
+        return wait_until(has_one, lambda: self.pids_by_name().get(name), PATIENCE_S)
 
     def end(self) -> None:
         """Ends it as the batch system does; then nothing of it may be left."""
-        assert self.process is not None
         self.process.terminate()
         self.process.wait(PATIENCE_S)
         self.wait_until_nothing_is_left()
@@ -77,7 +73,6 @@ class RayNodeProcess:
         for process in found:
             process.suspend()  # nobody is to see another's end
         kill(found)  # the kernel takes some of them along with others
-        assert self.process is not None
         self.process.wait(PATIENCE_S)
         return found
 

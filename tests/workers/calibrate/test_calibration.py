@@ -17,6 +17,7 @@ from search_spaces.spec.presets.calibration_file import (
     constants_file,
     write_constants,
 )
+from tests.kit.api import ends
 from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import marked
@@ -158,14 +159,12 @@ def test_a_killed_calibration_leaves_the_kept_constants_alone(tmp_path: Path, ma
 def test_a_missing_and_an_unreadable_calibration_are_told_apart(tmp_path: Path) -> None:
     arguments = ["--data-dir", str(tmp_path), "--show"]
     none = CliRunner().invoke(calibrate, arguments)
-    assert none.exit_code == 1
-    assert "no calibration of local-cpu is saved" in none.stderr
+    ends(none, 1, "no calibration of local-cpu is saved")
     path = constants_file(tmp_path, "local-cpu")
     path.parent.mkdir()
     path.write_text("nonsense")
     nonsense = CliRunner().invoke(calibrate, arguments)
-    assert nonsense.exit_code == 1
-    assert f"error: {path} is not a readable file of measured constants" in nonsense.stderr
+    ends(nonsense, 1, f"error: {path} is not a readable file of measured constants")
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:

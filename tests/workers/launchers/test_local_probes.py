@@ -50,14 +50,12 @@ def test_a_probe_reports_and_is_measured(nodes: LocalNodes) -> None:
     outcome = run_probe(launcher, make_probe(), on_event=told.append)
     assert outcome.state == "completed", outcome
     measurement = outcome.measurement
-    assert measurement is not None
     assert told.pop(0)["event"] == "listening"
     assert [event["index"] for event in told] == list(range(len(measurement.iterations)))
     assert sum(iteration.kind == "timed" for iteration in measurement.iterations) == 2
     assert [iteration.loss for iteration in measurement.iterations] == [e["loss"] for e in told]
     assert not measurement.oversubscribed
     assert measurement.peak_source == "measured matmul (fp32)"
-    assert outcome.environment is not None
     assert outcome.environment.backend == "gloo"
     assert below_zygote(nodes) == []
 
@@ -74,7 +72,6 @@ def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
     layout = Layout(num_microbatches=2, precision="bf16")
     probe = make_probe(layout=layout, iterations=1)
     measured = run_probe(launcher, probe).measurement
-    assert measured is not None
     limit = measured.peak_memory_bytes
     assert run_probe(launcher, replace(probe, memory_limit_bytes=limit)).measurement
     beyond = run_probe(launcher, replace(probe, memory_limit_bytes=limit - 1))
@@ -203,7 +200,6 @@ def test_a_probe_says_why_its_peak_could_not_be_measured(
     assert precision == "bf16" or outcome.log_tail.endswith("this rank was told to fail")
     job = {"layout": layout.to_mapping()}
     failure = failing.train(job, on_event=lambda _: None, cancelled=lambda: False).failure
-    assert failure is not None
     assert failure.message == RANK_FAILED + why
 
 

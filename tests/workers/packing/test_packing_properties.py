@@ -64,7 +64,6 @@ class Run:
             self.end_until(arrives_s)
             self.now_s = arrives_s
             key = arrival.request.key
-            assert isinstance(key, int)
             self.takes[key] = arrival.takes_s
             self.waiting[key] = arrival.request
             self.packer.submit(arrival.request)
@@ -80,7 +79,6 @@ class Run:
 
     def place(self) -> None:
         for key, placement in self.packer.place(self.now_s, self.ends_at_s):
-            assert isinstance(key, int)
             request = self.waiting.pop(key)
             ends_s = self.now_s + self.takes[key]
             heapq.heappush(self.ends, (ends_s, key))

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psutil
-import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.program import ProgramTrainer
+from tests.kit.local_ranks import make_cluster, make_probe
 from tests.workers.process_checks import MARK, environment_of, marked
 from workers.launchers.base import NodeSet
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
-from workers.ranks.rank_task import RANK_ENTRY
 
-MODEL = ModelShape(
-    name="small-test",
-    family="gpt",
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=256,
-    num_heads=4,
-    num_kv_heads=4,
-    seq_length=32,
-    vocab_size=256,
-    tied_embeddings=False,
-)
-TWO_CORES = Cluster(
-    name="two-cores",
-    device="CPU core",
-    num_nodes=1,
-    devices_per_node=2,
-    device_memory_bytes=1 << 30,
-    peak_flops_per_s={"fp32": 2e12},
-)
+SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 256, "seq_length": 32}
+MODEL = replace(model_preset("tiny"), name="small-test", vocab_size=256, **SIZES)
+TWO_CORES = make_cluster(peak_flops_per_s={"fp32": 2e12})
 STEP = """
 import os, signal, subprocess, sys, threading, time
 from layout_tuner import report_step
@@ -66,15 +46,15 @@ def train(steps=STEPS, **figures):
 """The beginning of each program: what its own training loop would be."""
 
 
-def python_trainer(code: str, **fields: Any) -> ProgramTrainer:
-    """A trainer whose program is this Python code, after `STEP`."""
-    command = ("{python}", "-c", STEP + code)
+def python_trainer(code: str, *words: str, **fields: Any) -> ProgramTrainer:
+    """A trainer whose program is this Python code, after `STEP`, with these words."""
+    command = ("{python}", "-c", STEP + code, *words)
     return ProgramTrainer(**{"name": "theirs", "version": "1", "command": command, **fields})
 
 
 def make_request(**changes: Any) -> ProbeRequest:
-    settings = {"layout": Layout(dp=2), "warmup": 2, "iterations": 3, "deadline_s": 20.0}
-    return ProbeRequest(**{"model": MODEL, "trainer": "theirs", **settings, **changes})
+    settings = {"layout": Layout(dp=2), "iterations": 3, "deadline_s": 20.0}
+    return make_probe(**{"model": MODEL, "trainer": "theirs", **settings, **changes})
 
 
 def run(
@@ -90,25 +70,6 @@ def run(
     launcher = GroupLauncher(nodes, cluster, allow_sharing=True, trainers={trainer.name: trainer})
     request = make_request(**{"trainer": trainer.name, **changes})
     return launcher.run(request, on_event=on_event, cancelled=cancelled)
-
-
-@contextmanager
-def leaves_nothing(
-    rank_entry: str = RANK_ENTRY, environment: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[LocalNodes]:
-    """Nodes of two devices, started in an environment; checks that nothing is left at the end."""
-    mark = os.urandom(8).hex()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**environment, MARK: mark}.items():
-            patch.setenv(name, value)
-        nodes = LocalNodes(num_devices=2, rank_entry=rank_entry)
-    try:
-        nodes.wait_until_ready()
-        yield nodes
-    finally:
-        nodes.close()
-    assert marked(mark) == []
-    assert not nodes.ranks._scratch.exists()
 
 
 def left_behind(nodes: LocalNodes) -> list[str]:

@@ -46,7 +46,6 @@ def test_children_of_a_program_are_sampled_and_shared_out_among_its_ranks() -> N
     of_one, of_two = sample(), sample(num_ranks=2)
     command = [sys.executable, "-S", "-c", TAKES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as program:
-        assert program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
         of_one.take(program.pid)
         of_two.take(program.pid)
@@ -122,5 +121,4 @@ def test_the_kernels_killer_is_the_cause_only_where_it_struck(
     killed = seen.kernel_killed(number)
     assert (None if killed is None else killed[0]) == reason
     if reason == "node_lost":
-        assert killed is not None
         assert "was seen with 0 KiB of the 0.9766 KiB promised" in killed[1]

@@ -90,7 +90,6 @@ def test_a_start_removes_what_a_killed_agent_and_warden_left(
         return closing(LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS))
 
     with start() as living, start_python(AGENT, TMPDIR=str(tmp_path)) as agent:
-        assert agent.stdout is not None
         warden, left = agent.stdout.readline().split()
         (Path(left) / "probe-of-it").mkdir()
         for pid in (int(warden), agent.pid):  # the warden first: it would remove the directory

@@ -12,13 +12,12 @@ import pytest
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.parameters import Parameter
-from search_spaces.trainers.program import ProgramTrainer
-from tests.workers.programs.programs import MODEL, STEP, python_trainer, run
+from tests.kit.python_process import ROOT
+from tests.workers.programs.programs import MODEL, python_trainer, run
 from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[3]
 TELL = """
 import json
 document = {"argv": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd(),
@@ -34,12 +33,8 @@ train()
 def told(nodes: LocalNodes, tmp_path: Path, *words: str, **fields: Any) -> dict[int, Any]:
     """What each process of a program sees."""
     changes = fields.pop("changes", {})
-    trainer = ProgramTrainer(
-        name="theirs",
-        version="1",
-        command=("{python}", "-c", STEP + TELL, *words),
-        **{**fields, "environment": {"WHERE": str(tmp_path), **fields.get("environment", {})}},
-    )
+    environment = {"WHERE": str(tmp_path), **fields.pop("environment", {})}
+    trainer = python_trainer(TELL, *words, environment=environment, **fields)
     outcome = run(nodes, trainer, **changes)
     assert outcome.state == "completed", outcome
     return {int(path.name[4:]): json.loads(path.read_text()) for path in tmp_path.glob("rank*")}
@@ -102,12 +97,7 @@ def test_a_path_may_not_leave_its_directory_by_a_link(nodes: LocalNodes, tmp_pat
     (below / "out").symlink_to("/etc")
     (below / "in").symlink_to("inner")
     parameters = {"data": Parameter(type="path", below=str(below))}
-    trainer = ProgramTrainer(
-        name="theirs",
-        version="1",
-        command=("{python}", "-c", STEP + "train()", "{data}"),
-        parameters=parameters,
-    )
+    trainer = python_trainer("train()", "{data}", parameters=parameters)
     for value, reason in (("in", None), ("inner/new", None), ("out/passwd", "unsupported")):
         outcome = run(nodes, trainer, layout=Layout(), parameters={"data": value})
         assert outcome.reason == reason, outcome

@@ -67,12 +67,8 @@ class Job:
         return self
 
     def measure(self, **options: Any) -> Measurement:
-        settings = {
-            "peak_tflops": 1.0,
-            "peak_source": "a table",
-            "oversubscribed": False,
-        }
-        return self.run.measurement(**{**settings, **options})
+        peak = {"peak_tflops": 1.0, "peak_source": "a table"}
+        return self.run.measurement(**{**peak, "oversubscribed": False, **options})
 
     def refused(self) -> tuple[str, str]:
         with pytest.raises(ResultRefusedError) as refused:
@@ -252,7 +248,6 @@ def test_the_start_limit_is_from_the_start_of_the_ranks_to_the_first_report() ->
     assert run.problem() is None  # the matmul peak is still being measured
     run.take({"event": "listening", "port": 1})
     problem = run.problem()
-    assert problem is not None
     assert problem[0] == "timeout"
     job = Job(trainer)
     job.report(1.0)

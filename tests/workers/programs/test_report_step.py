@@ -19,6 +19,7 @@ import pytest
 
 import layout_tuner
 from layout_tuner import report_step
+from tests.kit.python_process import printed_by
 
 FILE = Path(layout_tuner.__file__)
 
@@ -119,10 +120,7 @@ def test_the_file_alone_is_enough_for_a_program(pipe: int, tmp_path: Path) -> No
         "print([m for m in sys.modules if m.split('.')[0] in ('api', 'httpx', 'workers')])"
     )
     shutil.copy(FILE, tmp_path)
-    said = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "[]"
+    assert printed_by(code, options=["-I", "-S"]).strip() == "[]"
     assert reports(pipe)[0]["tokens"] == 5
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import psutil
 import pytest
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from tests.kit.local_ranks import Hanging, below_zygote, failure_of, local_nodes
+from search_spaces.protocol.outcome import Outcome
+from tests.kit.local_ranks import Hanging, failure_of, local_nodes
+from tests.kit.side_by_side import make_task
 from tests.workers.process_checks import RANK_PROGRAMS, kill, marked, run_group, wait_until_gone
-from workers.errors import CoresForbiddenError, NodeLostError
+from workers.errors import NodeLostError
 from workers.launchers.base import NodeEvent
 from workers.launchers.local import LocalNodes
-from workers.ranks.forked_rank import allowed_cores
+from workers.rank_jobs.rank import _one_line
+from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.rank_reports import RankReports
 
 pytestmark = pytest.mark.ranks
 
@@ -73,16 +77,6 @@ def test_iterations_arrive_several_at_a_time(
     assert len(lots) <= 2 + end.duration_s / 0.5
 
 
-def test_twenty_groups_in_a_row_leave_no_process_and_no_descriptor(nodes: LocalNodes) -> None:
-    run_group(nodes, "succeed")
-    zygote = nodes.ranks.pids["zygote"]
-    descriptors = len(list(Path(f"/proc/{zygote}/fd").iterdir()))
-    for kind in ("succeed", "fail", "daemonise", "kill-itself", "meet") * 4:
-        run_group(nodes, kind)
-        assert not below_zygote(nodes)
-    assert len(list(Path(f"/proc/{zygote}/fd").iterdir())) == descriptors
-
-
 def test_sigkill_of_warden_zygote_and_keeper_together_leaves_no_daemon(mark: str) -> None:
     nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
     nodes.ranks.wait_until_ready()
@@ -128,10 +122,54 @@ def test_a_zygote_that_does_not_get_ready_is_reported_with_the_reason_and_ends(
     wait_until_gone([warden])
 
 
-def test_a_rank_gets_those_of_its_cores_that_the_node_gives_us_or_is_refused() -> None:
-    assert allowed_cores((1, 2, 3), {0, 2, 3, 4}) == {2, 3}
-    with pytest.raises(CoresForbiddenError) as refused:
-        allowed_cores((64, 65), {1, 0})
-    assert str(refused.value).startswith(
-        "this process may use none of the cores [64, 65], only [0, 1]; correct device_cores"
-    )
+EXITS = [{"event": "exit", "group": "a", "rank": rank, "code": 0} for rank in (1, 0)]
+RESULT = {"event": "result", "pad": "x"}
+LONG_RESULT = {"event": "result", "pad": "x" * 150_000}
+
+
+class Group:
+    """Two ranks and their keeper, whose ends of the lines the test holds."""
+
+    def __init__(self) -> None:
+        self.events: list[Document] = []
+        self.late: list[Document] = []
+        """What rank 0 sends once the agent is at the exits."""
+        tasks = [make_task("a", rank=rank, world_size=2) for rank in (0, 1)]
+        self.lines = RankReports(tasks, self._take)
+        self.keeper, self.rank, _ = map(JsonLines, self.lines.others_ends)
+        self.rank.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.rank.socket.settimeout(10)  # what does not fit would block
+
+    def end(self) -> list[tuple[str, int]]:
+        """Has both ranks exit; returns the kinds and ranks of what the agent tells."""
+        self.keeper.send(*EXITS)
+        self.keeper.close()
+        self.lines.run()
+        return [(event["event"], event["rank"]) for event in self.events]
+
+    def _take(self, events: Sequence[Document]) -> None:
+        self.events += events
+        if EXITS[0] in events and self.late:
+            self.rank.send(*self.late)
+            self.rank.close()
+
+
+@pytest.mark.parametrize("result", [RESULT, LONG_RESULT], ids=["short", "of-many-chunks"])
+def test_a_report_is_told_before_the_exit_of_its_rank(result: Document) -> None:
+    group = Group()
+    group.rank.send(result)
+    group.rank.close()
+    told = group.end()
+    assert told.index(("report", 0)) < told.index(("exit", 0))
+    assert [one["document"] for one in group.events if one["event"] == "report"] == [result]
+    # Another rank sends it and exits at once, after the agent has looked at the rank's line.
+    group = Group()
+    group.late = [result]
+    assert group.end() == [("exit", 1), ("report", 0), ("exit", 0)]
+    assert group.events[1]["document"] == result
+
+
+def test_an_error_that_quotes_a_name_of_no_encoding_still_makes_an_outcome() -> None:
+    said = _one_line(OSError("cannot open weights-\udcff.bin\nand more"))
+    assert said == "OSError: cannot open weights-\\udcff.bin"
+    assert Outcome(state="failed", reason="crashed", message=said).message == said

@@ -12,36 +12,34 @@ import pytest
 from workers.ranks.memory_watch import NvidiaDevices
 
 
-class FakeNvml:
+class NVMLError(Exception):
+    """Raised by every function that fails."""
+
+
+def memory_of(handle: int) -> SimpleNamespace:
+    if handle == 2:
+        raise NVMLError("not supported")
+    return SimpleNamespace(used=5 << 30)
+
+
+def fake_nvml(init: Callable[[], object] = lambda: None) -> SimpleNamespace:
     """The functions of the management library that are called, with three devices."""
-
-    class NVMLError(Exception):
-        """Raised by every function that fails."""
-
-    def __init__(self, init: Callable[[], object] = lambda: None) -> None:
-        self.nvmlInit = init
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 3
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        if handle == 2:
-            raise self.NVMLError("not supported")
-        return SimpleNamespace(used=5 << 30)
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=init,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetMemoryInfo=memory_of,
+    )
 
 
 def fail() -> None:
-    raise FakeNvml.NVMLError("the library was not found")
+    raise NVMLError("the library was not found")
 
 
 def test_the_library_tells_number_uuid_and_bytes() -> None:
-    devices = NvidiaDevices(nvml=FakeNvml())
+    devices = NvidiaDevices(nvml=fake_nvml())
     for _ in range(2):
         assert [(device.names, device.used_bytes) for device in devices()] == [
             (("0", "GPU-0"), 5 << 30),
@@ -51,7 +49,7 @@ def test_the_library_tells_number_uuid_and_bytes() -> None:
 
 
 def test_without_a_driver_nothing_is_listed() -> None:
-    assert NvidiaDevices(nvml=FakeNvml(fail))() == ()
+    assert NvidiaDevices(nvml=fake_nvml(fail))() == ()
     if Path("/proc/driver/nvidia").is_dir():
         pytest.skip("NVIDIA's driver is loaded here")
     pytest.importorskip("pynvml")
@@ -66,7 +64,7 @@ def test_a_driver_that_hangs_is_asked_once_and_holds_nobody_up() -> None:
         calls.append("nvmlInit")
         release.wait()
 
-    devices = NvidiaDevices(nvml=FakeNvml(hang), within_s=0.3)
+    devices = NvidiaDevices(nvml=fake_nvml(hang), within_s=0.3)
     try:
         assert devices() == ()
         assert devices() == ()

@@ -81,17 +81,14 @@ def run_both(nodes: LocalNodes, first: str, second: str) -> tuple[GroupEnd, Grou
 def test_a_rank_that_took_more_than_it_was_promised_is_out_of_memory(nodes: LocalNodes) -> None:
     """The one beside it has done nothing, and isn't struck."""
     still, greedy = run_both(nodes, "hang", "take-more-and-more")
-    assert greedy.failure is not None
     assert greedy.failure.reason == "out_of_memory"
     assert "rank 0 had taken " in greedy.failure.message
     assert f"over its limit of {memory(PROMISED_BYTES)}" in greedy.failure.message
-    assert still.failure is not None
     assert still.failure.reason == "cancelled"
 
 
 def test_a_rank_struck_for_the_greed_of_another_lost_its_node(nodes: LocalNodes) -> None:
     modest, _ = run_both(nodes, "take-a-little", "take-more-and-more")
-    assert modest.failure is not None
     assert modest.failure.reason == "node_lost"
     assert f"of the {memory(PROMISED_BYTES)} promised" in modest.failure.message
 

@@ -40,12 +40,17 @@ def expected_groups(layout: Layout, axis: Axis) -> set[frozenset[int]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_groups_are_those_of_the_trainers_mesh(layout: Layout) -> None:
+def test_ranks_and_their_groups_are_those_of_the_trainers_mesh(layout: Layout) -> None:
     # Models with experts have no tensor columns.
     axes_of_experts = () if layout.tp_columns > 1 else ("etp", "ep", "edp")
     for axis in ("tp", "tp_columns", "cp", "data", *axes_of_experts):
         found = Placement(layout, 8).groups(axis)
         assert {frozenset(group) for group in found.tolist()} == expected_groups(layout, axis), axis
+    ranks = Placement(layout, 8).ranks
+    for rank in range(layout.num_devices):
+        at = coordinates(rank, layout)
+        index = np.argwhere(ranks == rank)[0].tolist()
+        assert index == [at.dp_rank, at.pp_rank, at.cp_rank, at.tp_rank, at.column_rank]
 
 
 def test_a_place_counts_nodes_ranks_and_the_groups_that_share_a_nodes_cards() -> None:
@@ -63,12 +68,3 @@ def test_ranks_that_share_zero_shards_are_neighbours_and_their_copies_lie_apart(
     shards, copies = Placement(Layout(num_nodes=4, dp=32), 8).shards("data", 8)
     assert (shards.size, shards.is_inside) == (8, True)
     assert (copies.size, copies.num_nodes, copies.crossing) == (4, 4, 8)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_stages_are_on_the_ranks_of_the_mesh(layout: Layout) -> None:
-    ranks = Placement(layout, 8).ranks
-    for rank in range(layout.num_devices):
-        at = coordinates(rank, layout)
-        index = np.argwhere(ranks == rank)[0].tolist()
-        assert index == [at.dp_rank, at.pp_rank, at.cp_rank, at.tp_rank, at.column_rank]

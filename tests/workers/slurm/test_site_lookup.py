@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import workers.slurm.site_lookup
-from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import ClusterInvalidError, SiteInvalidError
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.site import SITE_PRESETS, Site, cluster_part
+from tests.kit.campaigns import spec_of
 from workers.slurm.site_lookup import site_of
 
 CLUSTER: dict[str, Any] = {
@@ -117,17 +117,9 @@ def test_addresses_follow_from_name_and_position() -> None:
 
 def test_a_campaign_cannot_bring_a_site_to_a_worker() -> None:
     described = CLUSTER | {"site": {"setup": ["curl https://example.org/x | sh"]}}
-    campaign = {
-        "name": "evil",
-        "model": "tiny",
-        "cluster": described,
-        "space": {"global_batch_size": 8, "tp": 1, "pp": 1, "dp": 1, "micro_batch_size": 1},
-        "budget": {"trials": 1},
-    }
     with pytest.raises(ClusterInvalidError, match="unknown cluster field 'site'"):
-        CampaignSpec.from_mapping(campaign)
-    spec = CampaignSpec.from_mapping(campaign | {"cluster": cluster_part(described)})
-    assert "site" not in str(spec.to_mapping())
+        spec_of(cluster=described)
+    assert "site" not in str(spec_of(cluster=cluster_part(described)).to_mapping())
 
 
 def test_the_example_of_a_site_has_every_field_and_is_a_cluster() -> None:

@@ -6,6 +6,7 @@ A run is a line of words: what differs from the first value of each knob in `KNO
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -30,8 +31,7 @@ from workers.trainer.parallel.optimizer import OptimizerSettings
 LAYOUT_FIELDS = {
     **{name: name for name in ("precision", "tp", "cp", "cp_comm_type", "pp", "vpp", "dp")},
     **{name: name for name in ("pipeline_split", "schedule", "rank_order", "recompute")},
-    "ep": "ep",
-    "etp": "etp",
+    **{name: name for name in ("ep", "etp")},
     "cut": "sequence_parallel",
     "columns": "tp_columns",
     "zero": "zero_stage",
@@ -67,7 +67,6 @@ KNOBS: dict[str, tuple[Any, ...]] = {
 }
 """What a run may choose. Clipping is below every norm of the gradient; routing is balanced in 16
 bits, where rounding could change a router's decision."""
-RANK_KNOBS = ("tp", "columns", "cp", "pp", "dp")
 
 MACHINE = detect_local_cpu()
 
@@ -100,10 +99,7 @@ def words_of(values: Values) -> str:
 
 
 def num_ranks(values: Values) -> int:
-    ranks = 1
-    for name in RANK_KNOBS:
-        ranks *= values[name]
-    return ranks
+    return math.prod(values[name] for name in ("tp", "columns", "cp", "pp", "dp"))
 
 
 def layout_of(values: Values) -> Layout:
@@ -162,54 +158,16 @@ def pairs_of(values: Values) -> set[Pair]:
     return set(itertools.combinations(values.items(), 2))
 
 
-STARTS = [
-    values_of(words)
-    for words in (
-        *(
-            "",
-            "moe balanced",
-            "pp2",
-            "dp2",
-            "tp2",
-            "tp2 cut",
-            "cp2 all_gather",
-            "dp4",
-            "cp4 all_gather",
-            "columns2",
-        ),
-        *(
-            "dp2 zero1",
-            "cp2 all_gather zero1",
-            "dp4 zero1",
-            "pp2 dp2",
-            "pp2 dp2 zero1",
-            "tp2 pp2",
-            "pp4",
-        ),
-        *(
-            "pp2 cp2 all_gather",
-            "tp2 dp2",
-            "tp2 cut dp2 zero1",
-            "tp2 cut pp2",
-            "tp2 cp2 all_gather",
-            "cp2 all_gather dp2 zero1",
-        ),
-        *("columns2 dp2", "columns2 pp2", "columns2 tp2 cut", "tp4 cut", "columns4", "pp2 cp2 p2p"),
-        *(
-            "moe balanced dp2 ep2",
-            "moe balanced dp4 ep2",
-            "moe balanced cp2 all_gather",
-            "moe balanced pp2",
-        ),
-        *("moe balanced tp2 cut", "moe balanced tp2 cut dp2", "moe balanced pp2 dp2"),
-        *("dp4 zero1 pp2", "dp4 zero1 tp2 cut", "dp4 zero1 columns2", "moe balanced dp4 ep2 pp2"),
-        *(
-            "moe balanced dp4 zero1",
-            "moe balanced dp4 ep2 zero1",
-            "moe balanced dp2 cp2 all_gather",
-        ),
-    )
-]
+_STARTS = """,
+    moe balanced, pp2, dp2, tp2, tp2 cut, cp2 all_gather, dp4, cp4 all_gather, columns2, dp2 zero1,
+    cp2 all_gather zero1, dp4 zero1, pp2 dp2, pp2 dp2 zero1, tp2 pp2, pp4, pp2 cp2 all_gather,
+    tp2 dp2, tp2 cut dp2 zero1, tp2 cut pp2, tp2 cp2 all_gather, cp2 all_gather dp2 zero1,
+    columns2 dp2, columns2 pp2, columns2 tp2 cut, tp4 cut, columns4, pp2 cp2 p2p,
+    moe balanced dp2 ep2, moe balanced dp4 ep2, moe balanced cp2 all_gather, moe balanced pp2,
+    moe balanced tp2 cut, moe balanced tp2 cut dp2, moe balanced pp2 dp2, dp4 zero1 pp2,
+    dp4 zero1 tp2 cut, dp4 zero1 columns2, moe balanced dp4 ep2 pp2, moe balanced dp4 zero1,
+    moe balanced dp4 ep2 zero1, moe balanced dp2 cp2 all_gather"""
+STARTS = [values_of(words) for words in _STARTS.split(",")]
 """Runs that a pair of values is tried in, to see whether any run may have it."""
 
 

@@ -1,31 +1,21 @@
-"""Layers with weights of their own on two tensor-parallel ranks, and a count of what they send."""
+"""Weights of layers on their own, and a count of what ranks send."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.workers.trainer.cases import make_layout
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm.mesh import Mesh, build_mesh
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from tests.workers.trainer.cases import on_layout
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.parameters import ModelParameter
-
-TP = 2
-GROUPS = (
-    "cp_group",
-    "tp_group",
-    "column_group",
-    "vocabulary_group",
-    "ep_group",
-    "etp_group",
-    "pp_group",
-    "embedding_group",
-    "world_group",
-)
+from workers.trainer.training import Training
 
 
 def weight(value: Tensor) -> ModelParameter:
@@ -42,16 +32,6 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def on_tp_ranks(work: Any) -> list[Any]:
-    """Runs `work(tp_rank, group)` on two tensor-parallel ranks."""
-
-    def run(rank: int) -> Any:
-        mesh = build_mesh(rank, make_layout(tp=TP), tied_embeddings=False)
-        return [value.detach().numpy() for value in work(rank, mesh.tp_group)]
-
-    return [[torch.from_numpy(a) for a in result] for result in run_ranks(TP, run)]
-
-
 class CountingCollectives(TorchDispatchMode):
     """Counts what goes to other ranks, in passes forward and backward alike.
 
@@ -63,9 +43,12 @@ class CountingCollectives(TorchDispatchMode):
         """Counts what the groups of this mesh do, beside what torch.distributed does."""
         super().__init__()
         self._wire: Counter[str] = Counter()
-        groups = [getattr(mesh, name) for name in GROUPS] if mesh else []
-        for copies in mesh.every_copies if mesh else ():
-            groups += [copies.shard_group, copies.replica_group]
+        groups = [
+            getattr(holder, each.name)
+            for holder in ([mesh, *mesh.every_copies] if mesh else [])
+            for each in fields(holder)
+            if each.name.endswith("_group")
+        ]
         lanes = {id(group.lane): group.lane for group in groups if group and group.lane}
         self._lanes = list(lanes.values())
         self._before = self._shared()
@@ -89,3 +72,21 @@ class CountingCollectives(TorchDispatchMode):
         if func.namespace == "c10d":
             self._wire[func.name()] += 1
         return func(*args, **(kwargs or {}))
+
+
+def sent_in(
+    layout: Layout, shape: ModelShape, *, whole_step: bool = False, **mesh_options: Any
+) -> Counter[str]:
+    """What each rank sends in the passes of one step, or in all of it."""
+
+    def work(training: Training) -> Counter[str]:
+        with CountingCollectives(training.mesh) as counting:
+            if whole_step:
+                training.step(training.batch(0))
+            else:
+                training.pipeline.run(training.batch(0))
+        return counting.counts
+
+    first, *others = on_layout(layout, work, shape, **mesh_options)
+    assert others == [first] * len(others)
+    return first

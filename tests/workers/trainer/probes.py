@@ -11,6 +11,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import make_context, run_ranks
 from workers.trainer.probe.probe import RankResult, run_probe
+from workers.trainer.training import Training
 
 
 def probe(
@@ -28,12 +29,19 @@ def probe(
 
 
 class FakeClock:
-    """The clock of timed steps: it stands still but for what a test adds to it."""
+    """The clock of timed steps: seven seconds a step, and what a test adds to it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         clock = SimpleNamespace(perf_counter=lambda: self.now_s)
         monkeypatch.setattr("workers.trainer.probe.timing.time", clock)
+        step = Training.step
+
+        def seven_seconds(training: Training, *args: Any, **options: Any) -> Any:
+            self.now_s += 7.0
+            return step(training, *args, **options)
+
+        monkeypatch.setattr(Training, "step", seven_seconds)
 
 
 def make_request(**changes: Any) -> ProbeRequest:
@@ -43,6 +51,4 @@ def make_request(**changes: Any) -> ProbeRequest:
 
 def measured(request: ProbeRequest, **context: Any) -> Any:
     """The measurement of a probe."""
-    result = probe(request, **context)[0][0]
-    assert result is not None
-    return result.measurement
+    return probe(request, **context)[0][0].measurement

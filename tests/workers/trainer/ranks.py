@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import sys
@@ -25,6 +26,9 @@ POLLS = "PYTEST_XDIST_WORKER" not in os.environ
 
 # Before torch does any work: a process that has run OpenMP threads cannot fork ranks.
 torch.set_num_threads(1)
+
+
+FORK = multiprocessing.get_context("fork")
 
 
 class RanksFailedError(AssertionError):
@@ -61,24 +65,24 @@ def run_ranks(
         dying: ranks that die as soon as they have answered, whatever their peers wait for.
     """
     with tempfile.TemporaryDirectory() as folder:
-        readers, pids = [], []
+        readers, processes = [], []
         for rank in range(world_size):
-            reader, writer = connection.Pipe(duplex=False)
-            pid = os.fork()
-            if pid == 0:
-                store = Path(folder) / "store"
-                _end_rank(rank, world_size, store, work, writer, own_group, rank in dying)
+            reader, writer = FORK.Pipe(duplex=False)
+            job = (rank, world_size, Path(folder) / "store", work, writer, own_group, rank in dying)
+            processes.append(FORK.Process(target=_run_rank, args=job))
+            processes[-1].start()
             writer.close()
             readers.append(reader)
-            pids.append(pid)
         try:
             return _gather(readers, time.monotonic() + deadline_s)
         finally:
-            for pid in pids:
-                _kill_and_reap(pid)
+            for process in processes:
+                process.join(0.2)  # one that has answered ends by itself: its peers see a clean end
+                process.kill()
+                process.join()
 
 
-def _end_rank(
+def _run_rank(
     rank: int,
     world_size: int,
     store_file: Path,
@@ -87,12 +91,11 @@ def _end_rank(
     own_group: bool,
     dies: bool,
 ) -> None:
-    status = 1
     try:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
         if not POLLS:
-            host_transfers._POLL_S = 0.0  # type: ignore[misc]
+            host_transfers._POLL_S = 0.0
         store = dist.FileStore(str(store_file), world_size)
         if own_group:
             result = work(rank, store)
@@ -102,14 +105,13 @@ def _end_rank(
         writer.send_bytes(pickle.dumps(("result", result)))
         if not dies:
             dist.barrier()
-        status = 0
     except BaseException as error:
         described = (type(error).__name__, str(error), traceback.format_exc())
         writer.send_bytes(pickle.dumps(("error", described)))
     finally:
         writer.close()
         sys.stderr.flush()
-        os._exit(status)
+        os._exit(0)
 
 
 def _gather(readers: list[Any], deadline: float) -> list[Any]:
@@ -132,14 +134,3 @@ def _gather(readers: list[Any], deadline: float) -> list[Any]:
                 raise RanksFailedError(f"rank {rank}: {name}: {message}\n{trace}")
             results[rank] = value
     return [results[rank] for rank in range(len(readers))]
-
-
-def _kill_and_reap(pid: int) -> None:
-    """Gives a rank that has answered time to end by itself, so that its peers see a clean end."""
-    deadline = time.monotonic() + 0.2
-    while time.monotonic() < deadline:
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return
-        time.sleep(0.001)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)

@@ -148,7 +148,7 @@ def train_reference(
         after_backward: may change the gradients of a step.
     """
     model = make_model(shape, weights)
-    optimizer = make_optimizer(model.parameters())  # type: ignore[operator]
+    optimizer = make_optimizer(model.parameters())
     losses, norms = [], []
     for step, (ids, targets) in enumerate(batches):
         optimizer.zero_grad()

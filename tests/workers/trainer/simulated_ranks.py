@@ -12,7 +12,6 @@ from search_spaces.schedules import (
     Forward,
     Schedule,
     Transfer,
-    VirtualMicrobatch,
     WeightGradients,
     pipeline_schedule,
 )
@@ -37,30 +36,25 @@ def tables(
 
 def sent_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:
     """What a rank's transfer sends."""
-
-    def message(kind: str, virtual: VirtualMicrobatch | None, step: int) -> list[Message]:
-        if virtual is None:
-            return []
-        stage = virtual.chunk * pp + rank
-        return [Message(kind, stage, stage + step, virtual.microbatch)]
-
-    return message("activation", transfer.send_activation, 1) + message(
-        "gradient", transfer.send_gradient, -1
-    )
+    sent = ("activation", 1, transfer.send_activation), ("gradient", -1, transfer.send_gradient)
+    return [
+        Message(kind, of.chunk * pp + rank, of.chunk * pp + rank + step, of.microbatch)
+        for kind, step, of in sent
+        if of is not None
+    ]
 
 
 def received_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:
     """What a rank's transfer receives."""
-
-    def message(kind: str, virtual: VirtualMicrobatch | None, step: int) -> list[Message]:
-        if virtual is None:
-            return []
-        stage = virtual.chunk * pp + rank
-        return [Message(kind, stage - step, stage, virtual.microbatch)]
-
-    return message("activation", transfer.receive_activation, 1) + message(
-        "gradient", transfer.receive_gradient, -1
+    received = (
+        ("activation", 1, transfer.receive_activation),
+        ("gradient", -1, transfer.receive_gradient),
     )
+    return [
+        Message(kind, of.chunk * pp + rank - step, of.chunk * pp + rank, of.microbatch)
+        for kind, step, of in received
+        if of is not None
+    ]
 
 
 @dataclass

@@ -6,6 +6,7 @@ fp32 (no TF32).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,20 +22,20 @@ from tests.workers.trainer.cases import (
     CUT,
     DP,
     PP,
+    STEPS,
     TP,
     ZERO,
     ZERO_2,
     ZERO_3,
-    Run,
     excess_of_steps,
     make_layout,
     make_shape,
 )
-from tests.workers.trainer.devices import DEVICES, on_gpus, on_ranks, train_on
 from tests.workers.trainer.ranks import make_context, run_ranks
 from tests.workers.trainer.test_parity import reference
 from tests.workers.trainer.tolerances import TrainingTolerance, operation_error, training_tolerance
 from workers.trainer.model.attention import causal_attention
+from workers.trainer.open_training import TrainingSettings, open_training
 from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.measurement import peak_memory, rehearse
 from workers.trainer.probe.probe import run_probe
@@ -42,14 +43,50 @@ from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
-STEPS = 5
 WIDE = make_shape(
     num_layers=4, hidden_size=256, ffn_hidden_size=512, seq_length=256, vocab_size=2048
 )
 
 
-def first_steps(run: Run) -> tuple[list[float], list[float]]:
-    return run.losses[:STEPS], run.grad_norms[:STEPS]
+def on_gpus(num_devices: int, *values: object) -> Any:
+    """A parameter of a test for a machine that has so many GPUs, marked and skipped elsewhere."""
+    found = torch.cuda.device_count()
+    missing = pytest.mark.skipif(
+        found < num_devices,
+        reason=f"needs a GPU for each of {num_devices} ranks; torch {torch.__version__} sees {found}",
+    )
+    return pytest.param(*values, marks=[pytest.mark.gpu, missing])
+
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", on_gpus(1, "cuda")])
+"""Runs a test on the CPU, and on a GPU where there is one."""
+PEAK = {"peak_tflops_per_device": 1e4}
+"""More than any device has."""
+
+
+def on_ranks(
+    shape: ModelShape, layout: Layout, device: str, work: Callable[[Training], Any], **changes: Any
+) -> list[Any]:
+    """What `work` returns on each rank, whose training is opened as a probe opens it."""
+
+    def run(rank: int, store: Any) -> Any:
+        settings = TrainingSettings(model=shape, layout=layout, seed=0, optimizer=ADAMW, **changes)
+        context = make_context(rank, layout.num_devices, store, device=device, **PEAK)
+        return work(open_training(settings, context))
+
+    return run_ranks(layout.num_devices, run, own_group=True)
+
+
+def train_on(device: str, shape: ModelShape, layout: Layout) -> tuple[Any, ...]:
+    """Losses and gradient norms, which every rank must agree on."""
+
+    def work(training: Training) -> list[tuple[float, float]]:
+        stats = [training.step(training.batch(index)) for index in range(STEPS)]
+        return [(step.loss, step.grad_norm) for step in stats]
+
+    results = on_ranks(shape, layout, device, work)
+    assert all(result == results[0] for result in results), "ranks disagree on the global batch"
+    return tuple(zip(*results[0], strict=True))
 
 
 def tolerance(shape: ModelShape, precision: Precision = "fp32") -> TrainingTolerance:
@@ -69,9 +106,10 @@ def tolerance(shape: ModelShape, precision: Precision = "fp32") -> TrainingToler
 )
 def test_one_device_follows_the_reference(device: str, family: str, precision: Precision) -> None:
     shape = make_shape(family)
-    found = train_on(device, shape, make_layout(precision=precision), steps=STEPS)
-    expected = first_steps(reference(shape, ADAMW))
-    assert excess_of_steps(found, expected, tolerance(shape, precision)) <= 1
+    found = train_on(device, shape, make_layout(precision=precision))
+    expected = reference(shape, ADAMW)
+    told = expected.losses, expected.grad_norms
+    assert excess_of_steps(found, told, tolerance(shape, precision)) <= 1
     assert torch.get_float32_matmul_precision() == "highest", "TF32 is not fp32"
 
 
@@ -92,8 +130,8 @@ OF_FOUR = [TP | PP, PP | ZERO, PP | ZERO_3, ZERO_3 | {"dp": 4, "zero_replicas": 
 def test_several_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
     """Over gloo, NCCL or RCCL: whichever the device has. On CPU ranks test_parity does the rest."""
     shape = make_shape("llama")
-    found = train_on(device, shape, make_layout(**axes), steps=STEPS)
-    alone = train_on(device, shape, make_layout(), steps=STEPS)
+    found = train_on(device, shape, make_layout(**axes))
+    alone = train_on(device, shape, make_layout())
     assert excess_of_steps(found, alone, tolerance(shape)) <= 1
 
 
@@ -165,10 +203,8 @@ def test_a_probe_says_where_its_time_went(device: str) -> None:
     request = ProbeRequest(model=WIDE, layout=layout, iterations=3)
 
     def work(rank: int, store: Any) -> Any:
-        context = make_context(rank, 1, store, device=device, peak_tflops_per_device=1e4)
-        result = run_probe(request, context, lambda event: None)
-        assert result is not None
-        return result
+        context = make_context(rank, 1, store, device=device, **PEAK)
+        return run_probe(request, context, lambda event: None)
 
     result = run_ranks(1, work, own_group=True)[0]
     m = result.measurement
@@ -176,7 +212,6 @@ def test_a_probe_says_where_its_time_went(device: str) -> None:
     assert m.memory_kind == ("logical" if device == "cpu" else "allocated")
     assert len(m.peak_reserved_bytes_by_stage) == (0 if device == "cpu" else 1)
     parts = m.breakdown
-    assert parts is not None
     assert parts.total_s == pytest.approx(m.step_time_s, rel=1e-9)
     assert min(parts.compute_s, parts.optimizer_s) > 0
     assert (parts.tp_s, parts.pp_s, parts.dp_s) == (0, 0, 0)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import INSTRUCTION_SET
+from tests.kit.python_process import printed_by, run_python
 
 pytestmark = pytest.mark.ranks
 
@@ -54,6 +53,8 @@ FILES = [
     for name in ("model/test_attention", "test_parity", "test_equal_bits")
 ]
 CHOSEN = "not nightly and not gpu"
+Record = Callable[[str, object], None]
+"""Pytest's fixture `record_property`."""
 PARTS = [
     "definition",
     "recomputed_has",
@@ -71,51 +72,44 @@ def processor_flags() -> set[str]:
     return set(found[1].split()) if found else set()
 
 
-def run_sample(files: list[str], *options: str, **environment: str) -> str:
-    """Runs the sample in a process of its own, and returns pytest's last line."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options),
-            *("-m", CHOSEN, "-k", SAMPLE, *files),
-        ],
-        env={**own, **environment},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture(autouse=True)
+def _no_outer_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        monkeypatch.delenv(name)
+
+
+def run_sample(record: Record, name: str, *options: str, **environment: str) -> None:
+    """Runs the sample in a process of its own, and records pytest's last line."""
+    record(INSTRUCTION_SET, f"{name}: failed")
+    program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    words = ("-q", "-p", "no:cacheprovider", *options, "-m", CHOSEN, "-k", SAMPLE, *FILES)
+    done = run_python(program, *words, timeout_s=300.0, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[-1]
+    record(INSTRUCTION_SET, f"{name}: {done.stdout.splitlines()[-1]}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda each: each.onednn)
 def test_the_numbers_are_right_under_every_instruction_set(
-    instructions: InstructionSet, record_property: Callable[[str, object], None]
+    instructions: InstructionSet, record_property: Record
 ) -> None:
     name = f"{instructions.onednn} (torch's own kernels: {instructions.aten})"
     missing = sorted(instructions.flags - processor_flags())
     if missing:
-        record_property(
-            INSTRUCTION_SET, f"{name}: not run, the processor lacks {', '.join(missing)}"
-        )
-        pytest.skip(f"the processor lacks {', '.join(missing)}")
-    record_property(INSTRUCTION_SET, f"{name}: failed")
+        why = f"the processor lacks {', '.join(missing)}"
+        record_property(INSTRUCTION_SET, f"{name}: not run, {why}")
+        pytest.skip(why)
     limits = {"ONEDNN_MAX_CPU_ISA": instructions.onednn, "ATEN_CPU_CAPABILITY": instructions.aten}
-    told = run_sample(FILES, **limits)
-    record_property(INSTRUCTION_SET, f"{name}: {told}")
+    run_sample(record_property, name, **limits)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_numbers_are_right_with_the_other_library_s_products(
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_the_numbers_are_right_with_the_other_library_s_products(record_property: Record) -> None:
     """fp32 products by MKL where the default is oneDNN, as on AMD's processors, or the reverse."""
-    name = "fp32 products by the other library"
-    record_property(INSTRUCTION_SET, f"{name}: failed")
-    told = run_sample(FILES, "-p", "tests.workers.trainer.other_library")
-    record_property(INSTRUCTION_SET, f"{name}: {told}")
+    plugin = ("-p", "tests.workers.trainer.other_library")
+    run_sample(record_property, "fp32 products by the other library", *plugin)
 
 
 @pytest.mark.slow
@@ -129,14 +123,7 @@ def test_every_part_of_the_sample_selects_tests() -> None:
     )
     parts = [*PARTS, "no_test_has_this_name"]
     arguments = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", CHOSEN, *FILES]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    told = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(parts), json.dumps(arguments)],
-        env=own,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    told = printed_by(program, json.dumps(parts), json.dumps(arguments))
     ends = json.loads(told.splitlines()[-1])
     assert ends.pop("no_test_has_this_name") == pytest.ExitCode.NO_TESTS_COLLECTED
     assert ends == dict.fromkeys(PARTS, pytest.ExitCode.OK)
@@ -148,19 +135,11 @@ def test_every_part_of_the_sample_selects_tests() -> None:
 )
 def test_a_limited_instruction_set_is_really_another_one() -> None:
     """Else the tests above would run the same kernels again and again."""
-    program = "import torch; print(torch.backends.cpu.get_cpu_capability())"
-    told = subprocess.run(
-        [sys.executable, "-c", program + "; torch.ops.mkldnn._linear_pointwise("
-         "torch.ones(2, 2), torch.ones(2, 2), None, 'none', [], '')"],
-        env={
-            **os.environ,
-            "ATEN_CPU_CAPABILITY": "default",
-            "ONEDNN_MAX_CPU_ISA": "SSE41",
-            "ONEDNN_VERBOSE": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout  # fmt: skip
+    program = (
+        "import torch; print(torch.backends.cpu.get_cpu_capability())\n"
+        "x = torch.ones(2, 2); torch.ops.mkldnn._linear_pointwise(x, x, None, 'none', [], '')"
+    )
+    limits = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    told = printed_by(program, **limits, ONEDNN_VERBOSE="1")
     assert told.splitlines()[0] in {"DEFAULT", "NO AVX"}, told
     assert "isa:Intel SSE4.1" in told

@@ -1,4 +1,4 @@
-"""Many trials at once over several nodes, against a real HTTP service and a launcher that obeys."""
+"""Many trials at once over several nodes, with a real HTTP service and a launcher that obeys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody
 from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.worker_loop import (
     DONE,
@@ -23,8 +24,9 @@ from tests.kit.worker_loop import (
 from workers.errors import WorkerError
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.packer import Packer
-from workers.packing.request import PackRequest, Placement
+from workers.packing.request import PackRequest, Placement, Room
 from workers.worker.events import EndMoved, Events
+from workers.worker.leasing import END_WITHIN_S, MOST_WAITING, next_request
 from workers.worker.worker import AllocationEnd, ends_after
 
 
@@ -232,7 +234,6 @@ def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
     service.add(1, 2, 3, deadline_s=300.0)
     service.work(lambda *_: DONE, until=lambda: len(service.outcomes) == 3)
     assert expected[0] is None
-    assert expected[-1] is not None
     assert 0 < expected[-1] < 300
 
 
@@ -269,3 +270,52 @@ def test_the_time_left_that_a_user_gives_counts_down_from_then() -> None:
     first, later = left_s(), left_s()
     assert 900 < later <= first <= 1000
     assert ends_after(0.0)() == 0.0
+
+
+NO_ROOM = Room(nodes=0, devices=0, longest_s=None)
+ALL = Room(nodes=2, devices=4, longest_s=None)
+
+
+def ask(**changes: object) -> LeaseRequest | None:
+    asked = {"usable": [4, 4], "all_usable": True, "num_waiting": 0, "room": ALL, "left_s": None}
+    return next_request(**{**asked, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [
+        pytest.param({}, None, id="the-oldest-that-fits-comes-first"),
+        pytest.param({"room": NO_ROOM}, None, id="nothing-is-free"),
+        pytest.param({"usable": [4], "all_usable": False}, RoomBody(nodes=1, devices=4), id="lost"),
+    ],
+)
+def test_any_trial_is_requested_while_none_waits(
+    changes: dict[str, Any], room: RoomBody | None
+) -> None:
+    asked = ask(**changes)
+    assert (asked.room, asked.longest_s) == (room, None)
+
+
+def test_while_a_trial_waits_only_trials_that_start_at_once_are_requested() -> None:
+    asked = ask(num_waiting=1, room=Room(nodes=1, devices=3, longest_s=60.0))
+    assert asked.room == RoomBody(nodes=1, devices=3)
+    assert asked.longest_s == 60.0 - asked.wait_s - END_WITHIN_S
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"num_waiting": 1, "room": NO_ROOM}, id="nothing-free"),
+        pytest.param({"num_waiting": MOST_WAITING}, id="enough-waiting"),
+        pytest.param({"usable": [], "all_usable": False}, id="all-nodes-lost"),
+        pytest.param({"left_s": 1.0}, id="no-time-left"),
+    ],
+)
+def test_no_trial_is_requested_that_could_not_start_soon(changes: dict[str, Any]) -> None:
+    assert ask(**changes) is None
+
+
+def test_a_trial_leased_at_the_last_ends_in_time() -> None:
+    asked = ask(left_s=100.0)
+    assert asked.longest_s == 85.0
+    assert ask(left_s=15.0) is None

@@ -1,21 +1,47 @@
-"""The worker's loop against a real HTTP service, with a launcher that does as it is told."""
+"""The worker's loop with a real HTTP service and a launcher that obeys; and whatever fails it."""
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import OutcomeReport
+from search_spaces.protocol.worker_messages import (
+    HeartbeatBody,
+    HeartbeatReply,
+    LeaseRead,
+    OutcomeReport,
+)
+from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.fake_service import TOKEN
-from tests.kit.worker_loop import FAILED, IDENTITY, WorkedService, make_request, run_until_cancelled
+from tests.kit.waiting import wait_until
+from tests.kit.worker_loop import (
+    DONE,
+    FAILED,
+    IDENTITY,
+    WorkedService,
+    ends_when,
+    launcher_of,
+    make_request,
+    run_until_cancelled,
+)
 from workers.errors import RanksLeftError, ServiceUnreachableError, WorkerReplacedError
 from workers.launchers.base import Cancelled, OnEvent
 from workers.launchers.group_launcher import GroupLauncher
+from workers.packing.request import Share
 from workers.service.lease_client import EncodedOutcome, LeaseClient
+from workers.worker.events import WorkerBroken, WorkerEvent
+from workers.worker.heartbeat import Heartbeat, News
+from workers.worker.held_trial import HeldTrial
+from workers.worker.node_health import HealthReport
 from workers.worker.outcome_spool import Spool
+from workers.worker.roster import RosterNode
 
 
 def test_a_trial_is_run_and_its_outcome_posted_once(service: WorkedService) -> None:
@@ -126,3 +152,206 @@ def test_a_worker_that_is_interrupted_while_it_asks_for_its_role_unregisters(
     with pytest.raises(KeyboardInterrupt):
         service.work(until=lambda: service.unregistered)
     assert service.unregistered == ["session-1"]
+
+
+def test_probes_go_on_while_the_service_is_away(service: WorkedService) -> None:
+    service.add(1, 2, 3, num_devices=1)
+
+    def run(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        # Two are on the two devices, the third is leased ahead and starts without the service.
+        wait_until("all are leased", lambda: len(service.beats()) == 3 or service.away, 20)
+        service.away = True
+        return DONE
+
+    def watch() -> bool:
+        if len(service.kept()) == 3:
+            service.away = False
+        return len(service.outcomes) == 3
+
+    service.share(FakeLauncher(run), until=watch)
+    assert set(service.posted()) == {1, 2, 3}
+    assert len(service.registrations) == 1
+
+
+def test_a_request_that_a_proxy_answered_is_sent_again(service: WorkedService) -> None:
+    """A proxy answers everything with a page of its own for a while: leases, beats and outcomes."""
+    pages: list[str] = []
+    most = 6
+
+    def answer_with_a_page(path: list[str], _body: Any) -> tuple[int, str] | None:
+        if path == ["v1", "workers"] or len(pages) >= most:
+            return None
+        pages.append(path[-1])
+        return 200, "<html>maintenance</html>"
+
+    def watch() -> bool:
+        nonlocal most
+        if set(service.posted()) == {1}:
+            most = 12  # once more, now that an outcome is on its way
+        return len(service.outcomes) == 2
+
+    service.add(1, 2)
+    service.intercept(answer_with_a_page)
+    service.work(launcher_of(2), until=watch)
+    assert set(service.posted()) == {1, 2}
+    assert not list(service.spool_dir.glob("rejected/*")), "a page refuses nothing"
+
+
+def test_a_status_that_the_service_does_not_take_costs_no_lease(service: WorkedService) -> None:
+    def refuse_every_status(path: list[str], body: Any) -> tuple[int, Any] | None:
+        is_status = path[-1] == "heartbeats" and body["status"] is not None
+        return (422, {"detail": "the status is refused"}) if is_status else None
+
+    service.add(1)
+    service.intercept(refuse_every_status)
+    service.work(launcher_of(2, ends=lambda: False), until=lambda: 1 in service.beats())
+
+
+def test_a_trial_that_is_leased_again_ends_its_older_attempt(service: WorkedService) -> None:
+    """The network was cut until the lease ran out: the service leases the trial once more, here."""
+    service.add(1, num_devices=1)
+    runs: list[int] = []
+    go = threading.Event()
+
+    def run(request: ProbeRequest, *rest: Any) -> Outcome:
+        runs.append(1)
+        return ends_when(go.is_set if len(runs) > 1 else lambda: False)(request, *rest)
+
+    def watch() -> bool:
+        if len(runs) == 1 and not service.trials and service.heartbeats:
+            service.add_trial(1, launcher.requests[0].to_mapping(), attempt=2)
+        if len(runs) == 2 and len(launcher.running) == 1:
+            go.set()
+        return bool(service.outcomes)
+
+    launcher = FakeLauncher(placed=run)
+    service.share(launcher, until=watch)
+    (body,) = service.outcomes
+    assert body["attempt"] == 2, "the older one has nothing to say"
+
+
+def test_a_probe_that_hangs_does_not_keep_the_worker_for_ever(
+    service: WorkedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.scheduler._DRAIN_WITHIN_S", 0.3)
+    end = threading.Event()
+
+    def hang(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        end.wait(30)
+        return FAILED
+
+    service.add(1)
+    launcher = FakeLauncher(hang)
+    try:
+        service.work(launcher, until=lambda: launcher.running)
+        assert service.unregistered == ["session-1"]
+        assert service.outcomes == []
+    finally:
+        end.set()
+
+
+def test_an_outcome_that_waited_is_posted_before_trials_are_leased(service: WorkedService) -> None:
+    """Its own trial might be: the lease ran out while the service was away."""
+    told: list[str] = []
+
+    def note(path: list[str], _body: Any) -> None:
+        if not service.away and path[-1] in ("leases", "outcome"):
+            told.append(path[-1])
+
+    def go_away(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        service.away = True
+        threading.Timer(3.0, come_back).start()
+        return FAILED
+
+    def come_back() -> None:
+        told.clear()
+        service.add(2)
+        service.away = False
+
+    service.intercept(note)
+    service.add(1)
+    service.work(go_away, until=lambda: "leases" in told and service.posted())
+    assert told[0] == "outcome"
+
+
+def make_trial() -> HeldTrial:
+    lease = LeaseRead(
+        trial_id=1,
+        attempt=1,
+        campaign="c",
+        number=1,
+        request=make_request(),
+        lease_expires_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    request = ProbeRequest.from_mapping(lease.request)
+    return HeldTrial(lease=lease, worker_id="w", request=request)
+
+
+def test_a_trial_may_start_on_a_node_that_the_news_does_not_have_yet() -> None:
+    trial = make_trial()
+    news = News(worker_id="w", trials=(trial,), nodes=(RosterNode(name="n0", num_devices=2),))
+    trial.begin((Share.of_first(1, 2),), whole=True, nodes_held=1.0)
+    (node,) = news.status().nodes
+    assert (node.name, node.doing, node.free_devices) == ("n0", "", 2)
+
+
+def test_a_heartbeat_that_breaks_down_ends_the_worker_and_not_its_leases_in_silence() -> None:
+    class Client:
+        def heartbeat(self, *_: Any, **__: Any) -> None:
+            raise ZeroDivisionError("a bug")
+
+    events: SimpleQueue[WorkerEvent] = SimpleQueue()
+    heartbeat = Heartbeat(Client(), interval_s=0.01, news=News(worker_id="w"), events=events)
+    event = events.get(timeout=30)
+    heartbeat.end()
+    assert isinstance(event, WorkerBroken)
+    assert isinstance(event.error, ZeroDivisionError)
+
+
+def test_a_health_report_is_told_once_a_session_and_when_there_is_another() -> None:
+    told: list[tuple[str, Any]] = []
+
+    class Client:
+        def heartbeat(self, worker_id: str, said: HeartbeatBody, **_: Any) -> HeartbeatReply:
+            (node,) = said.status.nodes
+            told.append((worker_id, node.health and node.health["num_devices_seen"]))
+            return HeartbeatReply(stop=())
+
+    def news(worker_id: str, report: HealthReport) -> News:
+        node = RosterNode(name="n0", num_devices=2, report=report)
+        return News(worker_id=worker_id, nodes=(node,))
+
+    first, second = (HealthReport(device="cpu", num_devices=2, num_devices_seen=n) for n in (1, 2))
+    heartbeat = Heartbeat(Client(), interval_s=0.005, news=news("a", first), events=SimpleQueue())
+    for said in (news("a", first), news("a", second), news("b", second)):
+        heartbeat.news = said
+        number = len(told) + 4
+        wait_until("some beats were sent", lambda number=number: len(told) >= number)
+    heartbeat.end()
+    assert [one for one in told if one[1] is not None] == [("a", 1), ("a", 2), ("b", 2)]
+
+
+def test_an_idle_worker_leaves_out_every_second_heartbeat_until_something_changes() -> None:
+    told: list[str] = []
+    orders = HeartbeatReply(stop=(), release=("n0",))
+    answers = iter([HeartbeatReply(stop=()), orders])
+
+    class Client:
+        def heartbeat(self, _worker_id: str, said: HeartbeatBody, **_: Any) -> HeartbeatReply:
+            told.append(said.status.state)
+            return next(answers, HeartbeatReply(stop=()))
+
+    idle = News(worker_id="w", state="working", nodes=(RosterNode(name="n0", num_devices=2),))
+    heartbeat = Heartbeat(Client(), interval_s=3600.0, news=idle, events=SimpleQueue())
+    draining = replace(idle, state="draining")
+    busy = replace(draining, trials=(make_trial(),))
+    told_after = []
+    for news in (idle, idle, idle, idle, idle, idle, draining, draining, busy, busy, busy):
+        if not heartbeat._is_as_before(news):
+            heartbeat._beat("w", news)
+        else:
+            heartbeat._idle_since = None
+        told_after.append(len(told))
+    heartbeat.end()
+    # The third is sent; its answer has orders, so that the next one is sent too.
+    assert told_after == [1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 8]

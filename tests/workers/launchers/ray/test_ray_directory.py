@@ -81,7 +81,6 @@ def last_resort(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def held_by_another() -> Iterator[Path]:
     """A directory that another process holds, which is killed at the end."""
     with start_python(HOLDER) as holder:
-        assert holder.stdout is not None
         yield Path(holder.stdout.readline().strip())
         holder.kill()
 

@@ -1,11 +1,14 @@
-"""What keeps a Ray node up: it waits, starts again, and leaves nothing."""
+"""What keeps a Ray node and the process that uses Ray up: it starts again and leaves nothing."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -14,7 +17,10 @@ from tests.kit.python_process import run_python, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.ray_nodes import PATIENCE_S, make_nodes
 from workers.errors import RayClusterFailedError
+from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, greet
 from workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved
+from workers.launchers.ray.launcher import RayNodes
+from workers.ranks.json_lines import JsonLines
 
 pytestmark = pytest.mark.ranks
 
@@ -92,7 +98,6 @@ def test_a_node_is_kept_up_and_leaves_nothing_when_its_supervisor_is_killed() ->
     wait_until("it is up again", lambda: head.pid_of("raylet") != raylet, PATIENCE_S)
     directory = directory_of(head.pid_of("raylet"))
     assert directory.exists()
-    assert head.process is not None
     head.process.kill()
     head.process.wait()
     head.wait_until_nothing_is_left()
@@ -107,10 +112,71 @@ def test_a_node_whose_starter_is_gone_ends_even_while_it_waits_for_its_head() ->
         "n.start(); print(n.process.pid, flush=True); time.sleep(3600)"
     )
     with start_python(program, joiner.address, joiner.head, joiner.mark) as starter:
-        assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         try:
             wait_until("it watches its starter", lambda: holds_pidfd(pid), PATIENCE_S)
         finally:
             starter.kill()
     joiner.wait_until_nothing_is_left()
+
+
+class FakeBridge:
+    """Stands for the process that uses Ray: an agent connects, and it ends where a test says so."""
+
+    starts = 0
+    starts_to_fail = (2, 3)
+    agents: ClassVar[list[JsonLines]] = []
+
+    def __init__(self, _flags: Sequence[str], variables: Mapping[str, str]) -> None:
+        FakeBridge.starts += 1
+        if FakeBridge.starts in FakeBridge.starts_to_fail:
+            raise OSError(28, "No space left on device")
+        self.to_end: SimpleQueue[None] = SimpleQueue()
+        self.address, self.token = (variables[name] for name in (ADDRESS_VARIABLE, TOKEN_VARIABLE))
+        self.agent = self.start_agent(FakeBridge.starts)
+
+    def wait(self) -> str:
+        self.to_end.get(timeout=60)
+        self.to_end.put(None)  # it has ended for good
+        return "exit code 1"
+
+    def close(self) -> None:
+        self.to_end.put(None)
+
+    def start_agent(self, pid: int) -> JsonLines:
+        where = {"node": f"key-{pid}", "name": "n0", "address": "127.0.0.1"}
+        agent = greet(self.address, self.token, where)
+        FakeBridge.agents.append(agent)
+        agent.send({"event": "ready", "pids": {"agent": pid}})
+        return agent
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
+    monkeypatch.setattr("workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
+    monkeypatch.setattr(FakeBridge, "starts", 0)
+    monkeypatch.setattr(FakeBridge, "agents", [])
+    nodes = RayNodes(num_devices=2)
+    yield nodes
+    nodes.close()
+    for agent in FakeBridge.agents:
+        agent.close()
+
+
+def test_a_bridge_that_does_not_start_is_started_again(
+    nodes: RayNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes._bridge.to_end.put(None)
+    wait_until("it has joined again", lambda: nodes.pids == [{"agent": 4}], 60)
+    assert not nodes.lost()
+    assert caplog.text.count("No space left on device") == len(FakeBridge.starts_to_fail)
+
+
+def test_an_agent_that_greets_again_takes_the_place_of_the_one_before(nodes: RayNodes) -> None:
+    agent = nodes._bridge.start_agent(9)
+    wait_until("it has joined", lambda: nodes.pids == [{"agent": 9}])
+    assert nodes._bridge.agent.receive() is None  # so it ends
+    assert not nodes.lost()
+    agent.close()
+    wait_until("its end is noticed", lambda: nodes.lost())
+    assert nodes.lost() == {0: "node n0 was lost: its agent has ended"}

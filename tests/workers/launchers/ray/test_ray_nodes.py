@@ -33,7 +33,6 @@ LOSS_SHOWS_WITHIN_S = 30.0
 """Ray tells of a dead raylet after fifteen seconds, and we after two; the machine may be busy."""
 
 ON_0 = (Share(node=0, devices=(0, 1)),)
-ON_1 = (Share(node=1, devices=(0, 1)),)
 ON_BOTH = (Share(node=0, devices=(0,)), Share(node=1, devices=(1,)))
 
 
@@ -91,9 +90,7 @@ def hanging(nodes: RayNodes, **where: Any) -> Iterator[tuple[Future[GroupEnd], l
 
 
 def failed(group: Future[GroupEnd], within_s: float = LOSS_SHOWS_WITHIN_S) -> GroupFailure:
-    failure = group.result(within_s).failure
-    assert failure is not None
-    return failure
+    return group.result(within_s).failure
 
 
 def wait_until_both_are_back(nodes: RayNodes, *ranks: int) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 
-from tests.kit.fake_service import serve
 from tests.kit.worker_loop import WorkedService, running_worker
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
-
-CLUSTER = "{preset: local-cpu, name: two-nodes, devices_per_node: 2}"
 
 
 @pytest.fixture(scope="module")
@@ -28,35 +22,26 @@ def nodes() -> Iterator[Sequence[RayNodeProcess]]:
         process.end()
 
 
-def working(
-    service: WorkedService, nodes: Sequence[RayNodeProcess], *options: str
-) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """A worker over the nodes."""
-    cluster = service.spool_dir.parent / "cluster.yaml"
-    cluster.write_text(CLUSTER)
-    over = ["--cluster", str(cluster), "--share-nodes", "--nodes", "2"]
-    over += ["--ray-address", nodes[0].head, *options]
-    return running_worker(service, *over, RAY_AUTH_TOKEN=nodes[0].token)
-
-
 def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
-    nodes: Sequence[RayNodeProcess], mark: str, tmp_path: Path
+    nodes: Sequence[RayNodeProcess], mark: str, service: WorkedService
 ) -> None:
     sizes = {1: (1, 1), 2: (1, 1), 3: (2, 2), 4: (2, 1)}
-    with serve(WorkedService(tmp_path / "spool")) as service:
-        for trial_id, (num_devices, num_nodes) in sizes.items():
-            service.add(trial_id, num_devices=num_devices, num_nodes=num_nodes, iterations=2)
-        options = ("--end-when-idle", "3", "--time-left", "3600")
-        with working(service, nodes, *options) as worker:
-            assert worker.wait(3 * PATIENCE_S) == 0
-        outcomes = {body["trial_id"]: body for body in service.outcomes}
-        states = {i: body["outcome"]["state"] for i, body in outcomes.items()}
-        assert states == dict.fromkeys(sizes, "completed")
-        held = {i: body["nodes_held"] for i, body in outcomes.items()}
-        assert held == {1: 0.5, 2: 0.5, 3: 2, 4: 1}
-        assert all(0 < b["iterations_s"] <= b["outcome"]["duration_s"] for b in outcomes.values())
-        assert service.unregistered == ["session-1"]
-        status = service.heartbeats[-1]["status"]
-        seen = {name: told["num_devices_seen"] for name, told in service.told_health().items()}
-        assert seen == {node["name"]: 2 for node in status["nodes"]}
-        assert 0 < status["ends_in_s"] < 3600
+    for trial_id, (num_devices, num_nodes) in sizes.items():
+        service.add(trial_id, num_devices=num_devices, num_nodes=num_nodes, iterations=2)
+    cluster = service.spool_dir.parent / "cluster.yaml"
+    cluster.write_text("{preset: local-cpu, name: two-nodes, devices_per_node: 2}")
+    options = ["--cluster", str(cluster), "--share-nodes", "--nodes", "2", "--time-left", "3600"]
+    options += ["--ray-address", nodes[0].head, "--end-when-idle", "3"]
+    with running_worker(service, *options, RAY_AUTH_TOKEN=nodes[0].token) as worker:
+        assert worker.wait(3 * PATIENCE_S) == 0
+    outcomes = {body["trial_id"]: body for body in service.outcomes}
+    states = {i: body["outcome"]["state"] for i, body in outcomes.items()}
+    assert states == dict.fromkeys(sizes, "completed")
+    held = {i: body["nodes_held"] for i, body in outcomes.items()}
+    assert held == {1: 0.5, 2: 0.5, 3: 2, 4: 1}
+    assert all(0 < b["iterations_s"] <= b["outcome"]["duration_s"] for b in outcomes.values())
+    assert service.unregistered == ["session-1"]
+    status = service.heartbeats[-1]["status"]
+    seen = {name: told["num_devices_seen"] for name, told in service.told_health().items()}
+    assert seen == {node["name"]: 2 for node in status["nodes"]}
+    assert 0 < status["ends_in_s"] < 3600

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from torch import distributed as dist
@@ -58,9 +58,9 @@ def failure_of(act: Callable[[], Any]) -> str:
 def resuming(rank: int, folder: Path) -> str:
     """What a rank says of rank 0's word on where a job goes on."""
     mesh = SimpleNamespace(rank=rank, layout=make_layout(dp=2))
-    training = cast("Any", SimpleNamespace(mesh=mesh, device=CPU))
+    training = SimpleNamespace(mesh=mesh, device=CPU)
     settings = CheckpointSettings(directory=str(folder))
-    return failure_of(JobCheckpoints(cast("Any", None), settings, training, lambda _: None).resume)
+    return failure_of(JobCheckpoints(None, settings, training, lambda _: None).resume)
 
 
 def test_documents_of_different_lengths_reach_every_rank_in_order() -> None:

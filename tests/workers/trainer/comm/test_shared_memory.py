@@ -27,6 +27,7 @@ from tests.workers.trainer.cases import (
     make_shape,
     make_training,
 )
+from tests.workers.trainer.parallel_layers import CountingCollectives
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.comm import groups
 from workers.trainer.comm.collectives import (
@@ -63,9 +64,7 @@ LONGER_THAN_A_RING = SLOT_BYTES // 8 * (2 * SLOTS_A_HALF + 3) + 5
 
 
 def world(rank: int, num_ranks: int, **options: Any) -> AxisGroup:
-    mesh = build_mesh(rank, Layout(tp=num_ranks), tied_embeddings=False, **options)
-    assert mesh.tp_group is not None
-    return mesh.tp_group
+    return build_mesh(rank, Layout(tp=num_ranks), tied_embeddings=False, **options).tp_group
 
 
 def lane_of(group: AxisGroup) -> Lane:
@@ -120,7 +119,6 @@ def test_a_message_longer_than_the_ring_goes_round_it() -> None:
         tensors = [counted(rank, extra) for extra in range(2)]
         works = [start_all_reduce(tensor, group) for tensor in tensors]
         for work in reversed(works):  # whoever waits does all that comes before, too
-            assert work is not None
             work.wait()
         sums = [counted(0, extra) + counted(1, extra) + counted(2, extra) for extra in range(2)]
         return all(torch.equal(a, b) for a, b in zip(tensors, sums, strict=True))
@@ -145,10 +143,8 @@ def test_everything_else_equals_what_gloo_does(num_ranks: int) -> None:
                 all_reduce_max(largest, group)
                 shares, gathered = whole.clone(), whole.clone()
                 summing = start_sum_of_shares(shares, group, 0)
-                gathering = start_gather_of_shares(gathered, group, 1)
-                for pending in (gathering, summing):
-                    assert pending is not None
-                    pending.wait()
+                start_gather_of_shares(gathered, group, 1).wait()
+                summing.wait()
                 own = shares.view(num_ranks, -1)[rank]
                 scattered = scatter_rows(whole.view(-1, 8), group)
                 found += [largest, own, gathered, scattered, gather_rows(scattered, group)]
@@ -157,6 +153,44 @@ def test_everything_else_equals_what_gloo_does(num_ranks: int) -> None:
         return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
     assert all(run_ranks(num_ranks, work))
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_the_shares_of_the_peers_are_added_in_their_order(shares_memory: bool) -> None:
+    """To what has this rank's part: its own share of the buffer is not looked at."""
+    num_ranks, share = 3, 192
+
+    def sent(rank: int) -> Tensor:
+        return drawn(rank, num_ranks * share, torch.float32).view(num_ranks, share)
+
+    def work(rank: int) -> Any:
+        group = world(rank, num_ranks, shares_memory=shares_memory)
+        assert (group.lane is not None) is shares_memory
+        buffer, sum_ = sent(rank), drawn(rank, share, torch.float32)
+        buffer[rank] = math.nan
+        before = buffer.nan_to_num()
+        start_sum_of_shares(buffer.view(-1), group, 0, into=sum_, accumulates=True).wait()
+        assert torch.equal(buffer.nan_to_num(), before), "the buffer stays as it is"
+        return sum_
+
+    for rank, found in enumerate(run_ranks(num_ranks, work)):
+        expected = drawn(rank, share, torch.float32)
+        for peer in range(num_ranks):
+            expected += sent(peer)[rank] if peer != rank else 0.0
+        assert torch.equal(found, expected)
+
+
+def test_over_gloo_a_rank_sends_no_more_than_what_others_need() -> None:
+    """gloo's reduce-scatter sends what an all-reduce does, and its all-gather copies once more."""
+
+    def work(rank: int) -> Any:
+        group, whole = world(rank, 3, shares_memory=False), torch.ones(3 * 192)
+        with CountingCollectives() as counting:
+            for start in (start_sum_of_shares, start_gather_of_shares):
+                start(whole, group, 0).wait()
+        return dict(counting.counts)
+
+    assert run_ranks(3, work) == [{"c10d::send": 4, "c10d::recv_": 4}] * 3
 
 
 def test_windows_are_summed_in_place_and_may_be_overwritten_then() -> None:
@@ -235,8 +269,6 @@ def test_ranks_of_several_hosts_keep_to_gloo(monkeypatch: pytest.MonkeyPatch) ->
         tensor = torch.ones(1)
         all_reduce(tensor, mesh.copies.replica_group)
         all_reduce(tensor, mesh.tp_group)
-        assert mesh.tp_group is not None
-        assert mesh.world_group is not None
         return mesh.tp_group.lane is not None, mesh.world_group.lane is not None, float(tensor)
 
     assert run_ranks(4, work) == [(True, False, 4.0)] * 4
@@ -250,8 +282,6 @@ def test_groups_of_a_rank_that_cannot_share_keep_to_gloo(monkeypatch: pytest.Mon
         tensor = torch.ones(1)
         all_reduce(tensor, mesh.world_group)
         assert float(tensor) == 4.0
-        assert mesh.tp_group is not None
-        assert mesh.pp_group is not None
         return mesh.tp_group.lane is not None, mesh.pp_group.lane is not None
 
     shared, mixed = (True, True), (False, False)
@@ -310,7 +340,6 @@ def test_two_ranks_train_to_the_bit_as_over_gloo(axes: dict[str, Any], precision
             mesh = build_mesh(rank, layout, tied_embeddings=False, shares_memory=shares_memory)
             training = make_training(make_shape(num_layers=4), mesh=mesh)
             losses = [training.step(training.batch(index)).loss for index in range(3)]
-            assert mesh.world_group is not None
             assert (mesh.world_group.lane is not None) is shares_memory
             found += [losses, training.flat.weights.float().numpy()]
         return found
@@ -324,7 +353,6 @@ def test_two_ranks_train_to_the_bit_as_over_gloo(axes: dict[str, Any], precision
 def test_a_message_that_does_not_fit_goes_over_the_wire(size: int, shares: bool) -> None:
     def work(rank: int) -> tuple[bool, float]:
         mesh = build_mesh(rank, Layout(pp=2), tied_embeddings=False)
-        assert mesh.pp_group is not None
         value = torch.full((size,), float(rank))
         for pending in start_messages([Message(value, 1 - rank, 0, rank == 0)], mesh):
             pending.wait()

@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import workers.trainer.job.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
-from search_spaces.spec.layout import Precision
+from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
-from tests.workers.trainer.checkpointed_jobs import (
-    SAVED_AT,
-    STEPS,
-    kinds_of,
-    losses_of,
-    make_job,
-    run_job,
-    save_half,
-)
 from tests.workers.trainer.knob_pairs import layout_of, values_of
-from tests.workers.trainer.ranks import RanksFailedError
+from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
 from tests.workers.trainer.tolerances import training_tolerance
 from workers.trainer.errors import CheckpointInvalidError, TrainJobInvalidError
 from workers.trainer.job.checkpoint_directory import (
@@ -41,9 +35,45 @@ from workers.trainer.job.checkpoint_directory import (
 from workers.trainer.job.job import TrainJob
 from workers.trainer.job.training_tokens import TokenFileSettings
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.train import main
+from workers.trainer.train import main, run_train
 
 pytestmark = pytest.mark.ranks
+
+STEPS, SAVED_AT = 8, 4
+
+
+def make_job(
+    folder: Path, layout: Layout, *, shape: ModelShape | None = None, **changes: Any
+) -> TrainJob:
+    settings = CheckpointSettings(directory=str(folder / "saved"), every=SAVED_AT)
+    fields = {"model": shape or make_shape(), "layout": layout, "steps": STEPS, "warmup": 0}
+    return TrainJob(**{**fields, "checkpoint": settings, "clip_grad_norm": 1.0, **changes})
+
+
+def run_job(job: TrainJob, prepare: Callable[[int], None] = lambda _: None) -> list[dict[str, Any]]:
+    """Runs a job on forked ranks; returns what rank 0 told, and last its result."""
+
+    def work(rank: int, store: dist.Store) -> list[Any]:
+        prepare(rank)
+        told: list[Any] = []
+        context = make_context(rank, job.layout.num_devices, store)
+        told.append(run_train(job, context, told.append))
+        return told
+
+    return run_ranks(job.layout.num_devices, work, own_group=True)[0]
+
+
+def losses_of(told: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["index"]: event["loss"] for event in told if event.get("event") == "step"}
+
+
+def kinds_of(told: list[dict[str, Any]]) -> list[str]:
+    return [event["event"] for event in told if event.get("event", "step") != "step"]
+
+
+def save_half(folder: Path, layout: Layout, **changes: Any) -> list[dict[str, Any]]:
+    """The first half of a job, with a checkpoint at its end."""
+    return run_job(make_job(folder, layout, **{**changes, "steps": SAVED_AT}))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -63,8 +93,7 @@ def test_the_same_layout_goes_on_to_the_bit(tmp_path: Path, precision: Precision
 
 
 def record_of(folder: Path, step: int) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path_of_record(folder, step).read_text())
-    return record
+    return json.loads(path_of_record(folder, step).read_text())
 
 
 def path_of_record(folder: Path, step: int) -> Path:
@@ -160,8 +189,7 @@ def converted(folder: Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that no process group is up
         dcp_to_torch_save(folder, out)
-    state: dict[str, Any] = torch.load(out, weights_only=True)
-    return state
+    return torch.load(out, weights_only=True)
 
 
 def test_torch_s_own_tool_reads_whole_tensors_of_canonical_names(tmp_path: Path) -> None:
@@ -197,7 +225,6 @@ def test_tokens_of_a_file_go_on_where_they_stood(tmp_path: Path) -> None:
     (tmp_path / "saved" / "step-00000008").rename(tmp_path / "away")
     run_job(make_job(tmp_path, larger, data=data, steps=6))
     newest = CheckpointDirectory(tmp_path / "saved").newest()
-    assert newest is not None
     assert newest[1].samples == 4 * 8 + 2 * 16
 
 

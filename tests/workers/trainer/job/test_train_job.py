@@ -1,10 +1,11 @@
-"""The training job: its document, and its run alone and under torchrun."""
+"""The training job: its document, and its run alone, under torchrun, and with srun's variables."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -12,17 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 from search_spaces.spec.layout import Layout
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import make_layout, make_shape, train
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.errors import TrainJobInvalidError
+from workers.trainer.errors import RankContextInvalidError, TrainJobInvalidError
 from workers.trainer.job.job import TrainJob, read_job
-from workers.trainer.job.progress import print_event
+from workers.trainer.job.launch import shares_devices
+from workers.trainer.job.launcher_environment import first_host, is_rank, slurm_meeting_point
 from workers.trainer.train import main
 
 pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def make_job(**changes: Any) -> TrainJob:
@@ -67,8 +76,6 @@ def test_a_malformed_job_names_the_field(change: dict[str, Any], sentence: str) 
 
 def run(command: list[str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        env.pop(name, None)
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env)
 
 
@@ -103,12 +110,8 @@ def assert_progress(lines: list[str], job: TrainJob) -> None:
 TRAIN = ("-m", "workers.trainer.train", "--config")
 
 
-def test_a_job_of_one_rank_runs_without_a_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
     job, shown = make_job(), io.StringIO()
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
 
     def work(rank: int, store: Any) -> tuple[int, str]:
         with redirect_stdout(shown):
@@ -152,13 +155,6 @@ def test_a_job_runs_under_torchrun(tmp_path: Path) -> None:
     assert_result(document, job)
 
 
-def test_the_result_says_that_ranks_shared_devices() -> None:
-    stream = io.StringIO()
-    result = {"steps": 5, "warmup": 2, "tokens_per_s": 1234.5, "oversubscribed": True}
-    print_event(result, stream=stream)
-    assert stream.getvalue() == "tokens/s: 1,234 (median of 3 steps; ranks shared devices)\n"
-
-
 @pytest.mark.parametrize(
     ("job", "changes", "sentence"),
     [
@@ -171,13 +167,10 @@ def test_the_result_says_that_ranks_shared_devices() -> None:
 def test_what_cannot_run_is_refused_before_any_rank_works(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     job: TrainJob,
     changes: list[str],
     sentence: str,
 ) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
     assert main(["--config", write_job(tmp_path, job), *changes]) == 2
     shown = capsys.readouterr()
     assert sentence in shown.err
@@ -194,6 +187,7 @@ def test_steps_and_warmup_are_judged_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (None, "is not a readable JSON file"),
         ("{", "is not a readable JSON file"),
         ("[" * 100_000, "is not a readable JSON file"),
         ("\x00", "is not a readable JSON file"),
@@ -201,17 +195,15 @@ def test_steps_and_warmup_are_judged_together(tmp_path: Path) -> None:
         ('{"format": "megatron"}', "job.json: format='megatron'"),
     ],
 )
-def test_a_malformed_job_file_is_one_clear_error(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_missing_or_malformed_job_file_is_one_clear_error(
+    tmp_path: Path, text: str | None, sentence: str
+) -> None:
     path = tmp_path / "job.json"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(TrainJobInvalidError, match=sentence) as caught:
         read_job(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_job_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(tmp_path / "job.json")]) == 2
-    assert "is not a readable JSON file" in capsys.readouterr().err
 
 
 def test_reading_and_printing_a_job_need_no_torch() -> None:
@@ -219,3 +211,101 @@ def test_reading_and_printing_a_job_need_no_torch() -> None:
         "import sys, workers.trainer.job.job, workers.trainer.job.progress\n"
         "assert not {'torch', 'ray'} & set(sys.modules)"
     )
+
+
+STEP = {"SLURM_STEP_ID": "0"}
+PROGRAMS = {
+    "module": ["-m", "workers.trainer.train"],
+    "command": ["-c", "from workers.commands.commands import train; train()"],
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_job_runs_under_srun_s_variables(tmp_path: Path, program: str) -> None:
+    config = write_job(tmp_path, make_job(layout=Layout(dp=2), steps=2, warmup=0))
+    clean = {name: value for name, value in os.environ.items() if "SLURM" not in name}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    common = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *PROGRAMS[program], "--config", config, "--json"],
+            env={
+                **clean, **common, "GLOO_SOCKET_IFNAME": "lo",
+                "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    result = json.loads(said[0][0])
+    assert (result["steps"], result["layout"]["dp"]) == (2, 2)
+    assert result["oversubscribed"] is (len(os.sched_getaffinity(0)) < 2)
+    assert said[1][0] == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, True),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", **STEP}, True),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "MASTER_ADDR": "node1"}, True),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, False),  # the batch script itself
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, False),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, False),
+    ],
+)
+def test_a_rank_is_told_from_a_batch_script(environment: dict[str, str], expected: bool) -> None:
+    assert is_rank(environment) is expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("login1", "login1"),
+        ("node1,node2", "node1"),
+        ("frontier[00003-00007,00012]", "frontier00003"),
+        ("rack2-node[7,9]-ib,login1", "rack2-node7-ib"),
+        ("node[1-2],gpu[3-4]", "node1"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_is_taken_from_slurm_s_list(hosts: str, first: str) -> None:
+    assert first_host(hosts) == first
+
+
+def test_ranks_meet_on_the_first_host_unless_told_where() -> None:
+    step = {"SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_ID": "77"}
+    host, port = slurm_meeting_point(step)
+    assert host == "n3"
+    assert 20000 <= port < 30000
+    assert slurm_meeting_point({**step, "SLURM_STEP_ID": "1"}) == ("n3", port + 1)
+    assert slurm_meeting_point({**step, "SLURM_JOB_ID": "78"})[1] != port
+    told = {**step, "MASTER_ADDR": "here", "MASTER_PORT": "12"}
+    assert slurm_meeting_point(told) == ("here", 12)
+    with pytest.raises(RankContextInvalidError, match="neither MASTER_ADDR nor"):
+        slurm_meeting_point({"SLURM_JOB_ID": "1"})
+
+
+def test_ranks_that_outnumber_the_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, shared in ((1, True), (2, False)):
+        monkeypatch.setattr("workers.trainer.job.launch.usable_cores", lambda cores=cores: cores)
+        store = HashStore()
+        assert shares_devices(store, 1, 2, "cpu") is False, "rank 0 is the one who is told"
+        assert shares_devices(store, 0, 2, "cpu") is shared
+
+
+def test_ranks_that_are_bound_to_a_core_each_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
+    shares_devices(store, 1, 2, "cpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4})
+    assert shares_devices(store, 0, 2, "cpu") is False
+    shares_devices(store, 1, 2, "cpu")
+    assert shares_devices(store, 0, 2, "cpu") is True, "both are bound to one core"

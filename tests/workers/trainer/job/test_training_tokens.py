@@ -1,15 +1,19 @@
-"""Token files: the same global batch under every layout, every sample once an epoch."""
+"""Tokens of a file and synthetic ones: the same global batch under every layout."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape
+from workers.trainer.batches import SyntheticTokens, cut_batch
 from workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
 from workers.trainer.job.job import TrainJob, read_job
 from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings, shuffled
@@ -180,10 +184,8 @@ def write_job(folder: Path, **changes: Any) -> Path:
 
 def test_paths_are_taken_from_the_job_file_s_folder(tmp_path: Path) -> None:
     job = read_job(write_job(tmp_path, data={"tokens": "../t.bin", "dtype": "uint16"}))
-    assert job.data is not None
     assert job.data.tokens == f"{tmp_path}/../t.bin"
     absolute = read_job(write_job(tmp_path, data={"tokens": "/d/t.bin", "dtype": "uint16"}))
-    assert absolute.data is not None
     assert absolute.data.tokens == "/d/t.bin"
 
 
@@ -193,3 +195,54 @@ def test_a_job_whose_tokens_are_missing_is_refused_before_any_rank_works(
     path = write_job(tmp_path, data={"tokens": "none.bin", "dtype": "uint16"})
     assert main(["--config", str(path)]) == 2
     assert f"the token file {tmp_path}/none.bin can't be read" in capsys.readouterr().err
+
+
+SYNTHETIC = make_shape(seq_length=64, vocab_size=128)
+
+
+def global_batch(layout: Layout, *, seed: int = 0, step: int = 0) -> list[tuple[int, ...]]:
+    rows: list[tuple[int, ...]] = []
+    for dp_rank in range(layout.dp):
+        source = SyntheticTokens(shape=SYNTHETIC, seed=seed)
+        batch = cut_batch(source, layout, step=step, dp_rank=dp_rank)
+        length = layout.micro_batch_size * SYNTHETIC.seq_length
+        assert batch.ids_MT.shape == (layout.num_microbatches, length)
+        rows += [tuple(row) for row in batch.ids_MT.view(-1, SYNTHETIC.seq_length).tolist()]
+    return rows
+
+
+def test_every_layout_consumes_the_same_global_batch() -> None:
+    layouts = [
+        Layout(dp=dp, micro_batch_size=mbs, num_microbatches=16 // dp // mbs)
+        for dp, mbs in itertools.product((1, 2, 4), (1, 2, 4))
+    ]
+    batches = [sorted(global_batch(layout)) for layout in layouts]
+    assert all(batch == batches[0] for batch in batches)
+    assert len(set(batches[0])) == 16, "samples repeat"
+
+
+def test_steps_and_seeds_give_other_tokens_and_the_same_ones_again() -> None:
+    layout = Layout(micro_batch_size=4)
+    assert global_batch(layout) == global_batch(layout)
+    assert not set(global_batch(layout)) & set(global_batch(layout, step=1))
+    assert not set(global_batch(layout)) & set(global_batch(layout, seed=1))
+
+
+def test_a_target_is_the_next_token() -> None:
+    source = SyntheticTokens(shape=SYNTHETIC, seed=0)
+    batch = cut_batch(source, Layout(micro_batch_size=2), step=0, dp_rank=0)
+    ids, targets = batch.ids_MT.view(2, -1), batch.targets_MT.view(2, -1)
+    assert torch.equal(ids[:, 1:], targets[:, :-1])
+
+
+def test_a_token_tells_its_successor_most_of_the_time() -> None:
+    source, layout = SyntheticTokens(shape=SYNTHETIC, seed=0), Layout(micro_batch_size=16)
+    batches = [cut_batch(source, layout, step=step, dp_rank=0) for step in range(20)]
+    ids = torch.cat([batch.ids_MT.flatten() for batch in batches])
+    targets = torch.cat([batch.targets_MT.flatten() for batch in batches])
+    counts = torch.zeros(SYNTHETIC.vocab_size, SYNTHETIC.vocab_size)
+    counts.index_put_((ids, targets), torch.ones(len(ids)), accumulate=True)
+    assert 0.75 < float(counts.amax(1).sum() / counts.sum()) < 0.9
+    assert int(ids.max()) < SYNTHETIC.vocab_size
+    frequencies = torch.bincount(ids, minlength=SYNTHETIC.vocab_size).float().sort().values
+    assert float(frequencies[-32:].sum() / frequencies.sum()) > 0.4, "frequent words are frequent"

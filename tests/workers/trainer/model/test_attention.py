@@ -1,22 +1,28 @@
-"""Attention against its definition, in double precision: values and gradients."""
+"""Attention against its definition, in double precision; what it sends where ranks share it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from search_spaces.spec.layout import CP_COMM_TYPES, Layout
 from tests.workers.trainer.parallel_layers import drawn
+from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import (
     assert_close,
     operation_error,
     relative_distance,
     sum_error,
 )
+from workers.trainer.comm import collectives
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model import attention
 from workers.trainer.model.attention import causal_attention, recomputed_attention
+from workers.trainer.model.context_parallel import attention_core
 
 HEADS = [pytest.param(4, 4, id="a-key-a-query"), pytest.param(4, 2, id="grouped")]
 
@@ -36,7 +42,6 @@ def values_of(
     x = qkv.clone().requires_grad_()
     y = attend(x, num_heads)
     y.backward(dy)
-    assert x.grad is not None
     return y.detach(), x.grad
 
 
@@ -91,3 +96,48 @@ def test_large_scores_neither_overflow_nor_vanish() -> None:
     allowed = sum_error(8) * largest + sum_error(80)
     for value, exact in zip(values_of(causal_attention, qkv, 2, dy), expected, strict=True):
         assert relative_distance(value, exact) < allowed
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("comm_type", CP_COMM_TYPES)
+@pytest.mark.parametrize("cp", [2, 3])
+def test_a_rank_sends_as_many_elements_as_the_formulas_say(
+    comm_type: Any, cp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With s tokens of b sequences, n ranks, and q and kv elements of a token's heads."""
+    heads, kv_heads, size, tokens = 12, 6, 8, 2 * 8 * cp
+    sent: list[int] = []
+
+    def counted(name: str, place: int, peers: int, parts: int) -> Any:
+        """So many peers are each sent one of the parts of the argument at this place."""
+        start = getattr(collectives, name)
+
+        def call(*arguments: Any) -> Any:
+            sent.append(arguments[place].numel() * peers // parts)
+            return start(*arguments)
+
+        return call
+
+    starts = {
+        "comm.collectives.start_all_gather": (1, cp - 1, 1),
+        "comm.collectives.start_reduce_scatter": (1, cp - 1, cp),
+        "model.context_parallel.all_to_all": (0, cp - 1, cp),
+        "model.context_parallel.start_ring_step": (0, 1, 1),
+    }
+
+    def work(rank: int) -> tuple[int, int]:
+        mesh = build_mesh(rank, Layout(cp=cp, cp_comm_type=comm_type), tied_embeddings=False)
+        for name, how in starts.items():
+            call = counted(name.rpartition(".")[2], *how)
+            monkeypatch.setattr(f"workers.trainer.{name}", call)
+        x = drawn(2, tokens // 2 // cp, heads + 2 * kv_heads, size, seed=0).requires_grad_()
+        y = attention_core(mesh)(x, heads)
+        forward = sum(sent)
+        y.sum().backward()
+        return forward, sum(sent) - forward
+
+    q, kv = heads * size, kv_heads * size
+    of_keys = 2 * tokens * kv * (cp - 1) // cp
+    of_heads = 2 * (q + kv) * (tokens // cp) * (cp - 1) // cp
+    expected = (of_heads, of_heads) if comm_type == "a2a" else (of_keys, 2 * of_keys)
+    assert run_ranks(cp, work) == [expected] * cp

@@ -97,7 +97,6 @@ def test_balanced_routing_gives_each_expert_the_same_number_of_tokens() -> None:
     for balanced in (True, False):
         training = make_training(shape, layout, balanced_routing=balanced)
         training.step(training.batch(0))
-        assert training.expert_loads is not None
         total, passes = training.expert_loads.tolist()
         assert passes == layout.num_microbatches
         loads[balanced] = total / passes

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.workers.trainer.cases import make_layout, make_shape, on_layout
-from tests.workers.trainer.parallel_layers import (
-    TP,
-    CountingCollectives,
-    drawn,
-    gradient,
-    on_tp_ranks,
-    weight,
-)
+from tests.workers.trainer.cases import CUT, TP, lone_mesh, make_layout, make_shape, make_training
+from tests.workers.trainer.parallel_layers import drawn, gradient, sent_in, weight
+from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import assert_close
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model import vocabulary
 from workers.trainer.model.kernels import LayerNorm, RMSNorm
 from workers.trainer.model.vocabulary import vocab_cross_entropy
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
@@ -31,19 +22,20 @@ pytestmark = pytest.mark.ranks
 def test_a_vocabulary_cross_entropy_equals_the_dense_one() -> None:
     logits, targets = drawn(6, 12, seed=0) * 30, torch.tensor([0, 5, 6, 11, 5, 7])
 
-    def work(rank: int, group: Any) -> list[Tensor]:
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        group = build_mesh(rank, make_layout(**TP), tied_embeddings=False).tp_group
         x = logits[:, rank * 6 : rank * 6 + 6].clone().requires_grad_()
         loss = vocab_cross_entropy(x.clone(), targets, rank * 6, group)
         loss.backward(torch.tensor(0.5))
-        return [loss, x.grad]  # type: ignore[list-item]
+        return loss.detach(), x.grad
 
-    results = on_tp_ranks(work)
+    losses, gradients = zip(*run_ranks(2, work), strict=True)
     dense = logits.clone().requires_grad_()
-    loss = F.cross_entropy(dense, targets)
-    loss.backward(torch.tensor(0.5))
-    for result in results:
-        assert_close(result[0], loss.detach(), length=12)
-    assert_close(torch.cat([r[1] for r in results], 1), dense.grad, length=12)
+    expected = F.cross_entropy(dense, targets)
+    expected.backward(torch.tensor(0.5))
+    for loss in losses:
+        assert_close(loss, expected.detach(), length=12)
+    assert_close(torch.cat(gradients, 1), dense.grad, length=12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,7 +50,6 @@ def test_a_cross_entropy_is_the_same_however_few_tokens_are_worked_on_at_once(
         x = logits.clone().requires_grad_()
         loss = vocab_cross_entropy(x.clone(), targets, 0, None)
         loss.backward(torch.tensor(0.5))
-        assert x.grad is not None
         assert x.grad.dtype == dtype
         return loss.detach(), x.grad
 
@@ -69,7 +60,6 @@ def test_a_cross_entropy_is_the_same_however_few_tokens_are_worked_on_at_once(
         assert_close(value, expected, length=12)
     dense = logits.float().requires_grad_()
     F.cross_entropy(dense, targets).backward(torch.tensor(0.5))
-    assert dense.grad is not None
     assert_close(at_once[1], dense.grad.to(dtype), length=12)
 
 
@@ -104,7 +94,6 @@ def test_norms_equal_torchs_own_in_double_precision(dtype: torch.dtype) -> None:
         # fp32 here, though torch may have rounded them: then they are rounded twice.
         assert_close(y, expected, length=8)
         assert_close(x_in.grad, inputs[0].grad, length=8)
-        assert inputs[1].grad is not None
         assert_close(gradient(layer.weight).to(dtype), inputs[1].grad, length=8, roundings=2)
     assert inputs[2].grad is None
     assert_close(gradient(layer_norm.bias).to(dtype), dy.double().sum(0), length=8, roundings=2)
@@ -115,22 +104,34 @@ def test_norms_equal_torchs_own_in_double_precision(dtype: torch.dtype) -> None:
     [("gpt", True, "shared::all_reduce"), ("llama", False, "c10d::allreduce_")],
 )
 def test_a_layer_all_reduces_four_times(family: str, shares_memory: bool, all_reduce: str) -> None:
-    layout = make_layout(tp=TP)
-
-    def work(training: Training) -> Counter[str]:
-        with CountingCollectives(training.mesh) as counting:
-            training.pipeline.run(training.batch(0))
-        return counting.counts
-
-    def count(num_layers: int) -> Counter[str]:
-        shape = make_shape(family, num_layers=num_layers)
-        counts = on_layout(layout, work, shape, shares_memory=shares_memory)
-        assert counts[0] == counts[1]
-        return counts[0]
-
-    two, four = count(2), count(4)
+    layout = make_layout(**TP)
+    two, four = (
+        sent_in(layout, make_shape(family, num_layers=n), shares_memory=shares_memory)
+        for n in (2, 4)
+    )
     assert set(two) == {all_reduce}
     per_layer = (four.total() - two.total()) / 2 / layout.num_microbatches
     assert per_layer == 4
     ends = two.total() / layout.num_microbatches - 2 * per_layer
     assert ends == 4, "embedding 1, cross-entropy 2, gradient into the last norm 1"
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_layer_gathers_and_scatters_cut_tokens_four_times_a_microbatch(family: str) -> None:
+    layout = make_layout(**CUT)
+    two, four = (sent_in(layout, make_shape(family, num_layers=n)) for n in (2, 4))
+    per_layer = {name: (four[name] - n) / 2 / layout.num_microbatches for name, n in two.items()}
+    reductions = per_layer.pop("shared::all_reduce")
+    assert reductions == 0
+    assert sorted(per_layer.values()) == [4, 4], per_layer
+    ends = {name: two[name] / layout.num_microbatches - 2 * 4 for name in per_layer}
+    assert sorted(ends.values()) == [2, 2], "the embedding's and the head's, both ways"
+    assert two["shared::all_reduce"] == 2 * layout.num_microbatches, "cross-entropy"
+    step = sent_in(layout, make_shape(family), whole_step=True)
+    assert step - two == {"shared::all_reduce": 2}, "replicated gradients, and the sums reported"
+
+
+def test_one_rank_alone_has_no_tokens_to_cut() -> None:
+    mesh = lone_mesh(make_layout(sequence_parallel=True))
+    training, plain = make_training(make_shape(), mesh=mesh), make_training(make_shape())
+    assert training.step(training.batch(0)) == plain.step(plain.batch(0))

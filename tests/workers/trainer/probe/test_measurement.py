@@ -1,26 +1,45 @@
-"""From timed iterations to a measurement: where their time went, and what is not believed."""
+"""From timed iterations to a measurement: how many, the parts of a step, what is not believed."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from search_spaces.protocol.measurement import Breakdown
+from results_db.trials.loss_check import first_difference
+from search_spaces.protocol.measurement import Breakdown, Measurement
+from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from tests.workers.trainer.cases import CPU, PP, TP, ZERO, ZERO_3, make_layout, over_axes
-from tests.workers.trainer.probes import make_request, measured, probe
+from tests.workers.trainer.cases import (
+    CPU,
+    DP,
+    PP,
+    TP,
+    ZERO,
+    ZERO_3,
+    make_layout,
+    make_shape,
+    make_training,
+    over_axes,
+)
+from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from workers.trainer import training as training_module
 from workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, MEASURED, known_device
 from workers.trainer.errors import ResultImplausibleError
+from workers.trainer.probe import probe as probe_module
+from workers.trainer.probe import timing
 from workers.trainer.probe.exception_reasons import classify
 from workers.trainer.probe.measurement import backend_of, break_down, breakdown_of, median_breakdown
-from workers.trainer.probe.timing import TimedStep
-from workers.trainer.stopwatch import PARTS, Part
-from workers.trainer.training import StepStats
+from workers.trainer.probe.timing import TimedStep, timed_step
+from workers.trainer.stopwatch import PARTS, Part, Stopwatch, communication, part
+from workers.trainer.training import StepStats, Training
 
 pytestmark = pytest.mark.ranks
 
@@ -32,7 +51,6 @@ def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
     layout = make_layout(**axes)
     m = measured(make_request(layout=layout))
     parts = m.breakdown
-    assert parts is not None
     assert parts.total_s == pytest.approx(m.step_time_s, rel=1e-9)
     assert min(parts.compute_s, parts.optimizer_s) > 0
     assert parts.unexplained_s >= 0
@@ -143,3 +161,179 @@ def test_a_rocm_build_says_that_rccl_communicates(monkeypatch: pytest.MonkeyPatc
     assert backend_of(device) == "nccl"
     monkeypatch.setattr(torch.version, "hip", "6.2.41133")
     assert backend_of(device) == "rccl"
+
+
+RECORDED_S = (0.412, 0.405, 0.409, 0.421, 0.407, 0.406, 0.411, 0.404, 0.408, 0.406)
+"""Timed iterations of one layout, as a probe on a loaded machine recorded them."""
+
+
+def replayed(monkeypatch: pytest.MonkeyPatch, times_s: Callable[[Training, int], float]) -> None:
+    """Steps are taken as ever, and last as long as was recorded; warm-up is settled at once."""
+
+    def step(training: Training, index: int) -> TimedStep:
+        seconds = RECORDED_S[0] if index < 2 else times_s(training, index - 2)
+        return dataclasses.replace(timed_step(training, index), step_time_s=seconds)
+
+    monkeypatch.setattr(probe_module, "timed_step", step)
+
+
+def measured_and_timed(request: ProbeRequest) -> tuple[Measurement, int]:
+    """The measurement, and how many timed iterations rank 0 reported, whom all ranks followed."""
+    result, events = probe(request)[0]
+    return result.measurement, sum(event["kind"] == "timed" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("axes", "best_s", "timed"),
+    [
+        pytest.param({}, 0.30, 3, id="slow"),
+        pytest.param(TP | DP, 0.401, 9, id="slower", marks=pytest.mark.slow),
+        pytest.param({}, 0.405, 10, id="equal"),
+        pytest.param(PP | DP, 0.50, 10, id="faster", marks=pytest.mark.slow),
+    ],
+)
+def test_a_probe_ends_once_its_recorded_iterations_show_that_it_is_slower(
+    monkeypatch: pytest.MonkeyPatch, axes: dict[str, int], best_s: float, timed: int
+) -> None:
+    replayed(monkeypatch, lambda _, place: RECORDED_S[place])
+    request = make_request(layout=make_layout(**axes), iterations=10, stop_above_step_time_s=best_s)
+    m, num_timed = measured_and_timed(request)
+    assert num_timed == timed
+    assert (m.shortened, m.iterations_asked) == (timed < 10, 10)
+    assert len(m.iterations) == 2 + timed
+    assert m.step_time_s == pytest.approx(0.408, abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "above_s", "timed"),
+    [(50, 1e-6, 3), (3, 1e-6, 3)],
+    ids=["a-slow-layout", "at-the-last-iteration"],
+)
+def test_a_slow_layout_is_really_stopped_and_shortened_if_iterations_were_left(
+    iterations: int, above_s: float, timed: int
+) -> None:
+    layout = make_layout(tp=2)
+    request = make_request(layout=layout, iterations=iterations, stop_above_step_time_s=above_s)
+    m, num_timed = measured_and_timed(request)
+    assert num_timed == timed
+    assert (m.shortened, m.iterations_asked) == (timed < iterations, iterations)
+
+
+def test_ranks_that_would_judge_otherwise_follow_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the last bit of a logarithm had tipped the balance on rank 1 alone.
+    replayed(monkeypatch, lambda training, _: 0.3 if training.mesh.rank else 0.6)
+    request = make_request(layout=make_layout(dp=2), iterations=10, stop_above_step_time_s=0.4)
+    assert measured_and_timed(request)[1] == 3
+    replayed(monkeypatch, lambda training, _: 0.6 if training.mesh.rank else 0.3)
+    assert measured_and_timed(request)[1] == 10
+
+
+def test_losses_of_a_shortened_probe_can_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The number of warm-up iterations depends on measured times; recorded ones make it the same.
+    replayed(monkeypatch, lambda _, place: RECORDED_S[place])
+    whole, part = (
+        measured(
+            make_request(layout=make_layout(tp=2), iterations=8, stop_above_step_time_s=above)
+        ).iterations
+        for above in (None, 1e-6)
+    )
+    assert (len(part), len(whole)) == (2 + 3, 2 + 8)
+    assert first_difference(part, whole, "fp32") is None
+    off = tuple(dataclasses.replace(i, loss=i.loss + 0.3 * (i.index > 1)) for i in part)
+    assert first_difference(off, whole, "fp32") is not None
+
+
+def test_judging_whether_to_stop_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+
+    def look(_steps: Sequence[float], _than_s: float) -> bool:
+        clock.now_s += 1000.0
+        return False
+
+    monkeypatch.setattr(timing, "shows_enough", look)
+    request = make_request(layout=make_layout(dp=2), iterations=5, stop_above_step_time_s=1.0)
+    assert {iteration.step_time_s for iteration in measured(request).iterations} == {7.0}
+
+
+def counting_stopwatch() -> Stopwatch:
+    """A second passes from each mark to the next."""
+    ticks = itertools.count()
+    return Stopwatch(CPU, clock=lambda: float(next(ticks)))
+
+
+def recorded(stopwatch: Stopwatch) -> dict[str, float]:
+    return {name: seconds for name, seconds in stopwatch.seconds().items() if seconds}
+
+
+def test_an_inner_part_takes_its_time_away_from_the_outer_one() -> None:
+    stopwatch = counting_stopwatch()
+    with part("compute"), communication:
+        pass
+    assert recorded(stopwatch) == {}, "it does not run"
+    with stopwatch.running(), part("optimizer"), part("dp"):
+        pass
+    assert recorded(stopwatch) == {"unexplained": 2, "optimizer": 2, "dp": 1}
+    with stopwatch.running(), part("compute"):
+        pass
+    assert recorded(stopwatch) == {"unexplained": 2, "compute": 1}, "it starts from zero again"
+
+
+def test_a_collective_belongs_to_tensor_parallelism_inside_a_pass_alone() -> None:
+    stopwatch = counting_stopwatch()
+    with stopwatch.running():
+        with part("compute"), communication:
+            pass
+        with part("compute"), part("dp"), communication:
+            pass
+        with part("pp"), communication:
+            pass
+    assert recorded(stopwatch) == {"unexplained": 4, "compute": 4, "tp": 1, "dp": 3, "pp": 3}
+
+
+def test_an_error_closes_the_parts_that_it_leaves() -> None:
+    stopwatch = counting_stopwatch()
+    with (
+        pytest.raises(ValueError, match="told to fail"),
+        stopwatch.running(),
+        part("compute"),
+        part("tp"),
+    ):
+        raise ValueError("told to fail")
+    with stopwatch.running(), part("pp"):
+        pass
+    assert recorded(stopwatch) == {"unexplained": 2, "pp": 1}
+
+
+def test_the_parts_of_a_thread_that_is_waited_for_are_seen() -> None:
+    """Autograd runs the backward pass of a GPU in a thread of its own, which knows no context."""
+
+    def backward() -> None:
+        with communication:
+            pass
+
+    stopwatch = counting_stopwatch()
+    with stopwatch.running(), part("compute"):
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+    assert recorded(stopwatch) == {"unexplained": 2, "compute": 2, "tp": 1}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_waiting_for_the_other_ranks_sums_is_idle_and_no_part_of_the_update(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Else the bubble of a pipeline's last stages, which are done first, is the optimizer's."""
+    now = 0.0
+
+    class Late:
+        def wait(self) -> None:
+            nonlocal now
+            now += 100.0
+
+    monkeypatch.setattr(training_module, "start_all_reduce", lambda *_: Late())
+    training = make_training(make_shape(), make_layout(precision=precision))
+    training.stopwatch = Stopwatch(CPU, clock=lambda: now)
+    with training.stopwatch.running():
+        training.step(training.batch(0))
+    assert recorded(training.stopwatch) == {"idle": 100.0}
