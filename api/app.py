@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from api.background_loops import in_background
 from api.dashboard import pages
 from api.dashboard.problem_pages import ProblemPages
-from api.http import docs_page, problems
+from api.http import docs_page, error_responses
 from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
 from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
@@ -65,7 +65,7 @@ The role of a token is viewer (reads), submitter (also submits campaigns, and ch
 
 _PROBLEM: Final[dict[str, Any]] = {
     "description": "The problem with the request, and what to do",
-    "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    "content": {error_responses.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
@@ -103,7 +103,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
     app.router.routes.extend(_ROUTES)
-    problems.install(app)
+    error_responses.install(app)
     etags.install(app)
     docs_page.install(app)
     app.router.routes.extend(_PAGES)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.html.rendering import render
-from api.http.problems import MEDIA_TYPE
+from api.http.error_responses import MEDIA_TYPE
 from api.http.url_prefix import route_path
 from api.security.authentication import is_api
 

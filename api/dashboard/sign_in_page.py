@@ -17,7 +17,7 @@ from api.errors import SignInRefusedError, SignInTooOftenError
 from api.html.rendering import render
 from api.http.browser_guard import why_foreign
 from api.http.documents import JSON_TYPE, media_type_of
-from api.http.problems import STATUS_OF, problem_response
+from api.http.error_responses import STATUS_OF, problem_response
 from api.security.authentication import (
     Authentication,
     address_of,

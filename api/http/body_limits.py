@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.problems import problem_response, too_many
+from api.http.error_responses import problem_response, too_many
 from api.http.route_map import RouteMap
 from results_db.actor import Actor
 from search_spaces.units import memory

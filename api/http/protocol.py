@@ -31,7 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from api.http.connection_limits import Connections
-from api.http.problems import problem_response
+from api.http.error_responses import problem_response
 from search_spaces.units import memory
 
 _PARSED_AT_ONCE: Final = 16 << 10

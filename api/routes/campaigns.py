@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from api.campaigns.submission import Submission
 from api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
 from api.http.cursors import read_cursor, write_cursor
-from api.http.problems import names_fields_of_body
+from api.http.error_responses import names_fields_of_body
 from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,

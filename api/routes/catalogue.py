@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Response
 
 from api.campaigns.catalogue import PRESET_NAMES, refuse_preset, resolved_cluster, resolved_model
 from api.dependencies import SettingsDep, StoreDep
-from api.http.problems import names_fields_of_body
+from api.http.error_responses import names_fields_of_body
 from api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
 from api.schemas.campaigns_and_trials import Document
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from api.dependencies import StoreDep
-from api.http.problems import names_fields_of_body
+from api.http.error_responses import names_fields_of_body
 from api.http.query_parameters import JobDep
 from api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
 from api.routes.campaigns import SubmissionDep

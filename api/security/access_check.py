@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import AccessUndeclaredError, FormTokenInvalidError
-from api.http.problems import problem_response, too_many
+from api.http.error_responses import problem_response, too_many
 from api.http.rate_limit import Throttle
 from api.http.route_map import Asked, RouteMap
 from api.security.authentication import (

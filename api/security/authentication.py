@@ -25,7 +25,7 @@ from starlette.types import Scope
 
 from api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
 from api.http.browser_guard import browser_host, why_foreign
-from api.http.problems import problem_response
+from api.http.error_responses import problem_response
 from api.http.rate_limit import GuessLimit
 from api.http.url_prefix import route_path
 from api.security.holders import Holder, SessionBook, TokenBook

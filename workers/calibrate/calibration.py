@@ -26,7 +26,7 @@ from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import local_launcher
 from workers.packing.request import Share
 from workers.ranks.json_lines import Document
-from workers.trainer.products import Product, fastest_layouts, products_in, products_of
+from workers.trainer.product_layouts import Product, fastest_layouts, products_in, products_of
 from workers.trainer.revision import software_versions
 
 NOISY: Final = 0.25

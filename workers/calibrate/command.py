@@ -120,7 +120,7 @@ def _progress(line: WorkLine, event: dict[str, Any]) -> None:
 
 def _lines(measured: MeasuredConstants) -> Iterator[str]:
     """The constants and the fits, as text."""
-    from workers.trainer.products import LAYOUTS, fastest_layouts, products_in
+    from workers.trainer.product_layouts import LAYOUTS, fastest_layouts, products_in
 
     yield f"{measured.cluster}: {measured.source} ({measured.num_devices} devices at once)"
     for name, value in measured.constants.items():

@@ -34,7 +34,7 @@ from workers.launchers.placement import Processes, place
 from workers.packing.request import Placement, Share
 from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
 from workers.ranks.rank_task import Device
-from workers.trainer.products import Product, to_rows
+from workers.trainer.product_layouts import Product, to_rows
 from workers.trainer.revision import GIT_REVISION
 
 _Measured = tuple[Measurement, Environment]

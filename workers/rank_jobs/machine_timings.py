@@ -33,7 +33,7 @@ from workers.trainer.model.matrix_products import (
 )
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.pipeline import Message, start_messages
-from workers.trainer.products import LAYOUTS, Product
+from workers.trainer.product_layouts import LAYOUTS, Product
 
 _LEAST_REPEATS: Final = 5
 _MOST_REPEATS: Final = 400

@@ -24,7 +24,7 @@ from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
 from workers.trainer.model.matrix_products import use_layouts
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.products import Product, from_rows
+from workers.trainer.product_layouts import Product, from_rows
 from workers.trainer.training import Training, persistent_bytes
 
 _PRODUCT_LAYOUTS: Final = "product-layouts"

@@ -23,7 +23,7 @@ from tests.kit.waiting import wait_until
 from tests.workers.process_checks import marked
 from workers.calibrate.calibration import calibrated_layouts, constants_of
 from workers.calibrate.command import calibrate
-from workers.trainer.products import LAYOUTS, OWN_LAYOUTS, products_in
+from workers.trainer.product_layouts import LAYOUTS, OWN_LAYOUTS, products_in
 
 pytestmark = pytest.mark.ranks
 

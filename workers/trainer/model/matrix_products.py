@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from workers.trainer.errors import LayoutUnsupportedError
 from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.products import Kind, Product
+from workers.trainer.product_layouts import Kind, Product
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 

@@ -17,7 +17,7 @@ from tests.workers.trainer.tolerances import assert_close
 from workers.trainer.model import matrix_products
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.open_training import TrainingSettings, open_training
-from workers.trainer.products import (
+from workers.trainer.product_layouts import (
     LAYOUTS,
     OWN_LAYOUTS,
     Product,

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 
 from api import errors as api_errors
 from api.app import create_app
-from api.http.problems import STATUS_OF
+from api.http.error_responses import STATUS_OF
 from api.openapi_document import CHECKED_IN, openapi_text
 from api.security.roles import ACCESS
 from api.settings import Settings
