@@ -8,7 +8,6 @@ import re
 import signal
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.presets.models import model_preset
 from tests.kit.local_ranks import below_zygote, local_nodes, make_cluster, make_probe, run_probe
 from tests.kit.python_process import printed_by
 from tests.kit.waiting import wait_until
@@ -25,7 +23,6 @@ from tests.workers.process_checks import is_alive
 from workers.commands.commands import probe_document
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
-from workers.trainer.job.job import TrainJob
 
 pytestmark = pytest.mark.ranks
 
@@ -68,16 +65,6 @@ def test_a_probe_says_that_it_had_more_ranks_than_devices(launcher: GroupLaunche
     assert outcome.measurement.peak_source == "cluster description (test-cores, fp32)"
 
 
-def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
-    layout = Layout(num_microbatches=2, precision="bf16")
-    probe = make_probe(layout=layout, iterations=1)
-    measured = run_probe(launcher, probe).measurement
-    limit = measured.peak_memory_bytes
-    assert run_probe(launcher, replace(probe, memory_limit_bytes=limit)).measurement
-    beyond = run_probe(launcher, replace(probe, memory_limit_bytes=limit - 1))
-    assert beyond.reason == "out_of_memory"
-
-
 def test_a_killed_rank_fails_its_probe_alone(launcher: GroupLauncher, nodes: LocalNodes) -> None:
     layout = Layout(dp=2, micro_batch_size=2, num_microbatches=2, zero_stage=3)
     ranks: list[int] = []
@@ -102,17 +89,6 @@ def test_devices_that_are_not_there_fail_the_probe_with_the_numbers(nodes: Local
     outcome = run_probe(strict, make_probe(layout=Layout(tp=4)))
     assert (outcome.state, outcome.reason) == ("failed", "unsupported")
     assert "4 ranks on num_nodes=1 are 4 a node" in outcome.message
-
-
-def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
-    told: list[dict[str, Any]] = []
-    job = TrainJob(model=model_preset("tiny"), layout=Layout(dp=2, zero_stage=1), steps=3, warmup=1)
-    end = launcher.train(job.to_mapping(), on_event=told.append, cancelled=lambda: False)
-    assert end.failure is None, end
-    result = end.results[0]["training"]
-    assert [event["index"] for event in told] == [0, 1, 2]
-    assert result["final_loss"] == told[-1]["loss"]
-    assert result["tokens_per_s"] > 0
 
 
 def test_an_outcome_has_what_the_ranks_printed(launcher: GroupLauncher, orders: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.trainers.parameters import Parameter, read_declarations
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, log_of, running_worker
-from tests.workers.process_checks import command_line, marked
 
 pytestmark = pytest.mark.ranks
 
@@ -84,25 +82,3 @@ def test_a_worker_ends_by_itself_before_its_allocation(service: WorkedService, m
     assert (allocation["scheduler"], allocation["launcher"]) == ("none", "local")
     assert 0 < allocation["ends_in_s"] <= 32
     assert "the allocation's time is over" in log_of(service).read_text()
-
-
-@pytest.mark.slow
-def test_sigkill_of_a_worker_leaves_no_rank_and_no_ray(service: WorkedService, mark: str) -> None:
-    def command_lines() -> list[str]:
-        return [" ".join(command_line(process)) for process in marked(mark)]
-
-    def zygotes() -> list[str]:
-        found = [line for line in command_lines() if "workers.ranks.zygote" in line]
-        return [line for line in found if "workers.ranks.warden" not in line]
-
-    add_long_trial(service, 2)
-    with running_worker(service) as worker:
-        wait_until("the trial is under way", lambda: is_under_way(service, 2), 60)
-        assert len(zygotes()) == 2 + NUM_RANKS  # the group's keeper and the ranks are forks of it
-        (raylet,) = [line for line in command_lines() if "--raylet_socket_name=" in line]
-        directory = Path(re.findall(r"--raylet_socket_name=(\S+?lt-ray-\w+)/", raylet)[0])
-        assert directory.is_dir()
-        worker.kill()
-        wait_until("no rank is left", lambda: not zygotes(), 2)
-    wait_until("nothing else is left", lambda: not marked(mark), 10)
-    assert not directory.exists()
