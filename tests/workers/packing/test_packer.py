@@ -69,11 +69,6 @@ def test_a_probe_takes_the_smallest_gap_that_fits() -> None:
     assert start(packer, make_request(4, devices=2))[4][0].devices == (6, 7)
 
 
-def test_a_probe_larger_than_a_node_gets_whole_nodes() -> None:
-    placed = start(packer_of(8, 8, 8, 8), make_request(1, devices=2), make_request(2, nodes=3))
-    assert placed[2] == tuple(Share.of_first(node, 8) for node in (1, 2, 3))
-
-
 def test_whole_nodes_are_neighbours_if_they_can_be_and_one_is_of_the_smallest_run() -> None:
     packer = packer_of(8, 8, 8, 8, 8, 8)
     start(packer, make_request(1), make_request(2), make_request(3))

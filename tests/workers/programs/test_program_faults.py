@@ -126,6 +126,11 @@ LEFTOVERS = {
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n"
         f"    os._exit(0)\n{DEAF}", "timeout", "", SHORT,
     ),
+    "daemons that are deaf to signals": Fault(
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)\n"
+        "        time.sleep(600)\n    os._exit(0)\nos.wait()\ntrain()", None,
+    ),
     "a child": Fault("if os.fork() == 0:\n    time.sleep(600)\ntrain()", None),
     "a connection of its ranks": Fault(
         "import socket\nwhere = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
@@ -268,25 +273,6 @@ def expect(nodes: LocalNodes, fault: Fault) -> None:
     assert re.search(fault.message, outcome.message), outcome.message
     assert Outcome.from_mapping(outcome.to_mapping()) == outcome
     assert left_behind(nodes) == []
-
-
-def test_daemons_of_a_program_end_with_it(nodes: LocalNodes, tmp_path: Path) -> None:
-    code = f"""
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        for number in (1, 2, 15):
-            signal.signal(number, signal.SIG_IGN)
-        open({str(tmp_path / "daemon")!r} + str(RANK), "w").write(str(os.getpid()))
-        time.sleep(600)
-    os._exit(0)
-os.wait()
-train()
-"""
-    assert run(nodes, python_trainer(code)).state == "completed"
-    assert left_behind(nodes) == []
-    for each in tmp_path.iterdir():
-        assert not Path(f"/proc/{each.read_text()}").exists()
 
 
 def test_a_cancelled_program_is_cancelled(nodes: LocalNodes) -> None:

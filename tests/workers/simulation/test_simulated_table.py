@@ -31,22 +31,6 @@ def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
     return replace(described, space=space)
 
 
-@pytest.mark.parametrize(
-    ("knob", "values"),
-    [
-        ("zero_stage", [2, 3]),
-        ("cp", [2]),
-        ("tp_columns", [2]),
-        ("schedule", ["gpipe", "zero_bubble"]),
-        ("rank_order", ["tp_cp_pp_dp"]),
-    ],
-)
-def test_a_space_of_any_knob_has_a_table(knob: str, values: list[object]) -> None:
-    rows = simulated_table(small(**{knob: values, "pp": [2, 4]}), 3).rows
-    assert {getattr(row.layout, knob) for row in rows} == set(values)
-    assert any(row.status == "completed" for row in rows)
-
-
 @pytest.mark.parametrize("name", ["a100-1.3b", "stress-22b"])
 def test_equal_seeds_give_equal_tables_and_others_do_not(name: str) -> None:
     few = small(name, pp=[1, 4])

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from search_spaces.spec.layout import CP_COMM_TYPES, Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
-from tests.workers.trainer.cases import make_layout, make_shape, make_training, on_layout
+from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.device_peak_flops import matmul_peak
@@ -27,8 +27,6 @@ from workers.trainer.errors import (
 )
 from workers.trainer.open_training import refuse_unsupported, unsupported
 from workers.trainer.probe.exception_reasons import classify, is_transport_error
-from workers.trainer.probe.measurement import rehearse
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
@@ -137,20 +135,6 @@ def mesh_of(rank: int, shape: ModelShape, axes: dict[str, Any], **options: Any) 
     has_experts = shape.num_experts > 0
     layout = make_layout(**axes)
     return build_mesh(rank, layout, tied_embeddings=False, has_experts=has_experts, **options)
-
-
-@CASES
-def test_a_step_over_the_memory_limit_is_out_of_memory(
-    shape: ModelShape, axes: dict[str, Any]
-) -> None:
-    def work(training: Training) -> str:
-        # Over it before anything is sent: else the peer would wait for the rank that gives up.
-        held = sum(tensor.nbytes for tensor in training.persistent_tensors())
-        with pytest.raises(MemoryLimitExceededError, match="needs at least") as refused:
-            rehearse(training, limit_bytes=held)
-        return classify(refused.value)
-
-    assert on_layout(make_layout(**axes), work, shape) == ["out_of_memory"] * 2
 
 
 @CASES

@@ -59,14 +59,6 @@ def test_a_lost_node_is_brought_back_while_the_others_work(service: WorkedServic
     assert seen & {"lost", "recovering"}
 
 
-def test_a_trial_that_needs_lost_nodes_is_not_asked_for(service: WorkedService) -> None:
-    launcher = launcher_of(2, 2)
-    launcher.losses[1] = KILLED
-    launcher.recover_errors = ["not yet"] * 100
-    service.share(launcher, until=lambda: service.asks)
-    assert service.asks[0]["room"] == {"nodes": 1, "devices": 2}
-
-
 def test_a_trial_whose_nodes_do_not_come_back_is_given_back(
     service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

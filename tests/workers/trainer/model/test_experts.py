@@ -89,21 +89,6 @@ def test_losses_and_all_gradients_are_those_of_a_loop_over_experts(
         assert error <= 1e-5 * expected.norm() + 1e-9, name
 
 
-def test_balanced_routing_gives_each_expert_the_same_number_of_tokens() -> None:
-    """16 positions of 2 choices over 8 experts; real routing from random weights is uneven."""
-    shape = make_shape("llama", **EXPERTS | {"num_experts": 8})
-    layout = make_layout()
-    loads = {}
-    for balanced in (True, False):
-        training = make_training(shape, layout, balanced_routing=balanced)
-        training.step(training.batch(0))
-        total, passes = training.expert_loads.tolist()
-        assert passes == layout.num_microbatches
-        loads[balanced] = total / passes
-    assert loads[True] == 1.0
-    assert loads[False] > 1.1
-
-
 def test_the_load_is_that_of_the_fullest_expert_over_the_mean() -> None:
     shape = make_shape("llama", **EXPERTS)
     training = make_training(shape, make_layout())

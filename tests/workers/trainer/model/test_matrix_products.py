@@ -118,40 +118,27 @@ def test_16_bit_products_are_the_dense_ones_where_they_are_computed_in_fp32(
 
 
 @pytest.mark.parametrize(
-    ("cpu_info", "by_onednn"),
+    ("cpu_info", "by_onednn", "is_fast"),
     [
-        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", True),
-        ("processor\t: 0\nvendor_id\t: GenuineIntel\n", False),
-        (None, False),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16\n", True, True),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2\n", True, False),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16 amx_bf16\n", False, True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16\n", False, False),
+        (None, False, False),
     ],
-    ids=["amd", "intel", "no-name"],
 )
-def test_the_processors_name_decides_and_no_trial_does(
-    cpu_info: str | None, by_onednn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_processors_name_and_units_decide_and_no_trial_does(
+    cpu_info: str | None,
+    by_onednn: bool,
+    is_fast: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
     if cpu_info is not None:
         (tmp_path / "cpuinfo").write_text(cpu_info)
     monkeypatch.setattr(matrix_products, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert matrix_products.prefers_onednn() is by_onednn
-
-
-@pytest.mark.parametrize(
-    ("cpu_info", "is_fast"),
-    [
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16\n", True),
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2\n", False),
-        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16 amx_bf16\n", True),
-        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16\n", False),
-        ("", False),
-    ],
-)
-def test_16_bit_products_are_fast_where_the_processor_has_units_for_them(
-    cpu_info: str, is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(cpu_info)
-    monkeypatch.setattr(matrix_products, "_CPU_INFO", tmp_path / "cpuinfo")
     assert matrix_products.has_fast_16_bit_products() is is_fast
 
 

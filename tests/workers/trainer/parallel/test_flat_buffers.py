@@ -18,7 +18,6 @@ from tests.workers.trainer.cases import (
     VPP,
     ZERO,
     initial_weights,
-    lone_mesh,
     make_layout,
     make_shape,
     make_training,
@@ -218,18 +217,3 @@ def test_a_fused_weight_is_stored_as_its_logical_parts() -> None:
         ("query", (6, 0), (2, 2), 68),
         ("key", (2, 0), (2, 2), 72),
     ]
-
-
-def test_padding_is_no_parameter_s() -> None:
-    slot = a_slot(a_part((3,), None), cut=Cut(0, 1))
-    assert not list(rectangles([slot], Span(start=67, end=128)))
-
-
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_the_whole_buffer_is_the_whole_model(family: str) -> None:
-    shape = make_shape(family)
-    training = make_training(shape, mesh=lone_mesh(Layout()))
-    span = Span(start=0, end=training.flat.plan.num_elements)
-    boxes = list(rectangles(training.flat.slots, span))
-    assert sum(box.end - box.start for box in boxes) == shape.num_parameters
-    assert all(box.sizes == box.part.shape for box in boxes)

@@ -184,39 +184,31 @@ def measured_and_timed(request: ProbeRequest) -> tuple[Measurement, int]:
 
 
 @pytest.mark.parametrize(
-    ("axes", "best_s", "timed"),
+    ("axes", "best_s", "iterations", "timed"),
     [
-        pytest.param({}, 0.30, 3, id="slow"),
-        pytest.param(TP | DP, 0.401, 9, id="slower", marks=pytest.mark.slow),
-        pytest.param({}, 0.405, 10, id="equal"),
-        pytest.param(PP | DP, 0.50, 10, id="faster", marks=pytest.mark.slow),
+        pytest.param(TP, 0.30, 10, 3, id="slow"),
+        pytest.param({}, 0.30, 3, 3, id="slow-and-at-its-last-iteration"),
+        pytest.param(TP | DP, 0.401, 10, 9, id="slower", marks=pytest.mark.slow),
+        pytest.param({}, 0.405, 10, 10, id="equal"),
+        pytest.param(PP | DP, 0.50, 10, 10, id="faster", marks=pytest.mark.slow),
     ],
 )
 def test_a_probe_ends_once_its_recorded_iterations_show_that_it_is_slower(
-    monkeypatch: pytest.MonkeyPatch, axes: dict[str, int], best_s: float, timed: int
+    monkeypatch: pytest.MonkeyPatch,
+    axes: dict[str, int],
+    best_s: float,
+    iterations: int,
+    timed: int,
 ) -> None:
     replayed(monkeypatch, lambda _, place: RECORDED_S[place])
-    request = make_request(layout=make_layout(**axes), iterations=10, stop_above_step_time_s=best_s)
-    m, num_timed = measured_and_timed(request)
-    assert num_timed == timed
-    assert (m.shortened, m.iterations_asked) == (timed < 10, 10)
-    assert len(m.iterations) == 2 + timed
-    assert m.step_time_s == pytest.approx(0.408, abs=0.003)
-
-
-@pytest.mark.parametrize(
-    ("iterations", "above_s", "timed"),
-    [(50, 1e-6, 3), (3, 1e-6, 3)],
-    ids=["a-slow-layout", "at-the-last-iteration"],
-)
-def test_a_slow_layout_is_really_stopped_and_shortened_if_iterations_were_left(
-    iterations: int, above_s: float, timed: int
-) -> None:
-    layout = make_layout(tp=2)
-    request = make_request(layout=layout, iterations=iterations, stop_above_step_time_s=above_s)
+    request = make_request(
+        layout=make_layout(**axes), iterations=iterations, stop_above_step_time_s=best_s
+    )
     m, num_timed = measured_and_timed(request)
     assert num_timed == timed
     assert (m.shortened, m.iterations_asked) == (timed < iterations, iterations)
+    assert len(m.iterations) == 2 + timed
+    assert m.step_time_s == pytest.approx(0.408, abs=0.003)
 
 
 def test_ranks_that_would_judge_otherwise_follow_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
