@@ -78,19 +78,7 @@ def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide, other: st
     assert descendants_of_zygote(node) == of_the_other
 
 
-def test_whatever_a_rank_does_the_other_group_gets_its_result(node: SideBySide, other: str) -> None:
-    of_the_other = descendants_of_zygote(node)
-    events = {"error": "fail allocate-too-much", "hanging": "hang hang-past-alarm"}
-    events |= {"result": "daemonise fork-a-child", "talking": "talk-for-ever"}
-    events |= {"": "kill-itself leave"}
-    ways = [(kind, event) for event, kinds in events.items() for kind in kinds.split()]
-    for kind, event in ways:
-        group = node.start(kind)
-        said = node.report(group, event) if event else node.event(group, "exit")
-        node.ranks.end(group)
-        left = f"only the other is left after a rank that was to {kind}"
-        wait_until(left, lambda: descendants_of_zygote(node) <= of_the_other)
-        assert not is_alive(said.get("daemon", 0) or said.get("pid", 0)), kind
+def test_what_a_rank_garbles_loses_its_own_group(node: SideBySide, other: str) -> None:
     garbling = node.start("garble")
     assert "a report of rank 0 can't be read" in node.event(garbling, "group_lost")["message"]
     node.ranks.end(garbling)

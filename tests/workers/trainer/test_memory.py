@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,12 @@ def test_live_storages_are_counted_once_and_given_back() -> None:
     assert tracker.peak_bytes == 800
 
 
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes of their storages, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
 def profiled_peaks(training: Training) -> tuple[int, int]:
     """The peak of the allocator's running total in one step, from the profiler's events.
 
@@ -96,10 +103,7 @@ def profiled_peaks(training: Training) -> tuple[int, int]:
     """
     batch = training.batch(0)
     training.step(batch)
-    persistent = [*training.persistent_tensors(), batch.ids_MT, batch.targets_MT]
-    start = sum(
-        {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in persistent}.values()
-    )
+    start = storage_bytes([*training.persistent_tensors(), batch.ids_MT, batch.targets_MT])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         training.step(batch)
     kineto = profiler.profiler.kineto_results
@@ -176,22 +180,20 @@ def test_the_peak_does_not_depend_on_gloo(axes: dict[str, Any], shares_memory: b
         assert len(peaks) == 1
 
 
-def held_bytes(training: Training) -> int:
-    """What a rank holds between steps, without rotary tables and counts of steps."""
-    aside = {id(t) for t in (*training.model.tables, *training.optimizer.steps)}
-    tensors = [t for t in training.persistent_tensors() if id(t) not in aside]
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", RUNS[:NUM_FAST])
 def test_persistent_bytes_are_known_before_anything_is_built(words: str) -> None:
-    """Of a sharded rank its share, and whole gradients (2, 3) and weights (3) of two layers."""
+    """Of a sharded rank its share, and whole gradients (2, 3) and weights (3) of two layers.
+
+    Rotary tables and counts of steps are left out.
+    """
     values = values_of(words)
     shape, optimizer = shape_of(values), settings_of(values)
 
     def work(training: Training) -> tuple[int, int]:
-        return persistent_bytes(shape, training.mesh, optimizer), held_bytes(training)
+        aside = {id(t) for t in (*training.model.tables, *training.optimizer.steps)}
+        held = [t for t in training.persistent_tensors() if id(t) not in aside]
+        return persistent_bytes(shape, training.mesh, optimizer), storage_bytes(held)
 
     for told, held in on_layout(layout_of(values), work, shape, settings=optimizer):
         assert told == held

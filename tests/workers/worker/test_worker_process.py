@@ -19,25 +19,19 @@ pytestmark = pytest.mark.ranks
 NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
 
 
-def add_long_trial(service: WorkedService, trial_id: int) -> None:
-    service.add(trial_id, num_devices=NUM_RANKS, warmup=2, iterations=100_000)
-
-
-def is_under_way(service: WorkedService, trial_id: int) -> bool:
-    """Whether the ranks of a trial are at their iterations."""
-    return service.beats().get(trial_id, {"iterations_done": 0})["iterations_done"] > 1
-
-
 @pytest.mark.parametrize("launcher", ["ray", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_worker_runs_trials_and_drains_on_sigterm(
     service: WorkedService, mark: str, launcher: str
 ) -> None:
-    service.add(1, num_devices=NUM_RANKS, warmup=2, iterations=2)
-    add_long_trial(service, 2)
+    def is_under_way() -> bool:
+        return service.beats().get(2, {"iterations_done": 0})["iterations_done"] > 1
+
+    for trial_id, iterations in ((1, 2), (2, 100_000)):
+        service.add(trial_id, num_devices=NUM_RANKS, warmup=2, iterations=iterations)
     with running_worker(service, "--launcher", launcher) as worker:
         wait_until("the first outcome is posted", lambda: service.outcomes, 60)
         assert service.outcomes[0]["outcome"]["state"] == "completed"
-        wait_until("the second trial is under way", lambda: is_under_way(service, 2), 30)
+        wait_until("the second trial is under way", is_under_way, 30)
         worker.terminate()
         assert worker.wait(15) == 0
     assert service.unregistered == ["session-1"]

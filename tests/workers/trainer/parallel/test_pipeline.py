@@ -26,17 +26,6 @@ def on_two_ranks(work: Any) -> list[Any]:
     return on_layout(make_layout(pp=2, vpp=2), work, make_shape("gpt", num_layers=4))
 
 
-def test_ranks_take_turns_over_the_layers() -> None:
-    def layers(training: Training) -> list[str]:
-        names = [slot.parameter.parts[0].name for slot in training.flat.slots]
-        return [name for name in names if name.endswith("feed_forward.down.weight")]
-
-    def named(*layers: int) -> list[str]:
-        return [f"layers.{i}.feed_forward.down.weight" for i in layers]
-
-    assert on_two_ranks(layers) == [named(2, 0), named(3, 1)]
-
-
 def test_flat_buffers_have_the_order_of_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets close in turn only if a chunk's gradients are final before the one's under it."""
     last_seen: dict[int, int] = {}
