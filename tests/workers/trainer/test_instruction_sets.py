@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,28 +24,18 @@ AVX512_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
 AMX_FLAGS = AVX512_FLAGS | {"amx_tile"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstructionSet:
-    onednn: str
-    """The most that oneDNN may use, as ONEDNN_MAX_CPU_ISA."""
-    aten: str
-    """What torch's own kernels use, as ATEN_CPU_CAPABILITY."""
-    flags: frozenset[str]
-    """What /proc/cpuinfo says of a processor that has it."""
-
-
 INSTRUCTION_SETS = [
-    InstructionSet(onednn="SSE41", aten="default", flags=frozenset({"sse4_1"})),
-    InstructionSet(onednn="AVX2", aten="avx2", flags=frozenset({"avx2", "fma"})),
-    InstructionSet(
-        onednn="AVX2_VNNI_2", aten="avx2", flags=frozenset({"avx_ne_convert", "avx_vnni_int8"})
-    ),
-    InstructionSet(onednn="AVX512_CORE", aten="avx512", flags=AVX512_FLAGS),
-    InstructionSet(onednn="AVX512_CORE_BF16", aten="avx512", flags=AVX512_FLAGS | {"avx512_bf16"}),
-    InstructionSet(onednn="AVX512_CORE_FP16", aten="avx512", flags=AVX512_FLAGS | {"avx512_fp16"}),
-    InstructionSet(onednn="AVX512_CORE_AMX", aten="avx512", flags=AMX_FLAGS | {"amx_bf16"}),
-    InstructionSet(onednn="AVX512_CORE_AMX_FP16", aten="avx512", flags=AMX_FLAGS | {"amx_fp16"}),
+    ("SSE41", "default", {"sse4_1"}),
+    ("AVX2", "avx2", {"avx2", "fma"}),
+    ("AVX2_VNNI_2", "avx2", {"avx_ne_convert", "avx_vnni_int8"}),
+    ("AVX512_CORE", "avx512", AVX512_FLAGS),
+    ("AVX512_CORE_BF16", "avx512", AVX512_FLAGS | {"avx512_bf16"}),
+    ("AVX512_CORE_FP16", "avx512", AVX512_FLAGS | {"avx512_fp16"}),
+    ("AVX512_CORE_AMX", "avx512", AMX_FLAGS | {"amx_bf16"}),
+    ("AVX512_CORE_AMX_FP16", "avx512", AMX_FLAGS | {"amx_fp16"}),
 ]
+"""The most that oneDNN may use, as ONEDNN_MAX_CPU_ISA; what torch's own kernels use, as
+ATEN_CPU_CAPABILITY; and what /proc/cpuinfo says of a processor that has it."""
 
 FILES = [
     f"tests/workers/trainer/{name}.py"
@@ -90,18 +79,17 @@ def run_sample(record: Record, name: str, *options: str, **environment: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda each: each.onednn)
+@pytest.mark.parametrize(("onednn", "aten", "flags"), INSTRUCTION_SETS)
 def test_the_numbers_are_right_under_every_instruction_set(
-    instructions: InstructionSet, record_property: Record
+    onednn: str, aten: str, flags: set[str], record_property: Record
 ) -> None:
-    name = f"{instructions.onednn} (torch's own kernels: {instructions.aten})"
-    missing = sorted(instructions.flags - processor_flags())
+    name = f"{onednn} (torch's own kernels: {aten})"
+    missing = sorted(flags - processor_flags())
     if missing:
         why = f"the processor lacks {', '.join(missing)}"
         record_property(INSTRUCTION_SET, f"{name}: not run, {why}")
         pytest.skip(why)
-    limits = {"ONEDNN_MAX_CPU_ISA": instructions.onednn, "ATEN_CPU_CAPABILITY": instructions.aten}
-    run_sample(record_property, name, **limits)
+    run_sample(record_property, name, ONEDNN_MAX_CPU_ISA=onednn, ATEN_CPU_CAPABILITY=aten)
 
 
 @pytest.mark.slow
