@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from search_spaces.errors import LayoutInvalidError
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from tests.kit.fake_service import TOKEN
 from tests.kit.services import run_here
 from tests.kit.worker_loop import WorkedService
 from tuner.estimate.commands import estimate
 from workers.command_line.command_input import described_cluster
-from workers.command_line.options import layout_of, layout_options
+from workers.command_line.options import layout_of
 from workers.commands.commands import probe
 
 FRONTIER = CLUSTER_PRESETS["frontier"]
@@ -66,18 +66,6 @@ def test_the_precision_is_the_clusters_where_none_is_given() -> None:
     assert layout(num_microbatches=1, precision="fp32").precision == "fp32"
     local, _ = resolve_cluster("local-cpu")
     assert layout_of({**GIVEN, "num_microbatches": 1}, local).precision == "fp32"
-
-
-def test_every_knob_but_the_nodes_has_an_option() -> None:
-    @click.command()
-    @layout_options
-    def command(**given: Any) -> None:
-        del given
-
-    names = [parameter.name for parameter in command.params]
-    knobs = [name for name in KNOBS if name != "num_nodes"]
-    assert [name for name in names if name != "global_batch_size"] == knobs
-    assert names.index("global_batch_size") == names.index("num_microbatches") + 1
 
 
 MISSING = {"v1/clusters/mine": (404, {})}

@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -285,17 +284,3 @@ def test_a_cancelled_program_is_cancelled(nodes: LocalNodes) -> None:
     )
     assert (outcome.state, outcome.reason) == ("cancelled", "cancelled")
     assert left_behind(nodes) == []
-
-
-def test_memory_comes_back_after_a_program(nodes: LocalNodes) -> None:
-    def shared_memory() -> int:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
-
-    before_kib = shared_memory()
-    code = "import mmap\nkept = mmap.mmap(-1, 64 << 20)\nkept.write(b'x' * (64 << 20))\ntrain()"
-    outcome = run(nodes, python_trainer(code), layout=Layout())
-    assert outcome.measurement is not None, outcome
-    assert outcome.measurement.peak_memory_bytes > 64 << 20
-    assert outcome.measurement.memory_kind == "sampled"
-    assert shared_memory() - before_kib < 32 << 10

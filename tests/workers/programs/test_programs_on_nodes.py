@@ -92,14 +92,6 @@ def test_a_program_of_one_process_a_node_has_its_nodes_rank(two_nodes: SeveralLo
     assert "the program reported as rank 2, and its ranks are 0 to 1" in liar.message
 
 
-def test_a_failure_on_one_node_ends_the_programs_of_the_other(two_nodes: SeveralLocalNodes) -> None:
-    fails = "if RANK == 3: sys.exit('the cause')\ntime.sleep(60)"
-    outcome = run_across(two_nodes, MEET_OVER_NODES + fails)
-    assert (outcome.reason, outcome.node) == ("crashed", "node1")
-    why = "rank 3: the program ended with exit code 1; its last line: the cause"
-    assert outcome.message == why
-
-
 @pytest.mark.slow
 def test_a_program_runs_over_ray() -> None:
     trainer = python_trainer(MEET_OVER_NODES + "train(tokens=64)")

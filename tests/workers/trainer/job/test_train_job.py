@@ -159,7 +159,6 @@ def test_a_job_runs_under_torchrun(tmp_path: Path) -> None:
     ("job", "changes", "sentence"),
     [
         (make_job(), ["--steps", "2"], "warmup=2 leaves none of steps=2"),
-        (make_job(), ["--warmup", "5"], "warmup=5 leaves none of steps=5"),
         (make_job(layout=make_layout(tp=3)), [], "num_heads=4 is not divisible by tp=3"),
         (make_job(layout=make_layout(tp=2)), [], "1 ranks were started for a layout of tp=2"),
     ],
