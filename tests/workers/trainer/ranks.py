@@ -116,15 +116,13 @@ def _run_rank(
 
 def _gather(readers: list[Any], deadline: float) -> list[Any]:
     results: dict[int, Any] = {}
-    open_readers = {id(reader): (rank, reader) for rank, reader in enumerate(readers)}
-    while len(results) < len(readers):
-        waiting = [reader for rank, reader in open_readers.values() if rank not in results]
+    waiting = {reader: rank for rank, reader in enumerate(readers)}
+    while waiting:
         ready = connection.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            missing = [rank for rank, _ in open_readers.values() if rank not in results]
-            raise RanksFailedError(f"ranks {missing} did not answer in time")
+            raise RanksFailedError(f"ranks {[*waiting.values()]} did not answer in time")
         for reader in ready:
-            rank, _ = open_readers[id(reader)]
+            rank = waiting.pop(reader)
             try:
                 kind, value = pickle.loads(reader.recv_bytes())
             except EOFError:

@@ -61,14 +61,23 @@ def test_simulated_probes_end_as_real_ones_and_say_what_they_are(service: Worked
     with simulated(service):
         wait_for(service, 6)
     posted = service.posted()
-    says_so(service.registrations[0], Outcome.from_mapping(posted[whole]))
+    said, outcome = service.registrations[0], Outcome.from_mapping(posted[whole])
+    assert said["allocation"]["launcher"] == "simulated"
+    assert said["trainers"] == {simulator_trainer(): "1"}
+    assert said["device"] == "simulated AMD MI250X GCD"
+    assert said["nodes"][0]["name"] == "frontier-simulated-00000"
+    measurement = outcome.measurement
+    assert (measurement.trainer, measurement.memory_kind) == (simulator_trainer(), "simulated")
+    assert outcome.environment.backend == "simulator 1, nodes of seed 5"
+    assert {each.loss for each in measurement.iterations} == {None}, "nothing invents a loss"
+    assert not measurement.losses_comparable
     assert not posted[whole]["measurement"]["shortened"]
     assert posted[stopped]["measurement"]["shortened"]
     assert posted[stopped]["duration_s"] < posted[whole]["duration_s"]
     assert posted[too_slow]["reason"] == "timeout"
     assert posted[too_slow]["duration_s"] == pytest.approx(90.0)
-    outcome = posted[too_large]
-    assert (outcome["state"], outcome["reason"]) == ("infeasible", "out_of_memory")
+    refused = posted[too_large]
+    assert (refused["state"], refused["reason"]) == ("infeasible", "out_of_memory")
     assert posted[measured]["reason"] == "unsupported"
     assert "its campaign measures, and this worker simulates" in posted[measured]["message"]
     add(service, whole, iterations=40)
@@ -77,19 +86,6 @@ def test_simulated_probes_end_as_real_ones_and_say_what_they_are(service: Worked
     step_s = posted[whole]["measurement"]["step_time_s"]
     assert service.posted()[whole]["measurement"]["step_time_s"] == step_s, "of the same seed"
     assert posted[other_seed]["measurement"]["step_time_s"] != step_s
-
-
-def says_so(said: dict[str, Any], outcome: Outcome) -> None:
-    """Asserts that a simulated worker and what it measured can be told from real ones."""
-    assert said["allocation"]["launcher"] == "simulated"
-    assert said["trainers"] == {simulator_trainer(): "1"}
-    assert said["device"] == "simulated AMD MI250X GCD"
-    assert said["nodes"][0]["name"] == "frontier-simulated-00000"
-    measured, environment = outcome.measurement, outcome.environment
-    assert (measured.trainer, measured.memory_kind) == (simulator_trainer(), "simulated")
-    assert environment.backend == "simulator 1, nodes of seed 5"
-    assert {each.loss for each in measured.iterations} == {None}, "nothing invents a loss"
-    assert not measured.losses_comparable
 
 
 def test_simulated_time_runs_as_asked_and_probes_can_be_stopped(service: WorkedService) -> None:
