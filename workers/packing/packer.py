@@ -80,7 +80,7 @@ class Packer:
     """
 
     def __init__(self, *, share_nodes: bool) -> None:
-        self._share_nodes = share_nodes
+        self.share_nodes = share_nodes
         self._table = DeviceTable()
         self._names: list[str] = []
         self._unusable: dict[int, str] = {}
@@ -182,12 +182,12 @@ class Packer:
 
     def _room(self, free: FreeDevices, longest_s: float | None) -> Room:
         devices = free.longest
-        if not self._share_nodes and free.num_whole == 0:
+        if not self.share_nodes and free.num_whole == 0:
             devices = 0
         return Room(nodes=free.num_whole, devices=devices, longest_s=longest_s)
 
     def _is_whole(self, request: PackRequest) -> bool:
-        if not self._share_nodes or request.num_nodes > 1:
+        if not self.share_nodes or request.num_nodes > 1:
             return True
         return request.num_devices >= self._table.largest
 

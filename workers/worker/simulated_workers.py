@@ -143,7 +143,7 @@ class _SimulatedWorker:
     def count(self) -> None:
         """Counts trials and devices."""
         trials, size = self.trials.held, self.identity.devices_per_node
-        shares = self.trials.share_nodes
+        shares = self.trials.packer.share_nodes
         nodes = [
             min(each.request.layout.num_devices / size, 1.0)
             if shares and each.request.layout.num_nodes == 1
@@ -291,7 +291,6 @@ class SimulatedWorkers:
         )
         _LOG.info("registered as %s (%s)", identity.name, registration.worker_id)
         member = _SimulatedWorker(queue=self._queue, identity=identity, launcher=launcher)
-        packer = Packer(share_nodes=self.options.share_nodes)
         member.heartbeat = Heartbeat(
             self.client,
             # As seldom as leases allow: there may be many workers of many nodes.
@@ -307,27 +306,24 @@ class SimulatedWorkers:
             catch_up=posting.catch_up,
         )
         member.roster = NodeRoster(
-            launcher, packer, member, check=partial(check_simulated_nodes, launcher)
+            launcher,
+            Packer(share_nodes=self.options.share_nodes),
+            member,
+            check=partial(check_simulated_nodes, launcher),
         )
         member.trials = TrialBook(
             start_probe=partial(self._start, member),
-            packer=packer,
             roster=member.roster,
             posting=posting,
-            share_nodes=self.options.share_nodes,
             clock=self.clock,
             is_simulated=True,
             signal_within_s=0.0,
         )
         member.scheduler = Scheduler(
             trials=member.trials,
-            packer=packer,
-            roster=member.roster,
             leasing=member.leasing,
             registration=registration,
-            num_nodes=identity.num_nodes,
             options=self.options,
-            clock=self.clock,
         )
         if self.time_left_s is not None:
             member.scheduler.take(EndMoved(ends_at=self.time_left_s))

@@ -214,10 +214,9 @@ class Worker:
     ) -> None:
         with self.drain.waiting():  # starting on an allocation may take minutes
             launcher = self.start_launcher()
-        packer = Packer(share_nodes=self.options.share_nodes)
         roster = NodeRoster(
             launcher,
-            packer,
+            Packer(share_nodes=self.options.share_nodes),
             self._events,
             check=None if self.check is None else partial(self.check, launcher),
             switches=self.options.switches,
@@ -226,18 +225,13 @@ class Worker:
         try:
             trials = TrialBook(
                 start_probe=partial(start_probe, launcher, self._events),
-                packer=packer,
                 roster=roster,
                 posting=posting,
-                share_nodes=self.options.share_nodes,
             )
             scheduler = Scheduler(
                 trials=trials,
-                packer=packer,
-                roster=roster,
                 leasing=leasing,
                 registration=registration,
-                num_nodes=self.identity.num_nodes,
                 options=self.options,
             )
             self._serve(scheduler, heartbeat)
