@@ -86,10 +86,8 @@ class NodeRanks:
                     },
                     pass_fds=[theirs.fileno()],
                     other_guardians=other_guardians,
-                    remove=self._scratch,
-                    held_fds=[directory.lock_fd],
-                    stdout=self._log.fileno(),
-                    stderr=self._log.fileno(),
+                    directory=directory,
+                    log_fd=self._log.fileno(),
                 )
             on_failure.pop_all()  # closed in `close`
         self._line = JsonLines(ours)

@@ -113,10 +113,7 @@ class RankReports:
             self._add({"event": "group_lost", "group": self.group, "message": message})
         if documents is None:
             self._readers.remove(line.socket.fileno())
-        self._report(rank, documents or [])
-
-    def _report(self, rank: int, documents: Sequence[Document]) -> None:
-        for document in documents:
+        for document in documents or ():
             self._add({"group": self.group, "rank": rank, "event": "report", "document": document})
 
     def _add(self, event: Document) -> None:

@@ -17,7 +17,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -202,8 +202,5 @@ def _remove_entries(path: Path, *, ignore_errors: bool) -> None:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=ignore_errors)
         elif entry.name != LOCK:
-            try:
+            with suppress(OSError) if ignore_errors else nullcontext():
                 entry.unlink(missing_ok=True)
-            except OSError:
-                if not ignore_errors:
-                    raise

@@ -102,10 +102,8 @@ class RayNodeProcesses:
                 self.warden = start_under_warden(
                     [*command, "start", *role, *_flags(address, name, self.directory)],
                     env=environment | held.variables,
-                    remove=held.path,
-                    held_fds=[held.lock_fd],
-                    stdout=self._log.fileno(),
-                    stderr=self._log.fileno(),
+                    directory=held,
+                    log_fd=self._log.fileno(),
                 )
             except BaseException:
                 self._log.close()
