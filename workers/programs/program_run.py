@@ -149,8 +149,7 @@ class ProgramRun:
         self._trainer = trainer
         self._on_event = on_event
         self._reports: dict[str, dict[int, list[_Report]]] = {
-            "report": defaultdict(list),
-            "log": defaultdict(list),
+            source: defaultdict(list) for source in ("report", "log")
         }
         self._started: float | None = None
         """When the ranks had been started; None: the machine's peak is still measured."""

@@ -22,7 +22,7 @@ _REPEATS: Final = 4
 def measure_node(task: RankTask, store: Store) -> dict[str, Any]:
     """Measures all devices of a node at once: presence, memory, matrix products, and their link."""
     seen = task.device == "cpu" or torch.cuda.device_count() > 0
-    measured: dict[str, Any] = {"device": task.device_index, "seen": seen}
+    measured: dict[str, Any] = {"seen": seen}
     if seen:
         free_bytes, total_bytes = _memory_bytes(task)
         measured |= {"memory_free_bytes": free_bytes, "memory_bytes": total_bytes}

@@ -114,8 +114,7 @@ def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any
         timed.append(timer.time(timing))
         if task.rank == 0:
             line.send({"event": "timed", "done": done, "of": len(timings), **timed[-1]})
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core"
-    return {"timings": timed, "device": name}
+    return {"timings": timed}
 
 
 def _all_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:

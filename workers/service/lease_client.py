@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -302,14 +301,14 @@ def pauses() -> Backoff:
 
 
 def patiently(
-    call: Callable[[], T], what: str, *, patience_s: float | None, sleep: Callable[[float], None]
+    call: Callable[[], T], what: str, *, patience_s: float, sleep: Callable[[float], None]
 ) -> T:
     """Repeats a call of `LeaseClient` while the service does not answer, or fails over it.
 
     Args:
         call: the call.
         what: the call, as the subject of a sentence in the log.
-        patience_s: seconds after which the call's error is raised; None: never.
+        patience_s: seconds after which the call's error is raised.
         sleep: waits for some seconds; it may raise an exception to end the retries.
 
     Raises:
@@ -317,7 +316,7 @@ def patiently(
         ServiceFailedError: likewise.
     """
     outage, backoff = OutageLog(_log, what), pauses()
-    give_up_at = math.inf if patience_s is None else time.monotonic() + patience_s
+    give_up_at = time.monotonic() + patience_s
     while True:
         try:
             answer = call()
