@@ -55,8 +55,12 @@ class HeldDirectory:
     """Descriptor of the lock: a process that inherits it holds the directory too."""
 
     @classmethod
-    def create_below(cls, parent: Path, prefix: str) -> Self:
-        """Creates a directory whose name begins with the prefix; OSError if it can't."""
+    def create_below(cls, parent: Path, prefix: str, variable: str) -> Self:
+        """Creates a directory whose name begins with the prefix; OSError if it can't.
+
+        Removes abandoned ones there, as `remove_abandoned` does.
+        """
+        remove_abandoned(parent, prefix, variable)
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             try:

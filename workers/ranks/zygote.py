@@ -125,7 +125,7 @@ class Zygote:
         live_without_parent()  # its pidfd reports the warden's end, and all below ends first
         self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
-            self._readers.handle(self._due_in_ms())
+            self._readers.handle(self._orphans.next_look_at)
             self._tend_orphans()
         self._end_keepers()
         end_descendants()
@@ -143,13 +143,8 @@ class Zygote:
         """
         os.close(self._running)
         give_up_at = time.monotonic() + _KEEPERS_WITHIN_S
-        while self._keepers and (left_s := give_up_at - time.monotonic()) > 0:
-            self._readers.handle(int(1e3 * left_s) + 1)
-
-    def _due_in_ms(self) -> int | None:
-        if self._orphans.next_look_at is None:
-            return None
-        return max(0, int(1e3 * (self._orphans.next_look_at - time.monotonic())) + 1)
+        while self._keepers and time.monotonic() < give_up_at:
+            self._readers.handle(give_up_at)
 
     def _take_orders(self) -> None:
         orders = self._agent.read(block=False)

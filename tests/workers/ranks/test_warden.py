@@ -97,7 +97,7 @@ def test_an_orphan_is_ended_unless_the_command_may_have_daemons(mark: str, tmp_p
 
 
 def test_sigterm_ends_what_is_below_and_removes_its_directory(mark: str, tmp_path: Path) -> None:
-    with closing(HeldDirectory.create_below(tmp_path, "of-the-command")) as held:
+    with closing(HeldDirectory.create_below(tmp_path, "of-the-command", MARK)) as held:
         warden = start("sh", "-c", TREE, directory=held)
     directory = held.path
     wait_for_sleeps(mark, 3)

@@ -23,6 +23,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -437,7 +438,7 @@ def rectangles(slots: Iterable[Slot], span: Span) -> Iterator[Rectangle]:
                         parameter=slot.parameter,
                         offsets=tuple(map(sum, zip(corner, offsets, strict=True))),
                         sizes=sizes,
-                        start=part_start + _position(shape, offsets),
+                        start=part_start + int(np.ravel_multi_index(offsets, shape)),
                     )
             part_start = part_end
 
@@ -468,10 +469,3 @@ def _within_row(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     for offsets, sizes in _boxes(shape[1:], first, last):
         yield (row, *offsets), (1, *sizes)
-
-
-def _position(shape: tuple[int, ...], offsets: tuple[int, ...]) -> int:
-    position = 0
-    for size, offset in zip(shape, offsets, strict=True):
-        position = position * size + offset
-    return position
