@@ -69,8 +69,6 @@ still be so after every rank has passed on all reports of its program."""
 
 @dataclass(kw_only=True)
 class _Progress:
-    """The state of a running group."""
-
     results: dict[int, Document] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
     """Ranks that have reported all that their programs reported before they were asked to."""

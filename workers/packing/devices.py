@@ -199,7 +199,6 @@ class FreeDevices:
         self._count()
 
     def without(self, reserved: Bools) -> FreeDevices:
-        """The free devices that are not reserved."""
         return FreeDevices(self._table, self._free & ~reserved)
 
     def choose(self, request: PackRequest, *, whole: bool) -> Placement | None:
@@ -213,10 +212,8 @@ class FreeDevices:
             return None if nodes is None else request.shares_of_nodes(nodes)
         if request.num_devices > self.longest:
             return None
-        free = self._free
-        if request.avoid:
-            free = free.copy()
-            free[list(request.avoid)] = False
+        free = self._free.copy()
+        free[list(request.avoid)] = False
         share = choose_devices(free, request.num_devices)
         return None if share is None else (share,)
 

@@ -175,7 +175,6 @@ class Packer:
         return self._room(free, reservation.lent_until_s - now_s)
 
     def holders(self, node: int) -> list[Hashable]:
-        """The probes that hold devices of a node."""
         return [
             key for key, held in self._running.items() if any(share.node == node for share in held)
         ]

@@ -54,8 +54,6 @@ _MESSAGES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """An operation to time."""
-
     what: dict[str, Any]
     """The "operation" and its sizes."""
     run: Callable[[], object]

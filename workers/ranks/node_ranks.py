@@ -73,9 +73,8 @@ class NodeRanks:
             self._log = on_failure.enter_context(tempfile.TemporaryFile())
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
-            below = Path(tempfile.gettempdir())
-            scratch = HeldDirectory.create_below(below, _SCRATCH_PREFIX, SCRATCH_VARIABLE)
-            with theirs, closing(scratch) as directory:
+            where = Path(tempfile.gettempdir()), _SCRATCH_PREFIX, SCRATCH_VARIABLE
+            with theirs, closing(HeldDirectory.create_below(*where)) as directory:
                 self._scratch = directory.path
                 on_failure.callback(self._remove_scratch)
                 flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]

@@ -139,14 +139,14 @@ class BlockTimes:
             to_weight = self._matmul_s(out, inner, self.tokens)
             compute += to_input
             if is_column:
-                tensor += self._beside(self._gather_s, to_input)
+                tensor += self.machine.beside_s(self._gather_s, to_input)
                 hidden = 0.0 if weights_later else to_weight
-                tensor += self._beside(self._row_sums_s, hidden)
+                tensor += self.machine.beside_s(self._row_sums_s, hidden)
             else:
                 tensor += self._gather_s  # of the gradient, under sequence parallelism
                 sum_s = self._columns_s(self._size * self.tokens * inner)
                 hidden = 0.0 if weights_later or self._is_cut else to_weight
-                tensor += self._beside(sum_s, hidden)
+                tensor += self.machine.beside_s(sum_s, hidden)
         backward = seconds(compute=compute, tp=tensor)
         backward += self._context(backward=True) + self._experts
         if not weights_later:
@@ -187,11 +187,6 @@ class BlockTimes:
             host_s *= 1 + self.machine.host_crowding * layout.tp
         passed[COMPUTE] += max(host_s - float(passed.sum()), 0.0)
         return passed
-
-    def _beside(self, message_s: float, compute_s: float) -> float:
-        """Seconds that a message adds to the compute beside it."""
-        shared = self.machine.interference * min(message_s, compute_s)
-        return max(message_s - compute_s, 0.0) + shared
 
     def _matmul_s(self, rows: float, columns: float, inner: float) -> float:
         return self.machine.device.matmul_s(rows, columns, inner, self.layout.precision)
@@ -294,7 +289,7 @@ class BlockTimes:
         # A ring: all of its steps but one run beside blocks of attention; gradients are in fp32.
         ring_s = gathered_s * (1 + 4 / self._size) if backward else gathered_s
         blocks_s = self._attention_s * (2.5 if backward else 1.0) * (layout.cp - 1) / layout.cp
-        return seconds(cp=self._beside(ring_s, blocks_s))
+        return seconds(cp=self.machine.beside_s(ring_s, blocks_s))
 
     @cached_property
     def _experts(self) -> Floats:

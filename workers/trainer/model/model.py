@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.mesh import coordinates
+from search_spaces.mesh import coordinates, expert_coordinates
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import own_chunks
 from workers.trainer.comm.mesh import Mesh
@@ -119,7 +119,8 @@ class StageBuilder:
 
     def experts(self, prefix: str) -> MixtureOfExperts:
         """The router, and the experts of this rank, each a logical parameter for each matrix."""
-        shape, mesh, place = self.shape, self.mesh, self.mesh.expert_place
+        shape, mesh = self.shape, self.mesh
+        place = expert_coordinates(mesh.rank, mesh.layout)
         width, hidden = shape.moe_ffn_hidden_size, shape.hidden_size
         each = shape.num_experts // mesh.layout.ep
         names = [f"{prefix}.experts.{place.ep_rank * each + index}" for index in range(each)]
@@ -399,7 +400,6 @@ class RankModel(nn.Module):
 
     @property
     def attentions(self) -> list[Attention]:
-        """The attentions of all stages, first to last."""
         return [module for module in self.modules() if isinstance(module, Attention)]
 
     @property

@@ -32,7 +32,6 @@ from workers.trainer.model.model import RankModel
 from workers.trainer.model.parameters import (
     ModelParameter,
     ParameterPart,
-    describe_as,
     initialise,
     local_parts,
 )
@@ -140,7 +139,6 @@ class FlatPlan:
         return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
 
     def bucket_of(self, position: int) -> int:
-        """The bucket that contains an element."""
         return bisect_right([bucket.end for bucket in self.buckets], position)
 
 
@@ -307,7 +305,8 @@ class FlatBuffers:
         else:
             whole = self.own_weights(span)
         parameter = ModelParameter(whole.view(old.shape))
-        describe_as(parameter, old)
+        parameter.parts, parameter.cut = old.parts, old.cut
+        parameter.counted, parameter.of_experts = old.counted, old.of_experts
         if not copies.shards_gradients:
             parameter.main_grad = self.own_gradients(span).view(old.shape)
         with torch.no_grad():

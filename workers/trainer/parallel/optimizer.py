@@ -27,8 +27,6 @@ from workers.trainer.stopwatch import part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
-    """The optimizer and its hyperparameters."""
-
     kind: Literal["adamw", "sgd"] = "adamw"
     """sgd has no momentum. It shows a wrongly scaled gradient, which AdamW hides."""
     learning_rate: float = 1e-3
