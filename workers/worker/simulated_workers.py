@@ -40,7 +40,7 @@ from workers.launchers.base import Cancelled
 from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from workers.packing.packer import Packer
 from workers.ranks.rank_task import Device
-from workers.service.lease_client import LeaseClient, patiently
+from workers.service.lease_client import LeaseClient
 from workers.worker.events import (
     DrainAsked,
     EndMoved,
@@ -283,11 +283,8 @@ class SimulatedWorkers:
         posting: Posting,
         patience_s: float,
     ) -> None:
-        registration = patiently(
-            lambda: self.client.register(identity),
-            "registering",
-            patience_s=patience_s,
-            sleep=self.drain.sleep,
+        registration = self.client.register_patiently(
+            identity, patience_s=patience_s, sleep=self.drain.sleep
         )
         _LOG.info("registered as %s (%s)", identity.name, registration.worker_id)
         member = _SimulatedWorker(queue=self._queue, identity=identity, launcher=launcher)

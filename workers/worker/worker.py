@@ -21,7 +21,7 @@ from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
 from workers.launchers.base import Cancelled
 from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
-from workers.service.lease_client import LeaseClient, patiently
+from workers.service.lease_client import LeaseClient
 from workers.worker.events import DrainAsked, EndMoved, Events, WorkerEvent
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.leasing import Leasing
@@ -168,11 +168,8 @@ class Worker:
             WorkerReplacedError: another worker has registered under its name.
         """
         try:
-            registration = patiently(
-                lambda: self.client.register(self.identity),
-                "registering",
-                patience_s=patience_s,
-                sleep=self.drain.sleep,
+            registration = self.client.register_patiently(
+                self.identity, patience_s=patience_s, sleep=self.drain.sleep
             )
         except DrainRequested:
             return
