@@ -83,7 +83,7 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         pp_group=None,
         embedding_group=None,
     )
-    model = RankModel(shape.dense if is_dense else shape, mesh, recompute="none")
+    model = RankModel(shape.dense if is_dense else shape, mesh)
     flat = FlatBuffers(model, mesh, dtype=dtype, device=torch.device("cpu"), seed=0)
     flat.expect_gradients(1 << 30)
     for mixture in model.mixtures:

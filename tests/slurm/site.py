@@ -214,8 +214,7 @@ class SlurmSite:
                 [path, *arguments],
                 env=self.environment,
                 has_daemons=True,  # slurmd detaches a slurmstepd for each step
-                stdout=output.fileno(),
-                stderr=output.fileno(),
+                log_fd=output.fileno(),
             )
 
     def _end(self, name: str) -> None:

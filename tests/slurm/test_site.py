@@ -45,8 +45,9 @@ def _sleeping(site: SlurmSite, job: int) -> int:
 
 PROGRAM = """
 import dataclasses, json, os
-from workers.slurm.jobs import current_allocation
-print(json.dumps(dataclasses.asdict(current_allocation(os.environ))))
+from workers.slurm.jobs import current_allocation, ends_in_s
+held = dataclasses.asdict(current_allocation(os.environ))
+print(json.dumps({**held, "ends_in_s": ends_in_s(held["job_id"], os.environ)}))
 """
 
 

@@ -78,7 +78,7 @@ def is_zygote(process: psutil.Process | None) -> bool:
 def probes(site: SlurmSite) -> Iterator[Probes]:
     mark = uuid.uuid4().hex
     with allocation(site, 4) as job_id:
-        held = SlurmAllocation(job_id=job_id, node_names=tuple(site.node_names), ends_in_s=None)
+        held = SlurmAllocation(job_id=job_id, node_names=tuple(site.node_names))
         environment = {
             **site.environment,
             **HERE.environment_of_several_nodes,

@@ -117,7 +117,6 @@ def _timings(
 def constants_of(timings: Timings, *, cluster: str, num_devices: int) -> MeasuredConstants:
     """The constants that follow from the timings, and warnings about them."""
     fits = dict(link_fits(timings))
-    rates = {name: fit for (name, _), fit in fits.items()}
     [host] = _of(timings, "host")
     constants: dict[str, Any] = {
         "peak_flops_per_s": _peaks(timings),
@@ -126,8 +125,7 @@ def constants_of(timings: Timings, *, cluster: str, num_devices: int) -> Measure
         ),
         "host_operation_s": float(host["seconds"] / host["operations"]),
     }
-    if "all_reduce" in rates:
-        reduces = {ranks: fit for (name, ranks), fit in fits.items() if name == "all_reduce"}
+    if reduces := {ranks: fit for (name, ranks), fit in fits.items() if name == "all_reduce"}:
         constants["intra_node_bandwidth_bytes_per_s"] = {
             str(ranks): fit.bytes_per_s for ranks, fit in sorted(reduces.items())
         }

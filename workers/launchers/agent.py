@@ -28,11 +28,12 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from search_spaces.process_resources import usable_cores
-from workers.errors import NodeLostError, WorkerError
+from workers.errors import NodeLostError, RanksLeftError, WorkerError
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.node_ranks import NodeRanks
 from workers.ranks.rank_task import RankTask
@@ -98,6 +99,16 @@ def _stay_alive(line: JsonLines) -> None:
         while True:
             time.sleep(ALIVE_EVERY_S)
             line.send({"event": "alive"})
+
+
+def log_tails(ended: Mapping[int, Document]) -> dict[int, str]:
+    """The log tails by rank, from the event "ended" of each node; RanksLeftError if some are."""
+    tails: dict[int, str] = {}
+    for node, document in ended.items():
+        if document["left"]:
+            raise RanksLeftError(document["left"], node=node)
+        tails.update({int(rank): tail for rank, tail in document["log_tails"].items()})
+    return tails
 
 
 class NodeAgent:

@@ -69,8 +69,6 @@ still be so after every rank has passed on all reports of its program."""
 
 @dataclass(kw_only=True)
 class _Progress:
-    """The state of a running group."""
-
     results: dict[int, Document] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
     """Ranks that have reported all that their programs reported before they were asked to."""
@@ -91,9 +89,9 @@ class _Progress:
 
     def is_over(self, num_ranks: int) -> bool:
         """Whether to stop waiting for events."""
-        if self.failure is not None and not self.failure.transport:
-            return True
-        if self.failure is not None and time.monotonic() >= self.failed_at + CAUSE_WITHIN_S:
+        if self.failure is not None and (
+            not self.failure.transport or time.monotonic() >= self.failed_at + CAUSE_WITHIN_S
+        ):
             return True
         return len(self.exited) == num_ranks
 
@@ -147,11 +145,10 @@ class RankGroup:
             )
         finally:
             tails = self.nodes.end(self._used, self._group)
-        failure = self._progress.failure
         return GroupEnd(
-            failure=failure,
+            failure=self._progress.failure,
             results=self._progress.results,
-            log_tail=_log_tail(tails, failure),
+            log_tail=_log_tail(tails, self._progress.failure),
             duration_s=time.monotonic() - started,
             first_node=self._used[0],
             oversubscribed=self.tasks[self._used[0]][0].oversubscribed,
@@ -197,19 +194,19 @@ class RankGroup:
 
     def _take(self, event: NodeEvent) -> None:
         document = event.document
-        if document["event"] in ("lost", "group_lost"):
-            message = document.get("message", "the node's agent or zygote ended")
-            failure = GroupFailure(reason="node_lost", message=message, node=event.node)
-            return self._progress.note(failure)
-        if document["event"] == "starting":  # the start of the nodes does not count
-            self._ends_at = math.inf
-            return None
-        if document["event"] == "started":
-            self._ends_at = time.monotonic() + self.deadline_s
-            return None
-        if document["event"] == "exit":
-            return self._take_exit(event.node, document)
-        return self._take_report(event.node, document["rank"], document["document"])
+        match document["event"]:
+            case "lost" | "group_lost":
+                message = document.get("message", "the node's agent or zygote ended")
+                failure = GroupFailure(reason="node_lost", message=message, node=event.node)
+                self._progress.note(failure)
+            case "starting":  # the start of the nodes does not count
+                self._ends_at = math.inf
+            case "started":
+                self._ends_at = time.monotonic() + self.deadline_s
+            case "exit":
+                self._take_exit(event.node, document)
+            case _:
+                self._take_report(event.node, document["rank"], document["document"])
 
     def _take_report(self, node: int, rank: int, report: Document) -> None:
         match report["event"]:

@@ -89,12 +89,7 @@ class SimulatedLauncher:
 
     def lost(self) -> Mapping[int, str]:
         """Nodes that are lost by now, and why."""
-        now = self._clock()
-        return {
-            node: "it has failed"
-            for node in range(len(self.nodes))
-            if self.machine.is_lost(self._first + node, now)
-        }
+        return {node: "it has failed" for node in range(len(self.nodes)) if self.is_lost(node)}
 
     def recover(self, node: int, /) -> None:
         """A lost node stays lost. Raises RanksLeftError in every case."""

@@ -113,17 +113,16 @@ def _windows(of: NDArray[_T], width: int) -> NDArray[_T]:
 
 def _gaps(free: Bools) -> Ints:
     """The length of the gap of each free device; 0 for devices that are not free."""
-    ahead = np.zeros(free.shape, dtype=np.intp)
-    behind = np.zeros(free.shape, dtype=np.intp)
-    num_devices = free.shape[1]
-    for device in range(num_devices):
-        before = ahead[:, device - 1] if device else 0
-        ahead[:, device] = np.where(free[:, device], before + 1, 0)
-    for device in reversed(range(num_devices)):
-        after = behind[:, device + 1] if device + 1 < num_devices else 0
-        behind[:, device] = np.where(free[:, device], after + 1, 0)
-    gaps: Ints = np.maximum(ahead + behind - 1, 0)
+    gaps: Ints = np.maximum(_runs(free) + _runs(free[:, ::-1])[:, ::-1] - 1, 0)
     return gaps
+
+
+def _runs(free: Bools) -> Ints:
+    """How many free devices in a row end with each device."""
+    runs = np.zeros((len(free), 1 + free.shape[1]), dtype=np.intp)
+    for device in range(free.shape[1]):
+        runs[:, device + 1] = np.where(free[:, device], runs[:, device] + 1, 0)
+    return runs[:, 1:]
 
 
 def _share(node: np.intp, start: np.intp, width: int) -> Share:
@@ -152,10 +151,11 @@ class DeviceTable:
         self.num_devices = np.append(self.num_devices, num_devices)
         self.usable = np.append(self.usable, True)
         self.largest = max(self.largest, num_devices)
-        shape = (node + 1, self.largest)
         self._exists = np.arange(self.largest) < self.num_devices[:, None]
-        self._until = _grown(self._until, shape)
-        self._expected = _grown(self._expected, shape)
+        added = ((0, 1), (0, self.largest - self._until.shape[1]))
+        self._until, self._expected = (
+            np.pad(times, added, constant_values=_FREE) for times in (self._until, self._expected)
+        )
         return node
 
     def hold(self, held: Iterable[Share], *, until: float, expected_until: float) -> None:
@@ -189,12 +189,6 @@ class DeviceTable:
         return np.where(self.usable, latest, NEVER)
 
 
-def _grown(old: Floats, shape: tuple[int, int]) -> Floats:
-    new = np.full(shape, _FREE)
-    new[: old.shape[0], : old.shape[1]] = old
-    return new
-
-
 class FreeDevices:
     """The devices that may be assigned at one moment; refuses too large requests quickly."""
 
@@ -205,7 +199,6 @@ class FreeDevices:
         self._count()
 
     def without(self, reserved: Bools) -> FreeDevices:
-        """The free devices that are not reserved."""
         return FreeDevices(self._table, self._free & ~reserved)
 
     def choose(self, request: PackRequest, *, whole: bool) -> Placement | None:
@@ -219,10 +212,8 @@ class FreeDevices:
             return None if nodes is None else request.shares_of_nodes(nodes)
         if request.num_devices > self.longest:
             return None
-        free = self._free
-        if request.avoid:
-            free = free.copy()
-            free[list(request.avoid)] = False
+        free = self._free.copy()
+        free[list(request.avoid)] = False
         share = choose_devices(free, request.num_devices)
         return None if share is None else (share,)
 

@@ -80,7 +80,7 @@ class Packer:
     """
 
     def __init__(self, *, share_nodes: bool) -> None:
-        self._share_nodes = share_nodes
+        self.share_nodes = share_nodes
         self._table = DeviceTable()
         self._names: list[str] = []
         self._unusable: dict[int, str] = {}
@@ -175,19 +175,18 @@ class Packer:
         return self._room(free, reservation.lent_until_s - now_s)
 
     def holders(self, node: int) -> list[Hashable]:
-        """The probes that hold devices of a node."""
         return [
             key for key, held in self._running.items() if any(share.node == node for share in held)
         ]
 
     def _room(self, free: FreeDevices, longest_s: float | None) -> Room:
         devices = free.longest
-        if not self._share_nodes and free.num_whole == 0:
+        if not self.share_nodes and free.num_whole == 0:
             devices = 0
         return Room(nodes=free.num_whole, devices=devices, longest_s=longest_s)
 
     def _is_whole(self, request: PackRequest) -> bool:
-        if not self._share_nodes or request.num_nodes > 1:
+        if not self.share_nodes or request.num_nodes > 1:
             return True
         return request.num_devices >= self._table.largest
 

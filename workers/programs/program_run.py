@@ -93,22 +93,18 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
     job = job_of(request)
     if reasons := [*trainer.of.all_lacking(job).values(), *trainer.of.every_refusal(job)]:
         raise ResultRefusedError("unsupported", "; ".join(reasons))
-    arguments = trainer.of.arguments(job)
+    given = {f"_argument_{place}": each for place, each in enumerate(trainer.of.arguments(job))}
     command: list[str] = [*trainer.container]
+    for word in trainer.command:
+        command += [f"{{{name}}}" for name in given] if word == ARGUMENTS else [word]
     values = {
         **placeholder_values(job),
         **parameter_texts(trainer.parameters, request.parameters),
         "steps": str(request.warmup + MAX_EXTRA_WARMUP + request.iterations),
         "_least_steps": str(request.warmup + request.iterations),  # no parameter has such a name
         "trainers_directory": trainer.directory,
+        **given,
     }
-    for place, each in enumerate(arguments):
-        values[f"_argument_{place}"] = each
-    for word in trainer.command:
-        if word == ARGUMENTS:
-            command += [f"{{_argument_{place}}}" for place in range(len(arguments))]
-        else:
-            command.append(word)
     return ProgramTask(
         command=tuple(command),
         environment=trainer.environment,
@@ -149,8 +145,7 @@ class ProgramRun:
         self._trainer = trainer
         self._on_event = on_event
         self._reports: dict[str, dict[int, list[_Report]]] = {
-            "report": defaultdict(list),
-            "log": defaultdict(list),
+            source: defaultdict(list) for source in ("report", "log")
         }
         self._started: float | None = None
         """When the ranks had been started; None: the machine's peak is still measured."""

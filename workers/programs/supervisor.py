@@ -78,7 +78,7 @@ def run_program(task: RankTask, line: JsonLines) -> Document:
     program = ProgramTask.of(task)
     directory = make_directory(task)
     with _rendezvous(task, line) as reserved:
-        port = reserved.getsockname()[1] if task.rank == 0 else _told_port(line)
+        port = reserved.getsockname()[1] if task.rank == 0 else told_rendezvous(line)["port"]
         return _Supervisor(task, program, directory, port, line).run()
 
 
@@ -98,11 +98,11 @@ def _rendezvous(task: RankTask, line: JsonLines) -> socket.socket:
     return reserved
 
 
-def _told_port(line: JsonLines) -> int:
-    rendezvous = line.receive()
-    if rendezvous is None:
-        raise ConnectionError("the zygote closed the line before it sent the port of rank 0")
-    return int(rendezvous["port"])
+def told_rendezvous(line: JsonLines) -> Document:
+    """Waits for the address and the port of rank 0; ConnectionError if they do not come."""
+    if (rendezvous := line.receive()) is None:
+        raise ConnectionError("the node's agent closed the line before it sent the port of rank 0")
+    return rendezvous
 
 
 class _Supervisor:

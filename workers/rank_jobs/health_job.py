@@ -22,7 +22,7 @@ _REPEATS: Final = 4
 def measure_node(task: RankTask, store: Store) -> dict[str, Any]:
     """Measures all devices of a node at once: presence, memory, matrix products, and their link."""
     seen = task.device == "cpu" or torch.cuda.device_count() > 0
-    measured: dict[str, Any] = {"device": task.device_index, "seen": seen}
+    measured: dict[str, Any] = {"seen": seen}
     if seen:
         free_bytes, total_bytes = _memory_bytes(task)
         measured |= {"memory_free_bytes": free_bytes, "memory_bytes": total_bytes}
@@ -70,16 +70,12 @@ def _all_say(task: RankTask, store: Store, yes: bool) -> bool:
 
 def _all_reduce_rate(task: RankTask, store: Store) -> float:
     """Gigabytes a second that each rank sends, in a ring (2 (n - 1) / n of the message)."""
-
-    def reduce(message: torch.Tensor) -> None:
-        dist.all_reduce(message)
-
-    seconds, size = _best_seconds(task, store, reduce)
+    seconds, size = _best_seconds(task, store, dist.all_reduce)
     return 2 * (task.world_size - 1) / task.world_size * size / seconds / 1e9
 
 
 def _best_seconds(
-    task: RankTask, store: Store, exchange: Callable[[torch.Tensor], None]
+    task: RankTask, store: Store, exchange: Callable[[torch.Tensor], object]
 ) -> tuple[float, int]:
     """The shortest time of some exchanges, after one for the connections, and the bytes of each."""
     device = join_process_group(task, store)

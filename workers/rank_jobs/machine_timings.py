@@ -54,8 +54,6 @@ _MESSAGES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """An operation to time."""
-
     what: dict[str, Any]
     """The "operation" and its sizes."""
     run: Callable[[], object]
@@ -114,8 +112,7 @@ def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any
         timed.append(timer.time(timing))
         if task.rank == 0:
             line.send({"event": "timed", "done": done, "of": len(timings), **timed[-1]})
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core"
-    return {"timings": timed, "device": name}
+    return {"timings": timed}
 
 
 def _all_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:

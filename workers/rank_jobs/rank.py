@@ -24,7 +24,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from search_spaces.protocol.outcome import ProbeRequest
-from workers.programs.supervisor import ProgramFailedError, run_program
+from workers.programs.supervisor import ProgramFailedError, run_program, told_rendezvous
 from workers.rank_jobs.health_job import measure_between, measure_node
 from workers.rank_jobs.machine_timings import time_machine
 from workers.ranks.json_lines import Document, JsonLines
@@ -114,9 +114,7 @@ def _meet(task: RankTask, line: JsonLines) -> Store:
         )
         line.send({"event": "listening", "port": port})
         return store
-    rendezvous = line.receive()
-    if rendezvous is None:
-        raise ConnectionError("the node's agent closed the line before it sent the port of rank 0")
+    rendezvous = told_rendezvous(line)
     return TCPStore(
         rendezvous["address"],
         rendezvous["port"],

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from workers.errors import CoresForbiddenError, WorkerError
 from workers.ranks.json_lines import JsonLines
@@ -65,10 +65,6 @@ class ForkedRank:
     pid: int
     pidfd: int
     log: LogTail
-
-    def name(self) -> dict[str, Any]:
-        """The fields of an event that identify the rank."""
-        return {"group": self.task.group, "rank": self.task.rank}
 
 
 def fork_rank(

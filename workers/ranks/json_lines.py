@@ -7,6 +7,7 @@ import json
 import select
 import socket
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -151,9 +152,13 @@ class Readers:
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def handle(self, within_ms: int | None) -> None:
-        """Waits, perhaps up to a limit, until a descriptor is readable, and calls the handlers."""
-        for fd, _ in self._poll.poll(within_ms):
+    def handle(self, until: float | None) -> None:
+        """Waits until a descriptor is readable, and calls the handlers.
+
+        It waits up to a moment of the monotonic clock; None: without a limit.
+        """
+        left_ms = None if until is None else max(0, int(1e3 * (until - time.monotonic())) + 1)
+        for fd, _ in self._poll.poll(left_ms):
             if fd in self._handlers:  # an earlier handler may have closed it
                 self._handlers[fd]()
 

@@ -93,15 +93,13 @@ class GroupKeeper:
             for task in self.tasks:
                 line_fd = self.line_fds.pop(0)
                 inherited = (*self._readers, *self.line_fds)
-                self._hold(fork_rank(task, self.entry, line_fd, close_in_rank=inherited))
+                rank = fork_rank(task, self.entry, line_fd, close_in_rank=inherited)
+                self._ranks.append(rank)
+                self._readers.add(rank.log.fileno(), partial(self._keep_log, rank))
+                self._readers.add(rank.pidfd, self._reap)
         except OSError as error:
             message = f"{len(self.tasks)} ranks could not be forked: {error}"
             self._send({"event": "group_lost", "group": self._group, "message": message})
-
-    def _hold(self, rank: ForkedRank) -> None:
-        self._ranks.append(rank)
-        self._readers.add(rank.log.fileno(), partial(self._keep_log, rank))
-        self._readers.add(rank.pidfd, self._reap)
 
     def _end(self) -> None:
         left = None
@@ -151,11 +149,12 @@ class GroupKeeper:
 
     def _report_exit(self, rank: ForkedRank, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
-        exited = {"event": "exit", "code": code, "oom_kills": self._oom_kills()}
+        exited: Document = {"event": "exit", "group": self._group, "rank": rank.task.rank}
+        exited |= {"code": code, "oom_kills": self._oom_kills()}
         if code == -signal.SIGKILL and exited["oom_kills"]:
             exited["memory_available_bytes"] = self._memory_available_bytes
             exited["memory_taken_bytes"] = self._memory_taken_bytes()
-        self._send({**rank.name(), **exited})
+        self._send(exited)
 
     def _memory_taken_bytes(self) -> dict[str, int]:
         """Peak memory of each rank, without the memory that it shares with the zygote."""

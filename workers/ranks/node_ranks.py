@@ -24,7 +24,7 @@ from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
 from workers.ranks.rank_reports import RankReports
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
-from workers.ranks.scratch import SCRATCH_VARIABLE, HeldDirectory, remove, remove_abandoned
+from workers.ranks.scratch import SCRATCH_VARIABLE, HeldDirectory, remove
 from workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
@@ -73,7 +73,8 @@ class NodeRanks:
             self._log = on_failure.enter_context(tempfile.TemporaryFile())
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
-            with theirs, closing(_create_scratch()) as directory:
+            where = Path(tempfile.gettempdir()), _SCRATCH_PREFIX, SCRATCH_VARIABLE
+            with theirs, closing(HeldDirectory.create_below(*where)) as directory:
                 self._scratch = directory.path
                 on_failure.callback(self._remove_scratch)
                 flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
@@ -86,10 +87,8 @@ class NodeRanks:
                     },
                     pass_fds=[theirs.fileno()],
                     other_guardians=other_guardians,
-                    remove=self._scratch,
-                    held_fds=[directory.lock_fd],
-                    stdout=self._log.fileno(),
-                    stderr=self._log.fileno(),
+                    directory=directory,
+                    log_fd=self._log.fileno(),
                 )
             on_failure.pop_all()  # closed in `close`
         self._line = JsonLines(ours)
@@ -285,22 +284,14 @@ class NodeRanks:
 
     def _describe_loss(self) -> str:
         """How the zygote ended, by the exit of its warden; to be called after its line closed."""
-        if not ended_within(self._warden, _LOSS_WITHIN_S):
-            return f"its warden still runs{self._last_words()}"
-        code = self._warden.returncode
-        return f"its warden ended with exit code {code}{self._last_words()}"
+        has_ended = ended_within(self._warden, _LOSS_WITHIN_S)
+        how = f"ended with exit code {self._warden.returncode}" if has_ended else "still runs"
+        return f"its warden {how}{self._last_words()}"
 
     def _last_words(self) -> str:
         """What the warden and the zygote printed last."""
         words = last_words(self._log.fileno(), _LAST_WORDS)
         return f"; its last words: {words}" if words else ""
-
-
-def _create_scratch() -> HeldDirectory:
-    """The directory of this node's programs; those of agents and wardens that were killed go."""
-    parent = Path(tempfile.gettempdir())
-    remove_abandoned(parent, _SCRATCH_PREFIX, SCRATCH_VARIABLE)
-    return HeldDirectory.create_below(parent, _SCRATCH_PREFIX)
 
 
 def _zygote_environment() -> dict[str, str]:

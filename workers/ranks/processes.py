@@ -144,7 +144,7 @@ def kill(pids: Collection[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def reap(on_reaped: OnReaped | None = None) -> bool:
+def reap(on_reaped: OnReaped) -> bool:
     """Reaps the children that have ended; returns whether any child is left."""
     while True:
         try:
@@ -153,8 +153,7 @@ def reap(on_reaped: OnReaped | None = None) -> bool:
             return False
         if pid == 0:
             return True
-        if on_reaped is not None:
-            on_reaped(pid, status, usage.ru_maxrss * 1024)
+        on_reaped(pid, status, usage.ru_maxrss * 1024)
 
 
 def ended_within(process: subprocess.Popen[bytes], within_s: float) -> bool:

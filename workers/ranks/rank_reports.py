@@ -66,7 +66,7 @@ class RankReports:
         """Reads until the keeper has ended, then closes the lines."""
         try:
             while not self.is_closed:
-                self._readers.handle(self._due_in_ms())
+                self._readers.handle(self._next_batch_at if self._held else None)
                 if self._held and time.monotonic() >= self._next_batch_at:
                     self._flush()
         finally:
@@ -113,10 +113,7 @@ class RankReports:
             self._add({"event": "group_lost", "group": self.group, "message": message})
         if documents is None:
             self._readers.remove(line.socket.fileno())
-        self._report(rank, documents or [])
-
-    def _report(self, rank: int, documents: Sequence[Document]) -> None:
-        for document in documents:
+        for document in documents or ():
             self._add({"group": self.group, "rank": rank, "event": "report", "document": document})
 
     def _add(self, event: Document) -> None:
@@ -130,11 +127,6 @@ class RankReports:
         if any(map(_can_wait, events)):
             self._next_batch_at = time.monotonic() + HOLD_S
         self._emit(events)
-
-    def _due_in_ms(self) -> int | None:
-        if not self._held:
-            return None
-        return max(0, int(1e3 * (self._next_batch_at - time.monotonic())) + 1)
 
 
 def _can_wait(event: Document) -> bool:

@@ -15,8 +15,6 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTask:
-    """The task of one rank of a group."""
-
     group: str
     """Name of the group; it is part of events and orders."""
     rank: int

@@ -17,7 +17,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -55,8 +55,12 @@ class HeldDirectory:
     """Descriptor of the lock: a process that inherits it holds the directory too."""
 
     @classmethod
-    def create_below(cls, parent: Path, prefix: str) -> Self:
-        """Creates a directory whose name begins with the prefix; OSError if it can't."""
+    def create_below(cls, parent: Path, prefix: str, variable: str) -> Self:
+        """Creates a directory whose name begins with the prefix; OSError if it can't.
+
+        Removes abandoned ones there, as `remove_abandoned` does.
+        """
+        remove_abandoned(parent, prefix, variable)
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             try:
@@ -202,8 +206,5 @@ def _remove_entries(path: Path, *, ignore_errors: bool) -> None:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=ignore_errors)
         elif entry.name != LOCK:
-            try:
+            with suppress(OSError) if ignore_errors else nullcontext():
                 entry.unlink(missing_ok=True)
-            except OSError:
-                if not ignore_errors:
-                    raise

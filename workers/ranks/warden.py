@@ -30,7 +30,7 @@ from workers.ranks.processes import (
     kill,
     reap,
 )
-from workers.ranks.scratch import remove
+from workers.ranks.scratch import HeldDirectory, remove
 
 _LOOK_EVERY_MS: Final = 1000
 
@@ -57,11 +57,9 @@ def start_under_warden(
     env: dict[str, str],
     pass_fds: Sequence[int] = (),
     other_guardians: Sequence[int] = (),
-    remove: Path | None = None,
-    held_fds: Sequence[int] = (),
+    directory: HeldDirectory | None = None,
     has_daemons: bool = False,
-    stdout: int | None = None,
-    stderr: int | None = None,
+    log_fd: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts a command under a warden of this process.
 
@@ -70,32 +68,22 @@ def start_under_warden(
         env: its whole environment.
         pass_fds: descriptors that it inherits; the warden itself closes them.
         other_guardians: pids of further processes whose end ends the command.
-        remove: a directory that the warden removes when all processes have ended.
-        held_fds: descriptors that only the warden inherits, and keeps open until it ends.
+        directory: is held by the warden, which removes it when all processes have ended.
         has_daemons: whether processes that the command detaches from itself live as long as the
             command; otherwise they end with the process that started them.
-        stdout: descriptor for its output; None: this process's standard error.
-        stderr: descriptor for its errors; None: this process's.
+        log_fd: descriptor for its output and errors; None: this process's standard error.
     """
-    guardians = [f"--guardian={pid}" for pid in (os.getpid(), *other_guardians)]
-    fds = [f"--pass-fd={fd}" for fd in pass_fds]
-    directory = [] if remove is None else [f"--remove={remove}"]
-    daemons = ["--has-daemons"] if has_daemons else []
+    flags = [f"--guardian={pid}" for pid in (os.getpid(), *other_guardians)]
+    flags += [f"--pass-fd={fd}" for fd in pass_fds]
+    flags += [] if directory is None else [f"--remove={directory.path}"]
+    flags += ["--has-daemons"] if has_daemons else []
     return subprocess.Popen(
-        [
-            *python_module("workers.ranks.warden"),
-            *guardians,
-            *fds,
-            *directory,
-            *daemons,
-            "--",
-            *command,
-        ],
+        [*python_module("workers.ranks.warden"), *flags, "--", *command],
         env=with_our_package(env),
-        pass_fds=[*pass_fds, *held_fds],
+        pass_fds=[*pass_fds, *([] if directory is None else [directory.lock_fd])],
         stdin=subprocess.DEVNULL,
-        stdout=2 if stdout is None else stdout,
-        stderr=stderr,
+        stdout=2 if log_fd is None else log_fd,
+        stderr=log_fd,
         start_new_session=True,
     )
 
@@ -110,9 +98,12 @@ def watch(
     """Runs the command until it, or a guardian, ends; returns its exit code."""
     signalled = end_signals()
     become_subreaper()
-    watched = _pidfds(guardians)
+    try:
+        watched = [os.pidfd_open(pid) for pid in guardians]
+    except ProcessLookupError:  # one has ended already
+        return 1
     # The parent is the first guardian. If it has changed, the pidfd may be of another process.
-    if watched is None or os.getppid() != guardians[0]:
+    if os.getppid() != guardians[0]:
         return 1
     # If this process is killed, the kernel ends the command.
     child = subprocess.Popen(
@@ -151,14 +142,6 @@ def _end_strays(*, command_pid: int, seen_before: Collection[int], on_reaped: On
     strays = set(children()) - {command_pid}
     kill(strays & set(seen_before))
     return strays
-
-
-def _pidfds(pids: Sequence[int]) -> list[int] | None:
-    """A pidfd of each process, or None when one has ended already."""
-    try:
-        return [os.pidfd_open(pid) for pid in pids]
-    except ProcessLookupError:
-        return None
 
 
 def main() -> None:

@@ -99,10 +99,6 @@ class _Keeper:
     pid: int
     pidfd: int
 
-    @property
-    def group(self) -> str:
-        return self.task.group
-
 
 class Zygote:
     """The loop that forks keepers and reaps them."""
@@ -129,7 +125,7 @@ class Zygote:
         live_without_parent()  # its pidfd reports the warden's end, and all below ends first
         self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
-            self._readers.handle(self._due_in_ms())
+            self._readers.handle(self._orphans.next_look_at)
             self._tend_orphans()
         self._end_keepers()
         end_descendants()
@@ -147,13 +143,8 @@ class Zygote:
         """
         os.close(self._running)
         give_up_at = time.monotonic() + _KEEPERS_WITHIN_S
-        while self._keepers and (left_s := give_up_at - time.monotonic()) > 0:
-            self._readers.handle(int(1e3 * left_s) + 1)
-
-    def _due_in_ms(self) -> int | None:
-        if self._orphans.next_look_at is None:
-            return None
-        return max(0, int(1e3 * (self._orphans.next_look_at - time.monotonic())) + 1)
+        while self._keepers and time.monotonic() < give_up_at:
+            self._readers.handle(give_up_at)
 
     def _take_orders(self) -> None:
         orders = self._agent.read(block=False)
@@ -177,8 +168,7 @@ class Zygote:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             keeper = self._keepers[group] = self._fork_keeper(tasks, line_fds)
         except OSError as error:
-            message = f"no process could be forked for the group: {error}"
-            self._send_loss(group, message)
+            self._send_loss(group, f"no process could be forked for the group: {error}")
             self._send_gone(group)
         else:
             self._readers.add(keeper.pidfd, self._reap)
@@ -209,15 +199,17 @@ class Zygote:
         keeper = next((one for one in self._keepers.values() if one.pid == pid), None)
         if keeper is None:
             return None
-        del self._keepers[keeper.group]
+        group = keeper.task.group
+        del self._keepers[group]
         self._readers.remove(keeper.pidfd)
         os.close(keeper.pidfd)
         if (code := os.waitstatus_to_exitcode(status)) == 0:
-            return self._send_gone(keeper.group)
+            return self._send_gone(group)
         self._orphans.look()
         self._unclean.append(keeper)
-        message = f"the keeper of the group's ranks ended with exit code {code}"
-        return self._send_loss(keeper.group, message)
+        return self._send_loss(
+            group, f"the keeper of the group's ranks ended with exit code {code}"
+        )
 
     def _tend_orphans(self) -> None:
         """Ends the processes of dead keepers, and then reports that their groups are gone."""
@@ -227,7 +219,7 @@ class Zygote:
         if self._orphans.next_look_at is None:
             for keeper in self._unclean:
                 remove_directories(keeper.task)
-                self._send_gone(keeper.group)
+                self._send_gone(keeper.task.group)
             self._unclean.clear()
 
     def _send_loss(self, group: str, message: str) -> None:

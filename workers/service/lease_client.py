@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -202,6 +201,29 @@ class LeaseClient(ServiceHttp):
             ),
         )
 
+    def register_patiently(
+        self, worker: WorkerCreate, *, patience_s: float, sleep: Callable[[float], None]
+    ) -> WorkerCreated:
+        """Begins a session; tries again while the service does not answer, or fails over it.
+
+        After `patience_s` it raises the error of the last try. `sleep` waits between two tries, and
+        may raise an exception to end them.
+        """
+        outage, backoff = OutageLog(_log, "registering"), pauses()
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            try:
+                registration = self.register(worker)
+            except (ServiceUnreachableError, ServiceFailedError) as error:
+                pause_s = backoff.take()
+                if time.monotonic() + pause_s >= give_up_at:
+                    raise
+                outage.failed("registering is tried again", error)
+                sleep(pause_s)
+            else:
+                outage.worked()
+                return registration
+
     def lease(self, worker_id: str, request: LeaseRequest) -> LeaseRead | None:
         """Leases a trial; None where there was none in time."""
         within_s = ANSWER_WITHIN_S + request.wait_s
@@ -299,37 +321,6 @@ def _set_aside(documents: Any) -> tuple[SetAside, ...]:
 def pauses() -> Backoff:
     """The pauses of a loop between its tries to reach the service."""
     return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-
-
-def patiently(
-    call: Callable[[], T], what: str, *, patience_s: float | None, sleep: Callable[[float], None]
-) -> T:
-    """Repeats a call of `LeaseClient` while the service does not answer, or fails over it.
-
-    Args:
-        call: the call.
-        what: the call, as the subject of a sentence in the log.
-        patience_s: seconds after which the call's error is raised; None: never.
-        sleep: waits for some seconds; it may raise an exception to end the retries.
-
-    Raises:
-        ServiceUnreachableError: the time is over.
-        ServiceFailedError: likewise.
-    """
-    outage, backoff = OutageLog(_log, what), pauses()
-    give_up_at = math.inf if patience_s is None else time.monotonic() + patience_s
-    while True:
-        try:
-            answer = call()
-        except (ServiceUnreachableError, ServiceFailedError) as error:
-            pause_s = backoff.take()
-            if time.monotonic() + pause_s >= give_up_at:
-                raise
-            outage.failed(f"{what} is tried again", error)
-            sleep(pause_s)
-        else:
-            outage.worked()
-            return answer
 
 
 def _detail(answer: httpx.Response) -> str:

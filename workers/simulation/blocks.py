@@ -51,23 +51,11 @@ class BlockTimes:
     """Whether the pipeline crosses nodes."""
 
     @cached_property
-    def _placement(self) -> Placement:
-        return Placement(self.layout, self.machine.cluster.devices_per_node)
-
-    def _place(self, axis: Axis) -> Place:
-        return ALONE if getattr(self.layout, axis) == 1 else self._placement.place(axis)
-
-    @cached_property
-    def _tp(self) -> Place:
-        return self._place("tp")
-
-    @cached_property
-    def _columns(self) -> Place:
-        return self._place("tp_columns")
-
-    @cached_property
-    def _cp(self) -> Place:
-        return self._place("cp")
+    def _places(self) -> dict[Axis, Place]:
+        placement = Placement(self.layout, self.machine.cluster.devices_per_node)
+        axes: tuple[Axis, ...] = ("tp", "tp_columns", "cp", "etp", "ep")
+        is_alone = {axis: getattr(self.layout, axis) == 1 for axis in axes}
+        return {axis: ALONE if is_alone[axis] else placement.place(axis) for axis in axes}
 
     @property
     def _is_cut(self) -> bool:
@@ -151,14 +139,14 @@ class BlockTimes:
             to_weight = self._matmul_s(out, inner, self.tokens)
             compute += to_input
             if is_column:
-                tensor += self._beside(self._gather_s, to_input)
+                tensor += self.machine.beside_s(self._gather_s, to_input)
                 hidden = 0.0 if weights_later else to_weight
-                tensor += self._beside(self._row_sums_s, hidden)
+                tensor += self.machine.beside_s(self._row_sums_s, hidden)
             else:
                 tensor += self._gather_s  # of the gradient, under sequence parallelism
                 sum_s = self._columns_s(self._size * self.tokens * inner)
                 hidden = 0.0 if weights_later or self._is_cut else to_weight
-                tensor += self._beside(sum_s, hidden)
+                tensor += self.machine.beside_s(sum_s, hidden)
         backward = seconds(compute=compute, tp=tensor)
         backward += self._context(backward=True) + self._experts
         if not weights_later:
@@ -199,11 +187,6 @@ class BlockTimes:
             host_s *= 1 + self.machine.host_crowding * layout.tp
         passed[COMPUTE] += max(host_s - float(passed.sum()), 0.0)
         return passed
-
-    def _beside(self, message_s: float, compute_s: float) -> float:
-        """Seconds that a message adds to the compute beside it."""
-        shared = self.machine.interference * min(message_s, compute_s)
-        return max(message_s - compute_s, 0.0) + shared
 
     def _matmul_s(self, rows: float, columns: float, inner: float) -> float:
         return self.machine.device.matmul_s(rows, columns, inner, self.layout.precision)
@@ -260,17 +243,17 @@ class BlockTimes:
         """The sum over tp after half a block, or with cut tokens its scatter."""
         cut, collectives = self._is_cut, self.machine.collectives
         sum_s = collectives.scatter_s if cut else collectives.reduce_s
-        return sum_s(self._tp, self.residual_bytes)
+        return sum_s(self._places["tp"], self.residual_bytes)
 
     @cached_property
     def _gather_s(self) -> float:
         """The gather of cut tokens before half a block."""
         if not self._is_cut:
             return 0.0
-        return self.machine.collectives.gather_s(self._tp, self.residual_bytes)
+        return self.machine.collectives.gather_s(self._places["tp"], self.residual_bytes)
 
     def _columns_s(self, size_bytes: float) -> float:
-        return self.machine.collectives.reduce_s(self._columns, size_bytes)
+        return self.machine.collectives.reduce_s(self._places["tp_columns"], size_bytes)
 
     @cached_property
     def _column_sums(self) -> list[float]:
@@ -296,15 +279,17 @@ class BlockTimes:
         kv = 2 * self._size * self.tokens * self.model.kv_hidden_size / layout.tp
         q = self._size * self.tokens * self.model.query_size / layout.tp
         if layout.cp_comm_type == "a2a":
-            return seconds(cp=sum(collectives.exchange_s(self._cp, n) for n in (q + kv, q)))
-        gathered_s = collectives.gather_s(self._cp, kv * layout.cp)
+            return seconds(
+                cp=sum(collectives.exchange_s(self._places["cp"], n) for n in (q + kv, q))
+            )
+        gathered_s = collectives.gather_s(self._places["cp"], kv * layout.cp)
         if layout.cp_comm_type == "all_gather":
-            back = collectives.scatter_s(self._cp, kv * layout.cp) if backward else 0.0
+            back = collectives.scatter_s(self._places["cp"], kv * layout.cp) if backward else 0.0
             return seconds(cp=gathered_s + back)
         # A ring: all of its steps but one run beside blocks of attention; gradients are in fp32.
         ring_s = gathered_s * (1 + 4 / self._size) if backward else gathered_s
         blocks_s = self._attention_s * (2.5 if backward else 1.0) * (layout.cp - 1) / layout.cp
-        return seconds(cp=self._beside(ring_s, blocks_s))
+        return seconds(cp=self.machine.beside_s(ring_s, blocks_s))
 
     @cached_property
     def _experts(self) -> Floats:
@@ -314,9 +299,9 @@ class BlockTimes:
             return seconds()
         row_bytes = self._size * self.model.hidden_size
         gathered = row_bytes * self._expert_rows / self.model.experts_per_token
-        etp = self._place("etp")
+        etp = self._places["etp"]
         over_etp = collectives.gather_s(etp, gathered) + collectives.scatter_s(etp, gathered)
-        there = collectives.exchange_s(self._place("ep"), row_bytes * self._expert_rows)
+        there = collectives.exchange_s(self._places["ep"], row_bytes * self._expert_rows)
         return seconds(ep=2 * there, tp=over_etp)
 
     @cached_property
@@ -343,7 +328,7 @@ class BlockTimes:
         )
         ahead, back = (device.stream_s(moved * logits, 5) for moved in _LOGIT_BYTES)
         # The loss needs the sums of three numbers a token.
-        losses = 3 * self.machine.collectives.reduce_s(self._tp, 4.0 * self.tokens)
+        losses = 3 * self.machine.collectives.reduce_s(self._places["tp"], 4.0 * self.tokens)
         gathers = self._gather_s + self._columns_s(self.residual_bytes) / 2
         return (
             seconds(compute=forward + ahead, tp=gathers + losses),

@@ -19,8 +19,6 @@ _TREE_OVERHEAD: Final = 1.15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collectives:
-    """The collectives on a machine's network."""
-
     fabric: Fabric
     speed: float = 1.0
     """Factor on the bandwidths across nodes."""

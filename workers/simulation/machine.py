@@ -158,9 +158,13 @@ class Machine:
 
     @staticmethod
     def constants(cluster: Cluster) -> dict[str, float]:
-        """The constants of a cluster's machine by name."""
         family = next(of for word, of in _FAMILIES if word in cluster.device)
         return {**_USUAL, **family, **_FITTED.get(cluster.name, {})}
+
+    def beside_s(self, message_s: float, compute_s: float) -> float:
+        """Seconds that a message adds to the compute beside it."""
+        shared = self.interference * min(message_s, compute_s)
+        return max(message_s - compute_s, 0.0) + shared
 
     def drawn(self, rng: np.random.Generator) -> Machine:
         """A machine of the same kind that is a little better here and worse there."""

@@ -12,6 +12,9 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.simulation.machine import Machine, element_bytes
@@ -48,23 +51,17 @@ def rank_memory(
         counts = [sum(map(model.has_experts, layers[s])) for s in chunks]
         mixed = sum(counts) / layout.vpp
         dense = sum(len(layers[s]) for s in chunks) / layout.vpp - mixed
-        is_last = rank == layout.pp - 1
-        most = [0.0, 0.0]
-        for in_flight, late in pairs:
-            for place, blocks in enumerate((False, True)):
-                kept = mixed * tensors.kept(True, blocks) + dense * tensors.kept(False, blocks)
-                waiting = mixed * tensors.late(True, blocks) + dense * tensors.late(False, blocks)
-                passing = in_flight * kept + late * waiting
-                beside = tensors.passing(mixed > 0, blocks)
-                if is_last:
-                    head = tensors.head(blocks)
-                    passing += (in_flight - 1) * head
-                    beside = max(beside, head)
-                most[place] = max(most[place], passing + beside)
+        kept = mixed * tensors.kept(True) + dense * tensors.kept(False)
+        waiting = mixed * tensors.late(True) + dense * tensors.late(False)
+        head = tensors.head() if rank == layout.pp - 1 else np.zeros(2)
+        beside = np.maximum(tensors.passing(mixed > 0), head)
+        held_at_once = [
+            in_flight * kept + late * waiting + (in_flight - 1) * head for in_flight, late in pairs
+        ]
+        in_use, in_blocks = (np.max(held_at_once, axis=0) + beside).tolist()
         found.append(
             RankMemory(
-                allocated_bytes=allocated + most[0],
-                reserved_bytes=reserved + most[1] * (1 + lost),
+                allocated_bytes=allocated + in_use, reserved_bytes=reserved + in_blocks * (1 + lost)
             )
         )
     return found
@@ -106,7 +103,7 @@ def _block(size_bytes: float) -> float:
 class _Tensors:
     """What a layer and the head hold for one micro-batch on one rank.
 
-    Each quantity is asked for in use, or in blocks of the allocator.
+    Each quantity is a pair of bytes: in use, and in blocks of the allocator.
     """
 
     layout: Layout
@@ -136,9 +133,9 @@ class _Tensors:
         here = 1 / (self.layout.tp if self.layout.sequence_parallel else 1)
         return self.model.experts_per_token * here * self.layout.etp
 
-    def _bytes(self, elements: list[float], *, blocks: bool) -> float:
+    def _bytes(self, elements: list[float]) -> Floats:
         sizes = [self._size * self._tokens * each for each in elements]
-        return sum(map(_block, sizes)) if blocks else sum(sizes)
+        return np.array((sum(sizes), sum(map(_block, sizes))))
 
     def _feed_forward(self, has_experts: bool) -> float:
         m = self.model
@@ -163,13 +160,13 @@ class _Tensors:
         # The inputs of two norms, and of two products, which are gathered where tokens are cut.
         return [part, part, self._width, self._width, *attention, *inside]
 
-    def kept(self, has_experts: bool, blocks: bool) -> float:
+    def kept(self, has_experts: bool) -> Floats:
         """Bytes that a layer keeps from its forward to its backward pass."""
         if self.layout.recompute == "full":
-            return self._bytes([self._part], blocks=blocks)
-        return self._bytes(self._layer(has_experts), blocks=blocks)
+            return self._bytes([self._part])
+        return self._bytes(self._layer(has_experts))
 
-    def late(self, has_experts: bool, blocks: bool) -> float:
+    def late(self, has_experts: bool) -> Floats:
         """Bytes that products put off need: their inputs, and the gradients of their outputs."""
         m, t, width = self.model, self.layout.tp, self._width
         dense = self._feed_forward(has_experts) / t
@@ -180,9 +177,9 @@ class _Tensors:
             inner = m.moe_ffn_hidden_size / self.layout.etp
             inputs += [m.hidden_size * self._rows, inner * self._rows]
             outputs += [2 * inner * self._rows, m.hidden_size * self._rows]
-        return self._bytes(inputs + outputs, blocks=blocks)
+        return self._bytes(inputs + outputs)
 
-    def passing(self, has_experts: bool, blocks: bool) -> float:
+    def passing(self, has_experts: bool) -> Floats:
         """Bytes of one layer's backward pass beside what is kept."""
         m, layout = self.model, self.layout
         widest = self._feed_forward(has_experts) / layout.tp
@@ -197,12 +194,12 @@ class _Tensors:
         if layout.pp > 1:
             made += [self._part] * (2 if layout.vpp > 1 else 1)  # under way from and to neighbours
         revived = self._layer(has_experts) if layout.recompute == "full" else []
-        return self._bytes(made + revived, blocks=blocks)
+        return self._bytes(made + revived)
 
-    def head(self, blocks: bool) -> float:
+    def head(self) -> Floats:
         """Bytes of the logits in fp32 and in the precision of the products, and their input."""
         logits = self.model.vocab_size / self.layout.tp_ranks
         copies = [_FP32 / self._size * logits]
         if self._size < _FP32:
             copies.append(logits)
-        return self._bytes([*copies, self._part, float(self.model.hidden_size)], blocks=blocks)
+        return self._bytes([*copies, self._part, float(self.model.hidden_size)])

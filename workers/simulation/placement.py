@@ -81,7 +81,6 @@ class Placement:
         return experts.transpose(0, 2, 3, 1).reshape(-1, layout.edp)
 
     def place(self, axis: Axis) -> Place:
-        """The placement of the groups of an axis."""
         return self._place(self.groups(axis))
 
     def shards(self, axis: Literal["data", "edp"], size: int) -> tuple[Place, Place]:

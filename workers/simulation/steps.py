@@ -141,9 +141,7 @@ class StagePasses:
         # Late products complete the gradients.
         last = WEIGHTS if self.layout.schedule == "zero_bubble" else BACKWARD
         scatter_s = sums.scatter_s / layers if zero >= 2 and kind == last else 0.0
-        message_s, compute_s = gather_s + scatter_s, pass_s / layers
-        shared = self.machine.interference * min(message_s, compute_s)
-        return gather_s + layers * (max(message_s - compute_s, 0.0) + shared)
+        return gather_s + layers * self.machine.beside_s(gather_s + scatter_s, pass_s / layers)
 
     def hops(self, placement: Placement, sums: Sequence[_Sum]) -> list[float]:
         """Seconds from each pipeline rank to the next; after the last comes the first.

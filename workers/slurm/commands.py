@@ -141,7 +141,8 @@ def list_allocations(place: ServicePlace | None, as_json: bool) -> None:
                 raise
             click.echo(f"{error}; the service at {place.url} knows these allocations:", err=True)
             with _asking(place) as ask:
-                jobs = [job_of_allocation(found) for found in _allocations(ask)]
+                known = ask("GET", "/allocations")["allocations"]
+                jobs = [job_of_allocation(found) for found in known]
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs]))
         return
@@ -192,7 +193,10 @@ def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
     shown.
     """
     with refusals(), _asking(place) as ask:
-        found = _allocations(ask) if name is None else [_allocation(ask, name)]
+        if name is None:
+            found = ask("GET", "/allocations")["allocations"]  # of those that have not ended
+        else:
+            found = [_allocation(ask, name)]
     if as_json:
         click.echo(json.dumps(found if name is None else found[0]))
         return
@@ -326,12 +330,6 @@ def _asking(place: ServicePlace) -> Iterator[Callable[..., Any]]:
         yield lambda method, path, body=None: http.request(
             method, f"/v1{path}", body, within_s=_ANSWER_WITHIN_S
         )
-
-
-def _allocations(ask: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The allocations that have not ended, the youngest first."""
-    found: list[dict[str, Any]] = ask("GET", "/allocations")["allocations"]
-    return found
 
 
 def _allocation(ask: Callable[..., Any], name: str) -> dict[str, Any]:

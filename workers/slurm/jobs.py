@@ -90,14 +90,12 @@ def call(*command: str, environ: Mapping[str, str] | None = None, given: str | N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmAllocation:
-    """The state of a running job at one moment."""
+    """A running job and its nodes."""
 
     job_id: str
     """Slurm's number of the job."""
     node_names: tuple[str, ...]
     """Its nodes, in Slurm's order; the batch script runs on the first."""
-    ends_in_s: float | None
-    """Seconds until its wall time is over; None: it has no end, or it is unknown."""
 
 
 def current_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -113,9 +111,7 @@ def current_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
     nodes = call(
         "scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""), environ=environ
     )
-    return SlurmAllocation(
-        job_id=job_id, node_names=tuple(nodes.split()), ends_in_s=ends_in_s(job_id, environ)
-    )
+    return SlurmAllocation(job_id=job_id, node_names=tuple(nodes.split()))
 
 
 def ends_in_s(job_id: str, environ: Mapping[str, str]) -> float | None:
@@ -156,11 +152,6 @@ class Job:
     limit: str
     nodes_or_reason: str
     """Its nodes; or why it waits."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job neither runs nor will run."""
-        return self.state in _ENDED
 
 
 def list_jobs() -> list[Job]:
@@ -229,7 +220,7 @@ def _find(job_id: str) -> Job:
             f"job {job_id} is not an allocation that you submitted with layout-tuner: if it is yours, end "
             "it with scancel"
         )
-    if job.has_ended:
+    if job.state in _ENDED:
         raise JobNotOursError(f"job {job_id} has ended already ({job.state})")
     return job
 

@@ -133,7 +133,9 @@ def refuse_other_role(request: AllocationRequest, *, is_stated: bool) -> WorkerE
     """
     option = "--worker-token-file" if is_stated else "--token-file"
     try:
-        role = _role(request)
+        token = read_token(request.token_file)
+        with ServiceHttp(request.url, token, certificate=request.certificate) as http:
+            role = http.role(within_s=_ANSWER_WITHIN_S)
     except TokenRefusedError as error:
         raise AllocationInvalidError(
             f"{error} {request.token_file}; {_how_to_make_one(request, None)}", field=option
@@ -157,12 +159,6 @@ def refuse_other_role(request: AllocationRequest, *, is_stated: bool) -> WorkerE
     return None
 
 
-def _role(request: AllocationRequest) -> str:
-    token = read_token(request.token_file)
-    with ServiceHttp(request.url, token, certificate=request.certificate) as http:
-        return http.role(within_s=_ANSWER_WITHIN_S)
-
-
 def _how_to_make_one(request: AllocationRequest, role: str | None) -> str:
     """The shell command that makes a worker's token; it needs an admin's token."""
     name, file = _free_name(request)
@@ -179,9 +175,6 @@ def _how_to_make_one(request: AllocationRequest, role: str | None) -> str:
 def _free_name(request: AllocationRequest) -> tuple[str, Path]:
     """A name for the token, and a new file in the directory of the given token file."""
     cluster = plain_name(request.cluster.name)
-    for number in count(1):
-        name = f"{cluster}-worker" if number == 1 else f"{cluster}-worker-{number}"
-        file = request.token_file.with_name(f"{name}-token")
-        if not file.exists():
-            return name, file
-    raise AssertionError  # the loop has no end
+    names = (f"{cluster}-worker{'' if n == 1 else f'-{n}'}" for n in count(1))
+    places = ((name, request.token_file.with_name(f"{name}-token")) for name in names)
+    return next((name, file) for name, file in places if not file.exists())

@@ -56,7 +56,6 @@ class SyntheticTokens:
     seed: int
 
     def samples(self, step: int, indices: range) -> NDArray[np.int64]:
-        """Samples of a step's global batch by their index in it: seq_length + 1 tokens each."""
         permutation = default_rng((self.seed, 0)).permutation(self.shape.vocab_size)
         ranks = [_sample(self.shape, seed=self.seed, step=step, index=i) for i in indices]
         tokens: NDArray[np.int64] = permutation[np.stack(ranks)]

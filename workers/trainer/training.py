@@ -59,7 +59,7 @@ class Training:
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
         self.settings = settings
         self.source: SampleSource = SyntheticTokens(shape=shape, seed=seed)
-        self.model = RankModel(shape, mesh, recompute=layout.recompute)
+        self.model = RankModel(shape, mesh)
         self.flat = FlatBuffers(self.model, mesh, dtype=dtype, device=device, seed=seed)
         self.model.prepare_tables(shape, dtype=dtype, device=device)
         self.expert_loads = torch.zeros(2, device=device) if shape.num_experts else None
@@ -67,9 +67,7 @@ class Training:
         tokens of the fullest expert over the mean, and the number of passes."""
         for mixture in self.model.mixtures:
             mixture.balanced, mixture.load_sums = balanced_routing, self.expert_loads
-        self.optimizer = FlatOptimizer(
-            self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
-        )
+        self.optimizer = FlatOptimizer(self.flat, mesh, settings)
         reduction = ShardedGradients if mesh.shards_gradients else GradientReduction
         self.reduction = reduction(self.flat, mesh)
         self.pipeline = Pipeline(
@@ -186,7 +184,7 @@ def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings)
     Sharded gradients and weights have whole ones of two layers beside them.
     """
     layout = mesh.layout
-    plan = plan_model(RankModel(shape, mesh, recompute=layout.recompute), mesh)
+    plan = plan_model(RankModel(shape, mesh), mesh)
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
     state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)

@@ -197,8 +197,10 @@ def check_nodes(
     while suspicious := problems({**(known or {}), **reports}).keys() & set(nodes) - measured_twice:
         check.again(reports, sorted(suspicious))
         measured_twice |= suspicious
-    if len(nodes) == 1:
-        check.keep_peak(reports[nodes[0]])
+    is_one_of_cores = len(nodes) == 1 and launcher.device == "cpu"
+    if is_one_of_cores and (report := reports[nodes[0]]).peak_tflops:
+        # Probes need not measure it again.
+        launcher.keep_measured_peak(PRECISIONS["cpu"], report.peak_tflops, report.peak_source)
     return reports
 
 
@@ -237,13 +239,6 @@ class _Check:
             if partner is not None and not report.failure:
                 report = _better_link(report, self._between((node, partner)))
             reports[node] = report
-
-    def keep_peak(self, report: HealthReport) -> None:
-        """Keeps the measured peak of CPU cores, so that probes need not measure it again."""
-        if self._launcher.device == "cpu" and report.peak_tflops:
-            self._launcher.keep_measured_peak(
-                PRECISIONS["cpu"], report.peak_tflops, report.peak_source
-            )
 
     def _alone(self, node: int) -> HealthReport:
         device = self._launcher.device

@@ -117,10 +117,7 @@ class NodeRoster:
 
     def position(self, name: str) -> int | None:
         """Of the node with a name; None: there is none."""
-        for index, node in enumerate(self._nodes):
-            if node.name == name:
-                return index
-        return None
+        return next((index for index, node in enumerate(self._nodes) if node.name == name), None)
 
     def name(self, index: int) -> str:
         """Of the node at a position."""

@@ -99,13 +99,12 @@ class _Machine:
             )
         from workers.launchers.ray.launcher import ray_launcher
 
-        if self.ray_address is None:
-            return ray_launcher(self.cluster, rank_entry=self.rank_entry, trainers=self.trainers)
+        joins = self.ray_address is not None
         return ray_launcher(
             self.cluster,
             address=self.ray_address,
-            num_nodes=self.num_nodes,
-            device_cores=() if self.site is None else self.site.device_cores,
+            num_nodes=self.num_nodes if joins else 1,
+            device_cores=self.site.device_cores if joins and self.site is not None else (),
             rank_entry=self.rank_entry,
             trainers=self.trainers,
         )

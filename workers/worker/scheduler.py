@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from search_spaces.protocol.states import AllocationState
 from search_spaces.protocol.worker_messages import HeartbeatReply, RoomBody, WorkerCreated
-from workers.packing.packer import Packer
 from workers.worker.events import (
     DrainAsked,
     EndMoved,
@@ -26,7 +24,6 @@ from workers.worker.events import (
 )
 from workers.worker.heartbeat import IdleTime, News
 from workers.worker.leasing import Leasing, next_request, request_within
-from workers.worker.roster import NodeRoster
 from workers.worker.trial_book import TrialBook
 
 _LOG = logging.getLogger(__name__)
@@ -62,19 +59,14 @@ class Scheduler:
     """Leases trials and starts their probes, until the worker must end."""
 
     trials: TrialBook
-    packer: Packer
-    """Assigns devices to probes."""
-    roster: NodeRoster
-    """The nodes, and which of them can be used."""
+    """The trials, with the packer, the nodes and the clock."""
     leasing: Leasing
     registration: InitVar[WorkerCreated]
-    num_nodes: int
-    """Nodes of the registration; some may join late."""
     options: SchedulerOptions
-    clock: Callable[[], float] = time.monotonic
-    """The worker's clock, in seconds."""
 
     def __post_init__(self, registration: WorkerCreated) -> None:
+        book = self.trials
+        self.packer, self.roster, self.clock = book.packer, book.roster, book.clock
         self._worker_id: str | None = None
         self._is_requesting = False
         self._ends_at: float | None = None
@@ -215,7 +207,7 @@ class Scheduler:
         usable = self.roster.usable()
         request = next_request(
             usable=self.roster.sizes(usable),
-            all_usable=len(usable) == max(len(self.roster), self.num_nodes),
+            all_usable=len(usable) == max(len(self.roster), self.leasing.identity.num_nodes),
             num_waiting=len(self.trials.waiting),
             room=self.packer.room(now, until),
             left_s=None if until is None else until - now,

@@ -40,7 +40,7 @@ from workers.launchers.base import Cancelled
 from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from workers.packing.packer import Packer
 from workers.ranks.rank_task import Device
-from workers.service.lease_client import LeaseClient, patiently
+from workers.service.lease_client import LeaseClient
 from workers.worker.events import (
     DrainAsked,
     EndMoved,
@@ -143,7 +143,7 @@ class _SimulatedWorker:
     def count(self) -> None:
         """Counts trials and devices."""
         trials, size = self.trials.held, self.identity.devices_per_node
-        shares = self.trials.share_nodes
+        shares = self.trials.packer.share_nodes
         nodes = [
             min(each.request.layout.num_devices / size, 1.0)
             if shares and each.request.layout.num_nodes == 1
@@ -283,15 +283,11 @@ class SimulatedWorkers:
         posting: Posting,
         patience_s: float,
     ) -> None:
-        registration = patiently(
-            lambda: self.client.register(identity),
-            "registering",
-            patience_s=patience_s,
-            sleep=self.drain.sleep,
+        registration = self.client.register_patiently(
+            identity, patience_s=patience_s, sleep=self.drain.sleep
         )
         _LOG.info("registered as %s (%s)", identity.name, registration.worker_id)
         member = _SimulatedWorker(queue=self._queue, identity=identity, launcher=launcher)
-        packer = Packer(share_nodes=self.options.share_nodes)
         member.heartbeat = Heartbeat(
             self.client,
             # As seldom as leases allow: there may be many workers of many nodes.
@@ -307,27 +303,24 @@ class SimulatedWorkers:
             catch_up=posting.catch_up,
         )
         member.roster = NodeRoster(
-            launcher, packer, member, check=partial(check_simulated_nodes, launcher)
+            launcher,
+            Packer(share_nodes=self.options.share_nodes),
+            member,
+            check=partial(check_simulated_nodes, launcher),
         )
         member.trials = TrialBook(
             start_probe=partial(self._start, member),
-            packer=packer,
             roster=member.roster,
             posting=posting,
-            share_nodes=self.options.share_nodes,
             clock=self.clock,
             is_simulated=True,
             signal_within_s=0.0,
         )
         member.scheduler = Scheduler(
             trials=member.trials,
-            packer=packer,
-            roster=member.roster,
             leasing=member.leasing,
             registration=registration,
-            num_nodes=identity.num_nodes,
             options=self.options,
-            clock=self.clock,
         )
         if self.time_left_s is not None:
             member.scheduler.take(EndMoved(ends_at=self.time_left_s))

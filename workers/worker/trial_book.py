@@ -33,7 +33,6 @@ from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeReq
 from search_spaces.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
 from workers.errors import RanksLeftError
 from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import Events, ProbeEnded, in_background
 from workers.worker.held_trial import HeldTrial
@@ -58,12 +57,9 @@ class TrialBook:
 
     start_probe: Callable[[HeldTrial], None]
     """Starts the probe of a trial that has devices; its end is the event `ProbeEnded`."""
-    packer: Packer
     roster: NodeRoster
-    """The nodes, and which of them can be used."""
+    """The nodes, which of them can be used, and the packer of their devices."""
     posting: Posting
-    share_nodes: bool
-    """Whether probes smaller than a node run side by side on one."""
     clock: Callable[[], float] = time.monotonic
     """The worker's clock, in seconds."""
     is_simulated: bool = False
@@ -72,6 +68,7 @@ class TrialBook:
     """How much later than ranks and agents the worker may be signalled that the whole job ends."""
 
     def __post_init__(self) -> None:
+        self.packer = self.roster.packer
         self._held: dict[str, HeldTrial] = {}
         self._delayed_ends: list[tuple[float, ProbeEnded]] = []
         """Ends of probes that the end of the job may have killed, and when to note them."""
@@ -161,7 +158,7 @@ class TrialBook:
 
     def _start(self, trial: HeldTrial, placement: Placement) -> None:
         (size,) = self.roster.sizes([placement[0].node])
-        whole = not self.share_nodes or len(placement) > 1
+        whole = not self.packer.share_nodes or len(placement) > 1
         nodes_held = len(placement) if whole else len(placement[0].devices) / size
         trial.begin(placement, whole=whole, nodes_held=nodes_held)
         again = " again, elsewhere" if trial.runs else ""

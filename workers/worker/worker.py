@@ -21,7 +21,7 @@ from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
 from workers.launchers.base import Cancelled
 from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
-from workers.service.lease_client import LeaseClient, patiently
+from workers.service.lease_client import LeaseClient
 from workers.worker.events import DrainAsked, EndMoved, Events, WorkerEvent
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.leasing import Leasing
@@ -168,11 +168,8 @@ class Worker:
             WorkerReplacedError: another worker has registered under its name.
         """
         try:
-            registration = patiently(
-                lambda: self.client.register(self.identity),
-                "registering",
-                patience_s=patience_s,
-                sleep=self.drain.sleep,
+            registration = self.client.register_patiently(
+                self.identity, patience_s=patience_s, sleep=self.drain.sleep
             )
         except DrainRequested:
             return
@@ -214,10 +211,9 @@ class Worker:
     ) -> None:
         with self.drain.waiting():  # starting on an allocation may take minutes
             launcher = self.start_launcher()
-        packer = Packer(share_nodes=self.options.share_nodes)
         roster = NodeRoster(
             launcher,
-            packer,
+            Packer(share_nodes=self.options.share_nodes),
             self._events,
             check=None if self.check is None else partial(self.check, launcher),
             switches=self.options.switches,
@@ -226,18 +222,13 @@ class Worker:
         try:
             trials = TrialBook(
                 start_probe=partial(start_probe, launcher, self._events),
-                packer=packer,
                 roster=roster,
                 posting=posting,
-                share_nodes=self.options.share_nodes,
             )
             scheduler = Scheduler(
                 trials=trials,
-                packer=packer,
-                roster=roster,
                 leasing=leasing,
                 registration=registration,
-                num_nodes=self.identity.num_nodes,
                 options=self.options,
             )
             self._serve(scheduler, heartbeat)

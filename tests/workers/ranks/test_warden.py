@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, command_line, marked
 from workers.ranks import processes
 from workers.ranks.processes import end_marked
+from workers.ranks.scratch import HeldDirectory
 from workers.ranks.warden import start_under_warden
 
 pytestmark = pytest.mark.ranks
@@ -95,9 +97,9 @@ def test_an_orphan_is_ended_unless_the_command_may_have_daemons(mark: str, tmp_p
 
 
 def test_sigterm_ends_what_is_below_and_removes_its_directory(mark: str, tmp_path: Path) -> None:
-    directory = tmp_path / "of-the-command"
-    directory.mkdir()
-    warden = start("sh", "-c", TREE, remove=directory)
+    with closing(HeldDirectory.create_below(tmp_path, "of-the-command", MARK)) as held:
+        warden = start("sh", "-c", TREE, directory=held)
+    directory = held.path
     wait_for_sleeps(mark, 3)
     assert directory.exists()
     warden.terminate()

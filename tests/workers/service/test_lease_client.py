@@ -20,6 +20,8 @@ from search_spaces.protocol.worker_messages import (
     HeartbeatBody,
     LeaseRequest,
     SetAside,
+    WorkerCreate,
+    WorkerCreated,
 )
 from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.fake_service import TOKEN, problem
@@ -32,7 +34,7 @@ from workers.errors import (
     TokenRefusedError,
 )
 from workers.launchers.base import Cancelled, OnEvent
-from workers.service.lease_client import EncodedOutcome, LeaseClient, patiently
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 
 
 def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: WorkedService) -> None:
@@ -100,11 +102,15 @@ def test_pauses_grow_to_a_limit() -> None:
 def test_patience_ends_with_the_last_error() -> None:
     tries: list[float] = []
 
-    def fail() -> None:
-        raise ServiceUnreachableError("away")
+    class Away(LeaseClient):
+        def register(self, worker: WorkerCreate) -> WorkerCreated:
+            raise ServiceUnreachableError("away")
 
-    with pytest.raises(ServiceUnreachableError, match="away"):
-        patiently(fail, "registering", patience_s=0.3, sleep=tries.append)
+    with (
+        Away("http://localhost", TOKEN) as client,
+        pytest.raises(ServiceUnreachableError, match="away"),
+    ):
+        client.register_patiently(IDENTITY, patience_s=0.3, sleep=tries.append)
     assert tries == [0.2]
 
 

@@ -152,7 +152,7 @@ def on_layout(
 @functools.cache
 def initial_weights(shape: ModelShape, seed: int = 0) -> dict[str, Tensor]:
     """Every logical parameter of the model, whole, by its canonical name."""
-    stage = Stage(shape, lone_mesh(), recompute="none")
+    stage = Stage(shape, lone_mesh())
     weights = {}
     for parameter in stage.parameters():
         for part in parameter.parts:

@@ -42,10 +42,8 @@ class BridgeProcess:
                     [*python_module("workers.launchers.ray.bridge"), *own_flags, *flags],
                     env={**os.environ, **variables, **directory.variables},
                     pass_fds=[theirs.fileno()],
-                    remove=directory.path,
-                    held_fds=[directory.lock_fd],
-                    stdout=self._log.fileno(),
-                    stderr=self._log.fileno(),
+                    directory=directory,
+                    log_fd=self._log.fileno(),
                 )
             on_failure.pop_all()  # closed in `close`
         self._line = JsonLines(ours)

@@ -102,10 +102,8 @@ class RayNodeProcesses:
                 self.warden = start_under_warden(
                     [*command, "start", *role, *_flags(address, name, self.directory)],
                     env=environment | held.variables,
-                    remove=held.path,
-                    held_fds=[held.lock_fd],
-                    stdout=self._log.fileno(),
-                    stderr=self._log.fileno(),
+                    directory=held,
+                    log_fd=self._log.fileno(),
                 )
             except BaseException:
                 self._log.close()
@@ -120,7 +118,6 @@ class RayNodeProcesses:
         return self.warden.poll() is not None
 
     def last_words(self) -> str:
-        """The last lines that `ray start` printed."""
         return last_words(self._log.fileno(), _LAST_WORDS)
 
     def close(self) -> None:
@@ -209,7 +206,7 @@ class HeadWatch:
             self._connection = None
 
 
-class JoinedRay:
+class JoinedRay(HeadWatch):
     """A Ray cluster that other processes have started, with a node on this machine.
 
     Its head is at "address:port" and may take some time to answer.
@@ -219,7 +216,7 @@ class JoinedRay:
     """
 
     def __init__(self, address: str, *, within_s: float = _START_WITHIN_S) -> None:
-        address = self.address = resolved(address)
+        address = resolved(address)
         give_up_at = time.monotonic() + within_s
         while not answers(address):  # Ray itself would block for 40 s
             if time.monotonic() > give_up_at:
@@ -227,16 +224,12 @@ class JoinedRay:
                     f"no Ray cluster answered at {address} within {within_s:g} s"
                 )
             time.sleep(0.2)
-        self._head = HeadWatch(address)
+        super().__init__(address)
         host = address.rpartition(":")[0]
         _join(address, host if _is_ours(host) else None)
 
-    def has_ended(self) -> bool:
-        """Whether the head has ended."""
-        return self._head.has_ended()
-
     def close(self) -> None:
-        self._head.close()
+        super().close()
         _leave()
 
 

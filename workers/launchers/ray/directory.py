@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from workers.errors import RayClusterFailedError
-from workers.ranks.scratch import DirectoryGoneError, HeldDirectory, remove_abandoned, take_lock
+from workers.ranks.scratch import DirectoryGoneError, HeldDirectory, take_lock
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,9 +51,8 @@ class RayDirectory(HeldDirectory):
             RayClusterFailedError: there is no safe place for it.
         """
         parent = _parent()
-        remove_abandoned(parent, PREFIX, DIRECTORY_VARIABLE)
         try:
-            return cls.create_below(parent, PREFIX)
+            return cls.create_below(parent, PREFIX, DIRECTORY_VARIABLE)
         except OSError as error:
             raise RayClusterFailedError(
                 f"Ray's files can't be put below {parent}: {error}; set TMPDIR to another place"

@@ -18,8 +18,8 @@ from typing import Final
 from search_spaces.spec.cluster import Cluster
 from search_spaces.trainers.program import ProgramTrainer
 from workers.backoff import Backoff
-from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
-from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from workers.errors import NodeLostError, RayClusterFailedError
+from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, log_tails
 from workers.launchers.agent_listener import AgentListener, Receiver
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.event_router import EventRouter
@@ -135,24 +135,17 @@ class RayNodes:
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
         """Ends the remaining processes of a group, on all nodes at the same time."""
         ends = {node: self._end_on(node, group) for node in nodes}
-        tails: dict[int, str] = {}
-        left: RanksLeftError | None = None
+        ended: dict[int, Document] = {}
         give_up_at = time.monotonic() + _ENDED_WITHIN_S
         for node, end in ends.items():
             try:
-                ended = end.result(max(0.0, give_up_at - time.monotonic()))
+                ended[node] = end.result(max(0.0, give_up_at - time.monotonic()))
             except NodeLostError:  # its agent has ended: the warden ends the ranks
                 continue
             except TimeoutError:
                 self._lose([node], f"its agent has not answered in {_ENDED_WITHIN_S:g} s")
-                continue
-            if ended["left"]:
-                left = RanksLeftError(ended["left"], node)
-            tails.update({int(rank): tail for rank, tail in ended["log_tails"].items()})
         self._router.close(group)
-        if left is not None:
-            raise left
-        return tails
+        return log_tails(ended)
 
     def lost(self) -> Mapping[int, str]:
         return self._router.lost()

@@ -65,8 +65,16 @@ class SrunProcess:
             if not variable.startswith(_OTHERS_WISHES)
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the step)
+        ours = (f"--jobid={job_id}", f"--job-name={name}", "--export=ALL")
         try:
-            self._process = self._start(options)
+            self._process = subprocess.Popen(
+                ["srun", *ours, *options],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # this process handles interrupts of the terminal
+            )
         except OSError:
             self._log.close()
             raise
@@ -108,17 +116,6 @@ class SrunProcess:
             self._process.wait()
             self._log.close()
 
-    def _start(self, options: Sequence[str]) -> subprocess.Popen[bytes]:
-        ours = (f"--jobid={self._job_id}", f"--job-name={self._name}", "--export=ALL")
-        return subprocess.Popen(
-            ["srun", *ours, *options],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,  # this process handles interrupts of the terminal
-        )
-
     def _have_it_cancelled(self, step_id: str | None, *, tasks_are_gone: bool) -> None:
         patience_s = _TAKEN_OFF_THE_BOOKS_WITHIN_S if tasks_are_gone else _GONE_WITHIN_S
         give_up_at = time.monotonic() + patience_s
@@ -153,10 +150,8 @@ class SrunProcess:
         """The output of a program of Slurm; None: it failed."""
         try:
             return call(*command, environ=self._environment)
-        except SlurmRefusedError as error:
+        except (SlurmRefusedError, SlurmUnavailableError) as error:
             if "Invalid job id" in str(error):  # the controller no longer knows the job
                 return ""
             _LOG.warning("%s", error)
-        except SlurmUnavailableError as error:
-            _LOG.warning("%s", error)
-        return None
+            return None

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-from workers.errors import NodeLostError, RanksLeftError
+from workers.errors import NodeLostError
+from workers.launchers.agent import log_tails
 from workers.launchers.agent_listener import Receiver
 from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
 from workers.launchers.slurm_step.srun_process import SrunProcess
@@ -211,7 +212,7 @@ class Step:
             is_clean=all(m.is_gone and (m.ended or not m.ordered) for m in members),
             tasks_are_gone=all(m.is_gone for m in members),
         )
-        return _tails({node: m.ended for node, m in self._members.items() if m.ended})
+        return log_tails({node: m.ended for node, m in self._members.items() if m.ended})
 
     def _lose_unended_nodes(self) -> None:
         with self._changed:
@@ -318,15 +319,6 @@ class Step:
             self._lose(node, f"node {self._members[node].name} did not connect: {why}")
         for node in self._members:
             self._lose(node, why, to_blame=False)
-
-
-def _tails(ended: Mapping[int, Document]) -> dict[int, str]:
-    tails: dict[int, str] = {}
-    for node, document in ended.items():
-        if document["left"]:
-            raise RanksLeftError(document["left"], node=node)
-        tails.update({int(rank): tail for rank, tail in document["log_tails"].items()})
-    return tails
 
 
 def _quoted(words: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 
@@ -79,12 +79,7 @@ class _RankDescription:
 
     def to_document(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
-            "identity": self.identity,
-            "process": self.process,
-            "cores": sorted(self.cores),
-            "files": list(self.files.items()),
-        }
+        return asdict(self) | {"cores": sorted(self.cores), "files": list(self.files.items())}
 
     @classmethod
     def from_document(cls, document: Any) -> Self:

@@ -112,9 +112,11 @@ class Lane:
         """Starts receiving over the stream (source, channel), which only this rank reads."""
         return self._start_transfer("receive", tensor, writer=source, peer=source, channel=channel)
 
-    def _start(self, kind: str, operation: Operation) -> Operation:
+    def _start(
+        self, kind: str, operation: Operation, queue: deque[Operation] | None = None
+    ) -> Operation:
         self.counts[kind] += 1
-        self.host.start(operation, self._queue)
+        self.host.start(operation, self._queue if queue is None else queue)
         return operation
 
     def _start_transfer(
@@ -124,11 +126,9 @@ class Lane:
         if stream not in self._links:
             self._links[stream] = _Ring(), self.host.new_queue()
         ring, queue = self._links[stream]
-        self.counts[kind] += 1
         is_writer = writer == self.rank
         operation = _Transfer(self, tensor, stream, ring, peer, is_writer=is_writer)
-        self.host.start(operation, queue)
-        return operation
+        return self._start(kind, operation, queue)
 
 
 class _Collective(Operation):

@@ -13,7 +13,6 @@ from torch.distributed import ProcessGroup
 
 from search_spaces.mesh import (
     Coordinates,
-    ExpertCoordinates,
     coordinates,
     expert_coordinates,
     expert_rank,
@@ -124,11 +123,6 @@ class Mesh:
     def vocabulary_rank(self) -> int:
         """This rank's place among those that divide the vocabulary."""
         return self.place.tp_rank * self.layout.tp_columns + self.place.column_rank
-
-    @property
-    def expert_place(self) -> ExpertCoordinates:
-        """This rank's position among the ranks that hold the experts of its stage."""
-        return expert_coordinates(self.rank, self.layout)
 
     @property
     def every_copies(self) -> tuple[Copies, ...]:

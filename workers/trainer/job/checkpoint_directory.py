@@ -149,8 +149,6 @@ class CheckpointRecord:
 
 
 class CheckpointDirectory:
-    """The folder that a job's checkpoints are in."""
-
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
-from workers.trainer.errors import TrainerError
+from workers.trainer.errors import TrainerError, TrainJobInvalidError
 
 
 def fields_of_version(
@@ -20,10 +20,10 @@ def fields_of_version(
     return values
 
 
-def refuse_unknown_fields(
-    given: Collection[str], kind: type[Any], error: type[TrainerError], what: str
-) -> None:
-    """Raises `error` for a name that is not a field of the dataclass `kind`; lists the fields."""
+def refuse_unknown_fields(given: Collection[str], kind: type[Any], what: str) -> None:
+    """TrainJobInvalidError for a name that is no field of a dataclass; lists the fields."""
     known = tuple(field.name for field in fields(kind))
     if unknown := sorted(set(given) - set(known)):
-        raise error(f"unknown {what} {unknown[0]!r}; the fields are {', '.join(known)}")
+        raise TrainJobInvalidError(
+            f"unknown {what} {unknown[0]!r}; the fields are {', '.join(known)}"
+        )

@@ -93,7 +93,7 @@ class TrainJob:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the document back; TrainJobInvalidError for another version or a wrong field."""
         values = fields_of_version(mapping, FORMAT, VERSION, TrainJobInvalidError)
-        refuse_unknown_fields(values, cls, TrainJobInvalidError, "job field")
+        refuse_unknown_fields(values, cls, "job field")
         for name, kind in (("model", ModelShape), ("layout", Layout)):
             if not isinstance(values.get(name), Mapping):
                 raise TrainJobInvalidError(f"the job's {name} is missing or not a mapping")
@@ -181,7 +181,7 @@ def _read_part(name: str, value: object) -> Any:
     if not isinstance(value, Mapping):
         raise TrainJobInvalidError(f"the job's {name}={shown(value)} is not an object of fields")
     try:
-        refuse_unknown_fields(value, kind, TrainJobInvalidError, "field")
+        refuse_unknown_fields(value, kind, "field")
         if path not in value:
             raise TrainJobInvalidError(f"{path}, {meaning}, is missing")
         return kind(**value)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.mesh import coordinates
-from search_spaces.spec.layout import Recompute
+from search_spaces.mesh import coordinates, expert_coordinates
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import own_chunks
 from workers.trainer.comm.mesh import Mesh
@@ -120,7 +119,8 @@ class StageBuilder:
 
     def experts(self, prefix: str) -> MixtureOfExperts:
         """The router, and the experts of this rank, each a logical parameter for each matrix."""
-        shape, mesh, place = self.shape, self.mesh, self.mesh.expert_place
+        shape, mesh = self.shape, self.mesh
+        place = expert_coordinates(mesh.rank, mesh.layout)
         width, hidden = shape.moe_ffn_hidden_size, shape.hidden_size
         each = shape.num_experts // mesh.layout.ep
         names = [f"{prefix}.experts.{place.ep_rank * each + index}" for index in range(each)]
@@ -165,14 +165,7 @@ class StageBuilder:
                     "positions.weight", shape.seq_length, shape.hidden_size, dim=None, column_dim=1
                 )
             )
-        return Embedding(
-            self.vocabulary("embedding.weight"),
-            positions,
-            mesh=self.mesh,
-            own_positions=self.mesh.own_positions(torch.arange(shape.seq_length))
-            if self.mesh.cp_group is not None
-            else None,
-        )
+        return Embedding(self.vocabulary("embedding.weight"), positions, self.mesh)
 
     def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
         shape = self.shape
@@ -284,9 +277,7 @@ class Stage(nn.Module):
     count as a layer (`Layout.pipeline_split`), the stage may have no other.
     """
 
-    def __init__(
-        self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute, chunk: int = 0
-    ) -> None:
+    def __init__(self, shape: ModelShape, mesh: Mesh, *, chunk: int = 0) -> None:
         super().__init__()
         build = StageBuilder(shape=shape, mesh=mesh)
         num_stages = mesh.layout.pp * mesh.layout.vpp
@@ -295,8 +286,7 @@ class Stage(nn.Module):
         self.embedding = build.embedding() if self.is_first else None
         layers = mesh.layout.layers_of_stage(index, shape.num_layers)
         self.blocks = nn.ModuleList(Block(build, layer) for layer in layers)
-        self.recompute, self.mesh = recompute, mesh
-        self.tied = shape.tied_embeddings
+        self.mesh, self.tied = mesh, shape.tied_embeddings
         self.final_norm = build.norm("final_norm") if self.is_last else None
         self.head = self._head(build) if self.is_last else None
 
@@ -344,8 +334,9 @@ class Stage(nn.Module):
         The last stage returns the micro-batch's mean loss.
         """
         x_LH = x if self.embedding is None else self.embedding(x)
+        recomputes = self.mesh.layout.recompute == "full"
         for block in self.blocks:
-            x_LH = recomputed(x_LH, block) if self.recompute == "full" else block(x_LH)
+            x_LH = recomputed(x_LH, block) if recomputes else block(x_LH)
         if self.head is None or self.final_norm is None:
             return x_LH
         x_LH = self.final_norm(x_LH)
@@ -359,12 +350,12 @@ class Stage(nn.Module):
 class RankModel(nn.Module):
     """One rank's part of the model: vpp stages, each pp stages after the one before."""
 
-    def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
+    def __init__(self, shape: ModelShape, mesh: Mesh) -> None:
         super().__init__()
         self.mesh = mesh
         self.window_SS: Tensor | None = None
         self.chunks = nn.ModuleList(
-            Stage(shape, mesh, recompute=recompute, chunk=chunk) for chunk in range(mesh.layout.vpp)
+            Stage(shape, mesh, chunk=chunk) for chunk in range(mesh.layout.vpp)
         )
 
     @property
@@ -409,7 +400,6 @@ class RankModel(nn.Module):
 
     @property
     def attentions(self) -> list[Attention]:
-        """The attentions of all stages, first to last."""
         return [module for module in self.modules() if isinstance(module, Attention)]
 
     @property

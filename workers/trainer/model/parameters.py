@@ -232,11 +232,6 @@ def declare(
     return parameter
 
 
-def describe_as(parameter: ModelParameter, declared: ModelParameter) -> None:
-    parameter.parts, parameter.cut = declared.parts, declared.cut
-    parameter.counted, parameter.of_experts = declared.counted, declared.of_experts
-
-
 def local_parts(parameter: ModelParameter, value: Tensor) -> Iterator[tuple[ParameterPart, Tensor]]:
     """The logical parameters' slices of a (fused) value of the parameter's shape, as views."""
     start = 0

@@ -210,18 +210,15 @@ class Embedding(nn.Module):
     positions: ModelParameter | None
 
     def __init__(
-        self,
-        weight: ModelParameter,
-        positions: ModelParameter | None,
-        *,
-        mesh: Mesh,
-        own_positions: Tensor | None = None,
+        self, weight: ModelParameter, positions: ModelParameter | None, mesh: Mesh
     ) -> None:
-        """`own_positions`: where ranks share each sequence, this rank's positions of one, (S,)."""
         super().__init__()
         self.weight, self.group, self.columns = weight, mesh.tp_group, mesh.column_group
         self.tp_rank, self.cuts_tokens = mesh.place.tp_rank, mesh.cuts_tokens
-        self.own_positions = own_positions
+        self.own_positions: Tensor | None = None
+        """Where ranks share each sequence, this rank's positions of one, (S,)."""
+        if positions is not None and mesh.cp_group is not None:
+            self.own_positions = mesh.own_positions(torch.arange(len(positions)))
         self.register_parameter("positions", positions)
         self.first_row = mesh.vocabulary_rank * weight.shape[0]
 

@@ -23,6 +23,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +32,6 @@ from workers.trainer.model.model import RankModel
 from workers.trainer.model.parameters import (
     ModelParameter,
     ParameterPart,
-    describe_as,
     initialise,
     local_parts,
 )
@@ -139,7 +139,6 @@ class FlatPlan:
         return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
 
     def bucket_of(self, position: int) -> int:
-        """The bucket that contains an element."""
         return bisect_right([bucket.end for bucket in self.buckets], position)
 
 
@@ -306,7 +305,8 @@ class FlatBuffers:
         else:
             whole = self.own_weights(span)
         parameter = ModelParameter(whole.view(old.shape))
-        describe_as(parameter, old)
+        parameter.parts, parameter.cut = old.parts, old.cut
+        parameter.counted, parameter.of_experts = old.counted, old.of_experts
         if not copies.shards_gradients:
             parameter.main_grad = self.own_gradients(span).view(old.shape)
         with torch.no_grad():
@@ -437,7 +437,7 @@ def rectangles(slots: Iterable[Slot], span: Span) -> Iterator[Rectangle]:
                         parameter=slot.parameter,
                         offsets=tuple(map(sum, zip(corner, offsets, strict=True))),
                         sizes=sizes,
-                        start=part_start + _position(shape, offsets),
+                        start=part_start + int(np.ravel_multi_index(offsets, shape)),
                     )
             part_start = part_end
 
@@ -468,10 +468,3 @@ def _within_row(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     for offsets, sizes in _boxes(shape[1:], first, last):
         yield (row, *offsets), (1, *sizes)
-
-
-def _position(shape: tuple[int, ...], offsets: tuple[int, ...]) -> int:
-    position = 0
-    for size, offset in zip(shape, offsets, strict=True):
-        position = position * size + offset
-    return position

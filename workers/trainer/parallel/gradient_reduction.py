@@ -78,11 +78,10 @@ class GradientReduction:
                 self._finish(bucket)
             if not needs_sums:
                 yield bucket
-        if not needs_sums:
-            return
-        self._sum_replicated()
-        self._sum_tied()
-        yield from range(len(self.owned))
+        if needs_sums:
+            self._sum_replicated()
+            self._sum_tied()
+            yield from range(len(self.owned))
 
     def _count(self, bucket: int) -> None:
         """Counts a final gradient of the bucket; starts every bucket that is complete and next."""

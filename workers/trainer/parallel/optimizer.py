@@ -19,6 +19,7 @@ from torch import Tensor
 
 from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
 from workers.trainer.comm.mesh import Mesh
+from workers.trainer.model.precision import keeps_master_weights
 from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
 from workers.trainer.parallel.loss_scaling import LossScaler
 from workers.trainer.stopwatch import part
@@ -26,8 +27,6 @@ from workers.trainer.stopwatch import part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
-    """The optimizer and its hyperparameters."""
-
     kind: Literal["adamw", "sgd"] = "adamw"
     """sgd has no momentum. It shows a wrongly scaled gradient, which AdamW hides."""
     learning_rate: float = 1e-3
@@ -45,18 +44,16 @@ class FlatOptimizer:
     Every list has one item for each bucket.
     """
 
-    def __init__(
-        self, flat: FlatBuffers, mesh: Mesh, settings: OptimizerSettings, *, master_weights: bool
-    ) -> None:
+    def __init__(self, flat: FlatBuffers, mesh: Mesh, settings: OptimizerSettings) -> None:
         self.flat, self.mesh, self.settings = flat, mesh, settings
         self.spans = spans = flat.owned
         self.weights = [flat.own_weights(span) for span in spans]
         self.gradients = [flat.own_gradients(span) for span in spans]
         # One tensor for each kind of state, divided like the weights: few allocations.
-        self.masters = self._like_spans(spans) if master_weights else self.weights
-        self.is_mixed = master_weights
+        self.is_mixed = keeps_master_weights(mesh.layout.precision)
+        self.masters = self._like_spans(spans) if self.is_mixed else self.weights
         self.scaler = LossScaler() if mesh.layout.precision == "fp16" else None
-        if master_weights:
+        if self.is_mixed:
             for master, weights in zip(self.masters, self.weights, strict=True):
                 master.copy_(weights)
         adamw = settings.kind == "adamw"

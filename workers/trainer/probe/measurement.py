@@ -210,11 +210,7 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     compute_s, optimizer_s = parts_s["compute"], parts_s["optimizer"]
     return Breakdown(
         compute_s=compute_s,
-        tp_s=exposed_s["tp"],
-        cp_s=exposed_s["cp"],
-        ep_s=exposed_s["ep"],
-        pp_s=exposed_s["pp"],
-        dp_s=exposed_s["dp"],
+        **{f"{name}_s": seconds for name, seconds in exposed_s.items()},
         optimizer_s=optimizer_s,
         unexplained_s=step_time_s - (compute_s + optimizer_s + sum(exposed_s.values())),
     )

@@ -23,8 +23,6 @@ from workers.trainer.training import StepStats, Training
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
-    """A step and its time."""
-
     step_time_s: float
     """Seconds from barrier to barrier on the slowest rank; the same on every rank."""
     parts_s: Mapping[Part, float]
