@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         CampaignRead,
         CostRead,
     )
-    from results_db.leaderboard.leaderboard_records import BaselineRead
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),
@@ -216,8 +215,11 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
     if progress.best is not None:
         facts.append(("best", f"{best_words(campaign)}, trial {progress.best_trial}"))
         facts.append(("", str(progress.best_layout)))
-    if campaign.baseline is not None:
-        facts += _baseline_facts(campaign.baseline, campaign.objective)
+    if (baseline := campaign.baseline) is not None:
+        facts.append(("baseline", baseline_words(baseline, campaign.objective)))
+        facts.append(("", baseline.layout_key))
+        if baseline.gain is not None:
+            facts.append(("gain", gain_sentence(baseline.gain, baseline, campaign.objective)))
     if campaign.ended_at is None and progress.seconds_left is not None:
         facts.append(("time left", f"about {duration(progress.seconds_left)}"))
     if campaign.message:
@@ -227,13 +229,6 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
     facts += [("warning", warning) for warning in campaign.warnings]
     if campaign.notes:
         facts.append(("notes", campaign.notes.rstrip()))
-    return facts
-
-
-def _baseline_facts(baseline: BaselineRead, objective: str) -> list[tuple[str, str]]:
-    facts = [("baseline", baseline_words(baseline, objective)), ("", baseline.layout_key)]
-    if baseline.gain is not None:
-        facts.append(("gain", gain_sentence(baseline.gain, baseline, objective)))
     return facts
 
 

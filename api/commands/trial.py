@@ -229,7 +229,13 @@ def _read(condition: str) -> tuple[str, Any]:
     if sign == "=":
         field = _PLURAL.get(name, name)
         return field, tuple(_value(field, each.strip(), condition) for each in text.split(","))
-    return f"{_BOUNDS[sign]}_{name}", _bound(name, text, condition)
+    try:
+        value = read_number(text)
+    except ValueError as error:
+        raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
+    # 8e9 is accepted as a whole number of bytes.
+    is_whole = METRICS[name].is_whole and value.is_integer()
+    return f"{_BOUNDS[sign]}_{name}", int(value) if is_whole else value
 
 
 def _value(field: str, text: str, condition: str) -> Any:
@@ -244,15 +250,6 @@ def _value(field: str, text: str, condition: str) -> Any:
         return read_whole(text)
     except ValueError as error:
         raise click.UsageError(f"--where {condition!r}: {text!r} is not a whole number") from error
-
-
-def _bound(metric: str, text: str, condition: str) -> float:
-    try:
-        value = read_number(text)
-    except ValueError as error:
-        raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
-    # 8e9 is accepted as a whole number of bytes.
-    return int(value) if METRICS[metric].is_whole and value.is_integer() else value
 
 
 def _trial_id(client: Client, trial: str) -> int:
