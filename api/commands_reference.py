@@ -116,7 +116,6 @@ def _option(option: click.Option) -> str:
 
 
 def _range(kind: dict[str, Any]) -> str:
-    """The limits of a number, in words."""
     low, high = kind.get("min"), kind.get("max")
     words = []
     if low is not None:

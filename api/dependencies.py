@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
@@ -21,20 +22,12 @@ from results_db.records import CampaignRecord
 from results_db.store import Store
 
 
-def _of_app(name: str) -> Any:
-    """A dependency that reads an attribute of the application's state."""
+def _from(path: str) -> Any:
+    """A dependency that reads what a request has at a path of attributes."""
+    find = attrgetter(path)
 
     async def read(request: Request) -> Any:
-        return getattr(request.app.state, name)
-
-    return Depends(read)
-
-
-def _of_request(name: str) -> Any:
-    """A dependency that reads what the access check has noted of the request."""
-
-    async def read(request: Request) -> Any:
-        return getattr(request.state, name)
+        return find(request)
 
     return Depends(read)
 
@@ -49,17 +42,17 @@ async def get_store(request: Request) -> Store:
     return store if actor is None else store.by(actor)
 
 
-BatchesDep = Annotated[WorkerBatches, _of_app("batches")]
-ChangesDep = Annotated[DatabaseChanges, _of_app("changes")]
-HubDep = Annotated[EventHub, _of_app("hub")]
-MetricsDep = Annotated[Metrics, _of_app("metrics")]
-OwnersDep = Annotated[Owners, _of_app("owners")]
-SettingsDep = Annotated[Settings, _of_app("settings")]
+BatchesDep = Annotated[WorkerBatches, _from("app.state.batches")]
+ChangesDep = Annotated[DatabaseChanges, _from("app.state.changes")]
+HubDep = Annotated[EventHub, _from("app.state.hub")]
+MetricsDep = Annotated[Metrics, _from("app.state.metrics")]
+OwnersDep = Annotated[Owners, _from("app.state.owners")]
+SettingsDep = Annotated[Settings, _from("app.state.settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
-ActorDep = Annotated[Actor, _of_request("actor")]
-HolderDep = Annotated[Holder, _of_request("holder")]
+ActorDep = Annotated[Actor, _from("state.actor")]
+HolderDep = Annotated[Holder, _from("state.holder")]
 """Who asks: the name and the role of the token."""
-CredentialDep = Annotated[Credential, _of_request("credential")]
+CredentialDep = Annotated[Credential, _from("state.credential")]
 """What the request was authenticated with."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
+from search_spaces.terminal import plurals
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.simulator import is_simulator
@@ -62,11 +63,7 @@ def unit(objective: str) -> str:
 
 def figure(value: float | None) -> str:
     """A measured number with about four digits."""
-    if value is None:
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return "-" if value is None else plurals.figure(value)
 
 
 def objective_figure(name: str, value: float | None) -> str:

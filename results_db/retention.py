@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final, Self
 
-from sqlalchemy import ColumnElement, Select, delete, exists, select
+from sqlalchemy import ColumnElement, delete, exists, select
 
 from results_db.access.sign_ins import SignIns
 from results_db.database.database import rows_deleted
@@ -116,7 +116,10 @@ class Pruning(StoreSection):
     def _prune_iterations(self, before: datetime) -> int:
         """Deletes iterations by campaign, since the pages of each change."""
         with self._db.read() as session:
-            ids = session.scalars(_campaigns_with_iterations(before)).all()
+            of_campaign = Trial.campaign_id == Campaign.id
+            has_some = exists().where(of_campaign, IterationRow.trial_id == Trial.id)
+            query = select(Campaign.id).where(Campaign.ended_at < before, has_some)
+            ids = session.scalars(query.order_by(Campaign.id)).all()
         total = 0
         for campaign_id in ids:
             with self._db.write() as session:
@@ -139,11 +142,6 @@ _OLD_ROWS: Final[Mapping[str, tuple[Any, Callable[[datetime], ColumnElement[bool
     "requests": (IdempotencyKey.campaign_id, lambda before: IdempotencyKey.created_at < before),
 }
 """By kind, the column by which rows are deleted, and which rows are old."""
-
-
-def _campaigns_with_iterations(before: datetime) -> Select[Any]:
-    has_some = exists().where(Trial.campaign_id == Campaign.id, IterationRow.trial_id == Trial.id)
-    return select(Campaign.id).where(Campaign.ended_at < before, has_some).order_by(Campaign.id)
 
 
 def _read_setting(setting: str) -> tuple[str, float | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from typing import Self
 
 from results_db.access.sign_ins import SignIns
@@ -22,7 +23,7 @@ from results_db.campaigns.reports import Reports
 from results_db.database.change_mark import ChangeMark
 from results_db.database.data_dir import DataDir
 from results_db.database.database import Database
-from results_db.database.store_base import Clock, DatabaseClock, StoreSection, utc_now
+from results_db.database.store_base import Clock, DatabaseClock, StoreSection
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
 from results_db.events.live_state import LiveStates
@@ -59,7 +60,7 @@ class Store:
         if clock is None and database.is_shared:
             clock = self._database_clock = DatabaseClock(database)
         self._db = database
-        self._clock = clock or utc_now
+        self._clock = clock or partial(datetime.now, UTC)
         self._actor = SYSTEM
         parts = (database, self._clock)
         self.campaigns = Campaigns(*parts)

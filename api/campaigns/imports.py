@@ -39,28 +39,19 @@ def read_import(
     """
     table = read_table(body)
     chosen = select(table, [CellFilter.read(text) for text in cells])
-    _refuse_too_many(chosen)
-    names = _names(name, chosen)
-    return (
-        tuple(
-            NewImport(
-                spec=_spec(cell, each, table).to_mapping(),
-                cell=cell,
-                aside_columns=table.aside_columns,
-            )
-            for cell, each in zip(chosen, names, strict=True)
-        ),
-        table.notes,
-    )
-
-
-def _refuse_too_many(cells: Sequence[TableCell]) -> None:
-    num_rows = sum(len(cell.rows) for cell in cells)
-    if len(cells) > MAX_IMPORTED_CELLS or num_rows > MAX_IMPORTED_ROWS:
+    num_rows = sum(len(cell.rows) for cell in chosen)
+    if len(chosen) > MAX_IMPORTED_CELLS or num_rows > MAX_IMPORTED_ROWS:
         raise TableInvalidError(
-            f"the table: {len(cells)} cells of {num_rows} rows are more than {MAX_IMPORTED_CELLS} "
+            f"the table: {len(chosen)} cells of {num_rows} rows are more than {MAX_IMPORTED_CELLS} "
             f"cells or {MAX_IMPORTED_ROWS} rows, the most of one import; select some of them"
         )
+    imports = tuple(
+        NewImport(
+            spec=_spec(cell, each, table).to_mapping(), cell=cell, aside_columns=table.aside_columns
+        )
+        for cell, each in zip(chosen, _names(name, chosen), strict=True)
+    )
+    return imports, table.notes
 
 
 def _names(name: str | None, cells: Sequence[TableCell]) -> list[str]:

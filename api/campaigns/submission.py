@@ -111,10 +111,14 @@ class Submission:
                 self._store.workers.largest_allocation,
                 is_simulated=isinstance(described, Mapping) and bool(described.get("simulated")),
             )
-            spec = _with_simulator_of_today(
-                CampaignSpec.from_document(described, largest_allocation)
-            )
-            _refuse_names(spec)
+            spec = CampaignSpec.from_document(described, largest_allocation)
+            if spec.simulated is not None:
+                # By the version of the simulator that workers have now.
+                spec = replace(spec, simulated=SimulationSettings(seed=spec.simulated.seed))
+            # Tables cannot hold every name; older campaigns with such names stay readable.
+            for part in ("model", "cluster"):
+                if problem := name_problem(getattr(spec, part).name):
+                    raise CampaignInvalidError(problem, field=f"{part}.name")
             spec = self._with_checked_parameters(spec)
         problems.refuse()
         return spec
@@ -249,20 +253,6 @@ def numbered(name: str) -> tuple[str, ...]:
     """Names for further campaigns like one of this name, in order of preference."""
     suffixes = [f"-{number}" for number in range(2, MAX_CLONES + 2)]
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
-
-
-def _with_simulator_of_today(spec: CampaignSpec) -> CampaignSpec:
-    """A simulated campaign, with the version of the simulator that workers have now."""
-    if spec.simulated is None:
-        return spec
-    return replace(spec, simulated=SimulationSettings(seed=spec.simulated.seed))
-
-
-def _refuse_names(spec: CampaignSpec) -> None:
-    """Refuses names that tables cannot hold. Older campaigns with such names stay readable."""
-    for field, name in (("model.name", spec.model.name), ("cluster.name", spec.cluster.name)):
-        if problem := name_problem(name):
-            raise CampaignInvalidError(problem, field=field)
 
 
 def _request_key(key: str | None, what: str, document: Any) -> RequestKey | None:

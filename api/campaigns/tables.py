@@ -46,26 +46,13 @@ _FLAGS: Final = (
 )
 
 
-def measurement_table(
-    campaign: CampaignRecord,
-    layouts: Sequence[RankedLayout],
-    *,
-    source: str | None = None,
-    intervals: bool = False,
-) -> str:
-    """Ranked layouts of a campaign as CSV, each with the median of its runs.
-
-    An imported campaign has a source. The columns of `intervals` are ranks, numbers of runs,
-    intervals of step times, and ties.
-    """
-    rows = measurement_rows(campaign, layouts, source=source)
-    return table_text(rows, INTERVAL_COLUMNS if intervals else ())
-
-
 def measurement_rows(
     campaign: CampaignRecord, layouts: Sequence[RankedLayout], *, source: str | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of `measurement_table`, values by column."""
+    """Ranked layouts of a campaign, each with the median of its runs: values by column.
+
+    An imported campaign has a source.
+    """
     common = _common(campaign)
     if source is not None:
         common["source"] = source  # the measurements were not made here

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import islice
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         CampaignRead,
         CostRead,
     )
-    from results_db.leaderboard.leaderboard_records import BaselineRead
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),
@@ -184,57 +183,46 @@ def _step_row(step: KnobStepRead) -> tuple[str, ...]:
     return (step.knob, step.value, step.stepped_value, effect, step.source, ", ".join(step.also))
 
 
-def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
+def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     progress = campaign.progress
     states = ", ".join(f"{count} {state}" for state, count in progress.trials.items() if count)
-    facts = [
-        ("campaign", f"{campaign.name} (id {campaign.id})"),
-        ("state", state_words(campaign.state, campaign.reason)),
-        ("model", campaign.model),
-        ("cluster", campaign.cluster),
-        ("constants", campaign.spec.get("cluster", {}).get("source") or "of unknown origin"),
-        ("precision", precision_words(campaign)),
-        ("strategy", _strategy(campaign)),
-        ("submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"),
-        ("budget", budget_words(campaign.spec["budget"])),
-        ("starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"),
-        ("trials", states or "none yet"),
-        (
-            "used",
-            f"{duration(campaign.wall_time_s)}{' of real time' if campaign.simulated else ''}, "
-            f"{node_time(campaign.node_seconds)}",
-        ),
-        ("cost", _cost(campaign.cost)),
-    ]
+    yield "campaign", f"{campaign.name} (id {campaign.id})"
+    yield "state", state_words(campaign.state, campaign.reason)
     if campaign.simulated is not None:
-        facts.insert(2, ("", campaign.simulated.words))
+        yield "", campaign.simulated.words
+    yield "model", campaign.model
+    yield "cluster", campaign.cluster
+    yield "constants", campaign.spec.get("cluster", {}).get("source") or "of unknown origin"
+    yield "precision", precision_words(campaign)
+    yield "strategy", _strategy(campaign)
+    yield "submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"
+    yield "budget", budget_words(campaign.spec["budget"])
+    yield "starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"
+    yield "trials", states or "none yet"
+    took = f"{duration(campaign.wall_time_s)}{' of real time' if campaign.simulated else ''}"
+    yield "used", f"{took}, {node_time(campaign.node_seconds)}"
+    yield "cost", _cost(campaign.cost)
     if auto := auto_words(campaign.spec.get("space", {})):
-        facts.append(("auto", auto))
-    if campaign.cheap_probes:
-        took = campaign.cheap_probe_node_seconds
-        facts.append(("cheap probes", cheap_count_words(campaign.cheap_probes, took)))
+        yield "auto", auto
+    if number := campaign.cheap_probes:
+        yield "cheap probes", cheap_count_words(number, campaign.cheap_probe_node_seconds)
     if progress.best is not None:
-        facts.append(("best", f"{best_words(campaign)}, trial {progress.best_trial}"))
-        facts.append(("", str(progress.best_layout)))
-    if campaign.baseline is not None:
-        facts += _baseline_facts(campaign.baseline, campaign.objective)
+        yield "best", f"{best_words(campaign)}, trial {progress.best_trial}"
+        yield "", str(progress.best_layout)
+    if (baseline := campaign.baseline) is not None:
+        yield "baseline", baseline_words(baseline, campaign.objective)
+        yield "", baseline.layout_key
+        if baseline.gain is not None:
+            yield "gain", gain_sentence(baseline.gain, baseline, campaign.objective)
     if campaign.ended_at is None and progress.seconds_left is not None:
-        facts.append(("time left", f"about {duration(progress.seconds_left)}"))
+        yield "time left", f"about {duration(progress.seconds_left)}"
     if campaign.message:
-        facts.append(("message", campaign.message))
+        yield "message", campaign.message
     if progress.waiting_reason:
-        facts.append(("waiting", progress.waiting_reason))
-    facts += [("warning", warning) for warning in campaign.warnings]
+        yield "waiting", progress.waiting_reason
+    yield from (("warning", warning) for warning in campaign.warnings)
     if campaign.notes:
-        facts.append(("notes", campaign.notes.rstrip()))
-    return facts
-
-
-def _baseline_facts(baseline: BaselineRead, objective: str) -> list[tuple[str, str]]:
-    facts = [("baseline", baseline_words(baseline, objective)), ("", baseline.layout_key)]
-    if baseline.gain is not None:
-        facts.append(("gain", gain_sentence(baseline.gain, baseline, objective)))
-    return facts
+        yield "notes", campaign.notes.rstrip()
 
 
 def precision_words(campaign: CampaignDetail) -> str:

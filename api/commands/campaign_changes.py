@@ -144,7 +144,9 @@ def _print_imported(imported: ImportRead) -> None:
 @click.option("--no-wall-time", is_flag=True, help="Remove this bound.")
 @click.option("--notes", help="New notes, instead of the old ones.")
 @click.option("--notes-file", type=EXISTING_FILE, help="File with the new notes.")
-@answers(lambda changed: click.echo(f"campaign {changed.name}: {_budget_words(changed)}"))
+@answers(
+    lambda changed: click.echo(f"campaign {changed.name}: {budget_words(changed.spec['budget'])}")
+)
 @service_options
 def update(
     name: str, notes: str | None, notes_file: Path | None, client: Client, **bounds: Any
@@ -162,10 +164,6 @@ def update(
     if not budget and notes is None:
         raise click.UsageError("nothing is to be changed: name a bound, or --notes")
     return client.update_campaign(name, budget=budget or None, notes=notes)
-
-
-def _budget_words(campaign: CampaignDetail) -> str:
-    return budget_words(campaign.spec["budget"])
 
 
 def _read_text(file: Path) -> str:
@@ -207,7 +205,7 @@ def print_submitted(campaign: CampaignDetail) -> None:
     """Prints a campaign that `submit` or `clone` made, and its warnings."""
     click.echo(
         f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
-        f"precision {precision_words(campaign)}, {_budget_words(campaign)}"
+        f"precision {precision_words(campaign)}, {budget_words(campaign.spec['budget'])}"
     )
     if campaign.baseline is not None:
         where = " (outside of the space)" if campaign.baseline.outside_space else ""

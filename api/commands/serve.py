@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -24,10 +22,11 @@ from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_
 from api.http.server import LimitedServer
 from api.http.url_prefix import read_prefix
 from api.process.local_service import announced, serving
+from api.process.supervisor import signals_to
 from api.security.local_tokens import load_or_make_token
 from api.settings import Settings
 from results_db.database.data_dir import DataDir
-from results_db.database.option import database_option
+from results_db.database.option import database_option, keep_option
 from results_db.database.stderr_log import log_to_stderr
 from results_db.database.wait_for_server import once_it_answers
 from results_db.errors import ResultsDbError
@@ -55,15 +54,7 @@ GIL_SWITCH_S: Final = 0.0001
     help="Connections that are open at once; idle ones are closed for new ones. "
     f"[default: {MAX_CONNECTIONS}, or what the limit of open files allows]",
 )
-@click.option(
-    "--keep",
-    multiple=True,
-    envvar="LAYOUT_TUNER_KEEP",
-    show_envvar=True,
-    metavar="KIND=DAYS",
-    help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
-    "[default: events=30 requests=7, all else for ever]",
-)
+@keep_option
 @click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
@@ -151,23 +142,16 @@ def collect_rarely() -> None:
     gc.set_threshold(5000, *gc.get_threshold()[1:])
 
 
-@contextmanager
-def _ended_in_order(stopping: Event) -> Iterator[None]:
+def _ended_in_order(stopping: Event) -> AbstractContextManager[None]:
     """SIGTERM and SIGINT in the block end the service with exit code 0.
 
     They raise no exception: one that is raised during an import may be lost, and the service would
     go on. uvicorn handles the signals while it runs, and raises them again at its end.
     """
-    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop(*_: object) -> None:
         # Checked first: a second signal might wait for the lock that the first one holds.
         if not stopping.is_set():
             stopping.set()
 
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return signals_to(stop)

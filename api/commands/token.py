@@ -51,8 +51,10 @@ def create(
         wanted = TokenCreate(name=name, role=cast("TokenRole", role), expires_at=until)
     except ValidationError as error:
         raise click.UsageError(f"the name of a token: {error.errors()[0]['msg']}") from error
-    if out is not None:
-        _refuse_existing(out)
+    if out is not None and out.exists():
+        raise click.UsageError(f"{out} exists; name a new file with --out")
+    if out is not None and not out.parent.is_dir():
+        raise click.UsageError(f"there is no directory {out.parent}")
     created = client.create_token(wanted)
     if out is not None:
         _keep(out, created.token)
@@ -181,13 +183,6 @@ def _span(text: str, option: str) -> timedelta:
         return timedelta(seconds=read_duration_s(text, field=option))
     except SearchSpaceError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise click.UsageError(f"{path} exists; name a new file with --out")
-    if not path.parent.is_dir():
-        raise click.UsageError(f"there is no directory {path.parent}")
 
 
 def _keep(path: Path, token: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -229,7 +229,13 @@ def _read(condition: str) -> tuple[str, Any]:
     if sign == "=":
         field = _PLURAL.get(name, name)
         return field, tuple(_value(field, each.strip(), condition) for each in text.split(","))
-    return f"{_BOUNDS[sign]}_{name}", _bound(name, text, condition)
+    try:
+        value = read_number(text)
+    except ValueError as error:
+        raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
+    # 8e9 is accepted as a whole number of bytes.
+    is_whole = METRICS[name].is_whole and value.is_integer()
+    return f"{_BOUNDS[sign]}_{name}", int(value) if is_whole else value
 
 
 def _value(field: str, text: str, condition: str) -> Any:
@@ -244,15 +250,6 @@ def _value(field: str, text: str, condition: str) -> Any:
         return read_whole(text)
     except ValueError as error:
         raise click.UsageError(f"--where {condition!r}: {text!r} is not a whole number") from error
-
-
-def _bound(metric: str, text: str, condition: str) -> float:
-    try:
-        value = read_number(text)
-    except ValueError as error:
-        raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
-    # 8e9 is accepted as a whole number of bytes.
-    return int(value) if METRICS[metric].is_whole and value.is_integer() else value
 
 
 def _trial_id(client: Client, trial: str) -> int:
@@ -304,43 +301,38 @@ def _cheap_cells(probe: CheapProbe | None) -> tuple[str, str]:
     return probe.runs, "-" if probe.full_step is None else step_words(probe.full_step)
 
 
-def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
-    facts = [
-        ("trial", f"{trial.number} of campaign {trial.campaign_id} (id {trial.id})"),
-        ("layout", f"{trial.layout_key}{', the baseline' if trial.is_baseline else ''}"),
-        ("state", state_words(trial.state, trial.reason)),
-    ]
+def _facts(trial: TrialDetailRead) -> Iterator[tuple[str, str]]:
+    yield "trial", f"{trial.number} of campaign {trial.campaign_id} (id {trial.id})"
+    yield "layout", f"{trial.layout_key}{', the baseline' if trial.is_baseline else ''}"
+    yield "state", state_words(trial.state, trial.reason)
     if trial.simulated:
-        facts.append(("", "simulated, not measured"))
+        yield "", "simulated, not measured"
     if trial.cheap_probe is not None:
-        facts.append(("stands for", cheap_probe_words(trial.cheap_probe)))
+        yield "stands for", cheap_probe_words(trial.cheap_probe)
     if trial.message:
-        facts.append(("message", trial.message))
+        yield "message", trial.message
     if trial.node:
-        facts.append(("node", trial.node))
+        yield "node", trial.node
     if trial.repeat_of is not None:
         why = REPEAT_WORDS[trial.repeat_reason] if trial.repeat_reason else "not stated"
-        facts.append(("repeats", f"trial {trial.repeat_of}, because {why}"))
+        yield "repeats", f"trial {trial.repeat_of}, because {why}"
     measured = trial.measurement
     if measured is not None:
-        facts += [
-            ("step time", f"{measured.step_time_s:.4g} s"),
-            ("tokens/s", figure(measured.tokens_per_s)),
-            ("MFU", percent(measured.mfu)),
-            ("peak memory", memory(measured.peak_memory_bytes)),
-            ("iterations", str(len(trial.iterations))),
-        ]
+        yield "step time", f"{measured.step_time_s:.4g} s"
+        yield "tokens/s", figure(measured.tokens_per_s)
+        yield "MFU", percent(measured.mfu)
+        yield "peak memory", memory(measured.peak_memory_bytes)
+        yield "iterations", str(len(trial.iterations))
         if words := disturbance_words(measured.others_share, measured.throttled):
-            facts.append(("taken by others", words))
+            yield "taken by others", words
         if words := routing_words(measured.balanced_routing, measured.expert_load):
-            facts.append(("routing", words))
+            yield "routing", words
         if words := trainer_words(measured):
-            facts.append(("trainer", words))
+            yield "trainer", words
     if trial.prediction is not None:
-        facts.append(("predicted", _predicted(trial.prediction)))
-    facts.append(("cost", f"{trial.node_seconds:.4g} node-seconds"))
-    facts += [("attempt", _attempt(attempt, trial.simulated)) for attempt in trial.attempts]
-    return facts
+        yield "predicted", _predicted(trial.prediction)
+    yield "cost", f"{trial.node_seconds:.4g} node-seconds"
+    yield from (("attempt", _attempt(attempt, trial.simulated)) for attempt in trial.attempts)
 
 
 def _predicted(prediction: Prediction) -> str:

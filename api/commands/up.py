@@ -144,7 +144,6 @@ def _child(data: DataDir, command: str, *options: str, database: str | None = No
 def _worker_options(
     cluster: str, trainers: Path | None, nodes: int, simulation: SimulationOptions | None
 ) -> Sequence[str]:
-    """What the worker runs on, as its arguments."""
     if simulation is not None:
         return (*simulation.arguments, "--nodes", str(nodes))
     options = () if trainers is None else ("--trainers", str(trainers.absolute()))

@@ -99,16 +99,16 @@ def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -
 def _patiently(read: Callable[[], Answer]) -> Answer:
     """Reads from the service, which may be away for `PATIENCE_S`."""
     retrying = Retrying(
-        retry=retry_if_exception(_is_away),
+        retry=retry_if_exception(
+            lambda error: (
+                isinstance(error, ServiceError) and (error.status is None or error.status >= 500)
+            )
+        ),
         stop=stop_after_delay(PATIENCE_S),
         wait=wait_fixed(POLL_S),
         reraise=True,
     )
     return retrying(read)
-
-
-def _is_away(error: BaseException) -> bool:
-    return isinstance(error, ServiceError) and (error.status is None or error.status >= 500)
 
 
 def _print_changes() -> Callable[[CampaignDetail], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, cast
 
 from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
@@ -50,12 +50,13 @@ def do_create_token(
     """Makes a token. Only this answer contains it, and no cache keeps it."""
     created, secret, refusal = None, "", ""
     try:
-        known = read_choice(role, TOKEN_ROLES, CampaignInvalidError, field="role")
+        chosen = cast(
+            "TokenRole", read_choice(role, TOKEN_ROLES, CampaignInvalidError, field="role")
+        )
         until = None
         if expires_in.strip():
             span = read_duration_s(expires_in.strip(), field="expires in")
             until = store.now() + timedelta(seconds=span)
-        chosen: TokenRole = next(each for each in get_args(TokenRole) if each == known)
         created, secret = store.access.create_token(name.strip(), chosen, expires_at=until)
     except (SearchSpaceError, TokenInvalidError, TokenDuplicateError) as error:
         refusal = str(error)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from api.campaigns.catalogue import PRESET_NAMES, preset_description
-from api.errors import DocumentInvalidError, DocumentMalformedError
+from api.errors import DocumentMalformedError
 from api.http.documents import read_yaml, write_yaml
 from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.records import CampaignRecord
@@ -144,7 +144,7 @@ def _value(text: str, *, is_mapping: bool = False) -> Any:
         text = f"{{{text}}}"
     try:
         values = read_yaml(f"[{text}]".encode())
-    except (DocumentMalformedError, DocumentInvalidError) as error:
+    except DocumentMalformedError as error:
         raise CampaignInvalidError(
             f"{shown(text)} is not a value, several with commas between them, or a range such as "
             "{from: 1, to: 8, times: 2}"
@@ -168,7 +168,7 @@ def _rest(text: str) -> dict[str, Any]:
         return {}
     try:
         rest = read_yaml(text.encode("utf-8", "backslashreplace"))
-    except (DocumentMalformedError, DocumentInvalidError) as error:
+    except DocumentMalformedError as error:
         raise CampaignInvalidError(str(error)) from error
     return {} if rest is None else read_mapping(rest, CampaignInvalidError, "this text")
 

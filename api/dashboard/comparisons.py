@@ -185,7 +185,6 @@ def _knobs(layouts: Sequence[Layout | None]) -> list[Row]:
 
 
 def _figures(trials: list[TrialFacts]) -> list[Row]:
-    """What they measured, and what they are."""
     told = [dict(facts.figures) for facts in trials]
     names = dict.fromkeys(name for each in told for name in each if name not in _OWN)
     ranks = ["-" if facts.ranked is None else str(facts.ranked.rank) for facts in trials]
@@ -209,7 +208,6 @@ def _simulated(campaigns: Sequence[CampaignRecord]) -> Iterator[Row]:
 
 
 def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
-    """What the campaigns are, and what they have found."""
     campaigns = [each.campaign for each in found]
     counts = store.campaigns.count_trials_of([campaign.id for campaign in campaigns])
     failed = [counts[each.id]["FAILED"] + counts[each.id]["INFEASIBLE"] for each in campaigns]

@@ -46,7 +46,9 @@ class ProblemPages:
         if scope["type"] != "http" or not wants_page(scope):
             await self._app(scope, receive, send)
             return
-        scope["query_string"] = _without_empty(scope["query_string"])
+        # Forms send parameters that nobody filled in.
+        pairs = scope["query_string"].split(b"&")
+        scope["query_string"] = b"&".join(pair for pair in pairs if not pair.endswith(b"="))
         start: Message | None = None
         body = b""
 
@@ -64,11 +66,6 @@ class ProblemPages:
                     await page(scope, receive, send)
 
         await self._app(scope, receive, turned)
-
-
-def _without_empty(query: bytes) -> bytes:
-    """A query without parameters that have no value: forms send those that nobody filled in."""
-    return b"&".join(pair for pair in query.split(b"&") if not pair.endswith(b"="))
 
 
 def wants_page(scope: Scope) -> bool:

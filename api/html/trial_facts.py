@@ -104,13 +104,11 @@ class TrialFacts:
     def figures(self) -> Pairs:
         """What it measured; of a cheap probe also what ran, and the extrapolated step."""
         found = list(figure_pairs(self.campaign, self.trial, self.ranked))
-        if self.cheap is None:
-            return found
-        step = self.cheap.full_step
-        extrapolated = (
-            [] if step is None else [("step time in full, extrapolated", step_words(step))]
-        )
-        return [("cheap probe", self.cheap.runs), *extrapolated, *found]
+        if self.cheap is not None:
+            if (step := self.cheap.full_step) is not None:
+                found.insert(0, ("step time in full, extrapolated", step_words(step)))
+            found.insert(0, ("cheap probe", self.cheap.runs))
+        return found
 
     @property
     def most_bytes(self) -> float:

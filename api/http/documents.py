@@ -46,16 +46,24 @@ def read_json(
         DocumentInvalidError: it has more values, is nested too deeply, or no field accepts a number
             or text in it.
     """
-    _refuse_many_values(body, max_values)
-    document = _parse_json(_text(body))
+    # Counted before they are made, by commas and brackets: empty ones twice.
+    if _num_separators(body) >= max_values and (
+        _num_separators(_STRING.sub(b"", body)) >= max_values
+    ):
+        raise DocumentInvalidError(f"it has more than {max_values} values")
+    text = _text(body)
+    try:
+        document = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise DocumentMalformedError(
+            f"malformed JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from error
+    except ValueError as error:
+        raise DocumentInvalidError(_TOO_MANY_DIGITS) from error
+    except RecursionError as error:
+        raise DocumentInvalidError(_TOO_DEEP) from error
     _refuse_invalid(document_problem(document, text_rule))
     return document
-
-
-def _refuse_many_values(body: bytes, most: int) -> None:
-    """Counts the values of JSON before they are made, by commas and brackets: empty ones twice."""
-    if _num_separators(body) >= most and _num_separators(_STRING.sub(b"", body)) >= most:
-        raise DocumentInvalidError(f"it has more than {most} values")
 
 
 def _refuse_many_fields(number: int) -> None:
@@ -69,19 +77,6 @@ def _num_separators(body: bytes) -> int:
 
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string, or the rest of a body that ends in one: the search is over in one pass."""
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
-    except json.JSONDecodeError as error:
-        raise DocumentMalformedError(
-            f"malformed JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from error
-    except ValueError as error:
-        raise DocumentInvalidError(_TOO_MANY_DIGITS) from error
-    except RecursionError as error:
-        raise DocumentInvalidError(_TOO_DEEP) from error
 
 
 def read_yaml(body: bytes) -> Any:

@@ -110,7 +110,7 @@ def problem_response(
 def install(app: FastAPI) -> None:
     """Makes the application answer every error with a problem document."""
     for known in STATUS_OF:
-        app.add_exception_handler(known, _known_error)
+        app.add_exception_handler(known, known_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
@@ -122,7 +122,8 @@ async def names_fields_of_body(request: Request) -> None:
     request.state.names_fields_of_body = True
 
 
-def _known_error(request: Request, error: Exception) -> Response:
+def known_error(request: Request, error: Exception) -> Response:
+    """The answer to an error of `STATUS_OF`."""
     status = next(STATUS_OF[base] for base in type(error).__mro__ if base in STATUS_OF)
     # An immediate retry would find the database in the same state.
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None

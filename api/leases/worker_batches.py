@@ -19,6 +19,7 @@ from results_db.allocations.leases import LeaseAsk
 from results_db.allocations.workers import Beat
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.records import LeaseRecord
+from results_db.rows import record_of
 from results_db.store import Store
 from results_db.trials.outcome_checks import ParsedSpecs
 from search_spaces.belief.step_time_to_beat import ToBeat, stop_above_s
@@ -195,14 +196,8 @@ def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: ToBeat | None) -> 
     probe = spec.probe_request(
         lease.layout, num_layers=lease.num_layers, stop_above_step_time_s=above_s
     )
-    return LeaseRead(
-        trial_id=lease.trial_id,
-        attempt=lease.attempt,
-        campaign=lease.campaign_name,
-        number=lease.number,
-        request=probe.to_mapping(),
-        lease_expires_at=lease.lease_expires_at,
-    )
+    request = probe.to_mapping()
+    return record_of(LeaseRead, lease, campaign=lease.campaign_name, request=request)
 
 
 def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:

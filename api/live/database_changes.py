@@ -23,15 +23,11 @@ class DatabaseChanges:
         self._mark = mark
         self._stopping = stopping
         self._look_s = look_s
-        self._number = 0
+        self.number = 0
+        """The number of changes that were seen; read it before the database is read."""
         self._news = asyncio.Event()
         self._num_waiting = 0
         self._looking: asyncio.Task[None] | None = None
-
-    @property
-    def number(self) -> int:
-        """The number of changes that were seen; read it before the database is read."""
-        return self._number
 
     @property
     def can_tell(self) -> bool:
@@ -53,7 +49,7 @@ class DatabaseChanges:
         if self._mark is None:
             await asyncio.sleep(min(pause_s, within_s))
             return True
-        if self._number == number:
+        if self.number == number:
             self._num_waiting += 1
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look(self._mark))
@@ -63,7 +59,7 @@ class DatabaseChanges:
                         await self._news.wait()
             finally:
                 self._num_waiting -= 1
-        return self._number != number
+        return self.number != number
 
     async def _look(self, mark: ChangeMark) -> None:
         loop = asyncio.get_running_loop()
@@ -71,7 +67,7 @@ class DatabaseChanges:
             while self._num_waiting:
                 await asyncio.sleep(aligned_pause_s(loop.time(), self._look_s))
                 if mark.has_changed() or self._stopping.is_set():
-                    self._number += 1
+                    self.number += 1
                     # Wakes all that wait now; later ones wait for the next change.
                     self._news.set()
                     self._news = asyncio.Event()

@@ -7,7 +7,7 @@ that was away does not get them again (decision 34).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,8 +20,6 @@ from results_db.events.live_state import (
     NodeStatus,
     RunningCampaign,
     RunningTrial,
-    WorkerSession,
-    WorkerState,
 )
 from results_db.records import LiveEventKind
 from search_spaces.units import SECONDS_PER_HOUR
@@ -106,18 +104,15 @@ def _most_wanted(before: Iterable[RunningTrial], campaign: RunningCampaign) -> l
 
 
 def _of_workers(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveEvent]:
-    for id_, worker in now.workers.items():
+    ended = {
+        id_: replace(worker, state="ended")
+        for id_, worker in before.workers.items()
+        if id_ not in now.workers
+    }
+    for id_, worker in {**now.workers, **ended}.items():
         then = before.workers.get(id_)
         if then is None or then.state != worker.state:
-            yield _worker_event(at, id_, worker, worker.state)
-    for id_, worker in before.workers.items():
-        if id_ not in now.workers:
-            yield _worker_event(at, id_, worker, "ended")
-
-
-def _worker_event(at: datetime, id_: str, worker: WorkerSession, state: WorkerState) -> LiveEvent:
-    data = {"worker_id": id_, "name": worker.name, "cluster": worker.cluster, "state": state}
-    return _event("worker.changed", at, data)
+            yield _event("worker.changed", at, {"worker_id": id_, **asdict(worker)})
 
 
 def _of_nodes(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveEvent]:

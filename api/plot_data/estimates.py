@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
@@ -261,7 +261,7 @@ def _estimated(
             "xaxis": axes.axis(f"measured {what}, {unit}"),
             "yaxis": axes.axis(f"estimated {what}, {unit}"),
         },
-        says=[*_ratio_words(pairs, what), *says, *_cheap_words(pairs), *_beyond_words(axes, unit)],
+        says=list(_words(pairs, axes, what, unit, says)),
         row_ids=[pair.trial.trial_id for pair in furthest[:MOST_ROWS]],
         headings=(">trial", f">measured {what}", ">estimated", ">estimate / measurement", "layout"),
         rows=[
@@ -289,30 +289,24 @@ def _marked(facts: PlotFacts, spots: Sequence[Spot]) -> list[Trace]:
     )
 
 
-def _ratio_words(pairs: Sequence[_Pair], what: str) -> list[str]:
-    if not pairs:
-        return []
-    middle = median(pair.ratio for pair in pairs)
-    off = median(abs(math.log(pair.ratio)) for pair in pairs)
-    return [
-        f"Over {len(pairs):,} trials, the estimated {what} is {middle:.2f} times the measured one in "
-        f"the median; half of the estimates are within a factor of {math.exp(off):.2f}."
-    ]
-
-
-def _cheap_words(pairs: Sequence[_Pair]) -> list[str]:
-    number = sum(is_cheap(pair.trial.layout_key) for pair in pairs)
-    if not number:
-        return []
-    return [f"{counted(number, 'cheap probe')}: estimated and measured is the part that ran."]
-
-
-def _beyond_words(axes: _EqualAxes, unit: str) -> list[str]:
-    if not axes.num_beyond:
-        return []
-    trials = "1 trial lies" if axes.num_beyond == 1 else f"{axes.num_beyond:,} trials lie"
-    ends = f"{figure(axes.low)} {unit} to {figure(axes.high)} {unit}"
-    return [f"{trials} beyond the axes, which go from {ends}."]
+def _words(
+    pairs: Sequence[_Pair], axes: _EqualAxes, what: str, unit: str, says: Sequence[str]
+) -> Iterator[str]:
+    """The sentences of the caption, `says` among them."""
+    if pairs:
+        middle = median(pair.ratio for pair in pairs)
+        off = median(abs(math.log(pair.ratio)) for pair in pairs)
+        yield (
+            f"Over {len(pairs):,} trials, the estimated {what} is {middle:.2f} times the measured "
+            f"one in the median; half of the estimates are within a factor of {math.exp(off):.2f}."
+        )
+    yield from says
+    if number := sum(is_cheap(pair.trial.layout_key) for pair in pairs):
+        yield f"{counted(number, 'cheap probe')}: estimated and measured is the part that ran."
+    if axes.num_beyond:
+        trials = "1 trial lies" if axes.num_beyond == 1 else f"{axes.num_beyond:,} trials lie"
+        ends = f"{figure(axes.low)} {unit} to {figure(axes.high)} {unit}"
+        yield f"{trials} beyond the axes, which go from {ends}."
 
 
 def _why_none(trials: Sequence[PredictedTrial]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -123,17 +123,15 @@ def _best_line(best: Sequence[HistoryPoint], last: int) -> list[Trace]:
     return [line("best so far", places, [*values, values[-1]], shape="hv", color="--good", width=2)]
 
 
-def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: str) -> list[str]:
-    words = [f"{_have_ended(found.num_ended)}."]
+def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: str) -> Iterator[str]:
+    yield f"{_have_ended(found.num_ended)}."
     if best:
         last = best[-1]
-        words.append(
-            f"The best so far is trial {last.number} with "
-            f"{objective_words(objective, last.value)}; "
-            f"{_have_ended(found.points[-1].ended_seq - last.ended_seq)} since."
-        )
+        since = _have_ended(found.points[-1].ended_seq - last.ended_seq)
+        value = objective_words(objective, last.value)
+        yield f"The best so far is trial {last.number} with {value}; {since} since."
     else:
-        words.append("None of them was measured in full, so there is no best yet.")
+        yield "None of them was measured in full, so there is no best yet."
     reasons = Counter(
         state_words(each.state, each.reason)
         for each in found.points
@@ -142,8 +140,7 @@ def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: st
     if reasons:
         listed = ", ".join(f"{count:,} {each}" for each, count in reasons.most_common())
         shown = " among those shown" if found.num_left_out else ""
-        words.append(f"Without a result{shown}, on the axis: {listed}.")
-    return words
+        yield f"Without a result{shown}, on the axis: {listed}."
 
 
 def _have_ended(number: int) -> str:

@@ -8,7 +8,7 @@ style sheet's variables, such as `--part1`, so that both follow the reader's the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import zip_longest
@@ -121,13 +121,13 @@ def hidden_words(ends: AxisRange, objective: str) -> list[str]:
     return [f"{len(hidden):,} trials, with {lowest} to {highest}, lie beyond the axis."]
 
 
-def left_out_words(left_out: int, things: str, kept: str) -> list[str]:
+def left_out_words(left_out: int, things: str, kept: str) -> Iterator[str]:
     """The sentence on a sample; none if everything is shown."""
-    if left_out <= 0:
-        return []
-    return [
-        f"{left_out:,} {things} are left out: the plot has {kept} and an even sample of the others."
-    ]
+    if left_out > 0:
+        yield (
+            f"{left_out:,} {things} are left out: the plot has {kept} and an even sample of the "
+            "others."
+        )
 
 
 def objective_axis(objective: str, ends: AxisRange) -> dict[str, Any]:

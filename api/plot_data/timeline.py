@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -121,10 +121,8 @@ def _kind(attempt: TimelineAttempt) -> tuple[str, str]:
     return attempt.state.lower(), state_words(attempt.state, attempt.reason)
 
 
-def _left_out_words(found: CampaignTimeline, num_beyond: int) -> list[str]:
-    words = []
+def _left_out_words(found: CampaignTimeline, num_beyond: int) -> Iterator[str]:
     if num_beyond:
-        words.append(f"{num_beyond:,} attempts beyond {MOST_ROWS_DRAWN} rows are not drawn.")
+        yield f"{num_beyond:,} attempts beyond {MOST_ROWS_DRAWN} rows are not drawn."
     if found.num_left_out:
-        words.append(f"{found.num_left_out:,} older attempts are left out.")
-    return words
+        yield f"{found.num_left_out:,} older attempts are left out."

@@ -69,9 +69,10 @@ class Sweeper:
         self._store.agree_on_time()
         now = self._clock()
         last_sweep = self._store.leases.swept_at() if self._store.is_shared else self._last_sweep
-        if self._was_away(last_sweep, now):
+        longest = timedelta(seconds=self._interval_s + ASLEEP_S)
+        if last_sweep is None or now - last_sweep > longest:
             self._store.leases.extend()
-        elif last_sweep is not None and now < last_sweep:
+        elif now < last_sweep:
             # The clock was set back: the lease of a lost worker would last too long.
             self._store.leases.cut()
         else:
@@ -110,11 +111,6 @@ class Sweeper:
     def _is_time_to_share(self, now: datetime) -> bool:
         last = self._shared_idle_time_at
         return last is None or abs(now - last) >= IDLE_TIME_INTERVAL
-
-    def _was_away(self, last_sweep: datetime | None, now: datetime) -> bool:
-        if last_sweep is None:
-            return True
-        return (now - last_sweep).total_seconds() > self._interval_s + ASLEEP_S
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from results_db.database.data_dir import DataDir
 from results_db.errors import DataDirLockedError
 from search_spaces.connection.running_service import (
     SERVE_LOCK,
-    LocalService,
     find_service,
     is_locked,
     shared_announcements,
@@ -40,7 +39,13 @@ def serving(data: DataDir, *, shared: bool = False) -> Iterator[None]:
             held.enter_context(data.lock(SERVE_LOCK, wait_s=LOCK_PATIENCE_S, shared=shared))
         except DataDirLockedError as error:
             if running := find_service(data.path):
-                raise ServiceRunsAlreadyError(_runs_already(data, running)) from error
+                # `up` would start the service again if only the service were ended.
+                pid = running.supervisor or running.pid
+                raise ServiceRunsAlreadyError(
+                    f"layout-tuner runs on the data directory {data.path} already, at {running.url} "
+                    f"(process {pid}): use it as it is, end it with `kill {pid}`, or start another one "
+                    "with another --data-dir and --port"
+                ) from error
             raise
         # Killed services leave announcements behind; other programs may have their ports by now.
         data.service_file.unlink(missing_ok=True)
@@ -49,16 +54,6 @@ def serving(data: DataDir, *, shared: bool = False) -> Iterator[None]:
                 file.unlink(missing_ok=True)
                 file.with_suffix(".lock").unlink(missing_ok=True)
         yield
-
-
-def _runs_already(data: DataDir, running: LocalService) -> str:
-    # `up` would start the service again if only the service were ended.
-    pid = running.supervisor or running.pid
-    return (
-        f"layout-tuner runs on the data directory {data.path} already, at {running.url} (process {pid}): "
-        f"use it as it is, end it with `kill {pid}`, or start another one with another --data-dir and "
-        "--port"
-    )
 
 
 @contextmanager

@@ -163,15 +163,20 @@ def _restart(child: Child, code: int, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
+def signals_to(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """In the block, SIGINT and SIGTERM call a function."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
+
+
+@contextmanager
 def until_signalled() -> Iterator[Callable[[], bool]]:
     """Yields a function that says whether SIGINT or SIGTERM was received in the block."""
     received: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda caught, _frame: received.append(caught))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
+    with signals_to(lambda caught, _frame: received.append(caught)):
         yield lambda: bool(received)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

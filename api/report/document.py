@@ -130,7 +130,6 @@ def _job_lines(
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
-    """The knobs of the winner, its figures, and its plots."""
     facts, layout = TrialFacts.of(store, best.trial.id), best.trial.layout
     is_pipeline = layout.pp > 1
     return {

@@ -25,6 +25,7 @@ from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, Cam
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
+from results_db.store import Store
 from search_spaces.campaigns.campaign_settings import StrategyName
 from search_spaces.spec.objectives import AnyObjective
 
@@ -84,9 +85,7 @@ def create_campaign(
     cluster that the document omits are taken from `layout-tuner calibrate` on this machine, if it
     was run.
     """
-    campaign, is_replay = submission.create(document, idempotency_key)
-    _add_headers(response, campaign, is_replay=is_replay)
-    return campaign_detail(store, campaign)
+    return _made(store, response, *submission.create(document, idempotency_key))
 
 
 @router.post(
@@ -109,15 +108,16 @@ def clone_campaign(
     Each field of the body replaces the whole field. Without a name, the copy gets the name of the
     original with the first free number. It is refused for the same reasons as a new campaign.
     """
-    clone, is_replay = submission.clone(campaign, changes, idempotency_key)
-    _add_headers(response, clone, is_replay=is_replay)
-    return campaign_detail(store, clone)
+    return _made(store, response, *submission.clone(campaign, changes, idempotency_key))
 
 
-def _add_headers(response: Response, campaign: CampaignRecord, *, is_replay: bool) -> None:
+def _made(
+    store: Store, response: Response, campaign: CampaignRecord, is_replay: bool
+) -> CampaignDetail:
     response.headers["Location"] = f"{router.prefix}/{campaign.name}"
     if is_replay:
         response.headers[REPLAY] = "true"
+    return campaign_detail(store, campaign)
 
 
 @router.get("", responses=UNCHANGED)

@@ -60,7 +60,13 @@ async def open_stream(
     after: After = None,
 ) -> Callable[[int | None], Response]:
     """Opens the stream of a campaign by its id; None: of all campaigns."""
-    number = _number(last_event_id, after)
+    number = after
+    if last_event_id:  # it wins, because a client updates it by itself
+        number = id_in(last_event_id)
+        if number is None:
+            raise EventNumberInvalidError(
+                f"Last-Event-ID {last_event_id!r} is not the number of an event of this service"
+            )
     return lambda id_: EventStream(hub, store, settings, campaign_id=id_, after=number)
 
 
@@ -85,15 +91,3 @@ def stream_events(stream: StreamDep) -> Response:
     A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """
     return stream(None)
-
-
-def _number(last_event_id: str | None, after: int | None) -> int | None:
-    """The event to continue after; the header wins, because a client updates it by itself."""
-    if not last_event_id:
-        return after
-    number = id_in(last_event_id)
-    if number is None:
-        raise EventNumberInvalidError(
-            f"Last-Event-ID {last_event_id!r} is not the number of an event of this service"
-        )
-    return number

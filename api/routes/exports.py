@@ -121,8 +121,10 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
             yield f"tables do not state the base of the rotary positions: rotary_base={base:g} is assumed"
     if campaign.simulated is not None:
         yield f"the layout and its figures are {campaign.simulated.words}"
-    if gain := _gain(store, campaign, trial):
-        yield gain
+    baseline = store.baselines.of_campaigns([campaign]).get(campaign.id)
+    gain = store.baselines.gain(campaign, trial.layout_key)
+    if baseline is not None and gain is not None:
+        yield gain_sentence(gain, baseline, campaign.objective)
     if trial.measurement is not None:
         environment = store.trials.detail(trial.id).environment
         sentence = measured_sentence(trial.measurement, environment)
@@ -198,12 +200,3 @@ def _refuse_illegal(
             f"trial {trial.number} of the imported campaign {campaign.name!r} is not legal here: "
             f"{'; '.join(sentences)}; name a trial that is"
         )
-
-
-def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
-    """What the trial's layout gains over the campaign's baseline; empty: unknown."""
-    baseline = store.baselines.of_campaigns([campaign]).get(campaign.id)
-    gain = store.baselines.gain(campaign, trial.layout_key)
-    if baseline is None or gain is None:
-        return ""
-    return gain_sentence(gain, baseline, campaign.objective)

@@ -7,13 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
-from api.campaigns.tables import (
-    INTERVAL_COLUMNS,
-    PARQUET_TYPE,
-    measurement_rows,
-    measurement_table,
-    parquet,
-)
+from api.campaigns.tables import INTERVAL_COLUMNS, PARQUET_TYPE, measurement_rows, parquet
 from api.dependencies import CampaignName, StoreDep, get_campaign
 from api.http.query_parameters import TrialFilterDep
 from api.routes.etags import UNCHANGED, TagDep
@@ -22,7 +16,7 @@ from api.schemas.campaigns_and_trials import LeaderboardPage
 from results_db.trials.filter import LeaderboardListing, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import Objective
-from search_spaces.tables.writing import columns_of
+from search_spaces.tables.writing import columns_of, table_text
 
 router = APIRouter(prefix="/v1", tags=["trials"])
 
@@ -109,9 +103,9 @@ def read_leaderboard(
     if format == "json":
         document = leaderboard_page(record, page, listing, ranked_by=ranked_by, offset=offset)
         return Response(to_json(document), media_type="application/json", headers=headers)
-    if format == "csv":
-        table = measurement_table(record, page.layouts, source=page.source, intervals=intervals)
-        return Response(table, media_type="text/csv", headers=headers)
     rows = measurement_rows(record, page.layouts, source=page.source)
-    columns = columns_of(rows, INTERVAL_COLUMNS if intervals else ())
-    return Response(parquet(rows, columns), media_type=PARQUET_TYPE, headers=headers)
+    more = INTERVAL_COLUMNS if intervals else ()
+    if format == "csv":
+        return Response(table_text(rows, more), media_type="text/csv", headers=headers)
+    table = parquet(rows, columns_of(rows, more))
+    return Response(table, media_type=PARQUET_TYPE, headers=headers)

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import AccessUndeclaredError, FormTokenInvalidError
-from api.http.error_responses import problem_response, too_many
+from api.http.error_responses import known_error, problem_response, too_many
 from api.http.rate_limit import Throttle
 from api.http.route_map import Asked, RouteMap
 from api.security.authentication import (
@@ -32,6 +32,7 @@ from api.security.roles import ACCESS, OPEN, AccessRule, Owners
 from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
 from results_db.actor import Actor, TokenRole
 from results_db.errors import DatabaseUnavailableError
+from results_db.rows import record_of
 
 bearer_scheme = HTTPBearer(
     auto_error=False,
@@ -73,12 +74,7 @@ class AccessCheck:
         try:
             credential = await self._checked(scope, asked, rule)
         except DatabaseUnavailableError as error:
-            credential = problem_response(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                str(error),
-                kind="database-unavailable",
-                headers={"Retry-After": "1"},
-            )
+            credential = known_error(Request(scope), error)
         if isinstance(credential, Response):
             await credential(scope, receive, send)
             return
@@ -114,13 +110,10 @@ class AccessCheck:
 
 
 def _note(scope: Scope, credential: Credential) -> None:
-    """Adds the credential, the holder and the actor to the state of a request."""
     holder = credential.holder
     state = scope.setdefault("state", {})
     state["credential"], state["holder"] = credential, holder
-    state["actor"] = Actor(
-        name=holder.name, role=holder.role, token_id=holder.token_id, address=address_of(scope)[:64]
-    )
+    state["actor"] = record_of(Actor, holder, address=address_of(scope)[:64])
     if credential.session_secret is not None and not is_api(scope):
         state["csrf_token"] = form_token(credential.session_secret)
 

@@ -33,6 +33,7 @@ from api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_toke
 from results_db.access.tokens import hash_of_token
 from results_db.actor import Actor
 from results_db.errors import DatabaseUnavailableError
+from results_db.rows import record_of
 from results_db.store import Store
 
 MAX_TARGET: Final = 2000
@@ -88,7 +89,7 @@ class Authentication:
         """A request's credential, or its refusal; DatabaseUnavailableError without a database."""
         headers = Headers(scope=scope)
         if "authorization" in headers:
-            return await self._of_token(_token_in(headers["authorization"]))
+            return await self._of_token(headers["authorization"])
         secret = self.cookie.secret(scope)
         if secret is None:
             return self._unauthenticated(scope, headers, "the request carries no token")
@@ -124,10 +125,11 @@ class Authentication:
         sessions = {None, *await self.sessions.valid_ones(hashes)}
         return {e for e in credentials if e.token_hash in tokens and e.session_hash in sessions}
 
-    async def _of_token(self, token: bytes | None) -> Credential | Response:
-        if token is None:
+    async def _of_token(self, authorization: str) -> Credential | Response:
+        scheme, _, given = authorization.encode("latin-1").partition(b" ")
+        if scheme.lower() != b"bearer":
             return _unauthorized("the request carries no token")
-        hashed = hash_of_token(token)
+        hashed = hash_of_token(given.strip())
         holder = await self.book.find(hashed)
         if holder is None:
             return _unauthorized(
@@ -181,10 +183,8 @@ class Authentication:
         if is_reading and headers.get("sec-fetch-site") == "cross-site":
             # A link of another site comes without the Strict cookie. The next request comes from
             # this page and has it; the sign-in page sends a browser with a session on.
-            page = HTMLResponse(_CONTINUE.format(url=html.escape(url)))
-            page.headers["Cache-Control"] = "no-store"
-            page.headers["Referrer-Policy"] = "same-origin"
-            return page
+            kept = {"Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
+            return HTMLResponse(_CONTINUE.format(url=html.escape(url)), headers=kept)
         return RedirectResponse(url, HTTPStatus.SEE_OTHER, headers={"Cache-Control": "no-store"})
 
     def _page_of(self, scope: Scope, headers: Headers) -> str:
@@ -266,9 +266,7 @@ async def _exchanged(
             f"the token {holder.name!r} is a worker's, and workers have no pages: sign in with the "
             "token of a viewer, a submitter or an admin"
         )
-    own = store.by(
-        Actor(name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64])
-    )
+    own = store.by(record_of(Actor, holder, address=address[:64]))
     if of_code is not None:
         return await run_in_threadpool(own.sign_ins.exchange_code, hashed)
     return await run_in_threadpool(own.sign_ins.create_session, token_hash)
@@ -294,11 +292,6 @@ def _unauthorized(why: str) -> Response:
         "file, `layout-tuner token create` makes more)",
         headers={"WWW-Authenticate": 'Bearer realm="layout-tuner"'},
     )
-
-
-def _token_in(authorization: str) -> bytes | None:
-    scheme, _, given = authorization.encode("latin-1").partition(b" ")
-    return given.strip() if scheme.lower() == b"bearer" else None
 
 
 def _is_form_of_page(scope: Scope, headers: Headers) -> bool:

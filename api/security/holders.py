@@ -17,6 +17,7 @@ from results_db.access.sign_ins import SESSION_IDLE_LIFE
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.actor import TokenRole
 from results_db.records import CampaignRecord
+from results_db.rows import record_of
 from results_db.store import Store
 from search_spaces.connection.outage_log import OutageLog
 
@@ -137,9 +138,7 @@ class SessionBook:
 def _holder(record: TokenRecord | None) -> Holder | None:
     if record is None or record.revoked_at is not None:
         return None
-    return Holder(
-        name=record.name, role=record.role, token_id=record.id, expires_at=record.expires_at
-    )
+    return record_of(Holder, record, token_id=record.id)
 
 
 @asynccontextmanager

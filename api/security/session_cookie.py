@@ -8,7 +8,6 @@ random bits in each page, so that a compressed page does not leak it (BREACH).
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -45,12 +44,9 @@ class SessionCookie:
 
     def secret(self, scope: Scope) -> str | None:
         """The secret in the cookie of a request; None: there is no cookie, or no secret in it."""
-        names = self._names(scope)
-        found: dict[str, str] = {}
-        for name, value in _cookies(scope):
-            if name in names and name not in found and _SECRET.fullmatch(value):
-                found[name] = value
-        return next((found[name] for name in names if name in found), None)
+        sent = [(name, value) for name, value in _cookies(scope) if _SECRET.fullmatch(value)]
+        found = dict(reversed(sent))  # the first of a name
+        return next((found[name] for name in self._names(scope) if name in found), None)
 
     def put(self, scope: Scope, response: Response, secret: str) -> None:
         is_secure = _is_https(scope, self.is_behind_proxy)
@@ -107,8 +103,8 @@ def is_form_token(secret: str, token: object) -> bool:
     if not isinstance(token, str):
         return False
     try:
-        decoded = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
-    except (UnicodeEncodeError, binascii.Error, ValueError):
+        decoded = base64.b64decode(token, altchars=b"-_", validate=True)
+    except ValueError:
         return False
     if len(decoded) != 2 * _MASK_BYTES:
         return False

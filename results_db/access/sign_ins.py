@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from sqlalchemy import Delete, delete, select, update
+from sqlalchemy import Delete, Select, delete, select
 from sqlalchemy.orm import Session
 
 from results_db.access.tokens import hash_of_token
@@ -96,13 +96,8 @@ class SignIns(StoreSection):
 
     def sessions_by_hash(self, secret_hashes: Collection[str]) -> dict[str, BrowserSession]:
         """Those of these sessions that exist and have not ended."""
-        query = select(BrowserSignIn).where(
-            BrowserSignIn.secret_hash.in_(secret_hashes),
-            BrowserSignIn.kind == "session",
-            BrowserSignIn.expires_at > self._clock(),
-        )
         with self._db.read() as session:
-            rows = session.scalars(query)
+            rows = session.scalars(_sessions(secret_hashes, self._clock()))
             return {row.secret_hash: record_of(BrowserSession, row) for row in rows}
 
     @retried
@@ -110,22 +105,10 @@ class SignIns(StoreSection):
         """Records that these sessions were used now."""
         now = self._clock()
         with self._db.write() as session:
-            # In one order, so that two processes cannot deadlock.
-            for secret_hash in sorted(secret_hashes):
-                created_at = session.scalar(
-                    select(BrowserSignIn.created_at).where(
-                        BrowserSignIn.secret_hash == secret_hash,
-                        BrowserSignIn.kind == "session",
-                        BrowserSignIn.expires_at > now,
-                    )
-                )
-                if created_at is not None:
-                    expires_at = min(now + SESSION_IDLE_LIFE, created_at + SESSION_LIFE)
-                    session.execute(
-                        update(BrowserSignIn)
-                        .where(BrowserSignIn.secret_hash == secret_hash)
-                        .values(expires_at=expires_at)
-                    )
+            # Locked in one order, so that two processes cannot deadlock.
+            query = _sessions(secret_hashes, now).order_by(BrowserSignIn.secret_hash)
+            for row in session.scalars(query.with_for_update()):
+                row.expires_at = min(now + SESSION_IDLE_LIFE, row.created_at + SESSION_LIFE)
 
     def end_session(self, secret_hash: str) -> None:
         """Ends a session; ending it again changes nothing."""
@@ -171,6 +154,15 @@ def _add(
     session.add(row)
     session.flush()
     return secret
+
+
+def _sessions(secret_hashes: Collection[str], now: datetime) -> Select[BrowserSignIn]:
+    """Those of these sessions that have not ended."""
+    return select(BrowserSignIn).where(
+        BrowserSignIn.secret_hash.in_(secret_hashes),
+        BrowserSignIn.kind == "session",
+        BrowserSignIn.expires_at > now,
+    )
 
 
 def _row(secret_hash: str) -> Delete:

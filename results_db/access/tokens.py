@@ -16,11 +16,9 @@ from datetime import datetime, timedelta
 from typing import Final, Unpack
 
 from sqlalchemy import delete, or_, select, update
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from results_db.actor import TokenRole
-from results_db.database.database import breaks_unique
+from results_db.database.database import refused_unless_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
 from results_db.models.service_tables import AuditRow, BrowserSignIn, TokenRow
@@ -100,8 +98,13 @@ class Access(StoreSection):
             expires_at=expires_at,
         )
         with self._db.write() as session:
-            _revoke_expired(session, name, now)
-            _add(session, row)
+            live = (TokenRow.name == name, TokenRow.revoked_at.is_(None))
+            expired = update(TokenRow).where(*live, TokenRow.expires_at <= now)
+            session.execute(expired.values(revoked_at=now))
+            session.add(row)
+            taken = f"a token named {name!r} is valid; revoke it first, or choose another name"
+            with refused_unless_unique(TokenDuplicateError(taken), "tokens", "name", only="live"):
+                session.flush()
             until = expires_at.isoformat() if expires_at else None
             self._audit(session, "token.create", "token", name, role=role, expires_at=until)
             return record_of(TokenRecord, row), token
@@ -201,23 +204,3 @@ def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> No
             f"expires_at={expires_at.isoformat()} is not within the next {MAX_LIFE.days} days; "
             "leave it out for a token that does not expire"
         )
-
-
-def _revoke_expired(session: Session, name: str, now: datetime) -> None:
-    session.execute(
-        update(TokenRow)
-        .where(TokenRow.name == name, TokenRow.revoked_at.is_(None), TokenRow.expires_at <= now)
-        .values(revoked_at=now)
-    )
-
-
-def _add(session: Session, row: TokenRow) -> None:
-    session.add(row)
-    try:
-        session.flush()
-    except IntegrityError as error:
-        if not breaks_unique(error, "tokens", "name", only="live"):
-            raise
-        raise TokenDuplicateError(
-            f"a token named {row.name!r} is valid; revoke it first, or choose another name"
-        ) from error

@@ -104,8 +104,9 @@ def new_file(path: Path) -> Iterator[Path]:
             part.replace(path)
             _sync(path.parent)
         finally:
-            for leftover in (part, *_beside(part)):
-                leftover.unlink(missing_ok=True)
+            # SQLite keeps the others beside an open database.
+            for end in ("", "-wal", "-shm", "-journal"):
+                part.with_name(part.name + end).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -235,11 +236,6 @@ def count_rows(path: Path) -> tuple[int, int]:
         (campaigns,) = connection.execute("SELECT count(*) FROM campaigns").fetchone()
         (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
     return campaigns, trials
-
-
-def _beside(path: Path) -> tuple[Path, Path, Path]:
-    """The files that SQLite keeps beside an open database."""
-    return tuple(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))  # type: ignore[return-value]
 
 
 def _sync(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from results_db.database.option import database_option
+from results_db.database.option import database_option, keep_option
 from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
 
@@ -25,7 +25,6 @@ def db() -> None:
 
 
 def _place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options --data-dir and --database."""
     data_dir = click.option(
         "--data-dir",
         type=click.Path(file_okay=False, path_type=Path),
@@ -170,18 +169,9 @@ def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
 
 
 @db.command()
-@click.option(
-    "--keep",
-    "settings",
-    multiple=True,
-    envvar="LAYOUT_TUNER_KEEP",
-    show_envvar=True,
-    metavar="KIND=DAYS",
-    help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
-    "[default: events=30 requests=7, all else for ever]",
-)
+@keep_option
 @_place_options
-def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None) -> None:
+def prune(keep: tuple[str, ...], data_dir: Path | None, database: str | None) -> None:
     """Delete rows that are older than their retention; the service does the same every hour.
 
     Campaigns, trials and measurements always stay. The space is used again; the file does not
@@ -192,7 +182,7 @@ def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None
     from results_db.store import Store
 
     with _refusals_as_messages():
-        retention = Retention.read(settings)
+        retention = Retention.read(keep)
         url = _url(data_dir, database)
         migrate.check(url)
         with closing(Store(url)) as store:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sqlalchemy import delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
+from results_db.models.base import insert_many
 from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
 from search_spaces.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
 from search_spaces.trainers.simulator import SIMULATED_LAUNCHER
@@ -154,10 +155,9 @@ def later(now: datetime, seconds: float | None) -> datetime | None:
 
 def add_nodes(session: Session, worker: WorkerRow, nodes: Sequence[NodeBody]) -> None:
     """Adds the nodes with which a worker registers; their state is not known yet."""
-    if not nodes:
-        return
-    session.execute(
-        insert(AllocationNode),
+    insert_many(
+        session,
+        AllocationNode,
         [
             {
                 "worker_id": worker.id,

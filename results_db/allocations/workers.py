@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, or_, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.allocations.node_status import (
@@ -18,7 +17,7 @@ from results_db.allocations.node_status import (
     later,
     node_orders,
 )
-from results_db.database.database import breaks_unique
+from results_db.database.database import refused_unless_unique
 from results_db.database.locks import FOR_CHANGE, lock_leased, lock_rows
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
@@ -174,15 +173,6 @@ def workers_of_kind(*, is_simulated: bool) -> ColumnElement[bool]:
     return simulated if is_simulated else ~simulated
 
 
-def _same_kind() -> ColumnElement[bool]:
-    """Whether a campaign and a worker are both simulated, or both are not."""
-    both = (
-        campaigns_of_kind(is_simulated=kind) & workers_of_kind(is_simulated=kind)
-        for kind in (True, False)
-    )
-    return or_(*both)
-
-
 class Workers(StoreSection):
     """The store's methods for workers' sessions."""
 
@@ -213,7 +203,10 @@ class Workers(StoreSection):
                 **described,
             )
             session.add(row)
-            _flush_unless_taken(session, worker.name)
+            # A retry ends a session of the same name that started meanwhile.
+            other = DatabaseConflictError(f"another worker registers as {worker.name!r} just now")
+            with refused_unless_unique(other, "workers", "name", only="live"):
+                session.flush()
             add_nodes(session, row, worker.nodes)
             self._audit(
                 session, "worker.register", "worker", row.id, name=worker.name, host=worker.host
@@ -326,10 +319,14 @@ class Workers(StoreSection):
 
     def count_too_large(self, campaign_id: int) -> int:
         """The number of waiting trials of a campaign that fit no live worker."""
+        same_kind = (
+            campaigns_of_kind(is_simulated=kind) & workers_of_kind(is_simulated=kind)
+            for kind in (True, False)
+        )
         can_run_it = exists().where(
             WorkerRow.cluster == Campaign.cluster_name,
             is_there(self._clock()),
-            _same_kind(),
+            or_(*same_kind),
             fits(WorkerRow.num_nodes, WorkerRow.devices_per_node),
         )
         query = (
@@ -349,16 +346,6 @@ def _end_in_order(session: Session, worker: WorkerRow, now: datetime, why: str) 
             attempt.seen_at = now
             return_attempt(campaign, trial, attempt, now, why)
     worker.ended_at = now
-
-
-def _flush_unless_taken(session: Session, name: str) -> None:
-    """Writes a new session; if one of the same name started meanwhile, a retry ends that one."""
-    try:
-        session.flush()
-    except IntegrityError as error:
-        if not breaks_unique(error, "workers", "name", only="live"):
-            raise
-        raise DatabaseConflictError(f"another worker registers as {name!r} just now") from error
 
 
 def fits(

@@ -12,13 +12,12 @@ from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, String, delete, func, or_, select
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
 from results_db.campaigns.start_from import may_calibrate
-from results_db.database.database import breaks_unique
+from results_db.database.database import refused_unless_unique
 from results_db.database.events import emit
 from results_db.database.locks import lock_campaign, lock_rows
 from results_db.database.retry import retried
@@ -77,14 +76,9 @@ one request succeeds, so that this many campaigns can be created at once."""
 def add_campaign(session: Session, row: Campaign) -> None:
     """Writes a campaign, whose row gets an id; CampaignDuplicateError if the name is taken."""
     session.add(row)
-    try:
+    taken = f"a campaign named {row.name!r} exists already; choose another name"
+    with refused_unless_unique(CampaignDuplicateError(taken), "campaigns", "name"):
         session.flush()
-    except IntegrityError as error:
-        if not breaks_unique(error, "campaigns", "name"):
-            raise
-        raise CampaignDuplicateError(
-            f"a campaign named {row.name!r} exists already; choose another name"
-        ) from error
 
 
 class _NameTakenMeanwhileError(CampaignDuplicateError):
@@ -306,7 +300,7 @@ class Campaigns(StoreSection):
             CampaignStateError: it is not RUNNING, or its budget was changed meanwhile by a user, or
                 the state is not final.
         """
-        if state not in ("COMPLETED", "FAILED", "CANCELLED"):
+        if state not in ENDED_CAMPAIGN_STATES:
             raise CampaignStateError(f"{state} does not end a campaign")
         now = self._clock()
         with self._db.write() as session:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from results_db.errors import IdempotencyKeyInUseError, IdempotencyKeyReusedError
 from results_db.models.service_tables import IdempotencyKey
 from results_db.models.tables import Campaign
+from results_db.rows import columns_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +46,8 @@ def keep_key(
     session: Session, actor: str, request: RequestKey, campaign_id: int, now: datetime
 ) -> None:
     """Writes the key in the transaction that creates the campaign; see `Campaigns.create`."""
-    session.add(
-        IdempotencyKey(
-            actor=actor,
-            key=request.key,
-            request_hash=request.request_hash,
-            campaign_id=campaign_id,
-            created_at=now,
-        )
-    )
+    columns = columns_of(request, actor=actor, campaign_id=campaign_id, created_at=now)
+    session.add(IdempotencyKey(**columns))
     try:
         session.flush()
     except IntegrityError as error:

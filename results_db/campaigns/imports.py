@@ -15,6 +15,7 @@ from results_db.campaigns.campaigns import add_campaign
 from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignNotFoundError
+from results_db.models.base import insert_many
 from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord
 from results_db.rows import campaign_record, layout_columns, trial_layout
@@ -65,9 +66,7 @@ class Imports(StoreSection):
 
     def source(self, campaign_id: int) -> str | None:
         """Where the rows of an imported campaign come from; None: it ran here."""
-        with self._db.read() as session:
-            row = session.get(Import, campaign_id)
-            return None if row is None else row.source
+        return self._scalar(select(Import.source).where(Import.campaign_id == campaign_id))
 
     def table(self, campaign_id: int) -> MeasurementTable:
         """An imported campaign's table, one cell; CampaignNotFoundError if there is none."""
@@ -129,24 +128,30 @@ def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: dateti
     num_runs: Counter[Layout] = Counter()
     trials: list[dict[str, Any]] = []
     for number, row in enumerate(cell.rows, 1):
-        trial = _trial(row, campaign_id=campaign_id, number=number, now=now)
-        trial["repeat_index"] = num_runs[row.layout]
-        trial["first_number"] = first_number.get(row.layout)
-        trials.append(trial)
+        state, reason, message = _ENDS[row.status]
+        trial = {
+            "campaign_id": campaign_id,
+            "number": number,
+            "state": state,
+            "reason": reason,
+            "message": message,
+            "created_at": now,
+            "ended_at": now,
+            "ended_seq": number,
+            "repeat_index": num_runs[row.layout],
+            "first_number": first_number.get(row.layout),
+        }
+        trials.append(trial | layout_columns(row.layout))
         first_number.setdefault(row.layout, number)
         num_runs[row.layout] += 1
     session.connection().execute(_insert_trial(campaign_id, trials[0]), trials)
     query = select(Trial.number, Trial.id).where(Trial.campaign_id == campaign_id)
     ids = {row.number: row.id for row in session.execute(query)}
     numbered = [(ids[number], row) for number, row in enumerate(cell.rows, 1)]
-    session.execute(insert(ImportedRow), [_imported_row(id_, row) for id_, row in numbered])
-    measured = [
-        _measurement(id_, campaign_id, row, cell)
-        for id_, row in numbered
-        if row.status == "completed"
-    ]
-    if measured:
-        session.execute(insert(MeasurementRow), measured)
+    insert_many(session, ImportedRow, [_imported_row(id_, row) for id_, row in numbered])
+    completed = [(id_, row) for id_, row in numbered if row.status == "completed"]
+    measured = [_measurement(id_, campaign_id, row, cell) for id_, row in completed]
+    insert_many(session, MeasurementRow, measured)
 
 
 def _insert_trial(campaign_id: int, example: Mapping[str, Any]) -> Insert:
@@ -156,21 +161,6 @@ def _insert_trial(campaign_id: int, example: Mapping[str, Any]) -> Insert:
     )
     told: dict[str, Any] = {name: bindparam(name) for name in example if name != "first_number"}
     return insert(Trial).values(**told, repeat_of=first.scalar_subquery())
-
-
-def _trial(row: TableRow, *, campaign_id: int, number: int, now: datetime) -> dict[str, Any]:
-    state, reason, message = _ENDS[row.status]
-    return {
-        "campaign_id": campaign_id,
-        "number": number,
-        "state": state,
-        "reason": reason,
-        "message": message,
-        "created_at": now,
-        "ended_at": now,
-        "ended_seq": number,
-        **layout_columns(row.layout),
-    }
 
 
 def _imported_row(trial_id: int, row: TableRow) -> dict[str, Any]:

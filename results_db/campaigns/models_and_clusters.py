@@ -91,7 +91,11 @@ class Descriptions(StoreSection):
                 session.add(row)
             self._refuse_others(kind, row)
             row.description, row.notes, row.updated_at = dict(description), notes, now
-            _write(session, kind, name)
+            try:
+                session.flush()
+            except IntegrityError as error:
+                # Two requests created it at once: the other's row exists now, and can be replaced.
+                raise DatabaseConflictError(f"{kind} {name!r} was put at the same time") from error
             self._audit(session, f"{kind}.put", kind, name, new=is_new)
             return record_of(DescriptionRecord, row), is_new
 
@@ -125,14 +129,6 @@ def _row(
     if row is None:
         raise DescriptionNotFoundError(f"there is no {kind} named {name!r}")
     return row
-
-
-def _write(session: Session, kind: DescriptionKind, name: str) -> None:
-    try:
-        session.flush()
-    except IntegrityError as error:
-        # Two requests created it at once: the other one's row exists now, and can be replaced.
-        raise DatabaseConflictError(f"{kind} {name!r} was put at the same time") from error
 
 
 def _refuse_more(session: Session, kind: DescriptionKind) -> None:

@@ -18,7 +18,7 @@ from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
 from results_db.records import CampaignRecord
-from results_db.rows import trial_layout
+from results_db.rows import record_of, trial_layout
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import ObservationState
 from search_spaces.campaigns.fidelity import with_layers
@@ -261,14 +261,12 @@ def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
     cluster_of = {key: Cluster.from_mapping(cluster) for key, cluster in clusters.items()}
     return Knowledge(
         samples=tuple(
-            Sample(
+            record_of(
+                Sample,
+                trial,
                 model=model_of[id(trial.model), trial.num_layers],
                 cluster=cluster_of[id(trial.cluster)],
-                layout=trial.layout,
                 state=_SAMPLE_STATES[trial.state],
-                step_time_s=trial.step_time_s,
-                peak_memory_bytes=trial.peak_memory_bytes,
-                software=trial.software,
             )
             for trial in known
         )

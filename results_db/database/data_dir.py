@@ -123,20 +123,17 @@ class DataDir:
             DataDirLockedError: another process holds it, and has for `wait_s` seconds.
         """
         deadline = time.monotonic() + wait_s
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         with (self.path / f"{name}.lock").open("a+") as file:
-            while not _try_lock(file.fileno(), shared=shared):
-                if time.monotonic() >= deadline:
-                    raise DataDirLockedError(
-                        f"another process holds the {name} lock of the data directory {self.path}; "
-                        "end it, or choose another directory with --data-dir"
-                    )
+            while True:
+                try:
+                    fcntl.flock(file, kind | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise DataDirLockedError(
+                            f"another process holds the {name} lock of the data directory "
+                            f"{self.path}; end it, or choose another directory with --data-dir"
+                        ) from error
                 time.sleep(_LOCK_POLL_S)
             yield
-
-
-def _try_lock(descriptor: int, *, shared: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -122,18 +122,27 @@ def rows_deleted(session: Session, statement: Delete) -> int:
     return cast("CursorResult[Any]", done).rowcount
 
 
-def breaks_unique(error: IntegrityError, table: str, *columns: str, only: str = "") -> bool:
-    """Whether a statement failed because these columns must be unique together.
+@contextmanager
+def refused_unless_unique(
+    refusal: ResultsDbError, table: str, *columns: str, only: str = ""
+) -> Iterator[None]:
+    """Raises the refusal if a statement fails because these columns must be unique together.
 
     `only` names the rows of a constraint that is on some rows.
     """
-    diagnostics = getattr(error.orig, "diag", None)
-    if diagnostics is not None:
-        # PostgreSQL names the constraint; `models.Base` gives it its name.
-        name = "_".join(filter(None, ("uq", table, *columns, only)))
-        return bool(diagnostics.constraint_name == name)
-    named = ", ".join(f"{table}.{column}" for column in columns)
-    return str(error.orig) == f"UNIQUE constraint failed: {named}"
+    try:
+        yield
+    except IntegrityError as error:
+        if (diagnostics := getattr(error.orig, "diag", None)) is not None:
+            # PostgreSQL names the constraint; `models.Base` gives it its name.
+            name = "_".join(filter(None, ("uq", table, *columns, only)))
+            is_broken = diagnostics.constraint_name == name
+        else:
+            named = ", ".join(f"{table}.{column}" for column in columns)
+            is_broken = str(error.orig) == f"UNIQUE constraint failed: {named}"
+        if is_broken:
+            raise refusal from error
+        raise
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from results_db.errors import campaign_not_found
+from results_db.errors import TrialNotFoundError, campaign_not_found
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Campaign, Trial
 
@@ -46,14 +46,15 @@ def lock_rows(session: Session, kind: type[R], *which: ColumnElement[bool]) -> S
     return session.scalars(locked, execution_options=_NOW).all()
 
 
-def lock_trial(
-    session: Session, trial_id: int, *options: Any
-) -> tuple[Campaign | None, Trial | None]:
-    """The rows of a trial's campaign and of the trial, locked; None when there is no such trial."""
+def lock_trial(session: Session, trial_id: int, *options: Any) -> tuple[Campaign, Trial]:
+    """A trial's campaign and the trial, both locked; TrialNotFoundError when there is none."""
     of_trial = select(Trial.campaign_id).where(Trial.id == trial_id).scalar_subquery()
-    (campaign,) = lock_rows(session, Campaign, Campaign.id == of_trial) or (None,)
+    campaigns = lock_rows(session, Campaign, Campaign.id == of_trial)
     lock = {**FOR_CHANGE, "of": Trial}
-    return campaign, session.get(Trial, trial_id, with_for_update=lock, options=options)
+    trial = session.get(Trial, trial_id, with_for_update=lock, options=options)
+    if not campaigns or trial is None:
+        raise TrialNotFoundError(f"there is no trial {trial_id}")
+    return campaigns[0], trial
 
 
 def lock_leased(

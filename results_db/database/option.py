@@ -1,4 +1,4 @@
-"""The option that names the database; every command that opens one takes it.
+"""Options of several commands: which database they open, and how long its rows are kept.
 
 It imports nothing heavy, so that `--help` is fast.
 """
@@ -18,4 +18,14 @@ database_option = click.option(
         f"With a password, better as ${DATABASE_VARIABLE} or in ~/.pgpass.  "
         "[default: SQLite in the data directory]"
     ),
+)
+
+keep_option = click.option(
+    "--keep",
+    multiple=True,
+    envvar="LAYOUT_TUNER_KEEP",
+    show_envvar=True,
+    metavar="KIND=DAYS",
+    help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
+    "[default: events=30 requests=7, all else for ever]",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Select, func, insert, select
@@ -25,7 +25,7 @@ class DatabaseClock:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._read_at = self._ask()
+        self.ask()
 
     def __call__(self) -> datetime:
         """The time, without a query."""
@@ -38,23 +38,16 @@ class DatabaseClock:
         Raises:
             DatabaseUnavailableError: it does not answer; the clock continues as before.
         """
-        self._read_at = self._ask()
-
-    def _ask(self) -> tuple[datetime, float]:
         with self._database.read() as session:
             before = time.monotonic()
             server_time = session.execute(select(func.clock_timestamp())).scalar_one()
-            return server_time, (before + time.monotonic()) / 2
+            self._read_at: tuple[datetime, float] = server_time, (before + time.monotonic()) / 2
 
 
 T = TypeVar("T")
 
 Clock = Callable[[], datetime]
 """Returns the time, with a time zone; tests replace it."""
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class StoreSection:

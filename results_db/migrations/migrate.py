@@ -38,7 +38,9 @@ def upgrade(url: str, revision: str = "head") -> None:
     """
     with closing(Database(url)) as database:
         event.listen(database.engine, "connect", _disable_foreign_keys)
-        if not _is_at_head(database):
+        with database.read() as session:
+            is_at_head = _known_revision(session.connection()) == head()
+        if not is_at_head:
             with database.write() as session:
                 upgrade_within(session.connection(), revision)
 
@@ -118,11 +120,6 @@ def _refuse_orphans(connection: Connection) -> None:
             f"row {orphan[1]} of {orphan[0]} refers to a row of {orphan[2]} that is not there; the "
             "database is left as it was: restore a backup of it"
         )
-
-
-def _is_at_head(database: Database) -> bool:
-    with database.read() as session:
-        return _known_revision(session.connection()) == head()
 
 
 def _known_revision(connection: Connection) -> str | None:

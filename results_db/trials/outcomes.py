@@ -50,7 +50,6 @@ from results_db.trials.outcome_checks import (
     refuse_other_lease,
     refuse_other_probe,
 )
-from search_spaces.protocol.measurement import Measurement
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import TrialState
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport
@@ -211,7 +210,12 @@ class OutcomeBatch:
         attempt.ending = "reported"
         attempt.ended_at = attempt.seen_at = self._now
         if teaches_nothing:
-            _give_back(campaign, trial, outcome, self._now)
+            said = outcome.message
+            if outcome.reason == "node_lost":
+                why = said or "a node was lost"
+                count_lost_attempt(campaign, trial, self._now, why, node=outcome.node)
+            else:
+                put_back_or_cancel(campaign, trial, self._now, said or "stopped by its worker")
             if trial.state in ENDED_TRIAL_STATES:
                 self._keep(trial, outcome)
             return True
@@ -222,10 +226,6 @@ class OutcomeBatch:
         if was_lost:
             # The attempt was not lost after all.
             trial.lost_attempts -= 1
-        self._end_trial(campaign, trial, outcome)
-        return True
-
-    def _end_trial(self, campaign: Campaign, trial: Trial, outcome: Outcome) -> None:
         end_trial(
             campaign,
             trial,
@@ -238,6 +238,7 @@ class OutcomeBatch:
         if outcome.measurement is not None:
             self._measured[campaign.id].append(trial)
         self._keep(trial, outcome)
+        return True
 
     def _keep(self, trial: Trial, outcome: Outcome) -> None:
         """Adds the rows of an outcome besides the trial's own row."""
@@ -246,12 +247,10 @@ class OutcomeBatch:
             self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
         if outcome.environment is not None:
             self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
-        if outcome.measurement is not None:
-            trial.iterations_done = len(outcome.measurement.iterations)
-            self._keep_measurement(trial, outcome.measurement)
-
-    def _keep_measurement(self, trial: Trial, measured: Measurement) -> None:
-        of_trial = {"trial_id": trial.id}
+        measured = outcome.measurement
+        if measured is None:
+            return
+        trial.iterations_done = len(measured.iterations)
         self._rows[MeasurementRow].append(
             {**of_trial, "campaign_id": trial.campaign_id}
             | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
@@ -267,14 +266,6 @@ class OutcomeBatch:
         self._rows[IterationRow] += [
             of_trial | columns_of(iteration) for iteration in measured.iterations
         ]
-
-
-def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:
-    if outcome.reason == "node_lost":
-        why = outcome.message or "a node was lost"
-        count_lost_attempt(campaign, trial, now, why, node=outcome.node)
-    else:
-        put_back_or_cancel(campaign, trial, now, outcome.message or "stopped by its worker")
 
 
 def _digest(report: OutcomeReport) -> str:

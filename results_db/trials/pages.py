@@ -25,7 +25,6 @@ from results_db.trials.filter import (
     EVERY_TRIAL,
     KNOWN_AT_THE_END,
     PageEnd,
-    SortKey,
     TrialFilter,
     TrialOrder,
 )
@@ -111,50 +110,57 @@ class TrialPages(StoreSection):
         return min(found, MAX_COUNTED), found <= MAX_COUNTED
 
 
+@dataclass(frozen=True, slots=True)
 class _TrialList:
     """The two parts of a list, as queries for ids and values."""
 
-    def __init__(
-        self, campaign_id: int, wanted: TrialFilter, order: TrialOrder, ended_seq: int
-    ) -> None:
-        self._campaign_id = campaign_id
-        self._wanted = wanted
-        self._order = order
-        self._ended_seq = ended_seq
-        self._key = _key_column(order.key)
+    campaign_id: int
+    wanted: TrialFilter
+    order: TrialOrder
+    ended_seq: int
+
+    @property
+    def _key(self) -> ColumnElement[Any]:
+        """The sort key in SQL: always a number, since databases order words differently."""
+        key = self.order.key
+        if key in METRICS:
+            return metric_column(key)
+        if key == "ended_at":
+            return Trial.ended_seq  # type: ignore[return-value]
+        return knob_number(key, getattr(Trial, key))
 
     @property
     def has_valueless(self) -> bool:
         """Whether trials may lack a value of the key."""
-        return self._order.key in KNOWN_AT_THE_END
+        return self.order.key in KNOWN_AT_THE_END
 
     def valued(self, edge: PageEnd | None, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
         """The trials with a value, after the end of a page; backward: before its start."""
         query = select(Trial.id, self._key).where(
-            Trial.campaign_id == self._campaign_id, *conditions(self._wanted)
+            Trial.campaign_id == self.campaign_id, *conditions(self.wanted)
         )
         if self._needs_measurement:
             query = query.join(MeasurementRow, MeasurementRow.trial_id == Trial.id).where(
-                MeasurementRow.campaign_id == self._campaign_id
+                MeasurementRow.campaign_id == self.campaign_id
             )
         if self.has_valueless:
-            query = query.where(self._key.is_not(None), Trial.ended_seq <= self._ended_seq)
+            query = query.where(self._key.is_not(None), Trial.ended_seq <= self.ended_seq)
         if edge is not None:
             query = query.where(self._is_beyond(edge, backward=backward))
         if backward:
-            key = self._key.asc() if self._order.descending else self._key.desc()
+            key = self._key.asc() if self.order.descending else self._key.desc()
             return query.order_by(key, Trial.id.desc())
-        key = self._key.desc() if self._order.descending else self._key.asc()
+        key = self._key.desc() if self.order.descending else self._key.asc()
         return query.order_by(key, Trial.id)
 
     def valueless(self, edge_id: int, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
         """The trials without a value, now or when the first page was read; see `valued`."""
         query = select(Trial.id, cast(None, Integer)).where(
-            Trial.campaign_id == self._campaign_id,
+            Trial.campaign_id == self.campaign_id,
             Trial.id < edge_id if backward else Trial.id > edge_id,
-            *conditions(self._wanted),
+            *conditions(self.wanted),
         )
-        has_none = [Trial.ended_seq.is_(None), Trial.ended_seq > self._ended_seq]
+        has_none = [Trial.ended_seq.is_(None), Trial.ended_seq > self.ended_seq]
         if self._needs_measurement:
             query = query.outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
             has_none.append(self._key.is_(None))
@@ -162,10 +168,10 @@ class _TrialList:
 
     @property
     def _needs_measurement(self) -> bool:
-        return self._order.key in METRICS or self._wanted.needs_measurement
+        return self.order.key in METRICS or self.wanted.needs_measurement
 
     def _is_beyond(self, edge: PageEnd, *, backward: bool) -> ColumnElement[bool]:
-        is_smaller = self._order.descending != backward
+        is_smaller = self.order.descending != backward
         beyond = self._key < edge.value if is_smaller else self._key > edge.value
         # The first condition follows from the second; with it, an index finds the start.
         reached = self._key <= edge.value if is_smaller else self._key >= edge.value
@@ -201,12 +207,3 @@ def _find_before(
 
 def _rows(session: Session, query: Select[*tuple[Any, ...]]) -> list[_Keyed]:
     return [(trial_id, value) for trial_id, value in session.execute(query)]
-
-
-def _key_column(key: SortKey) -> ColumnElement[Any]:
-    """The sort key in SQL: always a number, since databases order words differently."""
-    if key in METRICS:
-        return metric_column(key)
-    if key == "ended_at":
-        return Trial.ended_seq  # type: ignore[return-value]
-    return knob_number(key, getattr(Trial, key))

@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Select, func, insert, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.database.database import breaks_unique
+from results_db.database.database import refused_unless_unique
 from results_db.database.events import tell
 from results_db.database.locks import lock_campaign, lock_trial
 from results_db.database.retry import retried
@@ -97,25 +96,23 @@ class Trials(StoreSection):
             CampaignStateError: the campaign has ended meanwhile.
             TrialDuplicateError: the campaign has a trial of this layout.
         """
-        try:
-            with self._db.write() as session:
-                campaign = lock_campaign(session, campaign_id)
-                columns = layout_columns(layout)
-                if fidelity is not None:
-                    model = ModelShape.from_mapping(campaign.spec["model"])
-                    columns = cheap_columns(layout, fidelity, model)
-                trial = add_row(session, campaign, columns, self._clock())
-                if prediction is not None:
-                    columns = columns_of(prediction, trial_id=trial.id)
-                    session.execute(insert(PredictionRow).values(columns))
-                return trial_record(trial)
-        except IntegrityError as error:
-            if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):
-                raise
-            part = "" if fidelity is None else " at the same fidelity"
-            raise TrialDuplicateError(
-                f"campaign {campaign_id} has a trial of {layout.key}{part} already"
-            ) from error
+        part = "" if fidelity is None else " at the same fidelity"
+        known = f"campaign {campaign_id} has a trial of {layout.key}{part} already"
+        key = ("campaign_id", "layout_key", "repeat_index")
+        with (
+            refused_unless_unique(TrialDuplicateError(known), "trials", *key),
+            self._db.write() as session,
+        ):
+            campaign = lock_campaign(session, campaign_id)
+            columns = layout_columns(layout)
+            if fidelity is not None:
+                model = ModelShape.from_mapping(campaign.spec["model"])
+                columns = cheap_columns(layout, fidelity, model)
+            trial = add_row(session, campaign, columns, self._clock())
+            if prediction is not None:
+                columns = columns_of(prediction, trial_id=trial.id)
+                session.execute(insert(PredictionRow).values(columns))
+            return trial_record(trial)
 
     def get(self, trial_id: int) -> TrialRecord:
         with self._db.read() as session:
@@ -306,7 +303,7 @@ class Trials(StoreSection):
             CampaignStateError: its campaign has ended.
         """
         with self._db.write() as session:
-            campaign, trial = _locked(session, trial_id)
+            campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
             if trial.state not in ENDED_TRIAL_STATES:
                 raise TrialStateError(
                     f"{trial_words(campaign, trial)} is {trial.state}; only an ended trial is repeated"
@@ -323,7 +320,7 @@ class Trials(StoreSection):
         """
         assert 1 <= times <= MAX_TIMES, f"{times} times"
         with self._db.write() as session:
-            campaign, trial = _locked(session, trial_id)
+            campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
             if trial.state != "COMPLETED":
                 remedy = "requeue it" if trial.state in _NOT_MEASURED else "wait for its end"
                 raise TrialStateError(
@@ -344,7 +341,7 @@ class Trials(StoreSection):
             CampaignStateError: its campaign has ended.
         """
         with self._db.write() as session:
-            campaign, trial = _locked(session, trial_id)
+            campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
             if trial.state not in _NOT_MEASURED:
                 remedy = "repeat it" if trial.state == "COMPLETED" else "it goes on"
                 raise TrialStateError(
@@ -364,7 +361,7 @@ class Trials(StoreSection):
             TrialStateError: it has ended in another way.
         """
         with self._db.write() as session:
-            campaign, trial = _locked(session, trial_id)
+            campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
             if trial.state in ENDED_TRIAL_STATES and trial.state != "CANCELLED":
                 raise TrialStateError(
                     f"{trial_words(campaign, trial)} has ended: it is {trial.state}"
@@ -441,14 +438,6 @@ def by_id(session: Session, trial_id: int) -> Trial:
     if trial is None:
         raise TrialNotFoundError(f"there is no trial {trial_id}")
     return trial
-
-
-def _locked(session: Session, trial_id: int) -> tuple[Campaign, Trial]:
-    """A trial and its campaign, both locked; the campaign first."""
-    campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
-    if campaign is None or trial is None:
-        raise TrialNotFoundError(f"there is no trial {trial_id}")
-    return campaign, trial
 
 
 def _refuse_open(session: Session, campaign: Campaign, trial: Trial) -> None:

@@ -10,4 +10,4 @@ def counted(number: int, thing: str) -> str:
 
 def figure(value: float, digits: int = 4) -> str:
     """The digits of a number that people read; a thousand and more are whole."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"

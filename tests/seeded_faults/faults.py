@@ -157,7 +157,7 @@ RESULTS_DB: Final = (
     ),
     Fault(
         name="iterations-pruned-by-creation",
-        function="_campaigns_with_iterations",
+        function="Pruning._prune_iterations",
         before="Campaign.ended_at < before",
         after="Campaign.created_at < before",
         what="Pruning deletes iterations of old campaigns that still run.",

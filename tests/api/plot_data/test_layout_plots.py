@@ -302,7 +302,7 @@ def test_hidden_and_left_out_values_are_told_with_their_number_and_range() -> No
     assert sentence == "One trial, with 5,000 tokens/s, lies beyond the axis."
     (sentence,) = hidden_words(axis_range([*NEAR, *NEAR, 5000.0, 7000.0]), "tokens_per_s")
     assert sentence == "2 trials, with 5,000 to 7,000 tokens/s, lie beyond the axis."
-    assert left_out_words(0, "trials", "the best") == []
+    assert list(left_out_words(0, "trials", "the best")) == []
     (sentence,) = left_out_words(98_000, "layouts", "the best")
     assert sentence.startswith("98,000 layouts are left out: the plot has the best and an even sam")
 
