@@ -420,10 +420,6 @@ class Odd:
         self.api.store.trials.add(self._campaign, Layout(num_microbatches=self._made))
         return f"/v1/trials/{self.api.lease(self._worker)['trial_id']}/outcome"
 
-    def find_all_readable(self) -> None:
-        for path in LISTS:
-            answered(self.http.get(f"/v1/{path}"), 200)
-
     def find_importable(self, name: str) -> None:
         """Measures a trial under the name, unless it is refused; imports the campaign's tables."""
         self._made += 1
@@ -448,26 +444,19 @@ def service(lasting: TestClient) -> Odd:
     return Odd(lasting)
 
 
-def check_batches(service: Odd, number: int) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [8, pytest.param(30, marks=pytest.mark.slow)])
+def test_no_batch_of_odd_documents_is_a_fault_or_breaks_a_list(service: Odd, number: int) -> None:
     @settings(asking, max_examples=number)
     @given(batch=batches())
     def check(batch: tuple[Request, ...]) -> None:
         for request in batch:
             service.send(request)
-        service.find_all_readable()
+        for path in LISTS:
+            answered(service.http.get(f"/v1/{path}"), 200)
 
     check()
     assert {201, 403, 422} <= service.seen, "the documents do not reach far"
-
-
-def test_no_batch_of_odd_documents_is_a_fault_or_breaks_a_list(service: Odd) -> None:
-    check_batches(service, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_no_batch_of_many_is_a_fault_or_breaks_a_list(service: Odd) -> None:
-    check_batches(service, 30)
 
 
 @settings(asking, max_examples=12)
