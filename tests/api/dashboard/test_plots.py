@@ -20,7 +20,6 @@ from tests.api.dashboard.browser import (
     look_at,
 )
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
-from tests.api.plot_data.layout_points import make_model
 from tests.kit.api import HEADERS, answered
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, make_spec, make_worker
@@ -162,7 +161,7 @@ def test_an_outcome_or_a_choice_changes_a_plot_without_loading_the_page(
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     layout = Layout(dp=8, num_microbatches=32)
-    plotted.run_one(layout, completed(layout, tokens_per_s=3000.0, model=make_model()))
+    plotted.run_one(layout, completed(layout, tokens_per_s=3000.0))
     points = page.locator(f"#plot-history {POINTS}")
     expect(points).to_have_count(before + 1)
     expect(page.locator("#about-history")).to_contain_text(f"{TRIALS + 1} trials have ended.")
