@@ -63,17 +63,6 @@ def test_a_lease_waits_for_a_trial_and_is_answered_without_one_after_its_time(ap
     assert (lease["campaign"], lease["number"], lease["attempt"]) == ("waiting", 1, 1)
 
 
-def test_a_waiting_lease_is_answered_when_the_service_ends(
-    http: TestClient, settings: Settings
-) -> None:
-    ending = Api(http)
-    worker = ending.register()
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ending.post, f"/workers/{worker}/leases", {"wait_s": 20})
-        settings.stopping.set()
-        assert asking.result(10) == {"leases": []}
-
-
 def test_a_client_that_hangs_up_gets_no_lease(http: TestClient) -> None:
     here = Place(api := Api(http), "hung-up")
     worker = here.register()
