@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -145,24 +144,12 @@ def test_an_outage_of_the_database_is_two_lines_in_the_log_of_each_process(
 
 
 def _ask_until_refused(http: httpx.Client, times: int) -> None:
-    """Asks from several threads until so many requests were answered that the database is away."""
-    refused = threading.Semaphore(0)
-    give_up_at = time.monotonic() + PATIENCE_S
-    enough = threading.Event()
+    """Asks four times at once until so many requests were answered that the database is away."""
+    statuses: list[int] = []
+    with ThreadPoolExecutor(4) as pool:
 
-    def ask() -> None:
-        while not enough.is_set() and time.monotonic() < give_up_at:
-            answer = http.get("/campaigns")
-            if answer.status_code == 503:
-                refused.release()
+        def are_enough() -> bool:
+            statuses.extend(pool.map(lambda _: http.get("/campaigns").status_code, range(4)))
+            return statuses.count(503) >= times
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(times):
-            assert refused.acquire(timeout=PATIENCE_S)
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join()
+        wait_until("enough are refused", are_enough, PATIENCE_S)
