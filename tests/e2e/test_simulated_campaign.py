@@ -111,11 +111,5 @@ def test_a_measured_campaign_gets_no_simulated_worker_and_knows_no_simulated_tri
         assert campaign["simulated"] is None
         assert campaign["starts_from"] == 0
         assert "no worker of cluster frontier is there" in campaign["progress"]["waiting_reason"]
-        third = {**CAMPAIGN, **changes, "name": "third", "start_from": ["rehearsal"]}
-        refused = simulated.http.post("/campaigns", json=third)
-        answered(refused, 422, "campaign 'rehearsal' is simulated")
-        timed = {**CAMPAIGN, "name": "timed", "budget": {"wall_time": "10m"}}
-        refused = simulated.http.post("/campaigns", json=timed)
-        answered(refused, 422, "a budget of wall time cannot bound")
     finally:
         simulated.http.post("/campaigns/measured/cancel")
