@@ -119,15 +119,15 @@ def url(store: Store) -> Iterator[str]:
         yield url.removesuffix("/v1")
 
 
-def pause_and_resume(store: Store, campaign: int) -> None:
-    for _ in range(ROUNDS):
-        store.campaigns.pause(campaign)
-        store.campaigns.resume(campaign)
-
-
 def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store) -> None:
     campaign = make_campaign(store)
-    writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
+
+    def pause_and_resume() -> None:
+        for _ in range(ROUNDS):
+            store.campaigns.pause(campaign)
+            store.campaigns.resume(campaign)
+
+    writing = threading.Thread(target=pause_and_resume)
     with Client(url, TOKEN) as client:
         events = client.campaign_events("first", after=0)
         heard = [next(events)]
