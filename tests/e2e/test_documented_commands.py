@@ -111,8 +111,7 @@ def _environment(home: Path, mark: str) -> dict[str, str]:
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 def _logs(home: Path) -> str:

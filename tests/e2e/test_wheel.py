@@ -116,12 +116,11 @@ def full(wheel: Path, tmp_path: Path) -> Installed:
 
 def homes(installed: Installed) -> dict[str, str]:
     """The folder that each of our packages is imported from."""
-    found: dict[str, str] = installed.evaluate(
+    return installed.evaluate(
         "import importlib, json, pathlib\n"
         f"modules = [importlib.import_module(name) for name in {PACKAGES}]\n"
         "print(json.dumps({m.__name__: str(pathlib.Path(m.__file__).parents[1]) for m in modules}))"
     )
-    return found
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_licence(wheel: Path) -> None:

@@ -175,7 +175,6 @@ def plotted_service(database_url: str, *, trials: int) -> Iterator[Plotted]:
         plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)
         # As the driver does.
         winner = store.leaderboard.winner(plotted.campaign_id, OBJECTIVE)
-        assert winner is not None
         importances = {"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15}
         figures = {"objective": OBJECTIVE, "importances": importances, "steps": ()}
         store.reports.keep_analysis(plotted.campaign_id, make_analysis(winner.trial.id, **figures))

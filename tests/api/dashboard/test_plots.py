@@ -63,8 +63,7 @@ def count(page: Page, name: str, which: str = POINTS) -> int:
 def figure(plotted: Plotted, name: str, **query: str) -> dict[str, Any]:
     """The data of a plot."""
     path = f"/campaigns/plotted/figures/{name}.json?{httpx.QueryParams(query)}"
-    found: dict[str, Any] = json.loads(page_of(plotted, path))
-    return found
+    return json.loads(page_of(plotted, path))
 
 
 def number_of_points(found: dict[str, Any]) -> int:
@@ -119,7 +118,6 @@ def test_plots_are_loaded_once_in_view_drawn_again_after_a_gap_and_lead_to_trial
     page.route("**/trials/*", lambda route: (opened.append(route.request.url), route.abort()))
     point = page.locator("#plot-history .scatterlayer .points path.point").first
     box = point.bounding_box()
-    assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.wait_for_selector("#plot-history .hoverlayer .hovertext")
     page.mouse.down()

@@ -56,7 +56,6 @@ def test_two_services_share_campaigns_and_workers(
     data = DataDir(tmp_path / "data")
     for service in services:
         found = find_service(data.path, pid=service.service["pid"])
-        assert found is not None
         assert found.url == service.url
     first.end(signal.SIGKILL)
     listed = run_command("campaign", "list", "--json", "--data-dir", str(data.path))

@@ -120,7 +120,6 @@ def _refuse_what_is_not_trusted(
 
 def _address(served: ServeProcess) -> tuple[str, int]:
     url = httpx.URL(served.url)
-    assert url.port is not None
     return url.host, url.port
 
 
