@@ -138,7 +138,6 @@ class Namespace:
     def __init__(self) -> None:
         name = uuid.uuid4().hex[:6]
         self.name, self._link, peer = f"lt-{name}", f"lth{name}", f"ltn{name}"
-        self._peer = peer
         net = f"10.213.{int(name[:2], 16)}.{int(name[2:4], 16) & ~3}".rsplit(".", 1)
         self.host = f"{net[0]}.{int(net[1]) + 1}"
         inside = f"{net[0]}.{int(net[1]) + 2}"
