@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,22 +25,22 @@ LEASE_PATIENCE_S = 60.0
 class HeldProbes:
     """Adds probes to a service, and lets them go."""
 
-    def __init__(self, service: LiveService) -> None:
-        self.service = service
+    def __init__(self, service: LiveService, cluster: Any = "local-cpu") -> None:
+        self.service, self._cluster = service, cluster
         self._folder = service.folder / "faults"
         self._folder.mkdir()
         service.environment[FOLDER] = str(self._folder)
 
-    def add(self, seed: int = 0, deadline: str = "120s") -> int:
+    def add(self, seed: int = 0, deadline: str = "120s", layout: Layout = ON_ALL) -> int:
         """Adds a probe with a rank on each device of the machine; the seed determines its fault."""
         probe = {"warmup": 2, "iterations": 2, "deadline": deadline}
-        return self.service.add(ON_ALL, seed=seed, probe=probe)
+        return self.service.add(layout, seed=seed, probe=probe, cluster=self._cluster)
 
-    def hold(self) -> int:
+    def hold(self, layout: Layout = ON_ALL) -> int:
         """A probe that stays in its second iteration; returns once it is there."""
         self._struck(HELD_SEED).unlink(missing_ok=True)
         (self._folder / LET_GO).unlink(missing_ok=True)
-        trial = self.add(HELD_SEED)
+        trial = self.add(HELD_SEED, layout=layout)
         self.wait_until_struck(HELD_SEED)
         wait_until("it has said so", lambda: self.service.trial(trial).trial.iterations_done, 30)
         return trial

@@ -1,16 +1,20 @@
-"""A real worker runs cheap probes, and then a layout in full."""
+"""A real worker runs cheap probes, and then a layout in full; and a probe that others disturb."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.service.live_service import LiveService, wait_until
 from results_db.records import TrialRecord
+from search_spaces.statistics.disturbance import DISTURBED_SHARE
+from tests.e2e.conftest import Service
 from tests.kit.campaigns import space_of
 from tests.tuner.driver.test_cheap_probes import NUM_CHEAP, PartFirst
 from tests.tuner.driver.test_cheap_probes import proposers as proposers
+from tests.workers.busy_cores import busy
 from tuner.driver.driver import Driver
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
@@ -60,3 +64,19 @@ def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(
 
 def _peak(trial: TrialRecord) -> int:
     return trial.measurement.peak_memory_bytes
+
+
+@pytest.mark.nightly
+def test_a_probe_beside_busy_processes_is_marked_on_the_leaderboard(service: Service) -> None:
+    """The fast suite has both halves of the way: the ranks in tests/workers/trainer, and the pages
+    in tests/api/routes/test_disturbed_trials.py.
+    """
+    with busy(os.sched_getaffinity(0), 2):
+        campaign = service.submit(budget={"trials": 1}, stop={"remeasure": 0})["id"]
+        (trial,) = service.wait_for_completed(campaign, 1)
+    assert trial["measurement"]["others_share"] > DISTURBED_SHARE
+    root = str(service.http.base_url).removesuffix("/v1/")
+    page = service.http.get(f"{root}/campaigns/e2e", headers={"Accept": "text/html"})
+    assert '<span class="mark">disturbed</span>' in page.text
+    shown = service.run("trial", "show", "e2e/1").stdout
+    assert "of a device's time, disturbed" in shown
