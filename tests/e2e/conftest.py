@@ -149,30 +149,24 @@ class Service:
     def submit(self, **changes: Any) -> dict[str, Any]:
         answer = self.http.post("/campaigns", json={**CAMPAIGN, **changes})
         assert answer.status_code == 201, answer.text
-        created: dict[str, Any] = answer.json()
-        return created
+        return answer.json()
 
     def trials(self, campaign: str, **query: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get(f"/campaigns/{campaign}/trials", limit=200, **query)[
-            "trials"
-        ]
-        return found
+        return self.get(f"/campaigns/{campaign}/trials", limit=200, **query)["trials"]
 
     def wait_for_completed(self, campaign: str, number: int) -> list[dict[str, Any]]:
         def enough() -> list[dict[str, Any]] | None:
             completed = self.trials(campaign, state="COMPLETED")
             return completed if len(completed) >= number else None
 
-        found: list[dict[str, Any]] = wait_until(f"{number} trials are completed", enough, 90)
-        return found
+        return wait_until(f"{number} trials are completed", enough, 90)
 
     def wait_for_end(self, campaign: str) -> dict[str, Any]:
         def ended() -> dict[str, Any] | None:
             read: dict[str, Any] = self.get(f"/campaigns/{campaign}")
             return read if read["state"] not in ("RUNNING", "PAUSED") else None
 
-        found: dict[str, Any] = wait_until(f"campaign {campaign} has ended", ended, 110)
-        return found
+        return wait_until(f"campaign {campaign} has ended", ended, 110)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of the command line, against this service."""

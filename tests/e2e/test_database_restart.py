@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from benchmarks.service.live_service import LiveProcess, wait_until
@@ -128,7 +126,15 @@ def test_an_outage_of_the_database_is_two_lines_in_the_log_of_each_process(
         before = {process.log: process.log.stat().st_size for process in processes}
         server.stop(signal.SIGQUIT)
         try:
-            _ask_until_refused(service.http, ENOUGH_FAILURES)
+            with ThreadPoolExecutor(4) as pool:
+                statuses: list[int] = []
+
+                def are_refused() -> bool:
+                    asked = pool.map(lambda _: service.http.get("/campaigns"), range(4))
+                    statuses.extend(answer.status_code for answer in asked)
+                    return statuses.count(503) >= ENOUGH_FAILURES
+
+                wait_until("so many are refused", are_refused, PATIENCE_S)
             for process in processes:
                 wait_for_words(process, "cannot be used: ")
         finally:
@@ -142,27 +148,3 @@ def test_an_outage_of_the_database_is_two_lines_in_the_log_of_each_process(
             assert len(lines) == 2, text
             assert "the next line about this is written when it works" in lines[0]
             assert "works again after " in lines[1]
-
-
-def _ask_until_refused(http: httpx.Client, times: int) -> None:
-    """Asks from several threads until so many requests were answered that the database is away."""
-    refused = threading.Semaphore(0)
-    give_up_at = time.monotonic() + PATIENCE_S
-    enough = threading.Event()
-
-    def ask() -> None:
-        while not enough.is_set() and time.monotonic() < give_up_at:
-            answer = http.get("/campaigns")
-            if answer.status_code == 503:
-                refused.release()
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(times):
-            assert refused.acquire(timeout=PATIENCE_S)
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join()

@@ -111,8 +111,7 @@ def _environment(home: Path, mark: str) -> dict[str, str]:
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 def _logs(home: Path) -> str:
@@ -166,15 +165,11 @@ def test_the_notebook_goes_from_a_submission_to_a_winner(service: Any, tmp_path:
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:] + service.logs()
-    printed = _printed(executed)
+    cells = json.loads(executed.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    printed = "".join("".join(output.get("text", "")) for output in outputs)
     assert "ok, version" in printed
     assert "COMPLETED (budget)" in printed
     assert "1. n1-tp" in printed
     assert "job.json" in printed
     assert "trials [1, 2, 3, 4, 5, 6" in printed
-
-
-def _printed(notebook: Path) -> str:
-    cells = json.loads(notebook.read_text())["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    return "".join("".join(output.get("text", "")) for output in outputs)

@@ -119,7 +119,6 @@ def test_a_service_whose_disk_is_full_takes_the_outcome_once_it_has_room(tmp_pat
         probes.let_go()
         wait_until("its outcome is kept", lambda: spooled(tmp_path / "spool"), PATIENCE_S)
         wait_until("the worker has heard why", lambda: "full" in worker.said(9000), PATIENCE_S)
-        assert service.serve.process is not None
         assert not service.serve.has_ended(), service.serve.said()
         ballast.unlink()
         assert_all_goes_on(service, probes, worker, trial)
@@ -139,7 +138,6 @@ class Namespace:
     def __init__(self) -> None:
         name = uuid.uuid4().hex[:6]
         self.name, self._link, peer = f"lt-{name}", f"lth{name}", f"ltn{name}"
-        self._peer = peer
         net = f"10.213.{int(name[:2], 16)}.{int(name[2:4], 16) & ~3}".rsplit(".", 1)
         self.host = f"{net[0]}.{int(net[1]) + 1}"
         inside = f"{net[0]}.{int(net[1]) + 2}"

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import httpx
@@ -119,15 +119,15 @@ def url(store: Store) -> Iterator[str]:
         yield url.removesuffix("/v1")
 
 
-def pause_and_resume(store: Store, campaign: int) -> None:
-    for _ in range(ROUNDS):
-        store.campaigns.pause(campaign)
-        store.campaigns.resume(campaign)
-
-
 def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store) -> None:
     campaign = make_campaign(store)
-    writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
+
+    def pause_and_resume() -> None:
+        for _ in range(ROUNDS):
+            store.campaigns.pause(campaign)
+            store.campaigns.resume(campaign)
+
+    writing = threading.Thread(target=pause_and_resume)
     with Client(url, TOKEN) as client:
         events = client.campaign_events("first", after=0)
         heard = [next(events)]
@@ -159,47 +159,6 @@ OPENED = 'event: stream.opened\ndata: {"after":1,"missed":false}\nid: 1\n\n'
 CLOSED = 'event: stream.closed\ndata: {"reason":"come again"}\n\n'
 
 
-class Streams:
-    """Answers each request with the next stream, and keeps how long was waited between them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
-        self._left = list(texts)
-        self.pauses: list[float] = []
-        monkeypatch.setattr("api.client.calls.time.sleep", self.pauses.append)
-
-    def __call__(self, _request: httpx.Request) -> httpx.Response:
-        if not self._left:
-            return httpx.Response(404)
-        headers = {"Content-Type": "text/event-stream"}
-        return httpx.Response(200, headers=headers, text=self._left.pop(0))
-
-    def follow(self, retries: Retries) -> None:
-        transport = httpx.MockTransport(self)
-        with Client("http://service", TOKEN, retries=retries, transport=transport) as client:
-            next(client.events())
-
-
-@pytest.mark.parametrize("text", ["", OPENED, ": is alive\n\n"])
-def test_a_stream_that_ends_at_once_is_retried_with_pauses(
-    monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    streams = Streams(monkeypatch, *[text] * 10)
-    with pytest.raises(ServiceError, match="end as soon as they begin, 3 times now"):
-        streams.follow(Retries(attempts=3, first_pause_s=1.0))
-    first, second = streams.pauses
-    assert 0.5 <= first <= 1.0 <= second <= 2.0
-
-
-def test_a_stream_that_the_service_closes_is_reopened_with_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    streams = Streams(monkeypatch, *[OPENED, OPENED + CLOSED] * 5)
-    with pytest.raises(ServiceError, match="404 Not Found"):
-        streams.follow(IMPATIENT)
-    assert len(streams.pauses) == 10
-    assert min(streams.pauses) >= IMPATIENT.first_pause_s / 2
-
-
 QUICK = Retries(attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
 
 
@@ -215,29 +174,66 @@ class Service:
         return self._left.pop(0)
 
 
-def refused(service: Service, method: str, *args: Any) -> ServiceError:
+def refused(
+    service: Service, ask: Callable[[Client], Any], retries: Retries = QUICK
+) -> ServiceError:
     transport = httpx.MockTransport(service)
     with (
-        Client("http://x", "t", retries=QUICK, transport=transport) as client,
+        Client("http://x", "t", retries=retries, transport=transport) as client,
         pytest.raises(ServiceError) as caught,
     ):
-        getattr(client, method)(*args)
+        ask(client)
     return caught.value
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited between requests."""
+    pauses: list[float] = []
+    monkeypatch.setattr("api.client.calls.time.sleep", pauses.append)
+    return pauses
+
+
+def next_event(client: Client) -> None:
+    next(client.events())
+
+
+def stream(text: str) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=text)
+
+
+@pytest.mark.parametrize("text", ["", OPENED, ": is alive\n\n"])
+def test_a_stream_that_ends_at_once_is_retried_with_pauses(pauses: list[float], text: str) -> None:
+    streams = Service(*(stream(text) for _ in range(10)))
+    error = refused(streams, next_event, Retries(attempts=3, first_pause_s=1.0))
+    assert "end as soon as they begin, 3 times now" in str(error)
+    first, second = pauses
+    assert 0.5 <= first <= 1.0 <= second <= 2.0
+
+
+def test_a_stream_that_the_service_closes_is_reopened_with_pauses(pauses: list[float]) -> None:
+    streams = Service(*map(stream, [OPENED, OPENED + CLOSED] * 5), httpx.Response(404))
+    assert refused(streams, next_event, IMPATIENT).status == 404
+    assert len(pauses) == 10
+    assert min(pauses) >= IMPATIENT.first_pause_s / 2
 
 
 def test_reads_are_sent_again_and_changes_are_not() -> None:
     reading = Service(httpx.Response(503), httpx.Response(503), httpx.Response(404))
-    assert refused(reading, "health").status == 404
-    assert refused(Service(httpx.Response(503)), "pause_campaign", "tiny").status == 503
+    assert refused(reading, Client.health).status == 404
+    assert refused(Service(httpx.Response(503)), lambda c: c.pause_campaign("tiny")).status == 503
 
 
 def test_a_submission_is_sent_again_under_the_same_key() -> None:
+    def submit(client: Client) -> None:
+        client.create_campaign({"name": "a"})
+
     service = Service(httpx.Response(503), httpx.Response(503), httpx.Response(409))
-    assert refused(service, "create_campaign", {"name": "a"}).status == 409
+    assert refused(service, submit).status == 409
     keys = [request.headers["Idempotency-Key"] for request in service.asked]
     assert len(keys) == 3
     assert len(set(keys)) == 1
-    refused(other := Service(httpx.Response(409)), "create_campaign", {"name": "a"})
+    refused(other := Service(httpx.Response(409)), submit)
     assert other.asked[0].headers["Idempotency-Key"] not in keys, "another submission"
 
 

@@ -291,7 +291,6 @@ def test_watch_survives_a_service_that_is_started_again(tmp_path: Path) -> None:
     watching = subprocess.Popen(
         [sys.executable, "-m", "api.cli", *words], stdout=subprocess.PIPE, text=True
     )
-    assert watching.stdout is not None
     assert "RUNNING" in watching.stdout.readline()
     service.end()
     store.campaigns.end(1, "COMPLETED", "budget", "done")

@@ -15,11 +15,10 @@ import yaml
 
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, CLUSTER, INTRODUCTION, Api, Command, ends, refused_line
+from tests.kit.api import CAMPAIGN, CLUSTER, Api, Command, ends, refused_line
 from tests.kit.campaigns import space_of
-from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
+from tests.kit.store import completed, failed, make_worker, run_trial
 from tests.kit.waiting import wait_until
 from tuner.driver.driver import Driver
 
@@ -28,58 +27,42 @@ LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (
 OURS = list(zip(LAYOUTS, (4000.0, 3000.0, 2000.0, 1000.0), strict=True))
 
 
-class OtherTrainer(threading.Thread):
-    """Measures what the verification's campaign lists, and ends it."""
+def start_other_trainer(
+    store: Store,
+    name: str,
+    speeds: dict[Layout, float | None],
+    disturbed: Mapping[Layout, int] = MappingProxyType({}),
+) -> None:
+    """Starts a thread that measures what the verification's campaign lists, and ends it.
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        speeds: dict[Layout, float | None],
-        disturbed: Mapping[Layout, int] = MappingProxyType({}),
-    ) -> None:
-        super().__init__(daemon=True)
-        self._store, self._name, self._speeds = store, name, speeds
-        self._disturbed = {**disturbed}
-        """How many runs of a layout are disturbed, the first ones."""
+    `disturbed`: how many runs of a layout are disturbed, the first ones.
+    """
 
-    def run(self) -> None:
-        store = self._store
+    def measure() -> None:
         wait_until(
             "the second campaign is there",
-            lambda: any(c.name == self._name for c in store.campaigns.find()),
+            lambda: any(c.name == name for c in store.campaigns.find()),
         )
-        campaign = store.campaigns.by_name(self._name)
-        about = {**INTRODUCTION, "name": f"{self._name}-theirs", "trainers": {"theirs": "7"}}
-        about |= {"cluster": "local-cpu", "devices_per_node": 4}
-        worker = store.workers.register(WorkerCreate(**about))
+        campaign = store.campaigns.by_name(name)
+        about = {"devices_per_node": 4, "trainers": {"theirs": "7"}}
+        worker = make_worker(store, f"{name}-theirs", **about).id
         spec = CampaignSpec.from_mapping(campaign.spec)
         for layout in spec.layouts:
-            first = store.trials.add(campaign.id, layout)
-            self._end(worker.id, first.id, layout)
-            for _ in range(spec.runs - 1 if self._speeds[layout] else 0):
-                again = store.trials.repeat(first.id)
-                self._end(worker.id, again.id, layout)
+            speed = speeds[layout]
+            for number in range(spec.runs if speed else 1):
+                share = 0.42 if number < disturbed.get(layout, 0) else 0.01
+                theirs = {"trainer": "theirs", "trainer_version": "7", "others_share": share}
+                outcome = completed(layout, tokens_per_s=speed, **theirs) if speed else failed()
+                run_trial(store, campaign.id, layout, outcome, worker=worker)
         store.campaigns.end(campaign.id, "COMPLETED", "exhausted", "")
 
-    def _end(self, worker_id: str, trial_id: int, layout: Layout) -> None:
-        speed = self._speeds[layout]
-        left = self._disturbed.get(layout, 0)
-        self._disturbed[layout] = left - 1
-        share = 0.42 if left > 0 else 0.01
-        assert lease_one(self._store, worker_id).trial_id == trial_id
-        if speed is None:
-            outcome = failed()
-        else:
-            theirs = {"trainer": "theirs", "trainer_version": "7", "others_share": share}
-            outcome = completed(layout, tokens_per_s=speed, **theirs)
-        post_outcome(self._store, trial_id, 1, outcome)
+    threading.Thread(target=measure, daemon=True).start()
 
 
 def test_the_two_orders_are_compared(run: Command, measured: Measure, store: Store) -> None:
     store.campaigns.end(measured("agreed", OURS * 3), "COMPLETED", "budget", "")
     speeds = dict(zip(LAYOUTS, (1900.0, 2000.0, 1000.0, None), strict=True))
-    OtherTrainer(store, "agreed-theirs", speeds).start()
+    start_other_trainer(store, "agreed-theirs", speeds)
     done = ends(run("verify", "agreed", "--trainer", "theirs", "--runs", "3", "--json"), 0)
     found = json.loads(done.stdout)
     assert [each["rank"] for each in found["layouts"]] == [1, 2, 3, 4]
@@ -108,7 +91,7 @@ def test_disturbed_runs_of_both_trainers_are_marked(
         run_trial(store, campaign, layout, outcome, worker=worker)
     store.campaigns.end(campaign, "COMPLETED", "budget", "")
     speeds = dict(zip(LAYOUTS, (1900.0, 1800.0, 1000.0, None), strict=True))
-    OtherTrainer(store, "noisy-theirs", speeds, {LAYOUTS[0]: 2, LAYOUTS[2]: 1}).start()
+    start_other_trainer(store, "noisy-theirs", speeds, {LAYOUTS[0]: 2, LAYOUTS[2]: 1})
     asked = ("verify", "noisy", "--trainer", "theirs", "--runs", "2")
     found = json.loads(run(*asked, "--json").stdout)["layouts"]
     assert [each["other_runs"] for each in found] == [2, 2, 1, 0]
@@ -130,7 +113,7 @@ def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(
     store.campaigns.end(measured("alike", OURS * 3), "COMPLETED", "budget", "")
     # Runs that agree to the digit have narrow intervals: 0.3 % each way.
     speeds = dict(zip(LAYOUTS, (2000.0, 2001.0, 1999.0, 2000.5), strict=True))
-    OtherTrainer(store, "alike-theirs", speeds).start()
+    start_other_trainer(store, "alike-theirs", speeds)
     done = ends(run("verify", "alike", "--trainer", "theirs", "--runs", "2"), 0)
     assert "the order cannot be judged: no two layouts are told apart by both" in done.stdout
     assert re.search(r"about \d+ runs of each layout in both would tell half", done.stdout)

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
+from zlib import crc32
 
-from playwright.sync_api import Browser, StorageState
+from playwright.sync_api import Browser
 
 from api.settings import Settings
 from results_db.store import Store
@@ -18,10 +18,11 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
-from tests.api.plot_data.layout_points import MODEL, OBJECTIVE, make_model
-from tests.kit.api import TOKEN
+from tests.api.plot_data.layout_points import OBJECTIVE
+from tests.kit.api import CLUSTER, TOKEN
 from tests.kit.live import live_service
 from tests.kit.store import (
+    TINY,
     TimelyStore,
     TurnableClock,
     completed,
@@ -34,18 +35,12 @@ from tests.results_db.campaigns.test_analyses import make_analysis
 
 BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)
 """The second layout that runs."""
-TOKENS_PER_STEP = 16 * MODEL["seq_length"]
+TOKENS_PER_STEP = 16 * TINY.seq_length
 
 DOCUMENT = {
     "name": "plotted",
-    "model": MODEL,
-    "cluster": {
-        "name": "local-cpu",
-        "device": "CPU core",
-        "num_nodes": 1,
-        "devices_per_node": 8,
-        "device_memory_bytes": 16 << 30,
-    },
+    "model": "tiny",
+    "cluster": {**CLUSTER, "devices_per_node": 8, "device_memory_bytes": 16 << 30},
     "space": {
         "global_batch_size": 16,
         "tp": [1, 2, 4],
@@ -70,15 +65,11 @@ class Plotted:
     clock: TurnableClock
     workers: list[str]
 
-    @cached_property
-    def session(self) -> StorageState:
-        """The cookies of a browser that is signed in."""
-        return session_of(self.url, TOKEN)
-
     @contextmanager
     def visitor(self, browser: Browser, **options: Any) -> Iterator[Visitor]:
         """A new window of somebody who is signed in."""
-        with visiting(browser, self.url, storage_state=self.session, **options) as visitor:
+        state = session_of(self.url, TOKEN)
+        with visiting(browser, self.url, storage_state=state, **options) as visitor:
             yield visitor
 
     def run_one(self, layout: Layout, outcome: Outcome, *, worker: int = 0) -> int:
@@ -106,31 +97,28 @@ def layouts() -> Iterator[Layout]:
         for tp, pp, size, recompute, zero in knobs
     ]
     # Neighbours differ, as those of a search do.
-    order = sorted((each for each in made if each != BASELINE), key=lambda each: hash_of(each.key))
+    order = sorted((each for each in made if each != BASELINE), key=hash_of)
     yield order[0]
     yield BASELINE
     yield from order[1:]
 
 
-def hash_of(text: str) -> int:
+def hash_of(layout: Layout) -> int:
     """A number that is the same in every process."""
-    value = 0
-    for character in text:
-        value = (value * 131 + ord(character)) % 1_000_003
-    return value
+    return crc32(layout.key.encode())
 
 
 def tokens_per_s(layout: Layout) -> float:
     """A throughput that depends on the layout, without noise."""
     slow = {"none": 1.0, "selective": 1.05, "full": 1.3}[layout.recompute]
     split = (1 + 0.06 * (layout.tp - 1)) * (1 + 0.1 * (layout.pp - 1))
-    jitter = 1 + (hash_of(layout.key) % 97) / 1500
+    jitter = 1 + (hash_of(layout) % 97) / 1500
     return 9000 * (1 + 0.15 * (layout.micro_batch_size - 1)) / (slow * split * jitter)
 
 
 def prediction_of(layout: Layout) -> Prediction:
     """An estimate that is off by up to a third."""
-    off = 0.8 + (hash_of(layout.key) % 61) / 120
+    off = 0.8 + (hash_of(layout) % 61) / 120
     return Prediction(
         step_time_s=off * TOKENS_PER_STEP / tokens_per_s(layout),
         log_step_time_sd=0.12,
@@ -151,10 +139,9 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
         return failed("out_of_memory", duration_s=8.0)
     if number % 11 == 7:
         return failed("crashed", duration_s=15.0)
-    duration_s = 20.0 + hash_of(layout.key) % 25
+    duration_s = 20.0 + hash_of(layout) % 25
     memory = memory_of(layout)
     changes: dict[str, Any] = {
-        "model": make_model(),
         "tokens_per_s": tokens_per_s(layout),
         "peak_memory_bytes": memory,
         "peak_memory_bytes_by_stage": tuple(memory for _ in range(layout.pp)),
@@ -178,7 +165,7 @@ def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) 
 
 
 @contextmanager
-def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]:
+def plotted_service(database_url: str, *, trials: int) -> Iterator[Plotted]:
     """A service on loopback with a campaign of so many trials, and one trial that runs."""
     clock = TurnableClock()
     with (
@@ -186,15 +173,12 @@ def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]
         live_service(Settings(token=TOKEN, requests_per_s=1e6), store) as url,
     ):
         plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)
-        if trials:
-            # As the driver does.
-            winner = store.leaderboard.winner(plotted.campaign_id, OBJECTIVE)
-            assert winner is not None
-            importances = {"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15}
-            figures = {"objective": OBJECTIVE, "importances": importances, "steps": ()}
-            analysis = make_analysis(winner.trial.id, **figures)
-            store.reports.keep_analysis(plotted.campaign_id, analysis)
-            store.trials.add(plotted.campaign_id, Layout(tp=8, num_microbatches=16))
-            lease_one(store, plotted.workers[1])
-            clock.forward(12)
+        # As the driver does.
+        winner = store.leaderboard.winner(plotted.campaign_id, OBJECTIVE)
+        importances = {"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15}
+        figures = {"objective": OBJECTIVE, "importances": importances, "steps": ()}
+        store.reports.keep_analysis(plotted.campaign_id, make_analysis(winner.trial.id, **figures))
+        store.trials.add(plotted.campaign_id, Layout(tp=8, num_microbatches=16))
+        lease_one(store, plotted.workers[1])
+        clock.forward(12)
         yield plotted

@@ -20,7 +20,6 @@ from tests.api.dashboard.browser import (
     look_at,
 )
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
-from tests.api.plot_data.layout_points import make_model
 from tests.kit.api import HEADERS, answered
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, make_spec, make_worker
@@ -64,8 +63,7 @@ def count(page: Page, name: str, which: str = POINTS) -> int:
 def figure(plotted: Plotted, name: str, **query: str) -> dict[str, Any]:
     """The data of a plot."""
     path = f"/campaigns/plotted/figures/{name}.json?{httpx.QueryParams(query)}"
-    found: dict[str, Any] = json.loads(page_of(plotted, path))
-    return found
+    return json.loads(page_of(plotted, path))
 
 
 def number_of_points(found: dict[str, Any]) -> int:
@@ -120,7 +118,6 @@ def test_plots_are_loaded_once_in_view_drawn_again_after_a_gap_and_lead_to_trial
     page.route("**/trials/*", lambda route: (opened.append(route.request.url), route.abort()))
     point = page.locator("#plot-history .scatterlayer .points path.point").first
     box = point.bounding_box()
-    assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.wait_for_selector("#plot-history .hoverlayer .hovertext")
     page.mouse.down()
@@ -162,7 +159,7 @@ def test_an_outcome_or_a_choice_changes_a_plot_without_loading_the_page(
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     layout = Layout(dp=8, num_microbatches=32)
-    plotted.run_one(layout, completed(layout, tokens_per_s=3000.0, model=make_model()))
+    plotted.run_one(layout, completed(layout, tokens_per_s=3000.0))
     points = page.locator(f"#plot-history {POINTS}")
     expect(points).to_have_count(before + 1)
     expect(page.locator("#about-history")).to_contain_text(f"{TRIALS + 1} trials have ended.")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered, bearer
+from tests.kit.fake_service import QuietHandler, serving
 from tests.kit.persons import Signing, served
 from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
@@ -213,35 +211,20 @@ def test_a_token_signs_in_without_scripts(browser: Browser, signing: Signing) ->
     signing.store.access.revoke_token(record.id)
 
 
-@contextmanager
-def another_site(folder: Path, links: dict[str, str]) -> Iterator[str]:
-    """The URL of a page of another site, with links; localhost is another site than 127.0.0.1."""
-    items = "".join(f'<p><a href="{url}">{name}</a>' for name, url in links.items())
-    (folder / "index.html").write_text(f"<!doctype html><title>mail</title>{items}")
+def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            for name, path in (("a page", "?state=RUNNING"), ("a code", f"sign-in#code={code}")):
+                self.wfile.write(f'<p><a href="{signing.url}/{path}">{name}</a>'.encode())
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Prints nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://localhost:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing, tmp_path: Path) -> None:
-    links = {
-        "a page": f"{signing.url}/?state=RUNNING",
-        "a code": f"{signing.url}/sign-in#code={signing.code()}",
-    }
+    code = signing.code()
     context = browser.new_context()
     page = context.new_page()
-    with another_site(tmp_path, links) as mail:
+    with serving(Handler) as address:
+        mail = f"{address.replace('127.0.0.1', 'localhost')}/"  # which is another site
         page.goto(mail)
         page.get_by_role("link", name="a page").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()

@@ -527,6 +527,5 @@ def test_a_parameter_of_a_probe_is_the_same_when_its_command_is_run_again(value:
     given = {"rate": value}
     spec = campaign(probe={"trainer": "mine", "parameters": given}).to_mapping()
     found = probe_command(spec, Layout())
-    assert found is not None
     words = shlex.split(found.line)
     assert parameters_of([words[words.index("--parameter") + 1]]) == given

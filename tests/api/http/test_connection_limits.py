@@ -413,7 +413,6 @@ def test_a_service_that_may_open_few_files_says_so_and_refuses_more_connections(
         text=True,
     )
     try:
-        assert serve.stdout is not None
         assert "layout-tuner serves http" in serve.stdout.readline()
     finally:
         serve.terminate()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from http.cookies import SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -60,7 +60,6 @@ def test_pages_links_cookies_and_the_api_have_the_prefix_and_no_spelling_leads_a
     kept = {"Cookie": f"{cookie.key}={cookie.value}"}
     first = answered(person.open(f"{sent}/", **kept), 200, f'href="{PREFIX}/"')
     token = re.search(r'name="csrf_token" value="([^"]+)"', first.text)
-    assert token is not None
     fields = {"csrf_token": token[1]}
     ended = person.send_form(f"{sent}/sign-out", fields, **kept)
     assert (ended.status_code, ended.headers["Location"]) == (303, f"{PREFIX}/sign-in")
@@ -130,25 +129,13 @@ def plain_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @contextmanager
 def hanging_up(tls: ssl.SSLContext) -> Iterator[str]:
     """A TLS server that closes connections which do not begin with TLS, as most servers do."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    accepted, _ = listener.accept()
-                    accepted.settimeout(PATIENCE_S)
-                    with suppress(OSError), accepted, tls.wrap_socket(accepted, server_side=True):
-                        pass
-
-        # A daemon: whatever fails, this thread must not keep the interpreter from ending.
-        thread = threading.Thread(target=serve, daemon=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join(PATIENCE_S)
 
 
 def said_by_client(url: str) -> str:

@@ -143,7 +143,6 @@ def test_a_lease_is_answered_although_the_step_time_to_beat_is_unknown(
     monkeypatch.setattr(store.leaderboard, "values_to_beat", gone)
     with caplog.at_level(logging.WARNING):
         (leases,) = lease_for_each(store, make_worker(store))
-    assert isinstance(leases, list)
     assert [(lease.trial_id, lease.attempt) for lease in leases] == [(trial.id, 1)]
     assert "the server has gone" in caplog.text
 
@@ -187,12 +186,10 @@ class Leased:
     def request(self, layout: Layout, fidelity: Fidelity | None = None) -> dict[str, Any]:
         """What the worker is asked to run of a new trial."""
         self.api.store.trials.add(self.id, layout, fidelity=fidelity)
-        asked: dict[str, Any] = self.api.lease(self.worker)["request"]
-        return asked
+        return self.api.lease(self.worker)["request"]
 
     def to_beat(self, layout: Layout = OTHER) -> float | None:
-        seconds: float | None = self.request(layout)["stop_above_step_time_s"]
-        return seconds
+        return self.request(layout)["stop_above_step_time_s"]
 
 
 def test_the_first_probe_a_repeat_a_baseline_and_a_cheap_probe_have_no_step_time_to_beat(
@@ -278,5 +275,4 @@ def test_the_best_is_taken_at_the_low_end_of_its_interval(api: Api) -> None:
     again = api.store.trials.repeat(leased.measure(BEST))
     api.report_measured(leased.worker, api.lease(leased.worker), again.layout, tokens_per_s=1000.0)
     seconds = leased.to_beat()
-    assert seconds is not None
     assert seconds > 1.05 * TOKENS / 1000.0, "two runs say little about how far apart runs lie"

@@ -80,7 +80,6 @@ def next_of(watcher: Watcher, kind: str) -> dict[str, Any]:
     while True:
         found, data = watcher.next()
         if found == kind:
-            assert isinstance(data, dict)
             return data
 
 
@@ -250,8 +249,7 @@ def data_of(event: LiveEvent) -> dict[str, Any]:
     lines = event.content.decode().splitlines()
     (line,) = [line for line in lines if line.startswith("data: ")]
     assert not any(line.startswith("id:") for line in lines)
-    data: dict[str, Any] = json.loads(line.removeprefix("data: "))["data"]
-    return data
+    return json.loads(line.removeprefix("data: "))["data"]
 
 
 def test_a_campaign_has_at_most_one_event_that_lists_the_running_trials_that_changed() -> None:
@@ -308,7 +306,6 @@ def test_a_watcher_begins_with_running_trials_and_with_what_changed_since_it_ope
 @pytest.fixture
 def mark(store: Store) -> Iterator[ChangeMark]:
     mark = store.change_mark()
-    assert mark is not None
     with closing(mark):
         mark.has_changed()
         yield mark

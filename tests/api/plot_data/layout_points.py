@@ -8,22 +8,8 @@ from typing import Any
 from api.plot_data.layout_points import PlotFacts
 from results_db.leaderboard.plot_points import PlotPoint
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
 
 OBJECTIVE = "tokens_per_s_per_device"
-
-MODEL: dict[str, Any] = {
-    "name": "tiny",
-    "family": "llama",
-    "num_layers": 4,
-    "hidden_size": 128,
-    "ffn_hidden_size": 512,
-    "num_heads": 4,
-    "num_kv_heads": 4,
-    "seq_length": 64,
-    "vocab_size": 256,
-    "tied_embeddings": False,
-}
 
 
 def make_point(number: int, value: float | None = None, **changes: Any) -> PlotPoint:
@@ -61,11 +47,6 @@ def make_facts(points: Sequence[PlotPoint], **changes: Any) -> PlotFacts:
         "model": None,
     }
     return PlotFacts(**values | changes)
-
-
-def make_model() -> ModelShape:
-    """A model whose FLOPs are known."""
-    return ModelShape(**MODEL)
 
 
 def named(traces: Sequence[Any], name: str) -> Any:

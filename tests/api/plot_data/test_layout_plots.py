@@ -26,7 +26,8 @@ from results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
 from results_db.leaderboard.leaderboard_records import KnobCell
 from results_db.records import PredictedTrial
 from search_spaces.estimates.prediction import Prediction
-from tests.api.plot_data.layout_points import OBJECTIVE, make_facts, make_model, make_point, named
+from tests.api.plot_data.layout_points import OBJECTIVE, make_facts, make_point, named
+from tests.kit.store import TINY
 
 
 def make_history(*values: float | None, left_out: int = 0) -> BestSoFar:
@@ -110,18 +111,17 @@ def test_the_front_has_the_layouts_that_no_other_beats() -> None:
 
 def test_other_objectives_follow_from_the_one_that_ranks() -> None:
     point = make_point(1, 100.0, tp=2, tp_columns=2, dp=2, num_nodes=2, recompute="full")
-    model = make_model()
-    facts = make_facts([point], model=model)
+    facts = make_facts([point], model=TINY)
     for objective, value in (
         ("tokens_per_s", 800.0),
         ("tokens_per_node_hour", 800.0 * 3600 / 2),
-        ("model_tflops_per_device", 100.0 * model.model_flops_per_token / 1e12),
-        ("hardware_tflops_per_device", 100.0 * model.hardware_flops_per_token("full") / 1e12),
+        ("model_tflops_per_device", 100.0 * TINY.model_flops_per_token / 1e12),
+        ("hardware_tflops_per_device", 100.0 * TINY.hardware_flops_per_token("full") / 1e12),
     ):
         assert facts.value(point, objective) == pytest.approx(value), objective
     assert make_facts([point]).value(point, "model_tflops_per_device") is None
     shared = make_point(2, 100.0, tp=2, cp=2, dp=4)
-    assert make_facts([shared], model=model).value(shared, "tokens_per_s") == 1600.0
+    assert make_facts([shared], model=TINY).value(shared, "tokens_per_s") == 1600.0
 
 
 POINTS = [

@@ -191,7 +191,6 @@ def test_the_drawn_ends_are_those_of_a_longer_schedule(pp: int, vpp: int, backwa
 )
 def test_a_drawing_is_small_and_says_what_it_leaves_out(layout: Layout, is_broken: bool) -> None:
     drawn = schedule_plot(layout)
-    assert drawn is not None
     assert len(drawn.svg) < 100_000
     assert any("left out" in note for note in drawn.notes) == is_broken
     last = f">{layout.num_microbatches - 1}<"
@@ -203,18 +202,15 @@ def test_a_drawing_is_small_and_says_what_it_leaves_out(layout: Layout, is_broke
 
 def test_the_numbers_and_times_of_a_drawing_are_the_layouts() -> None:
     drawn = schedule_plot(Layout(pp=2, num_microbatches=640))
-    assert drawn is not None
     texts = re.findall(r">(\d+)</text>", drawn.svg)
     assert {"0", "1", "638", "639"} <= set(texts)
     assert "320" not in texts
     drawn = schedule_plot(Layout(pp=2, num_microbatches=2), compute_s=0.2)
-    assert drawn is not None
     # (m + pp - 1) / m times the compute time of a rank.
     assert ">0.3 s<" in drawn.svg
     assert any("0.2 s a step" in note for note in drawn.notes)
     assert any("33.3%" in note for note in drawn.notes)
     again = schedule_plot(Layout(pp=2, num_microbatches=2, recompute="full"))
-    assert again is not None
     assert any("thrice" in note for note in again.notes)
     assert schedule_plot(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None
 
@@ -222,7 +218,6 @@ def test_the_numbers_and_times_of_a_drawing_are_the_layouts() -> None:
 @pytest.mark.parametrize("layout", [Layout(pp=2, vpp=2, num_microbatches=4), ZERO_BUBBLE])
 def test_every_kind_of_pass_has_a_colour(layout: Layout) -> None:
     plot = schedule_plot(layout)
-    assert plot is not None
     drawn = set(re.findall(r'class="(?:on-)?([a-z]+[01])"', str(plot.svg)))
     style = (Path(api.html.__file__).parent / "static/dashboard.css").read_text()
     coloured = set(re.findall(r"svg \.schedule \.([a-z]+[01])[ ,]", style))

@@ -93,7 +93,6 @@ def test_a_completed_outcome_and_the_token_survive_kill_9(service: ServeProcess)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
-    assert service.process is not None
     if service.process.poll() is not None:
         service.start()
     service.http.timeout = 60.0  # the wait is recorded as a sign of life after 5 s
@@ -146,7 +145,6 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert process.stdout is not None
     said = process.stdout.readline()
     process.send_signal(number)
     rest, _ = process.communicate(timeout=60)
@@ -215,7 +213,6 @@ def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: Da
     assert find_service(data.path) is None
     with serving(data), announced(data, URL):
         found = find_service(data.path)
-        assert found is not None
         assert (found.url, found.pid) == (URL, os.getpid())
     assert find_service(data.path) is None
     assert not data.service_file.exists()
@@ -314,7 +311,6 @@ def test_ending_up_ends_its_service_no_token_is_printed_and_a_second_up_names_th
         while b"ready:" not in shown:
             shown += os.read(ours, 65536)
         address = re.search(r"sign in +(http://\S+)/sign-in#code=(\S+)", shown.decode())
-        assert address is not None
         line = refused_line(run_here("up", "--port", "0", "--data-dir", str(data)))
         where = f"on the data directory {data} already, at {address[1]} (process "
         for words in (where, f"end it with `kill {up.pid}`", "another --data-dir and --port"):

@@ -56,7 +56,6 @@ def test_two_services_share_campaigns_and_workers(
     data = DataDir(tmp_path / "data")
     for service in services:
         found = find_service(data.path, pid=service.service["pid"])
-        assert found is not None
         assert found.url == service.url
     first.end(signal.SIGKILL)
     listed = run_command("campaign", "list", "--json", "--data-dir", str(data.path))
@@ -87,17 +86,11 @@ class Machines:
         self.clock = TurnableClock()
         self.stores = [Store(url, clock=self.clock) for _ in range(2)]
         self.sweepers = [Sweeper(store, interval_s=1.0, clock=self.clock) for store in self.stores]
-        self.trial = 0
-
-    def lease_a_trial(self) -> None:
         store = self.stores[0]
         self.trial = store.trials.add(make_campaign(store), Layout()).id
-        self.lease_again()
 
-    def lease_again(self) -> None:
-        store = self.stores[0]
-        lease_one(store, make_worker(store).id)
-        self.sweep(0, 1, seconds=0)
+    def lease(self) -> None:
+        lease_one(self.stores[0], make_worker(self.stores[0]).id)
 
     def sweep(self, *which: int, seconds: int) -> None:
         for _ in range(seconds):
@@ -121,20 +114,20 @@ def machines(postgres_url: str) -> Iterator[Machines]:
 
 def test_a_service_extends_leases_only_while_no_other_was_there(machines: Machines) -> None:
     machines.sweep(0, seconds=1)
-    machines.lease_a_trial()
+    machines.lease()
     machines.sweep(0, seconds=10)
     machines.sweep(0, 1, seconds=4)  # the second has just started
     assert machines.state == "RUNNING"
     machines.sweep(1, seconds=2)
     assert machines.state == "PENDING"
 
-    machines.lease_again()
+    machines.lease()
     machines.sweep(0, seconds=14)  # the second sleeps
     assert machines.state == "RUNNING"
     machines.sweep(1, seconds=2)
     assert machines.state == "PENDING"
 
-    machines.lease_again()
+    machines.lease()
     machines.clock.forward(3600)  # neither is there
     machines.sweep(1, seconds=1)
     machines.sweep(0, seconds=10)

@@ -58,7 +58,6 @@ def test_restarts_of_more_than_a_minute_ago_are_forgiven(make_child: MakeChild) 
     child = make_child(STAYS)
     child.start()
     child.restarts = deque([time.monotonic() - 61] * MAX_RESTARTS)
-    assert child.process is not None
     first = child.process.pid
     child.process.kill()
     said: list[str] = []
@@ -125,7 +124,6 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     parent = start_python(program, str(tmp_path / "log"))
-    assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     wait_until("the child runs", lambda: "here" in (tmp_path / "log").read_text())
     parent.kill()

@@ -101,8 +101,6 @@ def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_ag
     run_all(store, campaign, 2000.0, 1998.0, 1000.0, 1500.0)
     (best, tied, *_others) = store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
     assert tied.is_tied
-    assert best.low is not None
-    assert best.high is not None
     steps = (
         make_step(direction="down", stepped_value="1", state="out_of_memory", effect=None),
         make_step(source="measured", effect=-0.25, is_apart=False),
@@ -320,8 +318,6 @@ def test_the_report_of_a_long_campaign_stays_small(
     monkeypatch.setattr(static_plot, "MAX_TOLD", max_told)
     cell = read_table(TABLE).cells[0]
     row = cell.rows[0]
-    assert row.tokens_per_s is not None
-    assert row.step_time_s is not None
     rows = [
         dataclasses.replace(
             row,

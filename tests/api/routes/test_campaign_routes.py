@@ -87,7 +87,6 @@ def test_a_worker_is_asked_what_was_submitted_and_its_outcome_is_kept_in_full(ap
     sent = measured_as_asked(lease, layout, **slow)
     assert api.report(worker, lease, sent)["accepted"]
     read = api.get(f"/trials/{trial.id}")
-    assert sent.measurement is not None
     assert [i["loss"] for i in read["iterations"]] == [i.loss for i in sent.measurement.iterations]
     assert read["measurement"]["peak_memory_bytes_by_stage"] == [5 << 30, (5 << 30) - 1]
     assert (read["environment"]["git_revision"], read["log_tail"]) == ("abc", "the last line\n")
@@ -110,8 +109,7 @@ def test_a_campaign_says_what_it_waits_for(api: Api) -> None:
     campaign = api.submit(name="waits", cluster=cluster)
 
     def why() -> str | None:
-        reason: str | None = progress(api, "waits")["waiting_reason"]
-        return reason
+        return progress(api, "waits")["waiting_reason"]
 
     assert "no driver is at work" in (why() or "")
     api.store.driver.acquire()
@@ -138,8 +136,7 @@ def send(api: Api, key: str, path: str, body: Any, **headers: str) -> Response:
 
 
 def clone(api: Api, campaign: str, **changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = api.post(f"/campaigns/{campaign}/clone", changes, status=201)
-    return made
+    return api.post(f"/campaigns/{campaign}/clone", changes, status=201)
 
 
 def test_a_request_that_is_repeated_makes_one_campaign_and_shows_it_as_it_is(api: Api) -> None:

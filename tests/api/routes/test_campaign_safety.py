@@ -7,9 +7,7 @@ few known text fields, and follow hostile text to every place where it is used.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-import operator
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +21,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import constants_file
 from tests.kit.api import CAMPAIGN, Api
-from tests.kit.hostile_texts import changed
-from tests.kit.odd_values import places
+from tests.kit.hostile_texts import changed, walk
 
 HOSTILE = [
     *("../../../../etc/passwd", "/etc/passwd", "file:///etc/passwd", "http://203.0.113.9/x"),
@@ -77,10 +74,6 @@ def test_campaigns_and_probe_requests_have_few_text_fields() -> None:
     assert found <= TEXTS_OF_CAMPAIGNS
 
 
-def value_at(path: tuple[Any, ...]) -> Any:
-    return functools.reduce(operator.getitem, path, FULL)
-
-
 @pytest.fixture(scope="module")
 def api(lasting: TestClient) -> Api:
     return Api(lasting)
@@ -106,7 +99,7 @@ def test_hostile_text_anywhere_in_a_campaign_is_refused_or_stays_a_name(
     normal = asked_of_workers(api, {**FULL, "name": f"normal-{every}"})
     assert normal is not None
     planned = [each["predicted"] for each in api.post("/plans", FULL)["layouts"]]
-    leaves = (path for path in places(FULL) if not isinstance(value_at(path), (dict, list)))
+    leaves = (path for path, value in walk(FULL) if not isinstance(value, (dict, list)))
     for number, path in enumerate(leaves):
         for hostile in HOSTILE[number % every :: every]:
             document = changed(FULL, path, hostile)

@@ -15,12 +15,11 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.settings import Settings
 from results_db.store import Store
-from tests.kit.api import CAMPAIGN, CLUSTER, HEADERS, TOKEN
+from tests.kit.api import CAMPAIGN, HEADERS, TOKEN
 from tests.kit.store import at_once
 
 AT_ONCE = 16
 MODEL = {"preset": "tiny", "num_layers": 2}
-MACHINE = {**CLUSTER, "name": "mine"}
 TOKEN_OF_BOT = {"name": "bot", "role": "viewer"}
 
 
@@ -74,10 +73,6 @@ def test_clones_made_at_the_same_time_get_names_of_their_own_and_a_repeated_requ
 CHANGES: dict[str, tuple[list[tuple[str, Any]], set[int]]] = {
     "models": (
         [("PUT /models/mine", MODEL), ("DELETE /models/mine", None), ("GET /models/mine", None)],
-        {200, 201, 204, 404},
-    ),
-    "clusters": (
-        [("PUT /clusters/mine", MACHINE), ("DELETE /clusters/mine", None), ("GET /clusters", None)],
         {200, 201, 204, 404},
     ),
     "tokens": (

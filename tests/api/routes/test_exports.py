@@ -32,11 +32,6 @@ def exported(api: Api, format_name: str, campaign: str = "first", **query: Any) 
     return api.get(f"/campaigns/{campaign}/exports", format=format_name, **query)
 
 
-def script_of(bundle: dict[str, Any]) -> str:
-    (script,) = [file for file in bundle["files"] if file["executable"]]
-    return str(script["content"])
-
-
 def test_the_best_trial_is_exported_unless_another_is_named_that_has_completed(api: Api) -> None:
     listed = api.get("/exports/formats")["formats"]
     assert [each["name"] for each in listed] == list(FORMATS)
@@ -61,7 +56,7 @@ def test_the_best_trial_is_exported_unless_another_is_named_that_has_completed(a
 
 def test_a_scaled_export_says_that_it_was_not_measured(api: Api) -> None:
     bundle = exported(api, "megatron-lm", trial=1, nodes=2)
-    script = script_of(bundle)
+    (script,) = [file["content"] for file in bundle["files"] if file["executable"]]
     assert "NUM_NODES=2\nRANKS_PER_NODE=4\n" in script
     assert "--global-batch-size 8" in script
     (note,) = [note for note in bundle["notes"] if note.startswith("scaled from")]

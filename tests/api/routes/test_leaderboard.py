@@ -90,8 +90,6 @@ def test_runs_are_pooled_and_a_row_says_how_sure_it_is_and_where_its_time_went(a
     assert api.get("/campaigns/single")["progress"]["best"] == pytest.approx(120.0)
 
     parts = best["measurement"]["breakdown"]
-    names = ("compute", "tp", "cp", "pp", "dp", "ep", "optimizer", "unexplained")
-    assert set(parts) == {f"{name}_s" for name in names}
     assert sum(parts.values()) == pytest.approx(best["measurement"]["step_time_s"])
     assert best["measurement"]["warmup_settled"] is True
     assert best["measurement"]["skipped_steps"] == 0

@@ -63,17 +63,6 @@ def test_a_lease_waits_for_a_trial_and_is_answered_without_one_after_its_time(ap
     assert (lease["campaign"], lease["number"], lease["attempt"]) == ("waiting", 1, 1)
 
 
-def test_a_waiting_lease_is_answered_when_the_service_ends(
-    http: TestClient, settings: Settings
-) -> None:
-    ending = Api(http)
-    worker = ending.register()
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ending.post, f"/workers/{worker}/leases", {"wait_s": 20})
-        settings.stopping.set()
-        assert asking.result(10) == {"leases": []}
-
-
 def test_a_client_that_hangs_up_gets_no_lease(http: TestClient) -> None:
     here = Place(api := Api(http), "hung-up")
     worker = here.register()
@@ -150,7 +139,6 @@ def test_a_measurement_that_the_service_refuses_ends_its_trial_with_the_refusal(
         trial = store.trials.add(http.post("/campaigns", json=CAMPAIGN).json()["id"], layout)
         worker_id = client.register(identity).worker_id
         lease = client.lease(worker_id, LeaseRequest(wait_s=5))
-        assert lease is not None
         assert lease.trial_id == trial.id
         outcome = completed(layout, peak_memory_bytes=9)
         report = OutcomeReport(

@@ -72,7 +72,6 @@ def test_a_heartbeat_that_is_nested_too_deeply_is_refused_and_breaks_no_list(
     "body",
     [
         '{"a": 1, "a": 2}',
-        '{"a": {"x": {"y": 1}}, "a": 2}',
         '[{"a\\"": 1, "a\\u0022" : 2}]',
         '[{"\\\\": 1, "\\u005c" : 2}, "\\\\"]',
         '{"a": "\\u0000"}',
@@ -81,7 +80,6 @@ def test_a_heartbeat_that_is_nested_too_deeply_is_refused_and_breaks_no_list(
         '{"a":' * 101 + "1" + "}" * 101,
         "[" + "9" * 310 + "]",
         "-1e999",
-        '{"a": [-1e999]}',
     ],
 )
 def test_requests_are_refused_that_repeat_fields_or_exceed_a_limit(body: str) -> None:
@@ -98,8 +96,6 @@ def test_requests_are_refused_that_repeat_fields_or_exceed_a_limit(body: str) ->
         '{"gr\u00f6\u00dfe": "\\u00e9"}',
         "[1.7e308, -1.7e308, 1e-400]",
         "7",
-        '"a"',
-        "null",
     ],
 )
 def test_requests_up_to_the_limits_are_accepted(body: str) -> None:
@@ -234,7 +230,6 @@ def test_the_bodies_of_the_kit_have_every_text_of_their_schema(body: Body) -> No
         for route in _routes()
         if route.path == body.path and body.method in route.methods and route.body_field
     ]
-    assert route.body_field is not None
     schema = TypeAdapter(route.body_field.field_info.annotation).json_schema()
     wanted = set(text_paths(schema, schema.get("$defs", {})))
     found = {
@@ -415,32 +410,14 @@ class Odd:
             assert answer.status_code < 500, (answer.text[:300], shown)
             self.seen.add(answer.status_code)
 
+    def new_name(self) -> str:
+        self._made += 1
+        return f"c{self._made}"
+
     def _leased_trial(self) -> str:
         self._made += 1
         self.api.store.trials.add(self._campaign, Layout(num_microbatches=self._made))
         return f"/v1/trials/{self.api.lease(self._worker)['trial_id']}/outcome"
-
-    def find_all_readable(self) -> None:
-        for path in LISTS:
-            answered(self.http.get(f"/v1/{path}"), 200)
-
-    def find_importable(self, name: str) -> None:
-        """Measures a trial under the name, unless it is refused; imports the campaign's tables."""
-        self._made += 1
-        campaign = f"c{self._made}"
-        cluster = {**CAMPAIGN["cluster"], "name": name}
-        body = {**CAMPAIGN, "name": campaign, "model": {**MODEL, "name": name}, "cluster": cluster}
-        answer = self.http.post("/v1/campaigns", content=json.dumps(body), headers=JSON)
-        if answer.status_code in (400, 422):
-            return
-        assert answer.status_code == 201, answer.text
-        worker = self.api.register(f"w{self._made}", cluster=name)
-        self.api.complete(worker, campaign, Layout(tp=2, micro_batch_size=1, num_microbatches=8))
-        for view in ("table", "leaderboard?format=csv"):
-            table = self.http.get(f"/v1/campaigns/{campaign}/{view}").content
-            url = f"/v1/campaigns/import?name={campaign}-{view[:5]}"
-            again = self.http.post(url, content=table, headers={"Content-Type": "text/csv"})
-            assert again.status_code == 201, (name, again.text)
 
 
 @pytest.fixture(scope="module")
@@ -448,29 +425,35 @@ def service(lasting: TestClient) -> Odd:
     return Odd(lasting)
 
 
-def check_batches(service: Odd, number: int) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [8, pytest.param(30, marks=pytest.mark.slow)])
+def test_no_batch_of_odd_documents_is_a_fault_or_breaks_a_list(service: Odd, number: int) -> None:
     @settings(asking, max_examples=number)
     @given(batch=batches())
     def check(batch: tuple[Request, ...]) -> None:
         for request in batch:
             service.send(request)
-        service.find_all_readable()
+        for path in LISTS:
+            answered(service.http.get(f"/v1/{path}"), 200)
 
     check()
     assert {201, 403, 422} <= service.seen, "the documents do not reach far"
 
 
-def test_no_batch_of_odd_documents_is_a_fault_or_breaks_a_list(service: Odd) -> None:
-    check_batches(service, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_no_batch_of_many_is_a_fault_or_breaks_a_list(service: Odd) -> None:
-    check_batches(service, 30)
-
-
 @settings(asking, max_examples=12)
 @given(name=odd_texts.filter(lambda text: len(text) < 100))
 def test_the_tables_of_every_accepted_campaign_can_be_imported(service: Odd, name: str) -> None:
-    service.find_importable(name)
+    campaign = service.new_name()
+    cluster = {**CAMPAIGN["cluster"], "name": name}
+    body = {**CAMPAIGN, "name": campaign, "model": {**MODEL, "name": name}, "cluster": cluster}
+    answer = service.http.post("/v1/campaigns", content=json.dumps(body), headers=JSON)
+    if answer.status_code in (400, 422):
+        return
+    assert answer.status_code == 201, answer.text
+    layout = Layout(tp=2, micro_batch_size=1, num_microbatches=8)
+    service.api.complete(service.api.register(campaign, cluster=name), campaign, layout)
+    for view in ("table", "leaderboard?format=csv"):
+        table = service.http.get(f"/v1/campaigns/{campaign}/{view}").content
+        url = f"/v1/campaigns/import?name={campaign}-{view[:5]}"
+        again = service.http.post(url, content=table, headers={"Content-Type": "text/csv"})
+        assert again.status_code == 201, (name, again.text)

@@ -31,8 +31,7 @@ from tests.kit.store import TurnableClock
 
 
 def make(api: Api, name: str, role: str, **more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = api.post("/tokens", {"name": name, "role": role, **more}, status=201)
-    return made
+    return api.post("/tokens", {"name": name, "role": role, **more}, status=201)
 
 
 def test_a_token_is_shown_once_works_and_opens_nothing_once_it_is_revoked_or_expired(
@@ -177,7 +176,5 @@ def test_the_service_renews_used_sessions_in_the_background(
 
     asyncio.run(serve())
     renewed, old = store.sign_ins.session_by_hash(session), store.sign_ins.session_by_hash(unused)
-    assert renewed is not None
-    assert old is not None
     assert renewed.expires_at == clock() + SESSION_IDLE_LIFE
     assert old.expires_at < renewed.expires_at
