@@ -236,11 +236,6 @@ def test_of_a_deletion_and_a_campaign_that_starts_from_it_the_later_waits_and_is
         assert [campaign.name for campaign in here.campaigns.find()] == left
 
 
-def test_what_a_campaign_starts_from_is_looked_for_when_it_is_kept(store: Store) -> None:
-    with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'nob"):
-        make_campaign(store, "heir", start_from=["nobody"])
-
-
 OUTCOMES = (
     failed("crashed"),
     completed(tokens_per_s=200.0),

@@ -317,8 +317,8 @@ class HistoryMachine(RuleBasedStateMachine):
     ) -> None:
         held = self.pick(self.leases, lease)
         self.serial += 1
-        plain = make_iterations(0.1 + self.serial / 10_000, timed=TIMED)
-        iterations = tuple(dataclasses.replace(each, loss=each.loss + offset) for each in plain)
+        seconds = 0.1 + self.serial / 10_000
+        iterations = make_iterations(seconds, timed=TIMED, loss_off=offset)
         outcome = completed(held.layout, iterations=iterations, duration_s=duration_s)
         if self.report(held, outcome, iterations_s):
             self.kept[held.trial_id] = outcome.measurement.tokens_per_s

@@ -155,16 +155,6 @@ def test_each_rule_counts_what_it_excludes_and_an_empty_set_says_so_with_an_exam
     assert "layers_over_stages 2" in str(caught.value)
 
 
-def test_a_derived_dp_must_fill_the_node() -> None:
-    space = SearchSpace(global_batch_size=12, pp=[1, 3], tp=1)
-    model = ModelShape.from_mapping({**TINY.to_mapping(), "num_layers": 3})
-    legal = enumerate_legal(space, model, BOX)
-    assert [legal.layout(position).dp for position in range(len(legal))] == [4]
-    assert legal.exclusions[0].example == (
-        "tp*pp*dp=1*3*1=3 does not fill num_nodes*devices_per_node=1*4=4"
-    )
-
-
 def test_a_layout_outside_the_set_has_no_position_and_no_position_outside_has_a_layout() -> None:
     legal = enumerate_legal(SearchSpace(global_batch_size=16, tp=[1, 2]), TINY, BOX)
     inside = legal.layout(0)
@@ -291,11 +281,9 @@ def test_a_space_survives_the_round_trip() -> None:
         ({"tp": [1, 2, 1]}, "tp: 1 is listed more than once"),
         ({"tp": True}, "tp: True is not a whole number of at least 1"),
         ({"tp": "2"}, "tp: '2' is not a whole number of at least 1"),
-        ({"tp": [1, 2.0]}, "tp: 2.0 is not a whole number of at least 1"),
         ({"tp": 0}, "tp: 0 is not a whole number of at least 1"),
         ({"tp": 1 << 40}, "tp: 1099511627776 is more than 1048576, the largest"),
         ({"tp": None}, "tp: the value is null; leave it out for its default"),
-        ({"tp": [[1]]}, "tp: [1] is not a whole number"),
         ({"tp": {"from": 1}}, "tp: the range {'from': 1} has no 'to'"),
         ({"tp": {"from": 4, "to": 1}}, "tp: the range runs from 4 down to 1"),
         ({"tp": {"from": 1, "to": 8, "step": 0}}, "tp.step: 0 is not a whole number of at least 1"),
@@ -308,9 +296,7 @@ def test_a_space_survives_the_round_trip() -> None:
         ({"zero_stage": True}, "zero_stage: True is not one of 0, 1"),
         ({"zero_stage": {"from": 1, "to": 1}}, "zero_stage: {'from': 1, 'to': 1} is not a value"),
         ({"recompute": "some"}, "recompute: 'some' is not one of none, selective, full"),
-        ({"recompute": ["full", None]}, "recompute: None is not one of none, selective, full"),
         ({"sequence_parallel": 1}, "sequence_parallel: 1 is not true or false"),
-        ({"precision": ["fp4"]}, "precision: 'fp4' is not one of fp32, bf16, fp16, fp8"),
         ({"allow_tp_across_nodes": "yes"}, "allow_tp_across_nodes: 'yes' is not true or false"),
         ({"global_batch_size": 0}, "global_batch_size: 0 is not a whole number of at least 1"),
         ({"global_batch_size": [16]}, "global_batch_size: [16] is not a whole number"),
