@@ -65,10 +65,7 @@ class Lab:
 
     def trial(self, campaign: int, worker: str, layout: Layout, outcome: Any = None) -> int:
         self.clock.forward(1)
-        trial = self.store.trials.add(campaign, layout)
-        lease_one(self.store, worker)
-        post_outcome(self.store, trial.id, 1, outcome or completed(layout))
-        return trial.id
+        return run_trial(self.store, campaign, layout, outcome, worker=worker)
 
     def end(self, campaign: int) -> None:
         self.clock.forward(1)

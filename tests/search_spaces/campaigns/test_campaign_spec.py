@@ -423,12 +423,6 @@ def test_missing_knobs_follow_from_the_space_the_nodes_and_the_cluster(
     assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
 
 
-def test_a_campaign_without_a_baseline_has_none() -> None:
-    spec = make_spec(None)
-    assert (spec.baseline, spec.baseline_is_outside) == (None, False)
-    assert spec.to_mapping()["baseline"] is None
-
-
 def test_knobs_that_follow_from_nothing_or_leave_devices_idle_must_be_stated() -> None:
     space = {**SPACE, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": [1, 2]}
     with pytest.raises(CampaignInvalidError, match=r"baseline\.num_microbatches: it is missing"):
