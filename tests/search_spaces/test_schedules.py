@@ -56,6 +56,28 @@ def most_in_flight(actions: list[Action]) -> int:
     return most
 
 
+def test_one_forward_one_backward_in_full() -> None:
+    first, second = VirtualMicrobatch(0, 0), VirtualMicrobatch(0, 1)
+    assert pipeline_schedule(0, pp=2, vpp=1, num_microbatches=2) == [
+        Forward(of=first),
+        Transfer(send_activation=first),
+        Forward(of=second),
+        Transfer(send_activation=second, receive_gradient=first),
+        Backward(of=first),
+        Transfer(receive_gradient=second),
+        Backward(of=second),
+    ]
+    assert pipeline_schedule(1, pp=2, vpp=1, num_microbatches=2) == [
+        Transfer(receive_activation=first),
+        Forward(of=first),
+        Backward(of=first),
+        Transfer(send_gradient=first, receive_activation=second),
+        Forward(of=second),
+        Backward(of=second),
+        Transfer(send_gradient=second),
+    ]
+
+
 def test_an_interleaved_schedule_in_full() -> None:
     """Rank 1 of 2, two chunks: the last rank's first chunk feeds the first rank's second one."""
     a0, a1, b0, b1 = itertools.starmap(VirtualMicrobatch, [(0, 0), (0, 1), (1, 0), (1, 1)])

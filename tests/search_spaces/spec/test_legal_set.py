@@ -155,6 +155,16 @@ def test_each_rule_counts_what_it_excludes_and_an_empty_set_says_so_with_an_exam
     assert "layers_over_stages 2" in str(caught.value)
 
 
+def test_a_derived_dp_must_fill_the_node() -> None:
+    space = SearchSpace(global_batch_size=12, pp=[1, 3], tp=1)
+    model = ModelShape.from_mapping({**TINY.to_mapping(), "num_layers": 3})
+    legal = enumerate_legal(space, model, BOX)
+    assert [legal.layout(position).dp for position in range(len(legal))] == [4]
+    assert legal.exclusions[0].example == (
+        "tp*pp*dp=1*3*1=3 does not fill num_nodes*devices_per_node=1*4=4"
+    )
+
+
 def test_a_layout_outside_the_set_has_no_position_and_no_position_outside_has_a_layout() -> None:
     legal = enumerate_legal(SearchSpace(global_batch_size=16, tp=[1, 2]), TINY, BOX)
     inside = legal.layout(0)
