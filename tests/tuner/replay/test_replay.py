@@ -116,6 +116,14 @@ def test_random_search_needs_the_probes_that_probability_says() -> None:
     assert np.mean(needed) == pytest.approx(expected, abs=4 * error)
 
 
+def test_repeats_in_a_table_are_one_layout_with_their_median() -> None:
+    rows = [make_row(step_time_s=time) for time in (0.5, 0.6, 0.9)]
+    (cell,) = read_table(make_text(*rows)).cells
+    layouts = CellLayouts(cell)
+    assert len(layouts) == 1
+    assert layouts.truth[0].step_time_s == 0.6
+
+
 def test_a_strategy_that_fails_is_an_error_that_names_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
