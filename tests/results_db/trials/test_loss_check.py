@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results_db.database.data_dir import DataDir
 from results_db.records import TrialRecord
 from results_db.store import Store
 from results_db.trials.loss_check import (
@@ -24,6 +27,7 @@ from results_db.trials.loss_check import (
 from search_spaces.protocol.measurement import Iteration
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import PRECISIONS, Layout, Precision
+from tests.kit.postgres import upgraded
 from tests.kit.store import (
     at_once,
     completed,
@@ -174,6 +178,19 @@ def test_precisions_batches_and_campaigns_are_not_compared_with_each_other(run: 
     assert run.off() == other.off() == []
 
 
+def test_an_outcome_that_is_posted_again_is_answered_as_the_first_time(run: Run) -> None:
+    run.tell("Ax Bx")
+    layout = LAYOUTS["C"]
+    trial = run.store.trials.add(run.campaign, layout)
+    lease_one(run.store, run.worker)
+    first = post_outcome(run.store, trial.id, 1, trained(layout, "y"))
+    assert (first.accepted, first.state) == (True, "FAILED")
+    before = run.store.trials.find(run.campaign)
+    assert post_outcome(run.store, trial.id, 1, trained(layout, "y")) == first
+    assert not post_outcome(run.store, trial.id, 1, failed("diverged")).accepted
+    assert run.store.trials.find(run.campaign) == before
+
+
 @pytest.mark.sqlite_is_enough(False)
 def test_outcomes_that_come_at_once_are_judged_as_one(run: Run) -> None:
     words = ["Ax", "By", "Cy", "Dx", "Ey"]
@@ -187,6 +204,42 @@ def test_outcomes_that_come_at_once_are_judged_as_one(run: Run) -> None:
 
     assert all(at_once(*map(partial, repeat(report), leases, words)))
     assert run.off() == [1, 4], "three layouts against two, in whatever order they came"
+
+
+def assert_one_verdict(store: Store, trials: list[TrialRecord]) -> None:
+    """What counts has the same losses, and no layout that has others too."""
+    by_losses: dict[str, set[float]] = {}
+    for trial in trials:
+        losses = store.trials.detail(trial.id).iterations
+        by_losses.setdefault(trial.layout_key, set()).add(losses[2].loss)
+    steady = {key: next(iter(found)) for key, found in by_losses.items() if len(found) == 1}
+    counting = [trial for trial in trials if trial.state == "COMPLETED"]
+    assert bool(counting) == bool(steady)
+    assert len({steady[trial.layout_key] for trial in counting}) <= 1
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    words=st.lists(
+        st.sampled_from([f"{a}{b}" for a in "ABCD" for b in "xy"]), min_size=1, max_size=7
+    )
+)
+def test_any_order_of_outcomes_leaves_one_verdict_that_outlives_restarts(words: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(upgraded(Path(folder)))
+        run = Run(store)
+        for word in words:
+            run.tell(word)
+        trials = store.trials.find(run.campaign)
+        assert_one_verdict(store, trials)
+        places = [trial.ended_seq for trial in store.trials.ended_since(run.campaign, 0)]
+        assert len(places) == len(set(places)) == len(trials)
+        doubtful = store.trials.in_doubt(run.campaign)
+        store.close()
+        again = Store.open(DataDir(Path(folder)))
+        assert again.trials.find(run.campaign) == trials
+        assert again.trials.in_doubt(run.campaign) == doubtful
+        again.close()
 
 
 def iterations(losses: Sequence[float], *, skipped: Sequence[int] = ()) -> list[Iteration]:

@@ -6,8 +6,10 @@ import logging
 import os
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -215,3 +217,28 @@ def test_processes_that_lease_at_once_never_get_the_same_trial(tmp_path: Path) -
     assert all(process.returncode == 0 for process in processes)
     assert sorted(leased) == sorted(f"{trial} 1" for trial in trials)
     store.close()
+
+
+def test_threads_that_lease_report_and_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    with closing(Store.open(upgraded(tmp_path))) as store:
+        campaign = make_campaign(store)
+        wanted = 20
+        ran: Counter[int] = Counter()
+
+        def drive() -> None:
+            for number in range(1, wanted + 1):
+                store.trials.add(campaign, Layout(micro_batch_size=number))
+                store.driver.move_clocks()
+
+        def work(worker_id: str) -> None:
+            while store.campaigns.count_trials(campaign)["COMPLETED"] < wanted:
+                for lease in take_leases(store, worker_id, 1):
+                    ran[lease.trial_id] += 1
+                    assert post_outcome(store, lease.trial_id, lease.attempt, completed()).accepted
+
+        workers = [make_worker(store, f"w{n}").id for n in range(3)]
+        at_once(drive, *(partial(work, worker) for worker in workers))
+        assert len(ran) == wanted
+        assert set(ran.values()) == {1}
+        places = [trial.ended_seq for trial in store.trials.ended_since(campaign, 0)]
+        assert places == list(range(1, wanted + 1))

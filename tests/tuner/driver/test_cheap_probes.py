@@ -175,6 +175,16 @@ def test_a_part_that_fails_is_a_failure_of_its_layout(
 
 
 @pytest.mark.usefixtures("proposers")
+def test_drivers_that_die_at_every_turn_search_as_one_driver(store: Store) -> None:
+    ways = []
+    for name, mortality in (("one", 0.0), ("other", 1.0)):
+        campaign = DrivenCampaign(store, make_large_spec(name), fast, mortality=mortality)
+        message = campaign.to_end().message
+        ways.append((message, [trial.layout_key for trial in campaign.trials]))
+    assert ways[0] == ways[1]
+
+
+@pytest.mark.usefixtures("proposers")
 def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
     campaign = DrivenCampaign(store, make_large_spec())
     campaign.step()
