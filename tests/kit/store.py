@@ -138,14 +138,14 @@ ODD = EVERY_KNOB
 
 
 def make_iterations(
-    step_time_s: float, *, timed: int = 10, warmup: int = 2
+    step_time_s: float, *, timed: int = 10, warmup: int = 2, loss_off: float = 0.0
 ) -> tuple[Iteration, ...]:
     return tuple(
         Iteration(
             index=index,
             kind="warmup" if index < warmup else "timed",
             step_time_s=step_time_s,
-            loss=6.0 - index / 10,
+            loss=6.0 - index / 10 + loss_off,
             grad_norm=1.5,
         )
         for index in range(warmup + timed)
@@ -158,6 +158,7 @@ def make_measurement(
     tokens_per_s: float = 1000.0,
     timed: int | None = None,
     model: ModelShape = TINY,
+    loss_off: float = 0.0,
     **changes: Any,
 ) -> Measurement:
     """Figures that follow from each other, the layout and the model, unless `changes` has them."""
@@ -166,7 +167,7 @@ def make_measurement(
     tokens = changes.get("tokens_per_step", layout.global_batch_size * model.seq_length)
     step_time_s = changes.get("step_time_s", tokens / tokens_per_s)
     iterations = changes.get("iterations") or make_iterations(
-        step_time_s, timed=timed or (3 if is_short else 10)
+        step_time_s, timed=timed or (3 if is_short else 10), loss_off=loss_off
     )
     timed_s = [each.step_time_s for each in iterations if each.kind == "timed"]
     q25_s, median_s, q75_s = quartiles(timed_s)

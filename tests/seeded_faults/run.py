@@ -1,6 +1,6 @@
 """Measures which seeded faults the fast test suite catches.
 
-    python -m tests.seeded_faults.run --report FILE.json [--only NAME] [--jobs 1] [--tests ARGS...]
+    python -m tests.seeded_faults.run --report FILE.json [--only NAME] [--tests ARGS...]
 
 Each fault is applied to a temporary copy of the tracked files. The tests run there from the folder
 that mirrors the changed module outwards, and stop at the first failure. A report that exists is
@@ -21,10 +21,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 from tests.seeded_faults.faults import FAULTS
@@ -149,7 +147,6 @@ def _changes(names: list[str]) -> dict[str, Change | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.seeded_faults.run", description=__doc__)
     parser.add_argument("--only", action="append", help=f"a fault's name, or {BASELINE}")
-    parser.add_argument("--jobs", type=int, default=1, help="faults that are tested side by side")
     parser.add_argument("--tests", nargs="*", help="paths of tests to run instead of all")
     parser.add_argument("--report", type=Path, help="JSON file that the results are added to")
     given = parser.parse_args()
@@ -161,24 +158,14 @@ def main() -> None:
     report: Path | None = given.report
     results = json.loads(report.read_text()) if report is not None and report.exists() else []
     measured_before = {entry["name"] for entry in results}
-    lock = Lock()
-
-    def measure(item: tuple[str, Change | None]) -> None:
-        entry = measured(*item, given.tests or [])
-        with lock:
-            results.append(entry)
-            _say(f"{entry['name']}: {entry['result']} in {entry['seconds']} s {entry['test']}")
-            if report is not None:
-                _write(report, results)
-
-    left = [item for item in changes.items() if item[0] not in measured_before]
+    left = {name: change for name, change in changes.items() if name not in measured_before}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    if given.jobs == 1:  # without a thread, so that Ctrl-C ends the tests at once
-        for item in left:
-            measure(item)
-    else:
-        with ThreadPoolExecutor(given.jobs) as pool:
-            list(pool.map(measure, left))
+    for name, change in left.items():
+        entry = measured(name, change, given.tests or [])
+        results.append(entry)
+        _say(f"{name}: {entry['result']} in {entry['seconds']} s {entry['test']}")
+        if report is not None:
+            _write(report, results)
     counts = Counter(entry["result"] for entry in results)
     _say(", ".join(f"{number} {result}" for result, number in counts.items()) or "nothing to do")
 

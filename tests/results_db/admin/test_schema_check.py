@@ -201,12 +201,6 @@ def damage(database: Database, *statements: str) -> None:
         connection.invalidate()  # its settings go with it
 
 
-def test_a_database_in_order_passes_every_check(database: Database, database_url: str) -> None:
-    report = check_database(database_url)
-    assert report.findings == ()
-    assert report.checks == ("storage", "schema", "references", *RULES)
-
-
 def test_a_broken_rule_is_found_with_the_rows_that_break_it(sqlite_url: str) -> None:
     assert set(BROKEN) == set(RULES), "every rule has a way to break it"
     fill(sqlite_url)

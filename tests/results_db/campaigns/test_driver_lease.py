@@ -19,6 +19,7 @@ from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.job_duration import TrainingJob
+from tests.kit.campaigns import spec_of
 from tests.kit.store import TurnableClock, at_once, make_spec
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -137,10 +138,7 @@ def test_plans_are_made_in_order_and_watchers_see_how_they_end(store: Store) -> 
 @pytest.mark.sqlite_is_enough(False)
 def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
     space = {"global_batch_size": 64, "num_nodes": [1, 2], "tp": [1, 2, 4]}
-    spec = CampaignSpec.from_mapping(
-        {"name": "first", "model": "gpt-1.3b", "cluster": "frontier", "space": space}
-        | {"budget": {"trials": 5}}
-    )
+    spec = spec_of(model="gpt-1.3b", space=space)
     waiting = store.plans.request(spec.to_mapping(), OPTIONS)
     assert PlanOptions.from_mapping(waiting.options) == OPTIONS
     assert CampaignSpec.from_mapping(waiting.spec) == spec

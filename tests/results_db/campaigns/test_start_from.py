@@ -65,10 +65,7 @@ class Lab:
 
     def trial(self, campaign: int, worker: str, layout: Layout, outcome: Any = None) -> int:
         self.clock.forward(1)
-        trial = self.store.trials.add(campaign, layout)
-        lease_one(self.store, worker)
-        post_outcome(self.store, trial.id, 1, outcome or completed(layout))
-        return trial.id
+        return run_trial(self.store, campaign, layout, outcome, worker=worker)
 
     def end(self, campaign: int) -> None:
         self.clock.forward(1)
@@ -234,11 +231,6 @@ def test_of_a_deletion_and_a_campaign_that_starts_from_it_the_later_waits_and_is
         with pytest.raises(refused, match=why):
             begun[0].result(30)
         assert [campaign.name for campaign in here.campaigns.find()] == left
-
-
-def test_what_a_campaign_starts_from_is_looked_for_when_it_is_kept(store: Store) -> None:
-    with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'nob"):
-        make_campaign(store, "heir", start_from=["nobody"])
 
 
 OUTCOMES = (

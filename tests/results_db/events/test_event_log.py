@@ -18,25 +18,10 @@ from tests.kit.store import (
     completed,
     make_campaign,
     post_outcome,
-    run_trial,
     send_beats,
 )
 
 pytestmark = pytest.mark.sqlite_is_enough
-
-
-def test_a_trial_s_life_is_told_in_order(store: Store, campaign: int) -> None:
-    trial = run_trial(store, campaign)
-    store.events.number()
-    events = store.events.find(after=0, campaign_id=campaign, limit=10)
-    assert [event.kind for event in events] == [
-        "campaign.created",
-        "trial.added",
-        "trial.leased",
-        "trial.ended",
-    ]
-    assert [event.trial_id for event in events] == [None, *[trial] * 3]
-    assert events[-1].data["state"] == "COMPLETED"
 
 
 @pytest.mark.sqlite_is_enough(False)

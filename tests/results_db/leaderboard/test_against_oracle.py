@@ -102,12 +102,10 @@ def outcome(happening: Happening) -> Outcome:
         return failed(happening.how)
     seconds, layout = happening.step_time_s, happening.layout
     iterations = tuple(
-        replace(
-            each,
-            step_time_s=seconds * (1 + 0.01 * (each.index - 2)),
-            loss=each.loss + happening.is_off,
+        replace(each, step_time_s=seconds * (1 + 0.01 * (each.index - 2)))
+        for each in make_iterations(
+            seconds, timed=happening.num_timed, loss_off=float(happening.is_off)
         )
-        for each in make_iterations(seconds, timed=happening.num_timed)
     )
     return completed(
         layout,

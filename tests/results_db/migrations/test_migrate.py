@@ -138,14 +138,6 @@ def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path, how: str
             open_it()
 
 
-def test_the_embedded_database_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
-    store = Store.open(DataDir(tmp_path))
-    with store._db.engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
-    store.close()
-
-
 def run(url: str, *statements: str) -> None:
     """Runs statements; on SQLite references are not looked at."""
     with closing(Database(url)) as database, database.engine.connect() as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from tests.kit.store import (
     completed,
     failed,
     lease_one,
-    make_iterations,
     make_worker,
     post_outcome,
 )
@@ -80,12 +79,6 @@ class Bench:
 @pytest.fixture
 def bench(store: Store) -> Bench:
     return Bench.of(store)
-
-
-def losses(offset: float) -> dict[str, Any]:
-    """Changes of a measurement whose losses are off from the third iteration on."""
-    plain = make_iterations(0.25, timed=4)
-    return {"iterations": tuple(replace(i, loss=i.loss + offset * (i.index > 1)) for i in plain)}
 
 
 def test_a_cheap_probe_is_leased_as_a_part_and_stands_for_its_layout(bench: Bench) -> None:
@@ -157,11 +150,11 @@ def test_losses_are_compared_among_runs_of_as_many_layers(bench: Bench) -> None:
     bench.probe(fidelity=FEWER)
     bench.probe(other, Fidelity(num_microbatches=16, dp=1, num_layers=4))
     of_fewer_layers = bench.probe(
-        other, Fidelity(num_microbatches=16, dp=1, num_layers=2), **losses(0.5)
+        other, Fidelity(num_microbatches=16, dp=1, num_layers=2), loss_off=0.5
     )
     assert of_fewer_layers.state == "COMPLETED", "of the same batch, but of another model"
     layout = Layout(pp=2, num_microbatches=64)
-    off = bench.probe(layout, Fidelity(num_microbatches=16, dp=1, num_layers=4), **losses(0.5))
+    off = bench.probe(layout, Fidelity(num_microbatches=16, dp=1, num_layers=4), loss_off=0.5)
     assert (off.state, off.reason) == ("FAILED", "diverged")
     assert "several layouts agree" in off.message
 
@@ -169,7 +162,7 @@ def test_losses_are_compared_among_runs_of_as_many_layers(bench: Bench) -> None:
 def test_two_cheap_probes_with_other_losses_are_both_measured_again(bench: Bench) -> None:
     first = bench.probe(fidelity=SMALLEST)
     other = Layout(tp=2, num_microbatches=64)
-    second = bench.probe(other, Fidelity(num_microbatches=8, dp=1, num_layers=2), **losses(0.5))
+    second = bench.probe(other, Fidelity(num_microbatches=8, dp=1, num_layers=2), loss_off=0.5)
     assert second.reason == "diverged"
     assert bench.store.trials.in_doubt(bench.campaign) == [first.id, second.id]
 

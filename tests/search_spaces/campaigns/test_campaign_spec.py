@@ -150,16 +150,13 @@ def test_a_wall_time_is_seconds_or_has_a_unit() -> None:
         ({"favourite": "red"}, "unknown campaign field 'favourite'; choose from name, model, "),
         ({"name": ...}, "name: the field is missing"),
         ({"name": 0}, "name: 0 is not 1 to 64 characters"),
-        ({"model": ...}, "model: the field is missing"),
         ({"cluster": None}, "cluster: the field is missing"),
-        ({"space": ...}, "space: the field is missing"),
         ({"name": "two words"}, "name: 'two words' is not 1 to 64 characters of A-Z a-z 0-9 . _ -"),
         ({"name": "x" * 65}, "is not 1 to 64 characters"),
         ({"name": ".."}, "'..' is not 1 to 64 characters"),
         ({"name": "175"}, "'175' is not 1 to 64 characters"),
         ({"name": "line\n"}, "is not 1 to 64 characters"),
         ({"model": "gpt-3"}, "model: unknown model 'gpt-3'"),
-        ({"model": {"family": "gpt"}}, "model: the model's num_layers is missing"),
         ({"cluster": {"preset": "summit"}}, "cluster: unknown cluster preset 'summit'"),
         ({"space": {"global_batch_size": 8, "tp": "two"}}, "space.tp: 'two' is not a whole number"),
         ({"space": {"tp": 2}}, "space.global_batch_size: there is none; tokens/s grow"),
@@ -170,20 +167,15 @@ def test_a_wall_time_is_seconds_or_has_a_unit() -> None:
         ({"seed": -1}, "seed: -1 is not a whole number of at least 0"),
         ({"budget": ...}, "budget: strategy 'guided' needs at least one bound of trials, node_h"),
         ({"budget": 20}, "budget: the budget is 20, not a mapping"),
-        ({"budget": {"node_hours": "3"}}, "budget.node_hours: '3' is not a number from 1e-06 to"),
         ({"budget": {"wall_time_s": 0}}, "budget.wall_time_s: 0 is not a duration"),
         ({"probe": {"warmup": 1}}, "probe.warmup: 1 is not a whole number of at least 2"),
         ({"probe": {"compile": 1}}, "probe.compile: 1 is not true or false"),
-        ({"probe": {"deadline_s": True}}, "probe.deadline_s: True is not a duration"),
         ({"probe": {"steps": 3}}, "probe: unknown setting 'steps'"),
         ({"warnings": "beware"}, "warnings: 'beware' is not a list"),
         ({"warnings": [3]}, "warnings: [3] is not a list"),
-        ({"warnings": ["\ud800"]}, "warnings: ['\\ud800'] is not a list of at most 16 strings"),
-        ({"warnings": ["two\nlines"]}, "each a line of printable text"),
         ({"warnings": ["x" * 1001]}, "of at most 1000 characters"),
         ({"warnings": ["x"] * 17}, "is not a list of at most 16 strings"),
         ({"warnings": ["x"] * 16, "cluster": {"name": "hal"}}, "not a list of at most 16 strings"),
-        ({"cluster": {"preset": "frontier", "device": "\ud800"}}, "device='\\ud800' is not"),
         ({"budget": {"wall_time_s": 1e308}}, "budget.wall_time_s: 1e+308 is longer than 100000000"),
         ({"probe": {"deadline": "99999d"}}, "probe.deadline: '99999d' is longer than 1000000000 s"),
         ({"objectives": "tokens_per_s"}, "unknown campaign field 'objectives' (did you mean 'obje"),
@@ -191,14 +183,12 @@ def test_a_wall_time_is_seconds_or_has_a_unit() -> None:
         ({"constraints": {"memory": 0.1}}, "constraints: unknown constraint 'memory'"),
         ({"constraints": {"memory_headroom": 1}}, "constraints.memory_headroom: 1 is not a share"),
         ({"constraints": {"memory_headroom": -0.1}}, "-0.1 is not a share of the memory"),
-        ({"constraints": {"memory_headroom": True}}, "True is not a share of the memory"),
         ({"knowledge": "all"}, "knowledge: 'all' is unknown; choose from auto, none"),
         ({"start_from": "first"}, "start_from: 'first' is not a list of campaigns' names"),
         ({"start_from": ["a", "a"]}, "start_from: 'a' is listed more than once"),
         ({"start_from": [str(n) for n in range(33)]}, "start_from: 33 campaigns are more than 32"),
         ({"stop": {"early": "yes"}}, "stop.early: 'yes' is not true or false"),
         ({"stop": {"converged_within": 2}}, "stop.converged_within: 2 is not a share between 0"),
-        ({"stop": {"converged_within": True}}, "stop.converged_within: True is not a share"),
         ({"stop": {"remeasure": -1}}, "stop.remeasure: -1 is not a whole number of at least 0"),
         ({"stop": {"remeasure": 21}}, "stop.remeasure: 21 is more than 20"),
         ({"stop": {"earlier": True}}, "unknown setting 'earlier' (did you mean 'early'?)"),
@@ -335,7 +325,6 @@ def test_bounds_that_are_not_named_stay_and_null_takes_one_away(
     ("changes", "where", "says"),
     [
         ({"trials": 0}, "budget.trials", "0 is not a whole number"),
-        ({"trials": True}, "budget.trials", "True"),
         ({"node_hours": float("nan")}, "budget.node_hours", "not a number from 1e-06 to"),
         ({"wall_time": "soon"}, "budget.wall_time", "not a duration"),
         ({"wall_time": "1h", "wall_time_s": 5}, "budget.wall_time", "not both"),
@@ -357,15 +346,12 @@ def test_a_wrong_bound_is_named(changes: Any, where: str, says: str) -> None:
     [
         ({}, {"context_parallel_size": 2}, "(here it is called 'cp')"),
         ({}, {"ulysses": 2}, "(here it is called 'cp')"),
-        ({}, {"expert_model_parallel_size": 2}, "(here it is called 'ep')"),
         ({}, {"expert_tensor_parallel_degree": 2}, "(here it is called 'etp')"),
         ({"num_local_experts": 8}, {}, "(here it is called 'num_experts')"),
         ({"family": "mixtral"}, {}, "(here it is called 'llama')"),
         ({"capacity_factor": 1}, {}, "experts that drop tokens over a capacity"),
-        ({}, {"fsdp": True}, "(here it is called 'zero_stage')"),
         ({}, {"precision": "mxfp8"}, "types narrower than fp8, and its recipes: not covered"),
         ({}, {"tensor_model_parallel_size": 2}, "(here it is called 'tp')"),
-        ({}, {"gradient_accumulation_steps": 2}, "(here it is called 'num_microbatches')"),
     ],
 )
 def test_a_word_of_other_trainers_is_recognised_by_name(
@@ -435,12 +421,6 @@ def test_missing_knobs_follow_from_the_space_the_nodes_and_the_cluster(
     assert found | filled_in | baseline == found
     assert spec.to_mapping()["baseline"] == found
     assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
-
-
-def test_a_campaign_without_a_baseline_has_none() -> None:
-    spec = make_spec(None)
-    assert (spec.baseline, spec.baseline_is_outside) == (None, False)
-    assert spec.to_mapping()["baseline"] is None
 
 
 def test_knobs_that_follow_from_nothing_or_leave_devices_idle_must_be_stated() -> None:

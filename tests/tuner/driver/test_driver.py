@@ -92,18 +92,6 @@ def test_wall_time_ends_a_campaign_once_a_worker_was_there_for_so_long(
     assert record.message == "12 of 10 s of wall time spent; no trial was run"
 
 
-def test_a_paused_campaign_gets_nothing_new_until_it_is_resumed(store: Store) -> None:
-    campaign = DrivenCampaign(store, make_spec(budget={"trials": 3}))
-    campaign.turn()
-    store.campaigns.pause(campaign.id)
-    before = len(campaign.trials)
-    campaign.turn(3)
-    assert len(campaign.trials) == before
-    store.campaigns.resume(campaign.id)
-    campaign.to_end()
-    assert campaign.count() == 3
-
-
 @pytest.mark.parametrize(
     ("strategy", "dice_seed"),
     [("random", 1), ("guided", 2), pytest.param("deephyper", 1, marks=pytest.mark.slow)],
@@ -378,17 +366,6 @@ def test_a_prediction_beyond_what_the_database_holds_is_cut() -> None:
     assert absurd.step_time_s < 1e300
     assert absurd.peak_memory_bytes < 1 << 63
     assert absurd.fit_probability == 1.0
-
-
-def test_a_campaign_with_a_headroom_is_driven_and_tells_peaks(store: Store) -> None:
-    # What the workers of the tests measure is more than a device has.
-    campaign = DrivenCampaign(
-        store, make_spec(constraints={"memory_headroom": 0.1}, budget={"trials": 2})
-    )
-    campaign.to_end()
-    assert campaign.count() == 2
-    assert store.leaderboard.ranked_summary(campaign.id).num_ranked == 0
-    assert store.leaderboard.page_of_layouts(campaign.id, limit=0).constrained == 2
 
 
 def test_a_guided_campaign_of_several_objectives_starts_from_another_and_survives_a_restart(

@@ -383,29 +383,16 @@ def test_csv_has_a_row_a_layout_and_says_what_is_predicted(campaign: Path) -> No
 
 
 def test_measurements_of_a_table_calibrate_it(campaign: Path, tmp_path: Path) -> None:
-    spec = CampaignSpec.from_mapping(DOCUMENT)
-    legal = spec.legal_set()
-    measured = [legal.layout(position) for position in range(0, len(legal), 6)]
-    cells = []
-    for devices in (8, 16):
-        layouts = [layout for layout in measured if layout.num_devices == devices]
-        steps = [2.0 * step_time_s(each, spec.model, spec.cluster).item() for each in layouts]
-        cells.append(make_measured_cell(layouts, spec.model, spec.cluster, steps, source=SOURCE))
-    path = tmp_path / "measured.csv"
-    path.write_text(write_table(MeasurementTable(cells=tuple(cells))))
-
     flags = (campaign, "--json", "--software", SOURCE)
     alone = json.loads(printed(*flags, "--top", 200))
-    informed = json.loads(printed(*flags, "--top", 20, "--calibrate-from", path))
+    measured = table(tmp_path, slower=2.0)
+    informed = json.loads(printed(*flags, "--top", 20, "--calibrate-from", measured))
     assert informed["knowledge"]["basis"] == "measurements"
-    assert informed["knowledge"]["num_step_times"] == len(measured)
+    assert informed["knowledge"]["num_step_times"] == 18
     times = {each["layout_key"]: each["predicted"]["step_time_s"] for each in alone["layouts"]}
     for each in informed["layouts"]:
         ratio = each["predicted"]["step_time_s"] / times[each["layout_key"]]
         assert ratio == pytest.approx(2.0, rel=0.15)
-    some = f"{path}:num_devices=8"
-    fewer = json.loads(printed(*flags, "--top", 1, "--calibrate-from", some))
-    assert 0 < fewer["knowledge"]["num_step_times"] < len(measured)
 
 
 def test_measured_constants_of_the_cluster_are_used(

@@ -375,12 +375,9 @@ def test_no_improvement_is_expected_of_an_exhausted_set() -> None:
 @pytest.mark.parametrize(
     ("points", "volume"),
     [
-        ([[2.0, 3.0]], 6.0),
-        ([[1.0, 3.0], [2.0, 1.0]], 4.0),
         ([[1.0, 3.0], [2.0, 1.0], [1.0, 1.0]], 4.0),  # the last one is dominated
         ([[2.0, 3.0], [5.0, -1.0]], 6.0),
         ([[5.0, 0.0]], 0.0),
-        ([[1.0, 1.0, 1.0], [2.0, 1.0, 0.5]], 1.5),
         ([[3.0], [4.0]], 4.0),
         (np.empty((0, 2)), 0.0),
     ],

