@@ -38,7 +38,8 @@ from workers.worker.events import Events, ProbeEnded, in_background
 from workers.worker.held_trial import HeldTrial
 from workers.worker.leasing import END_WITHIN_S
 from workers.worker.outcome_posting import Posting
-from workers.worker.roster import NodeRoster, SecondOpinions
+from workers.worker.quarantine import SecondOpinions
+from workers.worker.roster import NodeRoster
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import WorkerEvent
 from workers.worker.node_health import HealthReport
-from workers.worker.roster import NodeHistory, NodeRoster
+from workers.worker.quarantine import NodeHistory
+from workers.worker.roster import NodeRoster
 
 KILLED = "its raylet was killed"
 
