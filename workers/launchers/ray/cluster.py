@@ -206,7 +206,7 @@ class HeadWatch:
             self._connection = None
 
 
-class JoinedRay(HeadWatch):
+class JoinedRay:
     """A Ray cluster that other processes have started, with a node on this machine.
 
     Its head is at "address:port" and may take some time to answer.
@@ -216,7 +216,7 @@ class JoinedRay(HeadWatch):
     """
 
     def __init__(self, address: str, *, within_s: float = _START_WITHIN_S) -> None:
-        address = resolved(address)
+        address = self.address = resolved(address)
         give_up_at = time.monotonic() + within_s
         while not answers(address):  # Ray itself would block for 40 s
             if time.monotonic() > give_up_at:
@@ -224,12 +224,16 @@ class JoinedRay(HeadWatch):
                     f"no Ray cluster answered at {address} within {within_s:g} s"
                 )
             time.sleep(0.2)
-        super().__init__(address)
+        self._head = HeadWatch(address)
         host = address.rpartition(":")[0]
         _join(address, host if _is_ours(host) else None)
 
+    def has_ended(self) -> bool:
+        """Whether the head has ended."""
+        return self._head.has_ended()
+
     def close(self) -> None:
-        super().close()
+        self._head.close()
         _leave()
 
 
