@@ -15,6 +15,7 @@ from results_db.leaderboard.leaderboard_records import KnobCell
 from results_db.leaderboard.rank_layouts import Leaderboard
 from results_db.models.tables import Campaign
 from results_db.store import Store
+from results_db.trials.filter import LeaderboardListing
 from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     failed,
@@ -95,20 +96,51 @@ def test_the_median_leaves_out_layouts_that_were_stopped_early(store: Store, cam
     assert summary() == (4, 1, 300.0)
 
 
+def constrained_campaign(store: Store, **changes: object) -> int:
+    spec = make_spec() | changes
+    spec["cluster"] |= {"device_memory_bytes": 1000}
+    make_worker(store)
+    return store.campaigns.create(spec, num_legal_layouts=100).id
+
+
 def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(store: Store) -> None:
     objective = ["tokens_per_s", "memory_headroom"]
-    spec = make_spec(objective=objective, constraints={"memory_headroom": 0.1})
-    spec["cluster"] |= {"device_memory_bytes": 1000}
-    campaign = store.campaigns.create(spec, num_legal_layouts=100).id
+    campaign = constrained_campaign(
+        store, objective=objective, constraints={"memory_headroom": 0.1}
+    )
     assert store.campaigns.get(campaign).max_peak_memory_bytes == 900
     tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
     just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
     assert [trial.id for trial in ranked_trials(store, campaign, "tokens_per_s")] == [just]
-    assert store.leaderboard.page_of_layouts(campaign, limit=0).constrained == 1
+    assert counts(store, campaign) == (1, 1)
     assert front(store, campaign) == {just}
     kept = store.trials.get(tight)
     assert kept.state == "COMPLETED"
     assert kept.measurement.peak_memory_bytes == 901
+
+
+@pytest.mark.parametrize(
+    ("constraints", "changes", "expected"),
+    [
+        # What never counts is not counted as constrained.
+        ({"memory_headroom": 0.1}, {"oversubscribed": True, "peak_memory_bytes": 999}, (0, 0)),
+        ({"memory_headroom": 0.1}, {"outcome": failed()}, (0, 0)),
+        # Without constraints a device may be full.
+        ({}, {"peak_memory_bytes": 5 << 30}, (1, 0)),
+    ],
+)
+def test_only_completed_measurements_are_counted_as_constrained(
+    store: Store, constraints: dict[str, float], changes: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    campaign = constrained_campaign(store, constraints=constraints)
+    run_trial(store, campaign, **changes)
+    assert counts(store, campaign) == expected
+
+
+def counts(store: Store, campaign: int) -> tuple[int, int]:
+    """The ranked layouts, and the trials that a constraint leaves out."""
+    constrained = store.leaderboard.page_of_layouts(campaign, limit=0).constrained
+    return store.leaderboard.ranked_summary(campaign).num_ranked, constrained
 
 
 SHORT = {"shortened": True, "iterations_asked": 10, "timed": 3}
@@ -182,6 +214,23 @@ def test_layouts_are_ranked_by_all_of_their_runs_that_count(
         assert each.num_runs == counting.count({}) or len(counting)
     winner = store.leaderboard.winner(by_rate, "tokens_per_s")
     assert winner == (found[0] if in_full else None)
+
+
+def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, by_rate: int) -> None:
+    for layout, of_best in ((A, 1.0), (B, 0.905), (C, 0.895)):
+        measure(store, by_rate, layout, 0.5 / of_best)
+    within = store.leaderboard.ranked_layouts(1, listing=LeaderboardListing(within_percent=10.0))
+    assert {ranked.trial.layout for ranked in within} == {A, B}
+
+
+def test_iterations_that_lie_far_apart_make_the_interval(store: Store, by_rate: int) -> None:
+    measure(store, by_rate, A, 0.5, noise=0.1)
+    (best,) = standings(store)
+    # sd of five logs 10 % apart: 16 %; the median's error is sqrt(pi/2) times the mean's.
+    half = 2.776 * math.sqrt(math.pi / 2 / 5) * 0.1603
+    assert math.log(best.high / best.value) == pytest.approx(half, rel=0.01)
+    assert best.value / best.low == pytest.approx(best.high / best.value)
+    assert best.step_time_low_s < 0.5 < best.step_time_high_s
 
 
 def test_layouts_close_together_are_tied_until_repeats_agree(store: Store, by_rate: int) -> None:
