@@ -62,8 +62,9 @@ _RUNS: Final = (
 
 def measured_runs(session: Session, campaign_id: int) -> list[Run]:
     """The runs that a campaign would rank without its constraints, the oldest first."""
-    # The connection returns rows of columns sooner than the session, which expects objects in them.
-    rows = session.connection().execute(_RUNS, {"campaign": campaign_id})
+    # The connection returns rows of columns sooner than the session, which expects objects in them,
+    # and all rows at once sooner than one by one.
+    rows = session.connection().execute(_RUNS, {"campaign": campaign_id}).all()
     return list(map(_Run._make, rows))
 
 
