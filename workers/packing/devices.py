@@ -212,8 +212,10 @@ class FreeDevices:
             return None if nodes is None else request.shares_of_nodes(nodes)
         if request.num_devices > self.longest:
             return None
-        free = self._free.copy()
-        free[list(request.avoid)] = False
+        free = self._free
+        if request.avoid:
+            free = free.copy()
+            free[list(request.avoid)] = False
         share = choose_devices(free, request.num_devices)
         return None if share is None else (share,)
 

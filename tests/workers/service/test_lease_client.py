@@ -1,7 +1,7 @@
 """The lease client says which of four things went wrong, and never hides a fifth.
 
 A worker logs one line when its service goes away and one when it is back, over all its loops.
-`tests/api/routes/test_worker_protocol.py` has the client speak to a real service.
+`tests/api/routes/test_worker_routes.py` has the client speak to a real service.
 """
 
 from __future__ import annotations
