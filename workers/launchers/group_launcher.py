@@ -24,6 +24,7 @@ from search_spaces.protocol.outcome import (
 )
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.throughput import MEASURED_PEAK
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import ParameterInvalidError
 from search_spaces.trainers.program import ProgramTrainer
@@ -123,7 +124,7 @@ class GroupLauncher:
             if request.trainer == EMBEDDED_TRAINER:
                 job = {"kind": "probe", "request": request.to_mapping()}
                 end = run(self._with_product_layouts(job), on_event=on_event)
-                told = partial(_told_by_rank_0, end)
+                told = partial(self._told_by_rank_0, request.layout.precision, end)
             else:
                 trainer = self._trainer(request.trainer)
                 program = ProgramRun(request, trainer, on_event)
@@ -133,7 +134,7 @@ class GroupLauncher:
                     processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
                     verdict=partial(_verdict, program),
                 )
-                told = partial(self._told_by_program, program, end, cancelled)
+                told = partial(self._told_by_program, program, end, shares, cancelled)
         except (PlacementImpossibleError, TrainerUnknownError, ParameterInvalidError) as error:
             return _refused("unsupported", error)
         except ResultRefusedError as error:
@@ -147,11 +148,26 @@ class GroupLauncher:
         known = ", ".join(self._trainers) or "none but the embedded one"
         raise TrainerUnknownError(f"this worker has no trainer {name!r}; it has {known}")
 
-    def _told_by_program(self, run: ProgramRun, end: GroupEnd, cancelled: Cancelled) -> _Measured:
+    def _told_by_rank_0(self, precision: Precision, end: GroupEnd) -> _Measured:
+        result = end.results[0]
+        measurement = Measurement.from_mapping(result["measurement"])
+        if measurement.peak_source.startswith(MEASURED_PEAK):
+            # The ranks may have measured it again.
+            tflops = measurement.peak_tflops_per_device
+            self.keep_measured_peak(precision, tflops, measurement.peak_source)
+        return measurement, Environment.from_mapping(result["environment"])
+
+    def _told_by_program(
+        self, run: ProgramRun, end: GroupEnd, shares: Placement | None, cancelled: Cancelled
+    ) -> _Measured:
         """What a program that has ended, or reported all steps before it failed, measured."""
-        tflops, source = self.peak(run.request.layout.precision, cancelled)
+        precision = run.request.layout.precision
+        tflops, source = self.peak(precision, cancelled)
         measurement = run.measurement(
-            peak_tflops=tflops, peak_source=source, oversubscribed=end.oversubscribed
+            peak_tflops=tflops,
+            peak_source=source,
+            peak_again=partial(self._peak_again, precision, cancelled, shares),
+            oversubscribed=end.oversubscribed,
         )
         environment = Environment.described(
             host=self._nodes.nodes[end.first_node].name,
@@ -224,13 +240,18 @@ class GroupLauncher:
             return described / 1e12, f"cluster description ({self._cluster.name}, {precision})"
         with self._measuring:
             if precision not in self._peaks:
-                self._peaks[precision] = self._measured_peak(precision, cancelled, shares)
+                share = self._share_for_the_peak(shares)
+                self._peaks[precision] = self._measured_peak(precision, cancelled, share)
             return self._peaks[precision]
 
     def keep_measured_peak(self, precision: Precision, tflops: float, source: str) -> None:
-        """Keeps a peak that was measured on all devices of a node at once, unless there is one."""
+        """Keeps a peak that was measured on several devices at once, unless a better one is known.
+
+        Other load lowers a measured peak, and nothing raises it.
+        """
         with self._measuring:
-            self._peaks.setdefault(precision, (tflops, source))
+            known = self._peaks.get(precision, (0.0, source))
+            self._peaks[precision] = max(known, (tflops, source))
 
     def use_product_layouts(self, layouts: Mapping[Product, str]) -> None:
         """Has the embedded trainer lay matrix products out so in what runs from now on."""
@@ -248,12 +269,26 @@ class GroupLauncher:
     def _with_product_layouts(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**job, "product_layouts": to_rows(self._product_layouts)}
 
-    def _measured_peak(
+    def _peak_again(
         self, precision: Precision, cancelled: Cancelled, shares: Placement | None
+    ) -> float:
+        """The peak after a probe exceeded it: one that was measured is measured again.
+
+        It is measured on the devices that the probe still holds, since other probes may run.
+        """
+        _, source = self.peak(precision, cancelled)
+        if source.startswith(MEASURED_PEAK):
+            share = shares[0] if shares else self._share_for_the_peak(None)
+            again = self._measured_peak(precision, cancelled, share, again=True)
+            self.keep_measured_peak(precision, *again)
+        return self.peak(precision, cancelled)[0]
+
+    def _measured_peak(
+        self, precision: Precision, cancelled: Cancelled, share: Share, *, again: bool = False
     ) -> tuple[float, str]:
         end = self.run_job(
-            {"kind": "peak", "precision": precision},
-            shares=(self._share_for_the_peak(shares),),
+            {"kind": "peak", "precision": precision, "again": again},
+            shares=(share,),
             deadline_s=_PEAK_WITHIN_S,
             rendezvous=False,
             on_event=lambda _: None,
@@ -264,7 +299,7 @@ class GroupLauncher:
             reason = "crashed" if failure.reason == "out_of_memory" else failure.reason
             message = f"while the matmul peak was measured: {failure.message}"
             failure = replace(failure, reason=reason, message=message)
-            raise _PeakFailedError(replace(end, failure=failure))
+            raise _PeakFailedError(end, failure)
         results = end.results.values()
         return median(result["tflops"] for result in results), end.results[0]["source"]
 
@@ -350,6 +385,8 @@ def outcome_of(
             )
         except ResultRefusedError as error:
             failure = GroupFailure(reason=error.reason, message=str(error))
+        except _PeakFailedError as error:
+            failure = error.failure
         except OutcomeInvalidError as error:
             message = f"the trainer's figures: {error}"
             failure = GroupFailure(reason="implausible", message=message)
@@ -361,12 +398,6 @@ def outcome_of(
         log_tail=log_tail,
         duration_s=end.duration_s,
     )
-
-
-def _told_by_rank_0(end: GroupEnd) -> _Measured:
-    result = end.results[0]
-    measurement = Measurement.from_mapping(result["measurement"])
-    return measurement, Environment.from_mapping(result["environment"])
 
 
 def _refused(reason: FailureReason, error: Exception) -> Outcome:
@@ -383,11 +414,11 @@ def _verdict(run: ProgramRun) -> GroupFailure | bool:
 
 
 class _PeakFailedError(WorkerError):
-    """The peak could not be measured, so the probe is not run."""
+    """The peak could not be measured, so the probe is not run, or has no figures."""
 
-    def __init__(self, end: GroupEnd) -> None:
-        super().__init__(f"the matmul peak could not be measured: {end.failure}")
-        self.end = end
+    def __init__(self, end: GroupEnd, failure: GroupFailure) -> None:
+        super().__init__(f"the matmul peak could not be measured: {failure}")
+        self.end, self.failure = replace(end, failure=failure), failure
 
 
 _STATES: Final[Mapping[FailureReason, OutcomeState]] = {

@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final, Self
 
@@ -244,9 +244,16 @@ class ProgramRun:
         )
 
     def measurement(
-        self, *, peak_tflops: float, peak_source: str, oversubscribed: bool
+        self,
+        *,
+        peak_tflops: float,
+        peak_source: str,
+        peak_again: Callable[[], float],
+        oversubscribed: bool,
     ) -> Measurement:
         """What was measured, once the program has ended or `is_enough`.
+
+        `peak_again` tells the better peak, where the one that is known is exceeded.
 
         Raises:
             ResultRefusedError: there are too few steps, or the reports contradict each other or the
@@ -265,6 +272,8 @@ class ProgramRun:
             tokens_per_s=tokens / step_time_s,
             peak_tflops_per_device=peak_tflops,
         )
+        if speed.hfu > 1:
+            speed = replace(speed, peak_tflops_per_device=peak_again())
         peak_bytes, memory_kind = self._memory()
         q25_s, _, q75_s = quartiles(times_s[warmup:last])
         return Measurement(

@@ -12,8 +12,9 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from search_spaces.process_resources import available_memory_bytes, usable_memory_bytes
+from search_spaces.spec.throughput import MEASURED_PEAK
 from workers.ranks.rank_task import RankTask
-from workers.trainer.device_peak_flops import MEASURED, measured_tflops
+from workers.trainer.device_peak_flops import measured_tflops
 
 _MESSAGE_BYTES: Final = {"cpu": 4 << 20, "cuda": 256 << 20}
 _REPEATS: Final = 4
@@ -29,7 +30,7 @@ def measure_node(task: RankTask, store: Store) -> dict[str, Any]:
         precision = task.job["precision"]
         best, usual = measured_tflops(task.device, precision)
         measured["gemm_tflops"] = usual
-        measured |= {"peak_tflops": best, "peak_source": f"{MEASURED} ({precision})"}
+        measured |= {"peak_tflops": best, "peak_source": f"{MEASURED_PEAK} ({precision})"}
     if _all_say(task, store, seen) and task.world_size > 1:
         measured["link_gbytes_per_s"] = _all_reduce_rate(task, store)
     return measured

@@ -64,7 +64,7 @@ def _run(task: RankTask, line: JsonLines) -> Document:
     if task.job["kind"] == PROGRAM:
         return run_program(task, line)
     if task.job["kind"] == "peak":
-        tflops, source = matmul_peak(task.device, task.job["precision"])
+        tflops, source = matmul_peak(task.device, task.job["precision"], again=task.job["again"])
         return {"tflops": tflops, "source": source}
     job = _JOBS[task.job["kind"]]
     store = _meet(task, line)

@@ -15,6 +15,7 @@ from torch import distributed as dist
 from search_spaces.protocol.measurement import Breakdown, Measurement
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.throughput import MEASURED_PEAK
 from tests.workers.trainer.cases import (
     CPU,
     DP,
@@ -30,7 +31,7 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer import training as training_module
-from workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, MEASURED, known_device
+from workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, known_device
 from workers.trainer.errors import ResultImplausibleError
 from workers.trainer.probe import probe as probe_module
 from workers.trainer.probe import timing
@@ -114,16 +115,17 @@ def test_a_result_above_the_peak_is_refused() -> None:
 
 
 def test_a_measured_peak_that_is_passed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may have been busy the first time; the better of the two counts."""
-    context = {"peak_tflops_per_device": 1e-6, "peak_source": f"{MEASURED} (fp32)"}
-    again = "workers.trainer.device_peak_flops.matmul_peak"
+    """The machine may have been busy the first time; the best of several further ones counts."""
+    context = {"peak_tflops_per_device": 1e-6, "peak_source": f"{MEASURED_PEAK} (fp32)"}
+    again = "workers.trainer.device_peak_flops.measured_tflops"
     request = make_request(layout=make_layout(dp=2))
-    monkeypatch.setattr(again, lambda device, precision: (0.1 + dist.get_rank(), ""))
+    rates = iter([2e-6, 0.1, 2e-6])
+    monkeypatch.setattr(again, lambda device, precision: (next(rates) + dist.get_rank(), 0.0))
     m = measured(request, **context)
     assert m.peak_tflops_per_device == pytest.approx(0.6), "the median of 0.1 and 1.1"
     assert m.mfu == pytest.approx(m.model_tflops_per_device / 0.6)
     assert m.peak_source == context["peak_source"]
-    monkeypatch.setattr(again, lambda device, precision: (2e-6, ""))
+    monkeypatch.setattr(again, lambda device, precision: (2e-6, 0.0))
     with pytest.raises(RanksFailedError, match=r"ResultImplausibleError: .* over its peak of 2e-"):
         measured(request, **context)
 
