@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from search_spaces.spec.layout import (
 )
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.units import memory
+from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import (
     COLUMNS,
     CPU,
@@ -95,24 +97,25 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def profiled_peaks(training: Training) -> tuple[int, int]:
+OPERATORS = ("aten::", "mkldnn::")
+"""How the names of operators begin; fp32 products on AMD's processors are oneDNN's."""
+
+
+def profiled_peaks(step: Callable[[], object], start: int) -> tuple[int, int]:
     """The peak of the allocator's running total in one step, from the profiler's events.
 
     Returns that between operators, and that at any time: inside an operator, it may have memory for
-    itself, and how much depends on the kernel.
+    itself, and how much depends on the kernel. `start` is the total before the step.
     """
-    batch = training.batch(0)
-    training.step(batch)
-    start = storage_bytes([*training.persistent_tensors(), batch.ids_MT, batch.targets_MT])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        training.step(batch)
+        step()
     kineto = profiler.profiler.kineto_results
     changes, busy_until, live = [], 0, start
     between = at_any_time = start
     for event in kineto.events():
         if event.name() == "[memory]":
             changes.append((event.start_ns(), 1, event.nbytes()))
-        elif event.name().startswith("aten::"):
+        elif event.name().startswith(OPERATORS):
             changes.append((event.start_ns(), 0, event.start_ns() + event.duration_ns()))
     for time_ns, is_memory, value in sorted(changes):
         if time_ns >= busy_until:
@@ -132,11 +135,31 @@ def test_the_counted_peak_is_the_profilers(recompute: str, precision: str) -> No
 
     def work(rank: int) -> tuple[int, tuple[int, int]]:
         training = make_training(WIDE, layout)
-        return rehearse(training, limit_bytes=None), profiled_peaks(training)
+        counted, batch = rehearse(training, limit_bytes=None), training.batch(0)
+        training.step(batch)
+        start = storage_bytes([*training.persistent_tensors(), batch.ids_MT, batch.targets_MT])
+        return counted, profiled_peaks(partial(training.step, batch), start)
 
     counted, (between, at_any_time) = run_ranks(1, work)[0]
     scalars_bytes = 4096  # autograd holds some that no operator has returned
     assert between - scalars_bytes <= counted <= at_any_time
+
+
+PRODUCT = """
+import torch
+from tests.workers.trainer.test_memory import profiled_peaks
+x, w = torch.ones(256, 512), torch.ones(128, 512)
+multiply = lambda: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
+multiply()
+print(*profiled_peaks(multiply, 0))
+"""
+
+
+def test_the_scratch_of_a_product_by_onednn_is_the_operators_own() -> None:
+    """Its AVX2 kernels copy a factor, and free the copy before the product returns."""
+    between, at_any_time = map(int, printed_by(PRODUCT, ONEDNN_MAX_CPU_ISA="AVX2").split()[-2:])
+    output_bytes = 256 * 128 * 4
+    assert between == output_bytes <= at_any_time
 
 
 def test_the_budget_is_exact_to_the_byte() -> None:
