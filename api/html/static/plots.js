@@ -2,7 +2,16 @@
 // A plot is drawn again when its campaign changes, when the stream of events comes back after a gap,
 // when the page's choices change, and when the theme changes.
 const REDRAW_MS = 1000; // between two requests of one plot
-const LIVE_ONLY = new Set(["campaign.progress", "worker.changed", "nodes.changed", "plan.ended"]);
+// After these events every plot is as before: plots show attempts that run and trials that ended.
+const NO_PLOT = new Set([
+  "campaign.progress",
+  "worker.changed",
+  "nodes.changed",
+  "plan.ended",
+  "trial.added",
+]);
+// These are about attempts, which the timeline alone shows.
+const TIMELINE = new Set(["trial.leased", "trial.returned"]);
 const meta = (name) => document.querySelector(`meta[name=${name}]`).content;
 const plots = new Map(); // by the element: what is known of a plot
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -56,8 +65,10 @@ function find() {
   }
 }
 
-function stale() {
+/** Has all plots drawn again, or those whose elements are `concerned`. */
+function stale(concerned = () => true) {
   for (const [element, plot] of plots) {
+    if (!concerned(element)) continue;
     plot.stale = true;
     refresh(element, plot);
   }
@@ -186,7 +197,8 @@ document.addEventListener("page-swapped", () => {
   chosen = location.search;
 });
 document.addEventListener("service-event", ({ detail }) => {
-  if (!LIVE_ONLY.has(detail.kind)) stale();
+  if (NO_PLOT.has(detail.kind)) return;
+  stale((element) => !TIMELINE.has(detail.kind) || element.id === "plot-timeline");
 });
 document.addEventListener("visibilitychange", () => {
   for (const [element, plot] of plots) refresh(element, plot);
