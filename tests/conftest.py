@@ -23,6 +23,7 @@ from tests.kit.postgres import (
     postgres_url,
     sqlite_url,
 )
+from tests.kit.run_warden import go_on_below_a_warden
 from workers.launchers.ray.cluster import prepare_environment
 
 __all__ = [
@@ -89,6 +90,13 @@ _STARTS_RANKS = {"workers.ranks.zygote", "workers.ray_node", "torch.distributed.
 
 INSTRUCTION_SET = "instruction set"
 """Property of a test's report: what the numeric tests ran under, and how that went."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Has the tests run below a warden, which ends the processes that they leave."""
+    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has that of the whole run
+        go_on_below_a_warden()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -22,6 +22,7 @@
     local_ranks     this machine as one node or several, with real ranks; groups and probes there
     side_by_side    several groups of ranks on one node, and what each of them says
     python_process  programs in a Python of their own
+    run_warden      the process above a run of the tests that ends what they leave
     odd_values      values that no reasonable client sends, for all fuzzers
     hostile_texts   texts that would become code, or another text
     markdown        the pages of the documentation
