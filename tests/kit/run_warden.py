@@ -82,10 +82,13 @@ def _watch(tests: int) -> int:
             if caught.si_signo != signal.SIGINT:
                 give_up_at = min(give_up_at, time.monotonic() + ORDERLY_END_S)
         reap(note)
-    kill_at = time.monotonic() + _LEFT_END_S
-    for pid in children():
-        os.kill(pid, signal.SIGTERM)  # it is not reaped yet, so that no other process has its pid
+    kill_at, told = time.monotonic() + _LEFT_END_S, set[int]()
     while reap(note) and time.monotonic() < kill_at:
+        # Those whose parents have just ended are adopted now. None that is not reaped yet has a pid
+        # that another process could get.
+        for pid in set(children()) - told:
+            os.kill(pid, signal.SIGTERM)
+            told.add(pid)
         time.sleep(_PAUSE_S)
     end_descendants(on_reaped=note, deadline_s=_KILLED_END_S)
     code = os.waitstatus_to_exitcode(statuses[tests])
