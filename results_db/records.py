@@ -260,6 +260,9 @@ class MeasurementRecord:
     """Whether experts got equally many tokens, in place of what the router chose."""
     expert_load: float | None = None
     """Tokens of the fullest expert over the mean; None: the model has no experts."""
+    own_share: float | None = None
+    """The part of `others_share` that the product's own processes took, at most. None: not
+    known."""
 
     @property
     def is_disturbed(self) -> bool:

@@ -323,7 +323,9 @@ def _facts(trial: TrialDetailRead) -> Iterator[tuple[str, str]]:
         yield "MFU", percent(measured.mfu)
         yield "peak memory", memory(measured.peak_memory_bytes)
         yield "iterations", str(len(trial.iterations))
-        if words := disturbance_words(measured.others_share, measured.throttled):
+        if words := disturbance_words(
+            measured.others_share, measured.throttled, measured.own_share
+        ):
             yield "taken by others", words
         if words := routing_words(measured.balanced_routing, measured.expert_load):
             yield "routing", words

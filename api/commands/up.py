@@ -32,6 +32,7 @@ from search_spaces.connection.data_home import PRIVATE_UMASK
 from search_spaces.connection.running_service import LocalService, find_service
 from search_spaces.errors import CertificateUnreadableError
 from search_spaces.terminal.simulation_options import SimulationOptions, with_simulation_options
+from search_spaces.timing_mark import TIMING_VARIABLE
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""
@@ -78,6 +79,7 @@ def up(
             refuse(f"--{option} and --simulate {how}")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
+    os.environ[TIMING_VARIABLE] = str(data.path.absolute() / "timing")  # and this, as do ranks
     try:
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()

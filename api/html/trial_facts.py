@@ -193,7 +193,7 @@ def figure_pairs(
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
     yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
-    if words := disturbance_words(measured.others_share, measured.throttled):
+    if words := disturbance_words(measured.others_share, measured.throttled, measured.own_share):
         yield "taken by others", words
     if words := routing_words(measured.balanced_routing, measured.expert_load):
         yield "routing", words

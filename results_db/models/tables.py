@@ -322,6 +322,7 @@ class MeasurementRow(Base):
     throttled: Mapped[bool | None]
     balanced_routing: Mapped[bool | None]
     expert_load: Mapped[float | None]
+    own_share: Mapped[float | None]
 
     stages: Mapped[list[StageMemoryRow]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"

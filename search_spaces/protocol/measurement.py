@@ -269,6 +269,9 @@ class Measurement:
     expert_load: float | None = None
     """Tokens of the fullest expert over the mean of all, of a layer and micro-batch of the timed
     iterations on average. None: as of balanced_routing."""
+    own_share: float | None = None
+    """The part of others_share that the product's own processes took beside the ranks, at most.
+    None: not known."""
 
     def __post_init__(self) -> None:
         refuse_unusable_texts(self, **_LONGEST)
@@ -279,6 +282,13 @@ class Measurement:
                 raise OutcomeInvalidError(
                     f"{shown(self.others_share)} is more than 1, all of a device's time",
                     field="others_share",
+                )
+        if self.own_share is not None:
+            refuse_figures(self, over_zero=(), from_zero=("own_share",))
+            if self.own_share > (self.others_share or 0.0):
+                raise OutcomeInvalidError(
+                    f"{shown(self.own_share)} is more than others_share, of which it is a part",
+                    field="own_share",
                 )
         read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
         if (self.balanced_routing is None) != (self.expert_load is None):

@@ -56,9 +56,16 @@ def disturbed_least(shares: Sequence[tuple[float | None, bool | None]]) -> list[
     return [each < bound for each in slowdowns]
 
 
-def disturbance_words(others_share: float | None, throttled: bool | None) -> str:
-    """What others took of a probe's devices; empty: not known."""
+def disturbance_words(
+    others_share: float | None, throttled: bool | None, own_share: float | None = None
+) -> str:
+    """What others took of a probe's devices; empty: not known.
+
+    `own_share` is the part that the product's own processes took, at most.
+    """
     taken = "" if others_share is None else f"{others_share:.1%} of a device's time"
+    if taken and own_share is not None:
+        taken += f" ({own_share:.1%} by layout-tuner's own processes)"
     held = "heat or power held a clock down" if throttled else ""
     mark = "disturbed" if is_disturbed(others_share, throttled) else ""
     return ", ".join(filter(None, (taken, held, mark)))

@@ -24,6 +24,7 @@ from results_db.database.wait_for_server import once_it_answers
 from results_db.errors import DatabaseUnavailableError, DriverLeaseLostError, ResultsDbError
 from results_db.store import Store
 from search_spaces.connection.outage_log import OutageLog
+from search_spaces.timing_mark import wait_while_timing
 from tuner.driver.campaign_opening import BackgroundOpening
 from tuner.driver.driver import Driver
 
@@ -80,9 +81,13 @@ def _drive_once(store: Store, stop: StopRequest) -> None:
     else:
         return
     with HeldLease(store, lease) as held:
-        Driver(store.as_driver(lease.fence), opening=BackgroundOpening()).run(
-            lambda pause_s: stop.wait(pause_s) or not held.is_held()
-        )
+
+        def must_stop(pause_s: float) -> bool:
+            # A round beside timed iterations would take their cores; the next trial is there.
+            ended = stop.wait(pause_s) or wait_while_timing(stop.wait)
+            return ended or not held.is_held()
+
+        Driver(store.as_driver(lease.fence), opening=BackgroundOpening()).run(must_stop)
 
 
 class StopRequested(Exception):  # noqa: N818 - it is no error

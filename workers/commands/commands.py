@@ -440,7 +440,7 @@ def _lines(measured: Measurement) -> list[str]:
         rows["trainer"] = f"{measured.trainer} {measured.trainer_version}, tokens {measured.tokens}"
     if words := routing_words(measured.balanced_routing, measured.expert_load):
         rows["routing"] = words
-    if taken := disturbance_words(measured.others_share, measured.throttled):
+    if taken := disturbance_words(measured.others_share, measured.throttled, measured.own_share):
         rows["others took"] = taken
     if measured.breakdown is not None:
         shares = measured.breakdown.shares.items()

@@ -2,7 +2,8 @@
 
 Cores: the kernel counts how long each thread could run and had no core (the second number of
 /proc/PID/task/TID/schedstat, in ns), and how long each core was busy (/proc/stat, in ticks). The
-keeper, the worker, the service and the driver are others too. NVIDIA's devices: the management
+keeper, the worker, the service and the driver are others too; what they took is also told apart.
+NVIDIA's devices: the management
 library knows who uses how much of a device, and why its clock is low
 (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html). AMD's are not looked at.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,13 @@ _BUSY: Final = (0, 1, 2)
 """Columns of a core in /proc/stat: user, nice, system. Interrupts also serve the ranks' packets."""
 _STOLEN: Final = 7
 """Column of the time in which a hypervisor ran something else on the core."""
+
+_PROC: Final = Path("/proc")
+_COMMAND: Final = "layout-tuner"
+_OUR_MODULES: Final = ("api.cli", "workers.")
+_ZYGOTE: Final = "workers.ranks.zygote"
+_MOST_OF_PYTHON: Final = 6
+"""Words of a command line among which the module stands: Python, its options, the module."""
 
 _SLOWED: Final = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Reasons for a low clock that are not the probe's own doing. The cap on power is none of them: a
@@ -37,6 +45,8 @@ class Disturbance:
     """Share of a device's time, from 0 to 1."""
     throttled: bool | None = None
     """Whether heat or power held a device's clock down."""
+    own_share: float | None = None
+    """The part of `others_share` that this product's other processes took, at most."""
 
 
 Watch = Callable[[], Disturbance]
@@ -53,6 +63,8 @@ class CoreReading(NamedTuple):
     """The sum over the cores, of a hypervisor."""
     threads: Mapping[int, tuple[float, float]]
     """How long each thread ran, and how long it waited for a core, by its id."""
+    own: Mapping[int, tuple[float, float]]
+    """The same of the threads of the product's other processes."""
 
 
 class CoreWatch:
@@ -65,43 +77,51 @@ class CoreWatch:
     On cores that the probe leaves free they take nothing: then no thread of it waits. Where it has
     more threads than cores, they wait for each other, and nobody else is busy.
 
+    Of what others took, the product's own processes took as much as they ran, at most. The kernel
+    does not count on which cores that was.
+
     Args:
         cores: numbers of the cores.
         pids: lists the processes of the probe on them; None: this one alone.
         proc: where the kernel's files are.
+        own: lists the product's other processes; None: what they took is not told apart.
     """
 
     def __init__(
         self,
         cores: Collection[int],
         pids: Callable[[], Iterable[int]] | None = None,
-        proc: Path = Path("/proc"),
+        proc: Path = _PROC,
+        *,
+        own: Callable[[], Iterable[int]] | None = None,
     ) -> None:
         self._cores = frozenset(cores)
         self._pids = pids or (lambda: (os.getpid(),))
+        self._own = own
         self._proc = proc
         self._last = self._read()
-        self.elapsed_s = self.taken_s = 0.0
-        """Seconds from the first reading to the last one, and what others took of one core then."""
+        self.elapsed_s = self.taken_s = self.own_s = 0.0
+        """Seconds from the first reading to the last one, what others took of one core then, and
+        what the product's own processes took of that."""
 
     def __call__(self) -> Disturbance:
         """The share of a core's time that others took, of the thread that waited longest."""
         self.take()
-        return Disturbance(others_share=share_of(self.taken_s, self.elapsed_s))
+        own = None if self._own is None else share_of(self.own_s, self.elapsed_s)
+        return Disturbance(others_share=share_of(self.taken_s, self.elapsed_s), own_share=own)
 
     def take(self) -> None:
         """Takes a reading, and adds what others took since the last one."""
         since, self._last = self._last, self._read()
         if since is None or self._last is None:
             return
-        ran_s, longest_s = 0.0, 0.0
-        for thread, (ran, waited) in self._last.threads.items():
-            ran_before, waited_before = since.threads.get(thread, (0.0, 0.0))
-            ran_s += ran - ran_before
-            longest_s = max(longest_s, waited - waited_before)
+        ran_s, longest_s = _since(since.threads, self._last.threads)
+        own_ran_s, _ = _since(since.own, self._last.own)
         others_s = max(self._last.busy_s - since.busy_s - ran_s, 0.0)
         stolen_s = (self._last.stolen_s - since.stolen_s) / len(self._cores)
-        self.taken_s += min(longest_s, others_s) + stolen_s
+        taken_s = min(longest_s, others_s)
+        self.taken_s += taken_s + stolen_s
+        self.own_s += min(taken_s, own_ran_s)
         self.elapsed_s += self._last.at_s - since.at_s
 
     def _read(self) -> CoreReading | None:
@@ -113,14 +133,71 @@ class CoreWatch:
                 if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in self._cores:
                     busy += sum(int(ticks[column]) for column in _BUSY)
                     stolen += int(ticks[_STOLEN])
+        threads = self._threads(self._pids())
+        if not busy or not any(ran for ran, _ in threads.values()):
+            return None
+        own = {} if self._own is None else self._threads(self._own())
+        return CoreReading(at_s, busy * _TICK_S, stolen * _TICK_S, threads, own)
+
+    def _threads(self, pids: Iterable[int]) -> dict[int, tuple[float, float]]:
+        """How long each thread of some processes ran, and waited for a core, by its id."""
         threads = {}
-        for pid in self._pids():
+        for pid in pids:
             for path in (self._proc / str(pid) / "task").glob("*/schedstat"):
                 with suppress(OSError, ValueError):  # it has ended
                     ran_ns, waited_ns, _ = map(int, path.read_text().split())
                     threads[int(path.parent.name)] = ran_ns * 1e-9, waited_ns * 1e-9
-        is_counted = busy and any(ran for ran, _ in threads.values())
-        return CoreReading(at_s, busy * _TICK_S, stolen * _TICK_S, threads) if is_counted else None
+        return threads
+
+
+def _since(
+    before: Mapping[int, tuple[float, float]], now: Mapping[int, tuple[float, float]]
+) -> tuple[float, float]:
+    """How long threads ran between two readings in all, and how long one waited at the most."""
+    ran_s, longest_s = 0.0, 0.0
+    for thread, (ran, waited) in now.items():
+        ran_before, waited_before = before.get(thread, (0.0, 0.0))
+        ran_s += ran - ran_before
+        longest_s = max(longest_s, waited - waited_before)
+    return ran_s, longest_s
+
+
+def own_processes(proc: Path = _PROC) -> set[int]:
+    """Processes of this product, of Ray below it too, but no ranks: those are what is measured.
+
+    A command line tells them, whoever started them, and all processes below are the product's too.
+    It takes some milliseconds.
+    """
+    parents, modules = {}, {}
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # it has ended
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            modules[int(folder.name)] = _module_of(words)
+    forked = {pid for pid, module in modules.items() if module == modules.get(parents[pid])}
+    # The zygote forks keepers, which fork ranks: those have its command line, and so have their
+    # parents and grandparents.
+    ranks = {pid for pid in forked if modules[pid] == _ZYGOTE and parents[pid] in forked}
+
+    def is_own(pid: int) -> bool:
+        while pid in parents and pid not in ranks:
+            if modules[pid]:
+                return True
+            pid = parents[pid]
+        return False
+
+    return {pid for pid in parents if is_own(pid)}
+
+
+def _module_of(words: Sequence[bytes]) -> str:
+    """The product's module or command that a command line runs; empty: another program."""
+    names = [os.fsdecode(word) for word in words[:_MOST_OF_PYTHON]]
+    if "-m" in names[:-1]:
+        module = names[names.index("-m") + 1]
+        return module if module.startswith(_OUR_MODULES) else ""
+    return next((_COMMAND for name in names[:2] if Path(name).name == _COMMAND), "")
 
 
 def share_of(taken_s: float, elapsed_s: float) -> float | None:

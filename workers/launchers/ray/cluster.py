@@ -288,6 +288,8 @@ def _flags(address: str, name: str, directory: Path) -> list[str]:
         "num-cpus": 1,
         "num-gpus": 0,
         "object-store-memory": _OBJECT_STORE_BYTES,
+        # It would look at log files ten times a second, and nobody reads them through Ray.
+        "include-log-monitor": False,
     }
     return ["--block", "--disable-usage-stats", *(f"--{k}={v}" for k, v in options.items())]
 

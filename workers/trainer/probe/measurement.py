@@ -27,7 +27,13 @@ from search_spaces.protocol.measurement import (
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import has_settled, quartiles
-from workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch, Watch
+from workers.trainer.disturbance import (
+    CoreWatch,
+    Disturbance,
+    NvidiaWatch,
+    Watch,
+    own_processes,
+)
 from workers.trainer.memory import LogicalPeak
 from workers.trainer.probe.timing import TimedStep
 from workers.trainer.revision import GIT_REVISION
@@ -90,7 +96,7 @@ def _by_stage(training: Training, peak_bytes: int) -> tuple[int, ...]:
 def watch_device(device: torch.device, *, oversubscribed: bool) -> Watch:
     """Watches this rank's device. The ranks of an oversubscribed probe are others to each other."""
     if device.type == "cpu" and not oversubscribed:
-        return CoreWatch(os.sched_getaffinity(0))
+        return CoreWatch(os.sched_getaffinity(0), own=own_processes)
     with suppress(ImportError, AttributeError):  # no management library, or an old torch
         if device.type == "cuda" and torch.version.hip is None and not oversubscribed:
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
@@ -98,16 +104,25 @@ def watch_device(device: torch.device, *, oversubscribed: bool) -> Watch:
     return Disturbance
 
 
-def largest_disturbance(own: Disturbance, device: torch.device) -> Disturbance:
+def largest_disturbance(here: Disturbance, device: torch.device) -> Disturbance:
     """The largest figures of any rank: ranks wait for the one that is disturbed most.
 
-    Communicates: an all-reduce of two numbers over all ranks.
+    What the product itself took is of the rank of which others took most.
+
+    Communicates: all-reduces of two numbers and of one over all ranks.
     """
-    told = [-1.0 if each is None else float(each) for each in (own.others_share, own.throttled)]
-    figures = torch.tensor(told, dtype=torch.float64, device=device)
-    dist.all_reduce(figures, op=ReduceOp.MAX)
-    share, throttled = (None if each < 0 else each for each in figures.tolist())
-    return Disturbance(others_share=share, throttled=None if throttled is None else throttled > 0)
+    share, throttled = _largest((here.others_share, here.throttled), device)
+    (own,) = _largest((here.own_share if here.others_share == share else None,), device)
+    throttled = None if throttled is None else throttled > 0
+    return Disturbance(others_share=share, throttled=throttled, own_share=own)
+
+
+def _largest(figures: Sequence[float | None], device: torch.device) -> list[float | None]:
+    """The largest of each of some figures, from 0 on, of any rank; None: no rank knows it."""
+    told = [-1.0 if each is None else float(each) for each in figures]
+    largest = torch.tensor(told, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, op=ReduceOp.MAX)
+    return [None if each < 0 else each for each in largest.tolist()]
 
 
 def mean_expert_load(training: Training) -> float | None:
@@ -166,6 +181,7 @@ def summarise(
         iterations_asked=iterations_asked,
         others_share=disturbance.others_share,
         throttled=disturbance.throttled,
+        own_share=disturbance.own_share,
         balanced_routing=balanced_routing,
         expert_load=expert_load,
     )

@@ -13,6 +13,7 @@ from search_spaces.protocol.measurement import Environment, Iteration, Iteration
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import is_warm
+from search_spaces.timing_mark import timing
 from workers.trainer.comm.collectives import barrier
 from workers.trainer.device_peak_flops import refuse_implausible
 from workers.trainer.errors import LossDivergedError
@@ -68,11 +69,12 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     logical_peak_bytes = _begin_memory(training, request)
     warmups = _warm_up(training, request, report)
     indices = range(len(warmups), len(warmups) + request.iterations)
-    watch = watch_device(training.device, oversubscribed=ctx.oversubscribed)
     if training.expert_loads is not None:
         training.expert_loads.zero_()
-    timed = _time(training, indices, request.stop_above_step_time_s, report)
-    disturbance = largest_disturbance(watch(), training.device)
+    with timing():
+        watch = watch_device(training.device, oversubscribed=ctx.oversubscribed)
+        timed = _time(training, indices, request.stop_above_step_time_s, report)
+        disturbance = largest_disturbance(watch(), training.device)
     _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
     expert_load = mean_expert_load(training)
