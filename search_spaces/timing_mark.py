@@ -22,6 +22,11 @@ LONGEST_WAIT_S: Final = 10.0
 _LOOK_S: Final = 0.2
 
 
+def shares_cores() -> bool:
+    """Whether this process may run on the cores of ranks, and so is told when they time."""
+    return bool(os.environ.get(TIMING_VARIABLE))
+
+
 @contextmanager
 def timing() -> Iterator[None]:
     """In the block, `is_timing` is true in the product's processes on this machine."""
@@ -52,9 +57,7 @@ def is_timing() -> bool:
     return False
 
 
-def wait_while_timing(
-    wait: Callable[[float], bool], *, longest_s: float = LONGEST_WAIT_S
-) -> bool:
+def wait_while_timing(wait: Callable[[float], bool], *, longest_s: float = LONGEST_WAIT_S) -> bool:
     """Waits until no rank on this machine times iterations, up to a limit.
 
     `wait` pauses and returns whether to stop; the result is whether it said so.

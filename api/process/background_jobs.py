@@ -19,10 +19,14 @@ from results_db.database.wait_for_server import once_it_answers
 from results_db.retention import Retention
 from results_db.store import Store
 from search_spaces.connection.outage_log import OutageLog
+from search_spaces.timing_mark import is_timing
 
 ASLEEP_S: Final = 5.0
 """A sweep that is later than this means that the service was suspended or starved, or that the
 clock was set forward. Workers could not extend their leases in that time."""
+
+WHILE_TIMING: Final = timedelta(seconds=4)
+"""A sweep is this much later at the most where ranks time iterations on this machine."""
 
 IDLE_TIME_INTERVAL: Final = timedelta(seconds=5)
 """How often the idle time of allocations is charged to campaigns."""
@@ -103,6 +107,8 @@ class Sweeper:
         if self._changes is None or self._last_sweep is None:
             return False
         now = self._clock()
+        if now - self._last_sweep < WHILE_TIMING and is_timing():
+            return True
         if self._is_time_to_share(now) or self._changes.finds(RUNNING_TRIAL):
             return False
         self._last_sweep = now

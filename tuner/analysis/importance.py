@@ -28,6 +28,13 @@ FOLLOWERS: Final = ("num_microbatches", "dp", "num_nodes")
 layout."""
 
 
+def load() -> None:
+    """Imports what `importances` needs; later, probes might be timed in these seconds."""
+    import optuna
+
+    optuna.importance.FanovaImportanceEvaluator()
+
+
 def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int64]]:
     """The independent knobs that vary: each layout's rank among the values of the knob."""
     ranks = {

@@ -24,7 +24,9 @@ from results_db.database.wait_for_server import once_it_answers
 from results_db.errors import DatabaseUnavailableError, DriverLeaseLostError, ResultsDbError
 from results_db.store import Store
 from search_spaces.connection.outage_log import OutageLog
-from search_spaces.timing_mark import wait_while_timing
+from search_spaces.timing_mark import shares_cores, wait_while_timing
+from tuner.analysis.importance import load
+from tuner.driver.background_work import start_beside
 from tuner.driver.campaign_opening import BackgroundOpening
 from tuner.driver.driver import Driver
 
@@ -58,6 +60,8 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
     except StopRequested:
         return
     with closing(opened) as store:
+        if shares_cores():
+            start_beside("analysis", load)
         while not stop.is_requested:
             _drive_once(store, stop)
     _log.info("stopped by a signal; campaigns go on when a driver is started again")

@@ -89,6 +89,15 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
     assert_as_described(database_url)
 
 
+def test_a_database_without_own_shares_gets_the_column(database_url: str) -> None:
+    migrate.downgrade(database_url, "r007")
+    with closing(Database(database_url)) as database:
+        columns = inspect(database.engine).get_columns("measurements")
+        assert "own_share" not in {each["name"] for each in columns}
+    migrate.upgrade(database_url)
+    assert_as_described(database_url)
+
+
 def test_upgrading_twice_changes_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'results.sqlite3'}"
     with pytest.raises(SchemaOutdatedError, match="revision none"):

@@ -77,6 +77,7 @@ EVERYTHING = make_measurement(
     shortened=True,
     iterations_asked=10,
     others_share=0.4,
+    own_share=0.1,
     throttled=False,
 )
 
@@ -168,6 +169,8 @@ RESERVED = "measurement.peak_reserved_bytes_by_stage"
         (f"{M}.oversubscribed", 0, "measurement.oversubscribed: 0 is not true or false"),
         (f"{M}.others_share", 1.01, "measurement.others_share: 1.01 is more than 1"),
         (f"{M}.others_share", -0.1, "others_share: -0.1 is not a finite number of at least 0"),
+        (f"{M}.own_share", 0.5, "measurement.own_share: 0.5 is more than others_share, of which"),
+        (f"{M}.own_share", -0.1, "own_share: -0.1 is not a finite number of at least 0"),
         (f"{M}.throttled", 1, "throttled: 1 is not true, false or null"),
         (f"{M}.peak_memory_bytes", 0, "peak_memory_bytes: 0 is not a whole number"),
         (BY_STAGE, 3, "by_stage: 3 is not a list"),

@@ -24,6 +24,7 @@ from search_spaces.statistics.confidence import (
 )
 from search_spaces.statistics.disturbance import (
     DISTURBED_SHARE,
+    disturbance_words,
     disturbed_least,
     is_disturbed,
     possible_slowdown,
@@ -122,6 +123,13 @@ def test_disturbed_probes_may_be_slower_and_of_several_runs_the_least_disturbed_
         ((None, 0.3), [True, False]),
     ):
         assert disturbed_least([(share, None) for share in shares]) == counts
+
+
+def test_the_words_of_a_disturbance_say_what_the_product_took_itself() -> None:
+    assert disturbance_words(None, None, None) == ""
+    assert disturbance_words(0.031, False) == "3.1% of a device's time"
+    own = "8.0% of a device's time (1.2% by layout-tuner's own processes), disturbed"
+    assert disturbance_words(0.08, None, 0.012) == own
 
 
 def exact(value: float) -> MeasuredValue:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.timing_mark import LONGEST_WAIT_S, TIMING_VARIABLE, timing
 from tests.kit.postgres import upgraded
 from tests.kit.python_process import printed_by
 from tests.kit.store import TimelyStore
@@ -244,6 +246,23 @@ def test_a_standby_driver_takes_over_from_one_that_stands_still_and_from_one_tha
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.sqlite_is_enough
+def test_a_driver_proposes_nothing_while_ranks_time_on_its_machine_and_keeps_its_lease(
+    shared: Store, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
+    with drivers(database_url, tmp_path, 1):
+        with timing():
+            began = time.monotonic()
+            campaign = submit(shared, make_spec())
+            leases = {shared.driver.lease()}
+            wait_for(lambda: leases.add(shared.driver.lease()) or len(leases) > 2)
+            has_waited_longest = time.monotonic() - began > LONGEST_WAIT_S
+            assert has_waited_longest or shared.trials.find(campaign.id) == []
+        wait_for(lambda: shared.trials.find(campaign.id))
+    assert len({lease.fence for lease in leases}) == 1
+
+
 def test_a_driver_that_is_told_to_end_is_succeeded_at_once(
     database_url: str, shared: Store, tmp_path: Path
 ) -> None:

