@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from api.client import Client, Retries
-    from api.errors import ApiError, EventsMissedError, ServiceError, TokenFileInvalidError
+    from api.client.errors import EventsMissedError, ServiceError
+    from api.errors import ApiError, TokenFileInvalidError
+    from api.exporters.exported import ExportRead
     from api.schemas.access import (
         AuditPage,
         SignInCodeCreated,
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
         CampaignRead,
         EventRead,
         ExportFormatPage,
-        ExportRead,
         Health,
         ImportRead,
         LeaderboardPage,
@@ -123,7 +124,9 @@ __all__ = [
 
 _SOURCES: Final = (
     "api.client",
+    "api.client.errors",
     "api.errors",
+    "api.exporters.exported",
     "api.schemas.access",
     "api.schemas.allocations",
     "api.schemas.campaigns_and_trials",

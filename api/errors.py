@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from search_spaces.errors import LayoutTunerError
-
-if TYPE_CHECKING:
-    from api.schemas.campaigns_and_trials import Problem
 
 
 class ApiError(LayoutTunerError):
@@ -120,20 +115,3 @@ class TokenFileInvalidError(ApiError):
 
 class ServiceUnstableError(ApiError):
     """A process of the service ended too often to be restarted again."""
-
-
-class ServiceError(ApiError):
-    """The service refused a request, or did not answer."""
-
-    def __init__(
-        self, message: str, *, status: int | None = None, problem: Problem | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        """The HTTP status; None: there was no response."""
-        self.problem = problem
-        """The problem document of the service; None: it sent none."""
-
-
-class EventsMissedError(ServiceError):
-    """Events that the client has missed were deleted."""

@@ -18,7 +18,7 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import TypeAdapter, ValidationError
 
-from api.errors import EventsMissedError, ServiceError
+from api.client.errors import EventsMissedError, ServiceError
 from api.schemas.campaigns_and_trials import EventRead, Problem
 from search_spaces.connection.http_connection import ServiceConnection
 from search_spaces.errors import ServiceUnansweredError

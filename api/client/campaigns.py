@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 import httpx
 
 from api.client.calls import PAGE, Calls, segment
+from api.exporters.exported import ExportRead
 from api.schemas.campaigns_and_trials import (
     AnalysisRead,
     CampaignDetail,
@@ -18,7 +19,6 @@ from api.schemas.campaigns_and_trials import (
     CampaignRead,
     EventRead,
     ExportFormatPage,
-    ExportRead,
     ImportRead,
     LeaderboardPage,
     TrialDetailRead,

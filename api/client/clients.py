@@ -8,8 +8,8 @@ from typing import Final, Self
 import httpx
 
 from api.client.campaigns import CampaignCalls, EventCalls, LeaderboardCalls, TrialCalls
+from api.client.errors import ServiceError
 from api.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
-from api.errors import ServiceError
 from api.security.local_tokens import read_token
 from api.version import version
 from results_db.database.data_dir import DataDir

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.client.errors import ServiceError
 from api.commands.campaign import precision_words
 from api.commands.connection import (
     EXISTING_FILE,
@@ -22,7 +23,7 @@ from api.commands.connection import (
     print_json,
     service_options,
 )
-from api.errors import DocumentMalformedError, ServiceError
+from api.errors import DocumentMalformedError
 from api.formatting import budget_words
 from api.http.documents import read_json, read_yaml
 from results_db.records import ENDED_CAMPAIGN_STATES

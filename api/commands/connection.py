@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from api.client.errors import ServiceError
 from api.command_packages import imports_kept
-from api.errors import ApiError, ServiceError
+from api.errors import ApiError
 from api.formatting import figure, unit
 from api.security.local_tokens import read_token
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
@@ -22,8 +23,6 @@ from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.job_options import with_job_options
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from api.client import Client
     from api.schemas.campaigns_and_trials import CampaignRead
     from search_spaces.belief.job import JobEstimate  # it imports numpy
@@ -152,8 +151,11 @@ def answers(show: Callable[[Any], None]) -> Callable[[Function], Function]:
     return with_json
 
 
-def print_json(document: BaseModel) -> None:
-    click.echo(document.model_dump_json(indent=2))
+def print_json(document: object) -> None:
+    """Prints a document of the service as JSON."""
+    from pydantic import TypeAdapter
+
+    click.echo(TypeAdapter(type(document)).dump_json(document, indent=2).decode())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from api.commands.connection import EXISTING_FILE, json_option, print_json, service_when_called
-from api.exporters import ALIASES, FORMATS
 from api.exporters.base import PREDICTED
-from api.schemas.campaigns_and_trials import (
-    ExportFileRead,
-    ExportFormatPage,
-    ExportFormatRead,
-    ExportRead,
-)
+from api.exporters.export import ALIASES, FORMATS
+from api.exporters.exported import ExportFileRead, ExportRead
+from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
 from search_spaces.spec.layout import KNOBS
 from search_spaces.terminal.text_table import print_table
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from api.commands.campaign_changes import read_document_file
-from api.exporters import export
 from api.exporters.base import ExportError, ExportSource
+from api.exporters.export import export
+from api.exporters.exported import ExportRead
 from api.formatting import figure, memory
-from api.schemas.campaigns_and_trials import ExportRead
 from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.connection.data_home import default_data_dir
@@ -101,4 +102,4 @@ def _exported(
         raise click.ClickException(str(error)) from error
     # Not every format has comments: the notes say it of all.
     notes = [*source.head[:1], *source.comments, *spec.warnings, *bundle.notes]
-    return bundle.model_copy(update={"notes": notes})
+    return replace(bundle, notes=notes)

@@ -16,8 +16,9 @@ from typing import Final
 import click
 
 from api.app import create_app
+from api.commands.endpoint_options import endpoint_options
 from api.errors import ApiError
-from api.http.bind_address import Endpoint, endpoint_options, is_loopback, listening
+from api.http.bind_address import Endpoint, is_loopback, listening
 from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_connections
 from api.http.server import LimitedServer
 from api.http.url_prefix import read_prefix

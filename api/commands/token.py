@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 import click
 from pydantic import TypeAdapter, ValidationError
 
+from api.client.errors import ServiceError
 from api.commands.connection import answers, json_option, print_json, service_options
-from api.errors import ServiceError
 from api.formatting import moment
 from api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
 from results_db.actor import TOKEN_ROLES, TokenRole

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.client.errors import ServiceError
 from api.commands.connection import answers, json_option, print_facts, print_json, service_options
-from api.errors import ServiceError
 from api.formatting import (
     LAYOUT_HEADINGS,
     REPEAT_WORDS,

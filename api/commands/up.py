@@ -17,22 +17,26 @@ import httpx
 from click.core import ParameterSource
 
 from api.client import Client
+from api.client.errors import ServiceError
 from api.commands.connection import EXISTING_FILE, refuse
+from api.commands.endpoint_options import endpoint_options
 from api.commands.login import sign_in_url
-from api.errors import ApiError, ServiceError
-from api.http.bind_address import Endpoint, endpoint_options
+from api.errors import ApiError
+from api.http.bind_address import Endpoint
 from api.http.url_prefix import read_prefix
 from api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from api.security.local_tokens import read_token
 from results_db.database.data_dir import DataDir
-from results_db.database.option import DATABASE_VARIABLE, database_option
+from results_db.database.option import database_option
 from results_db.database.wait_for_server import START_PATIENCE_S
 from results_db.errors import ResultsDbError
 from search_spaces.connection.data_home import PRIVATE_UMASK
 from search_spaces.connection.running_service import LocalService, find_service
+from search_spaces.connection.service_address import DATABASE_VARIABLE
 from search_spaces.errors import CertificateUnreadableError
-from search_spaces.terminal.simulation_options import SimulationOptions, with_simulation_options
+from search_spaces.terminal.simulation_options import with_simulation_options
 from search_spaces.timing_mark import TIMING_VARIABLE
+from workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""

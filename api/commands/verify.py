@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.client.errors import ServiceError
 from api.commands.connection import json_option, service_options
 from api.commands.watching import POLL_S
-from api.errors import ServiceError
 from api.formatting import (
     LAYOUT_HEADINGS,
     half_interval,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+from api.client.errors import ServiceError
 from api.commands.connection import best_words, service_options
-from api.errors import ServiceError
 from api.formatting import cheap_probe_words, duration, node_time
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.objectives import measured_objective

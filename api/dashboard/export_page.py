@@ -12,13 +12,13 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.exporters.base import ExportError, KnobsLackingError
+from api.exporters.export import FORMATS
+from api.exporters.exported import ExportRead
 from api.html.rendering import render
 from api.routes.exports import export_of
-from api.schemas.campaigns_and_trials import ExportRead
 from api.schemas.text_types import id_in
 from results_db.errors import TrialNotFoundError
 from results_db.records import CampaignRecord
@@ -78,7 +78,7 @@ def show_export(
         "export.html",
         campaign=campaign,
         asked=asked,
-        formats=[form.adapter for form in exporters.FORMATS.values()],
+        formats=[form.adapter for form in FORMATS.values()],
         lacking={name: KNOBS[name].label for name in lacking if name in KNOBS},
         best=best.trial.number if best else None,
         bundle=bundle,

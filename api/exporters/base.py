@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from api.schemas.campaigns_and_trials import ExportCommandRead, ExportFileRead
+from api.exporters.exported import ExportCommandRead, ExportFileRead
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 

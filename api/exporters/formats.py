@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 from api.exporters.base import ExportSource, RenderedJob
+from api.exporters.exported import ExportCommandRead, ExportFileRead
 from api.exporters.launch_script import (
     ACCELERATE_NODES,
     HERE,
@@ -18,7 +19,6 @@ from api.exporters.launch_script import (
     exported,
     head_of,
 )
-from api.schemas.campaigns_and_trials import ExportCommandRead, ExportFileRead
 from search_spaces.trainers.accelerate import ACCELERATE, accelerate_environment
 from search_spaces.trainers.axonn import AXONN
 from search_spaces.trainers.base import TrainerAdapter

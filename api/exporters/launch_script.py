@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from api.exporters.base import ExportSource, RenderedJob
-from api.schemas.campaigns_and_trials import ExportCommandRead, ExportFileRead
+from api.exporters.exported import ExportCommandRead, ExportFileRead
 from search_spaces.documents.limits import visible_line
 from search_spaces.trainers.base import TrainerAdapter
 

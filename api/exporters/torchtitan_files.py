@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from api.exporters.base import ExportSource, RenderedJob
+from api.exporters.exported import ExportFileRead
 from api.exporters.launch_script import HERE, LaunchScript, head_of
-from api.schemas.campaigns_and_trials import ExportFileRead
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.torchtitan import (
     TORCHTITAN_0_2,

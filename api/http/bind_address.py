@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import errno
-import functools
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
-
-import click
+from typing import Final, NoReturn
 
 from api.errors import ServiceStartError
 
 BACKLOG: Final = 1024
 LOCAL_PROXIES: Final = ("127.0.0.1", "::1")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,49 +78,6 @@ class Endpoint:
                 f"{error.strerror or error}"
             ) from error
         return context
-
-
-def endpoint_options(function: Function) -> Function:
-    """Adds --host, --port and the options for TLS and proxies; passes the command an `Endpoint`."""
-
-    @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-    @click.option(
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=8080,
-        show_default=True,
-        help="Port to listen on; 0 takes a free one.",
-    )
-    @click.option(
-        "--tls-certificate", type=click.Path(path_type=Path), help="Certificate to serve TLS with."
-    )
-    @click.option("--tls-key", type=click.Path(path_type=Path), help="The certificate's key.")
-    @click.option(
-        "--behind-proxy",
-        "is_behind_proxy",
-        is_flag=True,
-        help="A proxy before the service encrypts: plain HTTP beyond loopback is allowed.",
-    )
-    @click.option(
-        "--proxy",
-        "proxies",
-        multiple=True,
-        default=LOCAL_PROXIES,
-        help="Address or network of the proxy, which is believed for whom it asks (X-Forwarded-For); may be "
-        "repeated. By default this machine.",
-    )
-    @click.option(
-        "--url-prefix",
-        default="/",
-        metavar="PATH",
-        help="Path below which the proxy shows the service, such as /tuner; it may remove the path or not.",
-    )
-    @functools.wraps(function)
-    def command(*arguments: Any, **options: Any) -> Any:
-        endpoint = Endpoint(**{field.name: options.pop(field.name) for field in fields(Endpoint)})
-        return function(*arguments, endpoint=endpoint, **options)
-
-    return command  # type: ignore[return-value]
 
 
 @contextmanager

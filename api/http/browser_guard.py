@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.error_responses import problem_response
-from search_spaces.connection.service_address import is_loopback_host
+from search_spaces.documents.hosts import is_loopback_host
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?")
 

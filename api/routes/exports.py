@@ -11,10 +11,11 @@ from fastapi import APIRouter, Query
 from api.campaigns.trials import cheap_probes
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
-from api.exporters import FORMATS, export
 from api.exporters.base import ExportImpossibleError, ExportSource
+from api.exporters.export import FORMATS, export
+from api.exporters.exported import ExportRead
 from api.formatting import gain_sentence, measured_sentence, step_words
-from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
+from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
@@ -108,7 +109,7 @@ def export_of(
     if nodes is not None and nodes != job.layout.num_nodes:
         source = _on_nodes(source, spec, nodes)
     bundle = export(format_name, source, without=without)
-    return bundle.model_copy(update={"notes": [*source.comments, *bundle.notes]})
+    return replace(bundle, notes=[*source.comments, *bundle.notes])
 
 
 def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:

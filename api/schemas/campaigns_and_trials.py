@@ -367,36 +367,6 @@ class AnalysisRead(Document):
     computed_at: datetime
 
 
-class ExportFileRead(Document):
-    """One file of a training job."""
-
-    name: str
-    content: str
-    executable: bool
-
-
-class ExportCommandRead(Document):
-    """A command line that runs the job."""
-
-    when: str
-    """Where or with what it runs, for example "under torchrun"."""
-    words: list[str]
-    """Program and arguments; the name of a file stands for its path."""
-
-
-class ExportRead(Document):
-    """The files of a training job, and notes on what their format cannot express."""
-
-    format: str
-    trial: int | None
-    """Number of the exported trial; null: the layout was predicted, and not measured."""
-    target_version: str
-    """Version of the framework that the files are written for."""
-    files: list[ExportFileRead]
-    commands: list[ExportCommandRead]
-    notes: list[str]
-
-
 class ExportFormatRead(Document):
     """A format of exports: the trainer that it is for."""
 

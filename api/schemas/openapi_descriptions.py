@@ -15,6 +15,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any, Final
 
+from api.exporters import exported
 from api.schemas.campaigns_and_trials import Document
 from results_db import records, service_records
 from results_db.leaderboard import leaderboard_records
@@ -35,6 +36,7 @@ def _classes_of(module: ModuleType) -> Iterator[type]:
 
 
 _VALUES: Final[tuple[type, ...]] = (
+    *_classes_of(exported),
     *_classes_of(worker_messages),
     *_classes_of(measurement),
     *_classes_of(outcome),

@@ -21,8 +21,8 @@ from tenacity import (
     stop_after_attempt,
 )
 
-from search_spaces.connection.service_address import is_loopback_host
 from search_spaces.connection.tls import speaks_no_tls, why_distrusted, why_unanswered
+from search_spaces.documents.hosts import is_loopback_host
 from search_spaces.errors import ServiceUnansweredError, UrlInvalidError
 
 TIMEOUT_S: Final = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from search_spaces.connection.data_home import (
 )
 from search_spaces.connection.running_service import LocalService, find_service
 from search_spaces.connection.tls import CERTIFICATE_VARIABLE
+from search_spaces.documents.hosts import is_loopback_host
 from search_spaces.errors import ServiceNotFoundError
 
 URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
@@ -111,17 +111,6 @@ def service_of(data_dir: Path) -> LocalService:
             "`layout-tuner up`, or say where it is with --url and --token-file"
         )
     return service
-
-
-def is_loopback_host(name: str) -> bool:
-    """Whether a host name or address, without a port, is of the loopback interface."""
-    name = name.strip("[]").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_elsewhere(url: str) -> bool:

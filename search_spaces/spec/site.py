@@ -16,8 +16,8 @@ from ipaddress import ip_address, ip_network
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from search_spaces.connection.service_address import is_loopback_host
 from search_spaces.documents.duration import MAX_DURATION_S, MaxTimes, read_walltime_s
+from search_spaces.documents.hosts import is_loopback_host
 from search_spaces.documents.reading import (
     is_line,
     is_positive_number,

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
+
+from workers.simulation.simulation_settings import SimulationOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_WORKERS: Final = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulationOptions:
-    """What is simulated, and how fast."""
-
-    cluster: str
-    """Name or file of the cluster."""
-    workers: int = 1
-    """Workers of the process, each with nodes of its own."""
-    time_scale: float = 0.0
-    """Real seconds that a simulated second takes; 0: as few as possible."""
-    seed: int = 0
-    """Seed of the nodes: which are slow, and which fail when."""
-
-    @property
-    def arguments(self) -> Iterator[str]:
-        """The same as arguments of `layout-tuner worker`."""
-        yield from ("--simulate", self.cluster, "--workers", str(self.workers))
-        yield from ("--time-scale", str(self.time_scale), "--seed", str(self.seed))
 
 
 _OPTIONS: Final = {

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from api.exporters import FORMATS
 from api.exporters.base import ExportSource
+from api.exporters.export import FORMATS
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob

@@ -17,7 +17,7 @@ import httpx
 import pyarrow.parquet
 import pytest
 
-from api.exporters import FORMATS
+from api.exporters.export import FORMATS
 from api.settings import Settings
 from results_db.database.data_dir import DataDir
 from results_db.store import Store

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from search_spaces.protocol.outcome import Outcome, ProbeRequest
     from search_spaces.spec.cluster import Cluster
     from search_spaces.spec.model_shape import ModelShape
-    from search_spaces.terminal.simulation_options import SimulationOptions
+    from workers.simulation.simulation_settings import SimulationOptions
     from workers.trainer.job.job import TrainJob
     from workers.trainer.job.progress import ProgressLog
 

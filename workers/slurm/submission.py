@@ -13,11 +13,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from search_spaces.connection.bearer_token import token_in
-from search_spaces.connection.service_address import PRIVATE_VARIABLES, is_loopback_host
+from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from search_spaces.connection.tls import trusting
+from search_spaces.documents.hosts import is_loopback_host
 from search_spaces.documents.reading import why_unreadable
 from search_spaces.errors import TokenFileUnusableError
-from workers.command_line.command_input import read_token
 from workers.errors import (
     AllocationInvalidError,
     RequestRefusedError,
@@ -133,9 +133,11 @@ def refuse_other_role(request: AllocationRequest, *, is_stated: bool) -> WorkerE
     """
     option = "--worker-token-file" if is_stated else "--token-file"
     try:
-        token = read_token(request.token_file)
+        token = token_in(request.token_file)
         with ServiceHttp(request.url, token, certificate=request.certificate) as http:
             role = http.role(within_s=_ANSWER_WITHIN_S)
+    except TokenFileUnusableError as error:
+        raise TokenRefusedError(f"{error}: name another with --token-file") from error
     except TokenRefusedError as error:
         raise AllocationInvalidError(
             f"{error} {request.token_file}; {_how_to_make_one(request, None)}", field=option

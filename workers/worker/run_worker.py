@@ -16,7 +16,6 @@ from search_spaces.protocol.worker_messages import AllocationBody, NodeBody, Wor
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.site import Site, cluster_part
-from search_spaces.terminal.simulation_options import SimulationOptions
 from search_spaces.trainers.program import ProgramTrainer
 from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
 from workers.calibrate.calibration import calibrated_layouts
@@ -24,6 +23,7 @@ from workers.errors import AllocationMissingError
 from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.rank_task import RANK_ENTRY
 from workers.service.lease_client import LeaseClient
+from workers.simulation.simulation_settings import SimulationOptions
 from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
 from workers.slurm.site_lookup import site_of
 from workers.trainer.revision import GIT_REVISION, software_versions

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from api.client import Client, Retries
-from api.errors import EventsMissedError, ServiceError
+from api.client.errors import EventsMissedError, ServiceError
 from api.openapi_document import openapi_text
 from api.settings import Settings
 from results_db.store import Store

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from api.cli import main
 from api.client import Client
-from api.exporters import FORMATS
+from api.exporters.export import FORMATS
 from api.formatting import zero
 from results_db.database.data_dir import DataDir
 from search_spaces.spec.layout import Layout

@@ -11,7 +11,7 @@ import pytest
 from markupsafe import escape
 from playwright.sync_api import Browser, expect
 
-from api.exporters import FORMATS
+from api.exporters.export import FORMATS
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, assert_accessible, assert_fits, look_at
 from tests.api.dashboard.explored import LAYOUTS, Explored

@@ -20,13 +20,13 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from api.exporters import ALIASES, FORMATS, ExportFormatUnknownError, ExportSource, export
 from api.exporters.base import ExportImpossibleError, KnobsLackingError
+from api.exporters.export import ALIASES, FORMATS, ExportFormatUnknownError, ExportSource, export
+from api.exporters.exported import ExportRead
 from api.exporters.launch_script import exported
 from api.exporters.torchtitan_files import _toml_lines
 from api.formatting import measured_sentence
 from api.report.probe_command import probe_command
-from api.schemas.campaigns_and_trials import ExportRead
 from results_db.records import MeasurementRecord
 from results_db.rows import record_of
 from search_spaces.documents.reading import is_name

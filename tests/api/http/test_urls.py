@@ -16,7 +16,8 @@ import pytest
 
 from api.app import create_app
 from api.client import Client
-from api.errors import ServiceError, ServiceStartError
+from api.client.errors import ServiceError
+from api.errors import ServiceStartError
 from api.http.url_prefix import read_prefix
 from api.settings import Settings
 from results_db.store import Store

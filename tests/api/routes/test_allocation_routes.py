@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from api.client import Client
-from api.errors import ServiceError
+from api.client.errors import ServiceError
 from results_db.models.service_tables import WorkerRow
 from search_spaces.spec.layout import Layout
 from tests.kit.allocation import ALLOCATION, LAYOUT, NODES, Place, beat, node, register

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.exporters import FORMATS
+from api.exporters.export import FORMATS
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CLUSTER, Api
 from tests.kit.store import failed

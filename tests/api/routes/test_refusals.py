@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.exporters import FORMATS
+from api.exporters.export import FORMATS
 from search_spaces.errors import MAX_PARTS
 from search_spaces.spec.layout import Layout
 from tests.kit.allocation import NODES, node, register

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.errors import ServiceError
+from api.client.errors import ServiceError
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, CLUSTER, Api, Command, client_of, ends
 from tests.kit.store import make_measurement

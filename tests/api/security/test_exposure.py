@@ -11,8 +11,8 @@ import trustme
 from click.testing import CliRunner
 
 from api.client import Client, Retries
+from api.client.errors import ServiceError
 from api.command_packages import token as token_command
-from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol.worker_messages import WorkerCreate
