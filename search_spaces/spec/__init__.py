@@ -1,1 +1,0 @@
-"""Layouts, models, clusters, sites, search spaces, rules of legality, and objectives."""

@@ -1,1 +1,0 @@
-"""Known models, clusters and search spaces, and the measured constants of clusters."""

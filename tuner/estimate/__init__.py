@@ -1,1 +1,0 @@
-"""The command `layout-tuner estimate`: predictions for one layout or for a table."""

@@ -1,1 +1,0 @@
-"""Input and options that the commands of several folders share."""

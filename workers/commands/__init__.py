@@ -1,1 +1,0 @@
-"""The commands of the workers, with their shared options and input."""
