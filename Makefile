@@ -119,12 +119,12 @@ test-exports: $(INSTALLED)
 
 # The description of the HTTP API as it is checked in; a test compares it.
 openapi: $(INSTALLED)
-	$(BIN)/python -m api.openapi_document > docs/openapi.json.new
+	$(BIN)/python -m layout_tuner.api.openapi_document > docs/openapi.json.new
 	mv docs/openapi.json.new docs/openapi.json
 
 # The reference of the command line as it is checked in; a test compares it.
 reference: $(INSTALLED)
-	$(BIN)/python -m api.commands_reference > docs/reference/commands.md.new
+	$(BIN)/python -m layout_tuner.cli.reference > docs/reference/commands.md.new
 	mv docs/reference/commands.md.new docs/reference/commands.md
 
 test-gpu: $(INSTALLED)

@@ -11,48 +11,53 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from api.background_loops import in_background
-from api.dashboard import pages
-from api.dashboard.problem_pages import ProblemPages
-from api.http import docs_page, error_responses
-from api.http.body_limits import BoundedBodies, FairQueue
-from api.http.browser_guard import BrowserGuard
-from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
-from api.http.rate_limit import GuessLimit, make_limits
-from api.http.request_bodies import BODIES_AT_ONCE
-from api.http.route_map import HeadRequests, RouteMap
-from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
-from api.leases.worker_batches import WorkerBatches
-from api.live.database_changes import DatabaseChanges
-from api.live.event_hub import EventHub
-from api.process.background_jobs import Sweeper, prune, sweeping
-from api.process.metrics import MeasuredRequests, Metrics
-from api.routes import (
+from layout_tuner.api.background_loops import in_background
+from layout_tuner.api.dashboard import pages
+from layout_tuner.api.dashboard.problem_pages import ProblemPages
+from layout_tuner.api.http import docs_page, error_responses
+from layout_tuner.api.http.body_limits import BoundedBodies, FairQueue
+from layout_tuner.api.http.browser_guard import BrowserGuard
+from layout_tuner.api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
+from layout_tuner.api.http.rate_limit import GuessLimit, make_limits
+from layout_tuner.api.http.request_bodies import BODIES_AT_ONCE
+from layout_tuner.api.http.route_map import HeadRequests, RouteMap
+from layout_tuner.api.http.url_prefix import UrlPrefix, refuse_taken_prefix
+from layout_tuner.api.leases.worker_batches import WorkerBatches
+from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.api.live.event_hub import EventHub
+from layout_tuner.api.process.background_jobs import Sweeper, prune, sweeping
+from layout_tuner.api.process.metrics import MeasuredRequests, Metrics
+from layout_tuner.api.routes import (
     access,
     allocations,
     campaigns,
-    catalogue,
     etags,
     events,
     exports,
     health,
     imports,
     leaderboard,
+    models_and_clusters,
     plans,
     reports,
     trials,
     workers,
 )
-from api.schemas.campaigns_and_trials import Problem
-from api.schemas.openapi_descriptions import describe_fields
-from api.security.access_check import AccessCheck, bearer_scheme, check_again, refuse_unchecked
-from api.security.authentication import Authentication
-from api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
-from api.security.roles import Owners, refuse_undeclared
-from api.security.session_cookie import SessionCookie
-from api.settings import Settings
-from api.version import version
-from results_db.store import Store
+from layout_tuner.api.schemas.campaigns_and_trials import Problem
+from layout_tuner.api.schemas.openapi_descriptions import describe_fields
+from layout_tuner.api.security.access_check import (
+    AccessCheck,
+    bearer_scheme,
+    check_again,
+    refuse_unchecked,
+)
+from layout_tuner.api.security.authentication import Authentication
+from layout_tuner.api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
+from layout_tuner.api.security.roles import Owners, refuse_undeclared
+from layout_tuner.api.security.session_cookie import SessionCookie
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.store import Store
+from layout_tuner.version import version
 
 _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its
@@ -158,7 +163,7 @@ def _all_routes() -> Sequence[BaseRoute]:
         plans,
         imports,
         reports,
-        catalogue,
+        models_and_clusters,
         trials,
         leaderboard,
         events,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from search_spaces.connection.outage_log import OutageLog
+from layout_tuner.protocol.connection.outage_log import OutageLog
 
 TICK_S: Final = 0.1
 """Seconds between two looks of an idle process."""

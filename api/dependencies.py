@@ -7,19 +7,19 @@ from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
 
-from api.errors import CampaignOwnedError
-from api.leases.worker_batches import WorkerBatches
-from api.live.database_changes import DatabaseChanges
-from api.live.event_hub import EventHub
-from api.process.metrics import Metrics
-from api.schemas.text_types import campaign_reference
-from api.security.authentication import Credential
-from api.security.holders import Holder
-from api.security.roles import Owners, whose
-from api.settings import Settings
-from results_db.actor import Actor
-from results_db.records import CampaignRecord
-from results_db.store import Store
+from layout_tuner.api.errors import CampaignOwnedError
+from layout_tuner.api.leases.worker_batches import WorkerBatches
+from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.api.live.event_hub import EventHub
+from layout_tuner.api.process.metrics import Metrics
+from layout_tuner.api.schemas.text_types import campaign_reference
+from layout_tuner.api.security.authentication import Credential
+from layout_tuner.api.security.holders import Holder
+from layout_tuner.api.security.roles import Owners, whose
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
 
 
 def _from(path: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search_spaces.errors import LayoutTunerError
+from layout_tuner.errors import LayoutTunerError
 
 
 class ApiError(LayoutTunerError):

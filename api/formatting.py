@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.spec.objectives import MEMORY_HEADROOM
-from search_spaces.terminal import plurals
-from search_spaces.terminal.plurals import counted
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.simulator import is_simulator
-from search_spaces.units import memory as memory
+from layout_tuner.protocol.measurement import IMPORTED_TRAINER, Environment
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM
+from layout_tuner.terminal import plurals
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.simulator import is_simulator
+from layout_tuner.units import memory as memory
 
 if TYPE_CHECKING:
-    from results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
-    from results_db.records import MeasurementRecord, RepeatReason
-    from search_spaces.belief.cheap_probe_step_time import CheapProbe
-    from search_spaces.statistics.job_duration import StepInterval
+    from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+    from layout_tuner.predictions.statistics.job_duration import StepInterval
+    from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
+    from layout_tuner.results_db.records import MeasurementRecord, RepeatReason
 
 
 def trainer_words(measured: MeasurementRecord) -> str:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: `python -m api.openapi_document` prints it.
+"""The OpenAPI document: `python -m layout_tuner.api.openapi_document` prints it.
 
 It is checked in, for authors of other clients and to make changes of the API visible.
 """
@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from api.app import create_app
-from api.settings import Settings
-from results_db.store import Store
+from layout_tuner.api.app import create_app
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.store import Store
 
 CHECKED_IN: Final = Path(__file__).parent.parent / "docs" / "openapi.json"
 """The document in the source tree."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from results_db.retention import Retention
+from layout_tuner.results_db.retention import Retention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

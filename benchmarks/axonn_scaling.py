@@ -21,17 +21,17 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.results_file import table
-from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLayouts
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates import time_terms
-from search_spaces.estimates.links import CARDS_EXPONENT
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
-from search_spaces.spec.space import LegalSet
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, RankedLayouts
+from layout_tuner.predictions.estimates import time_terms
+from layout_tuner.predictions.estimates.links import CARDS_EXPONENT
+from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, step_time_s
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import LegalSet
 
 ROWS: Final = "axonn_scaling.csv"
 SEQUENCES: Final = 8192

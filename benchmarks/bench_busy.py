@@ -25,7 +25,7 @@ import yaml
 from benchmarks.arguments import count
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.service.live_service import ROOT, LiveService, wait_until
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 EXAMPLE: Final = ROOT / "examples/tiny.yaml"
 SHORTEST_S: Final = 5.0

@@ -30,7 +30,7 @@ from benchmarks.service.large_leaderboard import fill_campaign
 from benchmarks.service.live_service import ROOT, LiveService, wait_until
 from benchmarks.service.made_outcome import completed_outcome
 from benchmarks.trainer.trainer_table import Figure
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 CHROMIUM: Final = "/usr/bin/chromium"
 """Debian's."""

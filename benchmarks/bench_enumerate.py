@@ -14,15 +14,15 @@ from functools import partial
 
 from benchmarks.results_file import describe_machine
 from benchmarks.timing import median_s
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import Budget
-from search_spaces.errors import ModelTooLargeError
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.presets.spaces import resolve_space
-from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
-from search_spaces.units import GIB
-from tuner.strategies.deephyper import KnobRanks
+from layout_tuner.errors import ModelTooLargeError
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.spaces.space_presets import resolve_space
+from layout_tuner.tuner.strategies.deephyper import KnobRanks
+from layout_tuner.units import GIB
 
 REPEATS = 7
 _median_s = partial(median_s, repeats=REPEATS)

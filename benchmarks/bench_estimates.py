@@ -26,15 +26,15 @@ from scipy.stats import spearmanr
 
 from benchmarks import axonn_scaling, mixture_recipes, results_file
 from benchmarks.timing import median_s
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.time import PRIOR, step_time_s, time_terms
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.tables import TableCell, read_table
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.predictions.estimates.step_time import PRIOR, step_time_s, time_terms
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.tables import TableCell, read_table
 
 REPEATS = 5
 _median_s = partial(median_s, repeats=REPEATS)

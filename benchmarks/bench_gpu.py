@@ -28,13 +28,13 @@ from benchmarks.side_by_side import (
     take_turns,
 )
 from benchmarks.trainer.bare_model import BareLoop
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.throughput import Throughput
-from workers.trainer.device_peak_flops import matmul_peak
-from workers.trainer.open_training import RankContext, TrainingSettings, open_training
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.training import Training
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
+from layout_tuner.workers.trainer.open_training import RankContext, TrainingSettings, open_training
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.training import Training
 
 OPTIMIZER: Final = OptimizerSettings(learning_rate=1e-4)
 SEED: Final = 0

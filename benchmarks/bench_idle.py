@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.arguments import count
 from benchmarks.results_file import describe_machine, record, table
-from search_spaces.connection.running_service import find_service
+from layout_tuner.protocol.connection.running_service import find_service
 
 SETTLE_S: Final = 30
 MEASURED_S: Final = 60
@@ -90,7 +90,16 @@ class ProcessOfUp:
 @contextmanager
 def running_up(data_dir: Path, *options: str) -> Iterator[psutil.Process]:
     """`layout-tuner up`, once its driver and its worker are ready."""
-    command = [sys.executable, "-m", "api.cli", "up", "--data-dir", str(data_dir), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "layout_tuner.cli.main",
+        "up",
+        "--data-dir",
+        str(data_dir),
+        "--port",
+        "0",
+    ]
     command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -142,8 +151,8 @@ def _part(process: psutil.Process, up: int) -> str:
         return "up"
     for above in (process, *process.parents()):
         words = above.cmdline()
-        if "api.cli" in words:
-            return _COMMANDS.get(words[words.index("api.cli") + 1], "other")
+        if "layout_tuner.cli.main" in words:
+            return _COMMANDS.get(words[words.index("layout_tuner.cli.main") + 1], "other")
         if _is_of_ray(above):
             return "ray"
     return "other"

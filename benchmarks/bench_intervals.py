@@ -18,9 +18,9 @@ from statistics import median
 from typing import Final
 
 from benchmarks.results_file import describe_machine, record, table
-from results_db.leaderboard.intervals import Intervals, run_errors
-from results_db.leaderboard.rank_layouts import Leaderboard, RankingRules, rank_layouts
-from search_spaces.statistics.run_spread import RunSpread
+from layout_tuner.predictions.statistics.run_spread import RunSpread
+from layout_tuner.results_db.leaderboard.intervals import Intervals, run_errors
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, RankingRules, rank_layouts
 
 NUM_LAYOUTS: Final = 12
 APART: Final = 0.02

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from search_spaces.belief.peaks.memory import MemoryBelief, StagePeak
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.presets.models import resolve_model
+from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief, StagePeak
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MIB: Final = 1 << 20
 

@@ -18,14 +18,14 @@ from typing import Final
 import numpy as np
 
 from benchmarks.results_file import describe_machine, record, table
-from search_spaces.belief.known_measurements import Knowledge, Sample
-from search_spaces.belief.observation import Observation
-from search_spaces.belief.plan import make_plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.layout import Layout
-from search_spaces.statistics.job_duration import TrainingJob
-from tuner.strategies.base import LayoutSearch
+from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
+from layout_tuner.predictions.belief.observation import Observation
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSearch
 
 PROMISED_S: Final = 3.0
 PROMISED_ASK_S: Final = 0.3
@@ -148,8 +148,8 @@ def _measured(spec: CampaignSpec, count: int) -> str:
 
 def _searched(spec: CampaignSpec, num_told: int) -> str:
     """Layouts, seconds to the first proposal and of a later one, and the peak of memory in MB."""
-    from tuner.strategies.registry import make_strategy
-    from tuner.strategies.search_problem import SearchProblem
+    from layout_tuner.tuner.strategies.registry import make_strategy
+    from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
     legal = spec.legal_set()
     rng = np.random.default_rng(0)

@@ -23,15 +23,15 @@ import yaml
 
 from benchmarks.arguments import count
 from benchmarks.results_file import describe_machine, record, table
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.placeholders import filled
-from search_spaces.trainers.program import ProgramTrainer, read_trainers
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
-from workers.programs.program_run import program_task
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.placeholders import filled
+from layout_tuner.trainers.program import ProgramTrainer, read_trainers
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.programs.program_run import program_task
 
 ROOT: Final = Path(__file__).parents[1]
 TRAINERS: Final = ROOT / "examples" / "trainers" / "trainers.yaml"

@@ -52,8 +52,8 @@ from benchmarks.search.search_runs import (
 )
 from benchmarks.search.search_speed import NUM_TOLD, measure_speed
 from benchmarks.search.search_unknown import unknown_trainer
-from search_spaces.tables import MeasurementTable, read_table
-from tuner.replay.run import by_strategy
+from layout_tuner.search_spaces.tables import MeasurementTable, read_table
+from layout_tuner.tuner.replay.run import by_strategy
 
 STRATEGIES: Final = (
     "guided",

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import psutil
 
-from api.client import Client
 from benchmarks.arguments import count
 from benchmarks.bench_idle import processor_times, running_up
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from search_spaces.connection.running_service import find_service
+from layout_tuner.client import Client
+from layout_tuner.protocol.connection.running_service import find_service
 
 SMALL_PROBES: Final = 60
 SMALL_WITHIN_S: Final = 60.0

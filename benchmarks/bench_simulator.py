@@ -27,21 +27,21 @@ from benchmarks.search.search_record import Promise, promises_table
 from benchmarks.simulator import simulator_frontier as frontier
 from benchmarks.simulator.simulator_fit import FITTED_CELLS
 from benchmarks.simulator.simulator_tables import cell_rows, judge_table, other_tables, summary
-from search_spaces.arrays import Floats
-from search_spaces.belief.residual import knob_coordinates
-from search_spaces.belief.step_belief import StepBelief, StepModel
-from search_spaces.belief.time_fit import TIME_PRIOR
-from search_spaces.estimates.time import step_time_s, time_terms
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
-from search_spaces.spec.space import SearchSpace, enumerate_legal
-from workers.simulation.machine import Machine
-from workers.simulation.probe import SimulatedCluster
-from workers.simulation.steps import steps
-from workers.simulation.walk import held_passes, rank_runs
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.residual import knob_coordinates
+from layout_tuner.predictions.belief.step_belief import StepBelief, StepModel
+from layout_tuner.predictions.belief.time_fit import TIME_PRIOR
+from layout_tuner.predictions.estimates.step_time import step_time_s, time_terms
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.probe import SimulatedCluster
+from layout_tuner.workers.simulation.steps import steps
+from layout_tuner.workers.simulation.walk import held_passes, rank_runs
 
 ONE_CARD: Final = replace(
     CLUSTER_PRESETS["a100-sxm"], name="one-card", inter_node_bandwidth_bytes_per_s=25e9 / 8

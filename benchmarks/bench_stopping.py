@@ -20,11 +20,11 @@ from typing import Final
 
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.search.search_runs import read_tables
-from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
-from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.pooling import pooled_reach
-from search_spaces.statistics.run_spread import RunSpread
-from search_spaces.tables import TableCell, read_table
+from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED, shows_enough
+from layout_tuner.predictions.statistics.pooling import pooled_reach
+from layout_tuner.predictions.statistics.run_spread import RunSpread
+from layout_tuner.search_spaces.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
+from layout_tuner.search_spaces.tables import TableCell, read_table
 
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
 MOST_LAYOUTS: Final = 30

@@ -39,8 +39,8 @@ from benchmarks.trainer.trainer_table import (
     single_rank_figures,
 )
 from benchmarks.workers.forked_ranks import RankFailedError, restart_with_rank_environment
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import CP_COMM_TYPES, KNOBS, Precision
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, KNOBS, Precision
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 NOTHING: Final = float("nan")

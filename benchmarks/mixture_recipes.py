@@ -17,14 +17,14 @@ import numpy as np
 
 from benchmarks.results_file import table
 from benchmarks.search.search_recipes import Recipe
-from search_spaces.belief.layout_predictions import LayoutPredictions
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 RECIPES: Final = "moe_recipes.csv"
 SOFTWARE: Final = "Megatron-Bridge"

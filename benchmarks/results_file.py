@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from search_spaces.process_resources import usable_cores, usable_memory_bytes
-from search_spaces.units import GIB
+from layout_tuner.process_resources import usable_cores, usable_memory_bytes
+from layout_tuner.units import GIB
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
 

@@ -11,9 +11,9 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.statistics.step_times import quartiles
-from workers.trainer.batches import Batch
-from workers.trainer.comm.collectives import barrier
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.workers.trainer.batches import Batch
+from layout_tuner.workers.trainer.comm.collectives import barrier
 
 Step = Callable[[Batch], float]
 """Takes an optimizer step; returns this rank's share of the mean loss, which ranks add up."""

@@ -17,7 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from api.process.supervisor import end_with
+from layout_tuner.api.process.supervisor import end_with
 
 HERE = Path(__file__).resolve().parent
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))

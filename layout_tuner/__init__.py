@@ -24,11 +24,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from api.client import Client, Retries
-    from api.client.errors import EventsMissedError, ServiceError
-    from api.errors import ApiError, TokenFileInvalidError
-    from api.exporters.exported import ExportRead
-    from api.schemas.access import (
+    from layout_tuner.api.errors import ApiError, TokenFileInvalidError
+    from layout_tuner.api.schemas.access import (
         AuditPage,
         SignInCodeCreated,
         TokenCreate,
@@ -37,8 +34,13 @@ if TYPE_CHECKING:
         TokenRead,
         WhoAmI,
     )
-    from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
-    from api.schemas.campaigns_and_trials import (
+    from layout_tuner.api.schemas.allocations import (
+        AllocationPage,
+        AllocationRead,
+        NodePage,
+        WorkerPage,
+    )
+    from layout_tuner.api.schemas.campaigns_and_trials import (
         AnalysisRead,
         CampaignDetail,
         CampaignPage,
@@ -56,16 +58,24 @@ if TYPE_CHECKING:
         TrialRead,
         TrialsAdded,
     )
-    from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
-    from api.schemas.plans import PlanRead
-    from results_db.campaigns.filter import CampaignFilter
-    from results_db.database.data_dir import DataDir
-    from results_db.errors import TrialFilterInvalidError
-    from results_db.records import MeasurementRecord
-    from results_db.service_records import AuditEntryRead, ClusterNodeRead
-    from results_db.trials.filter import TrialFilter
-    from search_spaces.belief.plan import Plan
-    from search_spaces.statistics.job_duration import TrainingJob
+    from layout_tuner.api.schemas.model_and_cluster_documents import (
+        ClusterPage,
+        ClusterRead,
+        ModelPage,
+        ModelRead,
+    )
+    from layout_tuner.api.schemas.plans import PlanRead
+    from layout_tuner.client import Client, Retries
+    from layout_tuner.client.errors import EventsMissedError, ServiceError
+    from layout_tuner.predictions.belief.plan import Plan
+    from layout_tuner.predictions.statistics.job_duration import TrainingJob
+    from layout_tuner.results_db.campaigns.filter import CampaignFilter
+    from layout_tuner.results_db.database.data_dir import DataDir
+    from layout_tuner.results_db.errors import TrialFilterInvalidError
+    from layout_tuner.results_db.records import MeasurementRecord
+    from layout_tuner.results_db.service_records import AuditEntryRead, ClusterNodeRead
+    from layout_tuner.results_db.trials.filter import TrialFilter
+    from layout_tuner.trainers.exports.exported import ExportRead
 
     __version__: str
 
@@ -123,23 +133,23 @@ __all__ = [
 ]
 
 _SOURCES: Final = (
-    "api.client",
-    "api.client.errors",
-    "api.errors",
-    "api.exporters.exported",
-    "api.schemas.access",
-    "api.schemas.allocations",
-    "api.schemas.campaigns_and_trials",
-    "api.schemas.catalogue",
-    "api.schemas.plans",
-    "results_db.campaigns.filter",
-    "results_db.database.data_dir",
-    "results_db.errors",
-    "results_db.records",
-    "results_db.service_records",
-    "results_db.trials.filter",
-    "search_spaces.belief.plan",
-    "search_spaces.statistics.job_duration",
+    "layout_tuner.client",
+    "layout_tuner.client.errors",
+    "layout_tuner.api.errors",
+    "layout_tuner.trainers.exports.exported",
+    "layout_tuner.api.schemas.access",
+    "layout_tuner.api.schemas.allocations",
+    "layout_tuner.api.schemas.campaigns_and_trials",
+    "layout_tuner.api.schemas.model_and_cluster_documents",
+    "layout_tuner.api.schemas.plans",
+    "layout_tuner.results_db.campaigns.filter",
+    "layout_tuner.results_db.database.data_dir",
+    "layout_tuner.results_db.errors",
+    "layout_tuner.results_db.records",
+    "layout_tuner.results_db.service_records",
+    "layout_tuner.results_db.trials.filter",
+    "layout_tuner.predictions.belief.plan",
+    "layout_tuner.predictions.statistics.job_duration",
 )
 """Modules that define the names of `__all__`; importing the client imports all of them."""
 
@@ -216,7 +226,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
-        value: Any = import_module("api.version").version()
+        value: Any = import_module("layout_tuner.version").version()
     else:
         modules = map(import_module, _SOURCES)
         value = next(vars(module)[name] for module in modules if name in vars(module))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from search_spaces.errors import ClusterInvalidError
+from layout_tuner.errors import ClusterInvalidError
 
 ROOT: Final = Path("/")
 _GROUPS: Final = "sys/fs/cgroup"

@@ -1,6 +1,6 @@
 """Errors of the database; one base, so that a caller can catch them all."""
 
-from search_spaces.errors import LayoutTunerError
+from layout_tuner.errors import LayoutTunerError
 
 
 class ResultsDbError(LayoutTunerError):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.campaigns.campaign_settings import SimulationSettings
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.measurement import Breakdown, Environment, Iteration
-from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.objectives import measured_objective
-from search_spaces.statistics.disturbance import is_disturbed
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, is_simulator, trainers_run
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.predictions.statistics.disturbance import is_disturbed
+from layout_tuner.protocol.measurement import Breakdown, Environment, Iteration
+from layout_tuner.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
+from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.objectives import measured_objective
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, is_simulator, trainers_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

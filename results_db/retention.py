@@ -13,16 +13,16 @@ from typing import Any, Final, Self
 
 from sqlalchemy import ColumnElement, delete, exists, select
 
-from results_db.access.sign_ins import SignIns
-from results_db.database.database import rows_deleted
-from results_db.database.events import emit
-from results_db.database.locks import lock_campaign
-from results_db.database.store_base import StoreSection
-from results_db.errors import RetentionInvalidError
-from results_db.events.event_log import EventLog
-from results_db.models.service_tables import AuditRow, IdempotencyKey
-from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
-from search_spaces.documents.numbers import read_number
+from layout_tuner.documents.numbers import read_number
+from layout_tuner.results_db.access.sign_ins import SignIns
+from layout_tuner.results_db.database.database import rows_deleted
+from layout_tuner.results_db.database.events import emit
+from layout_tuner.results_db.database.locks import lock_campaign
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import RetentionInvalidError
+from layout_tuner.results_db.events.event_log import EventLog
+from layout_tuner.results_db.models.service_tables import AuditRow, IdempotencyKey
+from layout_tuner.results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
 
 ROWS_AT_ONCE: Final = 1000
 """Most rows that one transaction deletes."""

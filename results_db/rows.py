@@ -12,16 +12,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
-from results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRecord
-from search_spaces.campaigns.campaign_settings import Constraints
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.measurement import Breakdown
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.simulator import simulator_trainer
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.protocol.measurement import Breakdown
+from layout_tuner.results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
+from layout_tuner.results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRecord
+from layout_tuner.search_spaces.campaigns.campaign_settings import Constraints
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.simulator import simulator_trainer
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest gap between two ticks of the driver that counts as wall time of a campaign."""

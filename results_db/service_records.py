@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 
-from results_db.records import QuarantineRead
-from search_spaces.protocol.states import NodeState
+from layout_tuner.protocol.states import NodeState
+from layout_tuner.results_db.records import QuarantineRead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,14 +10,19 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
-from results_db.allocations.workers import campaigns_of_kind, workers_of_kind
-from results_db.campaigns.driver_lease import DriverLeases
-from results_db.database.store_base import StoreSection
-from results_db.migrations import migrate
-from results_db.models.service_tables import EventRow, NodeQuarantine, WorkerRow, is_there
-from results_db.models.tables import Campaign, Trial
-from results_db.records import CAMPAIGN_STATES
-from results_db.rows import COST_COLUMNS
+from layout_tuner.results_db.allocations.workers import campaigns_of_kind, workers_of_kind
+from layout_tuner.results_db.campaigns.driver_lease import DriverLeases
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.models.service_tables import (
+    EventRow,
+    NodeQuarantine,
+    WorkerRow,
+    is_there,
+)
+from layout_tuner.results_db.models.tables import Campaign, Trial
+from layout_tuner.results_db.records import CAMPAIGN_STATES
+from layout_tuner.results_db.rows import COST_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,36 +7,36 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Self
 
-from results_db.access.sign_ins import SignIns
-from results_db.access.tokens import Access
-from results_db.actor import SYSTEM, Actor
-from results_db.allocations.allocations import Allocations
-from results_db.allocations.leases import Leases
-from results_db.allocations.workers import Workers
-from results_db.campaigns.campaigns import Campaigns
-from results_db.campaigns.driver_lease import DriverLeases, fenced
-from results_db.campaigns.history_and_timeline import CampaignHistory
-from results_db.campaigns.imports import Imports
-from results_db.campaigns.models_and_clusters import Descriptions
-from results_db.campaigns.plans import Plans
-from results_db.campaigns.reports import Reports
-from results_db.database.change_mark import ChangeMark
-from results_db.database.data_dir import DataDir
-from results_db.database.database import Database
-from results_db.database.store_base import Clock, DatabaseClock, StoreSection
-from results_db.database.url import postgresql_url
-from results_db.events.event_log import EventLog
-from results_db.events.live_state import LiveStates
-from results_db.leaderboard.baselines import Baselines
-from results_db.leaderboard.leaderboard import Leaderboards
-from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from results_db.leaderboard.plot_points import PlotData
-from results_db.migrations import migrate
-from results_db.retention import Pruning
-from results_db.service_stats import Statistics
-from results_db.trials.outcomes import Outcomes
-from results_db.trials.pages import TrialPages
-from results_db.trials.trials import Trials
+from layout_tuner.results_db.access.sign_ins import SignIns
+from layout_tuner.results_db.access.tokens import Access
+from layout_tuner.results_db.actor import SYSTEM, Actor
+from layout_tuner.results_db.allocations.allocations import Allocations
+from layout_tuner.results_db.allocations.leases import Leases
+from layout_tuner.results_db.allocations.workers import Workers
+from layout_tuner.results_db.campaigns.campaigns import Campaigns
+from layout_tuner.results_db.campaigns.driver_lease import DriverLeases, fenced
+from layout_tuner.results_db.campaigns.history_and_timeline import CampaignHistory
+from layout_tuner.results_db.campaigns.imports import Imports
+from layout_tuner.results_db.campaigns.models_and_clusters import Descriptions
+from layout_tuner.results_db.campaigns.plans import Plans
+from layout_tuner.results_db.campaigns.reports import Reports
+from layout_tuner.results_db.database.change_mark import ChangeMark
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.store_base import Clock, DatabaseClock, StoreSection
+from layout_tuner.results_db.database.url import postgresql_url
+from layout_tuner.results_db.events.event_log import EventLog
+from layout_tuner.results_db.events.live_state import LiveStates
+from layout_tuner.results_db.leaderboard.baselines import Baselines
+from layout_tuner.results_db.leaderboard.leaderboard import Leaderboards
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardMemo
+from layout_tuner.results_db.leaderboard.plot_points import PlotData
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.retention import Pruning
+from layout_tuner.results_db.service_stats import Statistics
+from layout_tuner.results_db.trials.outcomes import Outcomes
+from layout_tuner.results_db.trials.pages import TrialPages
+from layout_tuner.results_db.trials.trials import Trials
 
 
 class Store:

@@ -11,12 +11,12 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from search_spaces.arrays import Bools
-from search_spaces.spec.batch import GlobalBatch
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, Precision
-from search_spaces.spec.layout_columns import LayoutColumns, code_of, codes_of
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Bools
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
+from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, Precision
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, codes_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
 """What a rule protects: the arithmetic of the model, the size of the machine, the batch of the

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import violations
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 def scaled(

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
-from search_spaces.documents.reading import nearest, shown
-from search_spaces.errors import ObjectiveInvalidError
-from search_spaces.spec.layout import RECOMPUTE_MODES
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.documents.reading import nearest, shown
+from layout_tuner.errors import ObjectiveInvalidError
+from layout_tuner.search_spaces.layouts.layout import RECOMPUTE_MODES
+from layout_tuner.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and clients need the names alone
     import numpy as np
     from numpy.typing import NDArray
 
-    from search_spaces.spec.layout_columns import LayoutColumns
-    from search_spaces.spec.model_shape import ModelShape
+    from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+    from layout_tuner.search_spaces.models.model_shape import ModelShape
 
     Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.documents.reading import is_positive_number, shown
+from layout_tuner.documents.reading import is_positive_number, shown
 
 _NO_FLOAT_IN_YAML: Final = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+")
 """A number with an exponent that YAML 1.1 reads as text, because it has no point or no sign."""

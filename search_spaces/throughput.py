@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MEASURED_PEAK: Final = "measured matmul"
 """Prefix of `peak_source` for a measured peak, which is too low if the machine was busy."""

@@ -15,6 +15,7 @@ import httpx._transports.default
 import pytest
 from hypothesis import settings
 
+from layout_tuner.workers.launchers.ray.cluster import prepare_environment
 from tests.kit.postgres import (
     database_url,
     empty_databases,
@@ -24,7 +25,6 @@ from tests.kit.postgres import (
     sqlite_url,
 )
 from tests.kit.run_warden import go_on_below_a_warden
-from workers.launchers.ray.cluster import prepare_environment
 
 __all__ = [
     "INSTRUCTION_SET",
@@ -85,7 +85,11 @@ RANKS = "ranks"
 _TRAINER = "tests/workers/trainer/"
 """Its tests fork their ranks themselves, and judge what was computed and not when."""
 
-_STARTS_RANKS = {"workers.ranks.zygote", "workers.ray_node", "torch.distributed.run"}
+_STARTS_RANKS = {
+    "layout_tuner.workers.ranks.zygote",
+    "layout_tuner.workers.ray_node",
+    "torch.distributed.run",
+}
 """Modules that, run in a process of their own, start ranks or Ray."""
 
 INSTRUCTION_SET = "instruction set"

@@ -14,21 +14,21 @@ import click
 import pytest
 import yaml
 
-from api.cli import main as command_line
-from api.commands_reference import commands_text
-from api.openapi_document import openapi_text
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import (
+from layout_tuner.api.openapi_document import openapi_text
+from layout_tuner.cli.main import main as command_line
+from layout_tuner.cli.reference import commands_text
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign_settings import (
     Budget,
     Constraints,
     ProbeSettings,
     StopSettings,
 )
-from search_spaces.spec.objectives import ALL_OBJECTIVES
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from search_spaces.spec.presets.models import MODEL_PRESETS, resolve_model
-from search_spaces.spec.site import cluster_part
-from search_spaces.spec.space import SearchSpace
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.clusters.site import cluster_part
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS, resolve_model
+from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
 from tests.kit.markdown import ROOT, Markdown, documents, guides, words
 
 WIDTH: Final = 100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search_spaces.errors import LayoutTunerError, SearchSpaceError
+from layout_tuner.errors import LayoutTunerError, SearchSpaceError
 
 
 class WorkerError(LayoutTunerError):

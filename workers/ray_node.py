@@ -1,6 +1,6 @@
 """One node of an allocation's Ray cluster, kept running as long as the batch system's step lasts.
 
-    python -P -m workers.ray_node --head ADDRESS:PORT [--address OWN] [--name NAME]
+    python -P -m layout_tuner.workers.ray_node --head ADDRESS:PORT [--address OWN] [--name NAME]
 
 The node whose address is the head's is the head. When Ray ends, its warden ends all processes of
 it, and it is started again; on other nodes than the head once the head answers. SIGTERM, SIGINT or
@@ -19,10 +19,15 @@ import sys
 import time
 from typing import Final
 
-from workers.backoff import Backoff
-from workers.errors import RayClusterFailedError
-from workers.launchers.ray.cluster import HeadWatch, RayNodeProcesses, answers, resolved
-from workers.ranks.processes import end_signals
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.ray.cluster import (
+    HeadWatch,
+    RayNodeProcesses,
+    answers,
+    resolved,
+)
+from layout_tuner.workers.ranks.processes import end_signals
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,7 +110,7 @@ class _EndSignal:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.ray_node", description=__doc__)
+    parser = argparse.ArgumentParser(prog="layout_tuner.workers.ray_node", description=__doc__)
     parser.add_argument("--head", required=True)
     parser.add_argument("--address")
     parser.add_argument("--name", default=os.environ.get("SLURMD_NODENAME", socket.gethostname()))

@@ -6,14 +6,19 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from api.campaigns.submission import numbered
-from results_db.campaigns.imports import NewImport
-from search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
-from search_spaces.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
-from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.space import SearchSpace
-from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
-from search_spaces.tables.selection import CellFilter, select
+from layout_tuner.api.campaigns.submission import numbered
+from layout_tuner.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
+from layout_tuner.results_db.campaigns.imports import NewImport
+from layout_tuner.search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
+from layout_tuner.search_spaces.tables import (
+    MeasurementTable,
+    TableCell,
+    TableInvalidError,
+    read_table,
+)
+from layout_tuner.search_spaces.tables.selection import CellFilter, select
 
 MAX_IMPORTED_ROWS: Final = 5_000
 """Most rows of one import. An import is one transaction, of about 0.1 ms per row. On SQLite other

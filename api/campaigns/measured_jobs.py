@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from search_spaces.belief.job import JobEstimate, estimate_job, extrapolated
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.job_duration import StepInterval, TrainingJob
+from layout_tuner.predictions.belief.job import JobEstimate, estimate_job, extrapolated
+from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 class RankedStep(NamedTuple):

@@ -6,20 +6,20 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from api.errors import PresetFixedError
-from results_db.campaigns.models_and_clusters import DescriptionKind
-from results_db.errors import DescriptionNotFoundError
-from results_db.store import Store
-from search_spaces.documents.reading import Problems, nearest, shown, url_name_problem
-from search_spaces.errors import ClusterInvalidError, ModelShapeInvalidError, SearchSpaceError
-from search_spaces.spec.presets.calibration_file import with_measured_constants
-from search_spaces.spec.presets.clusters import (
+from layout_tuner.api.errors import PresetFixedError
+from layout_tuner.documents.reading import Problems, nearest, shown, url_name_problem
+from layout_tuner.errors import ClusterInvalidError, ModelShapeInvalidError, SearchSpaceError
+from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionKind
+from layout_tuner.results_db.errors import DescriptionNotFoundError
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+from layout_tuner.search_spaces.clusters.cluster_presets import (
     CLUSTER_PRESETS,
     LOCAL_CPU,
     resolve_cluster,
     unknown_cluster,
 )
-from search_spaces.spec.presets.models import MODEL_PRESETS, resolve_model
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS, resolve_model
 
 PRESET_NAMES: Final[Mapping[DescriptionKind, Collection[str]]] = {
     "model": tuple(MODEL_PRESETS),

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from api.leases.why_not_leased import why_nowhere
-from api.schemas.campaigns_and_trials import Progress
-from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.leaderboard.leaderboard_records import BaselineRead, Winner
-from results_db.records import CampaignRecord, WorkerRecord
-from results_db.store import Store
-from search_spaces.protocol.states import TrialState
-from search_spaces.terminal.plurals import counted
+from layout_tuner.api.leases.why_not_leased import why_nowhere
+from layout_tuner.api.schemas.campaigns_and_trials import Progress
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.allocations.allocations import AllocationRecord, WaitingTrial
+from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead, Winner
+from layout_tuner.results_db.records import CampaignRecord, WorkerRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.terminal.plurals import counted
 
 DRIVER_ALIVE_S: Final = 15.0
 """A driver that was active within this many seconds counts as running."""

@@ -10,25 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from api.campaigns.catalogue import with_own
-from results_db.campaigns.idempotency_keys import RequestKey
-from results_db.campaigns.plans import PlanOptions
-from results_db.errors import (
+from layout_tuner.api.campaigns.named_models_and_clusters import with_own
+from layout_tuner.documents.limits import name_problem
+from layout_tuner.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
+from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
     IdempotencyKeyInUseError,
 )
-from results_db.records import CampaignRecord, PlanRecord
-from results_db.store import Store
-from search_spaces.belief.plan import Plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import SimulationSettings
-from search_spaces.documents.limits import name_problem
-from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
-from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.spec.presets.calibration_file import with_measured_constants
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.parameters import parameter_texts, read_declarations
+from layout_tuner.results_db.records import CampaignRecord, PlanRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
+from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.parameters import parameter_texts, read_declarations
 
 MAX_CLONES: Final = 1000
 """Names that are tried for a clone without a name."""

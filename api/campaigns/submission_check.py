@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from api.campaigns.submission import Submission
-from results_db.errors import CampaignDuplicateError
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.documents.reading import Problems, is_name
-from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.estimates.fitting import FittingCount, count_fitting
-from search_spaces.spec.space import LegalSet, enumerate_legal
+from layout_tuner.api.campaigns.submission import Submission
+from layout_tuner.documents.reading import Problems, is_name
+from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.predictions.estimates.fitting import FittingCount, count_fitting
+from layout_tuner.results_db.errors import CampaignDuplicateError
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.spaces.search_space import LegalSet, enumerate_legal
 
 COUNTED_WITHIN_S: Final = 1.0
 """Seconds for which the layouts of a space are enumerated while a user types."""

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final
 
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.campaigns.fidelity import with_layers
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables.columns import MEASURED_COLUMNS
-from search_spaces.tables.table import own_source
-from search_spaces.tables.writing import layout_values, machine_values, model_values, table_text
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.search_spaces.campaigns.fidelity import with_layers
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables.columns import MEASURED_COLUMNS
+from layout_tuner.search_spaces.tables.table import own_source
+from layout_tuner.search_spaces.tables.writing import (
+    layout_values,
+    machine_values,
+    model_values,
+    table_text,
+)
 
 INTERVAL_COLUMNS: Final = (
     "num_runs",

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from api.errors import PageInvalidError
-from api.http.cursors import read_trial_cursor, write_trial_cursor
-from results_db.records import CampaignRecord, TrialRecord
-from results_db.store import Store
-from results_db.trials.filter import PageEnd, TrialFilter, TrialOrder
-from search_spaces.belief.cheap_probe_step_time import CheapProbe
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.api.errors import PageInvalidError
+from layout_tuner.api.http.cursors import read_trial_cursor, write_trial_cursor
+from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import PageEnd, TrialFilter, TrialOrder
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,17 +10,17 @@ from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import TypeAdapter
 
-from api.dependencies import HubDep, StoreDep
-from api.html.rendering import go_to, render
-from api.routes.access import Word, list_audit, revoke_token
-from api.schemas.access import TokenId
-from api.schemas.text_types import Moment
-from results_db.actor import TOKEN_ROLES, TokenRole
-from results_db.errors import TokenDuplicateError, TokenInvalidError
-from results_db.store import Store
-from search_spaces.documents.duration import read_duration_s
-from search_spaces.documents.reading import read_choice
-from search_spaces.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.api.dependencies import HubDep, StoreDep
+from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.routes.access import Word, list_audit, revoke_token
+from layout_tuner.api.schemas.access import TokenId
+from layout_tuner.api.schemas.text_types import Moment
+from layout_tuner.documents.duration import read_duration_s
+from layout_tuner.documents.reading import read_choice
+from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
+from layout_tuner.results_db.errors import TokenDuplicateError, TokenInvalidError
+from layout_tuner.results_db.store import Store
 
 router = APIRouter()
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from api.dependencies import StoreDep
-from api.html.rendering import go_to, render
-from api.routes.allocations import AllocationId
-from api.routes.from_records import allocation_reads
-from api.schemas.text_types import Reason
-from search_spaces.units import GIB
+from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.routes.allocations import AllocationId
+from layout_tuner.api.routes.from_records import allocation_reads
+from layout_tuner.api.schemas.text_types import Reason
+from layout_tuner.units import GIB
 
 router = APIRouter()
 

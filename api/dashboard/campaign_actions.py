@@ -11,16 +11,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from api.dashboard.campaign_page import ShowDep
-from api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
-from api.html.rendering import campaign_path, go_to
-from api.http.request_bodies import BodyRoute
-from api.routes.campaigns import SubmissionDep
-from api.routes.trials import TrialPath
-from api.schemas.campaigns_and_trials import CampaignChange
-from results_db.records import CampaignRecord, TrialRecord
-from results_db.store import Store
-from search_spaces.documents.numbers import read_number, read_whole
+from layout_tuner.api.dashboard.campaign_page import ShowDep
+from layout_tuner.api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
+from layout_tuner.api.html.rendering import campaign_path, go_to
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.routes.campaigns import SubmissionDep
+from layout_tuner.api.routes.trials import TrialPath
+from layout_tuner.api.schemas.campaigns_and_trials import CampaignChange
+from layout_tuner.documents.numbers import read_number, read_whole
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.results_db.store import Store
 
 router = APIRouter(route_class=BodyRoute)
 

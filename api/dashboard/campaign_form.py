@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from api.campaigns.catalogue import PRESET_NAMES, preset_description
-from api.errors import DocumentMalformedError
-from api.http.documents import read_yaml, write_yaml
-from results_db.campaigns.models_and_clusters import DescriptionKind
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.documents.reading import Problems, read_mapping, shown
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.layout import LAYOUT_FIELDS
+from layout_tuner.api.campaigns.named_models_and_clusters import PRESET_NAMES, preset_description
+from layout_tuner.api.errors import DocumentMalformedError
+from layout_tuner.api.http.documents import read_yaml, write_yaml
+from layout_tuner.documents.reading import Problems, read_mapping, shown
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionKind
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
 
 REST: Final = "rest"
 _ALWAYS_SHOWN: Final = ("name", "model", "cluster", "space", "objective", "strategy", "budget")

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from api.campaigns.progress import trials_planned
-from api.dependencies import StoreDep
-from api.html.rendering import render
-from api.schemas.text_types import QueryText
-from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from results_db.records import CampaignRecord, CampaignState
-from results_db.store import Store
-from search_spaces.documents.limits import MAX_ID
+from layout_tuner.api.campaigns.progress import trials_planned
+from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.html.rendering import render
+from layout_tuner.api.schemas.text_types import QueryText
+from layout_tuner.documents.limits import MAX_ID
+from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from layout_tuner.results_db.records import CampaignRecord, CampaignState
+from layout_tuner.results_db.store import Store
 
 PAGE: Final = 50
 """Campaigns on one page."""

@@ -9,18 +9,18 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.campaigns.progress import progress_of
-from api.dependencies import CampaignDep, StoreDep
-from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
-from api.html.rendering import campaign_path, go_to, page_url, render
-from api.html.result_sentences import finding_of, lead
-from api.http.query_parameters import TrialFilterDep
-from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from results_db.trials.filter import LeaderboardListing, ListingSortKey
-from search_spaces.documents.limits import MAX_ID
-from search_spaces.spec.objectives import OBJECTIVES
+from layout_tuner.api.campaigns.progress import progress_of
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
+from layout_tuner.api.html.rendering import campaign_path, go_to, page_url, render
+from layout_tuner.api.html.result_sentences import finding_of, lead
+from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.api.routes.leaderboard import Front, Order, Ranking, Sort, Within
+from layout_tuner.documents.limits import MAX_ID
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import LeaderboardListing, ListingSortKey
+from layout_tuner.search_spaces.objectives import OBJECTIVES
 
 router = APIRouter()
 

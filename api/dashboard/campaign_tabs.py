@@ -10,19 +10,19 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from api.campaigns.trials import cheap_probes, page_of_trials
-from api.dashboard.campaign_page import ShowDep
-from api.dependencies import CampaignDep, StoreDep
-from api.html.result_sentences import REASONS, end_of_log
-from api.http.cursors import MAX_CURSOR
-from api.http.query_parameters import TrialFilterDep
-from results_db.campaigns.history_and_timeline import FailureCount
-from results_db.events.event_log import EventRecord
-from results_db.records import CampaignRecord, TrialDetail
-from results_db.store import Store
-from results_db.trials.filter import TrialFilter, TrialOrder
-from search_spaces.documents.limits import MAX_ID
-from search_spaces.protocol.states import TrialState
+from layout_tuner.api.campaigns.trials import cheap_probes, page_of_trials
+from layout_tuner.api.dashboard.campaign_page import ShowDep
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.html.result_sentences import REASONS, end_of_log
+from layout_tuner.api.http.cursors import MAX_CURSOR
+from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.documents.limits import MAX_ID
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.campaigns.history_and_timeline import FailureCount
+from layout_tuner.results_db.events.event_log import EventRecord
+from layout_tuner.results_db.records import CampaignRecord, TrialDetail
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import TrialFilter, TrialOrder
 
 PAGE: Final = 100
 """Trials or events on one page."""

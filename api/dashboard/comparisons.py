@@ -10,22 +10,27 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from api.dependencies import CampaignName, StoreDep, get_campaign
-from api.errors import ComparisonInvalidError
-from api.formatting import budget_words, node_time, objective_figure, state_words, unit
-from api.html.rendering import render
-from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio_interval
-from api.html.trial_facts import TrialFacts, knob_text
-from api.plots.bars import keys, stacked
-from api.schemas.text_types import id_in
-from results_db.campaigns.imports import IMPORTED
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import TrialId
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.terminal.plurals import counted
-from search_spaces.trainers.simulator import SIMULATED
+from layout_tuner.api.dependencies import CampaignName, StoreDep, get_campaign
+from layout_tuner.api.errors import ComparisonInvalidError
+from layout_tuner.api.formatting import budget_words, node_time, objective_figure, state_words, unit
+from layout_tuner.api.html.rendering import render
+from layout_tuner.api.html.result_sentences import (
+    CampaignFinding,
+    bounds,
+    finding_of,
+    ratio_interval,
+)
+from layout_tuner.api.html.trial_facts import TrialFacts, knob_text
+from layout_tuner.api.plots.bars import keys, stacked
+from layout_tuner.api.schemas.text_types import id_in
+from layout_tuner.protocol.worker_messages import TrialId
+from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.simulator import SIMULATED
 
 FEWEST: Final = 2
 MOST_TRIALS: Final = 6

@@ -12,19 +12,19 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from api.dependencies import CampaignDep, StoreDep
-from api.errors import ExportUnavailableError
-from api.exporters.base import ExportError, KnobsLackingError
-from api.exporters.export import FORMATS
-from api.exporters.exported import ExportRead
-from api.html.rendering import render
-from api.routes.exports import export_of
-from api.schemas.text_types import id_in
-from results_db.errors import TrialNotFoundError
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from search_spaces.documents.reading import MAX_COUNT
-from search_spaces.spec.layout import KNOBS
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.errors import ExportUnavailableError
+from layout_tuner.api.html.rendering import render
+from layout_tuner.api.routes.exports import export_of
+from layout_tuner.api.schemas.text_types import id_in
+from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.results_db.errors import TrialNotFoundError
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.trainers.exports.export import FORMATS
+from layout_tuner.trainers.exports.export_source import ExportError, KnobsLackingError
+from layout_tuner.trainers.exports.exported import ExportRead
 
 router = APIRouter()
 

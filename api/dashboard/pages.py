@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter, Depends
 
-from api.dashboard import (
+from layout_tuner.api.dashboard import (
     access_pages,
     allocation_list,
     campaign_actions,
@@ -20,9 +20,9 @@ from api.dashboard import (
     submit,
     trial_page,
 )
-from api.html import assets
-from api.http.query_parameters import refuse_unknown_query_of_page
-from api.security.access_check import check_again
+from layout_tuner.api.html import assets
+from layout_tuner.api.http.query_parameters import refuse_unknown_query_of_page
+from layout_tuner.api.security.access_check import check_again
 
 _PAGES: Final = (
     campaign_list,

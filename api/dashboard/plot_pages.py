@@ -9,14 +9,14 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from api.dashboard.campaign_page import ShowDep
-from api.dependencies import CampaignDep, StoreDep
-from api.formatting import unit
-from api.html.rendering import PAGE_HEADERS
-from api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
-from results_db.campaigns.history_and_timeline import FailureCount
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.objectives import ALL_OBJECTIVES
+from layout_tuner.api.dashboard.campaign_page import ShowDep
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.formatting import unit
+from layout_tuner.api.html.rendering import PAGE_HEADERS
+from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
+from layout_tuner.results_db.campaigns.history_and_timeline import FailureCount
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
 
 router = APIRouter(prefix="/campaigns/{campaign}")
 

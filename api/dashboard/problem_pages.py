@@ -11,10 +11,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.html.rendering import render
-from api.http.error_responses import MEDIA_TYPE
-from api.http.url_prefix import route_path
-from api.security.authentication import is_api
+from layout_tuner.api.html.rendering import render
+from layout_tuner.api.http.error_responses import MEDIA_TYPE
+from layout_tuner.api.http.url_prefix import route_path
+from layout_tuner.api.security.authentication import is_api
 
 _TITLES: Final[Mapping[int, str]] = {
     401: "Sign in first",

@@ -12,20 +12,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import StoreDep
-from api.errors import SignInRefusedError, SignInTooOftenError
-from api.html.rendering import render
-from api.http.browser_guard import why_foreign
-from api.http.documents import JSON_TYPE, media_type_of
-from api.http.error_responses import STATUS_OF, problem_response
-from api.security.authentication import (
+from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.errors import SignInRefusedError, SignInTooOftenError
+from layout_tuner.api.html.rendering import render
+from layout_tuner.api.http.browser_guard import why_foreign
+from layout_tuner.api.http.documents import JSON_TYPE, media_type_of
+from layout_tuner.api.http.error_responses import STATUS_OF, problem_response
+from layout_tuner.api.security.authentication import (
     Authentication,
     address_of,
     begin_session,
     local_target,
 )
-from results_db.access.tokens import hash_of_token
-from results_db.store import Store
+from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.store import Store
 
 router = APIRouter()
 

@@ -13,10 +13,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import UploadFile
 
-from api.campaigns.catalogue import PRESET_NAMES
-from api.campaigns.submission import Submission
-from api.campaigns.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
-from api.dashboard.campaign_form import (
+from layout_tuner.api.campaigns.named_models_and_clusters import PRESET_NAMES
+from layout_tuner.api.campaigns.submission import Submission
+from layout_tuner.api.campaigns.submission_check import (
+    COUNTED_WITHIN_S,
+    SubmissionCheck,
+    check_submission,
+)
+from layout_tuner.api.dashboard.campaign_form import (
     FORM_FIELDS,
     REST,
     document_of,
@@ -24,24 +28,24 @@ from api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
-from api.dependencies import StoreDep, get_campaign
-from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError
-from api.html.rendering import go_to, render
-from api.http.body_limits import limits_of
-from api.http.documents import read_json, read_yaml
-from api.http.request_bodies import BodyRoute
-from api.routes.campaigns import SubmissionDep
-from results_db.campaigns.plans import PlanOptions
-from results_db.errors import ResultsDbError
-from results_db.records import PlanRecord
-from results_db.store import Store
-from search_spaces.belief.plan import Plan
-from search_spaces.campaigns.campaign_settings import BENCHMARK_STRATEGIES, STRATEGIES
-from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.objectives import ALL_OBJECTIVES
-from search_spaces.spec.presets.spaces import SPACE_PRESETS
-from search_spaces.units import memory
+from layout_tuner.api.dependencies import StoreDep, get_campaign
+from layout_tuner.api.errors import ApiError, DocumentInvalidError, DocumentMalformedError
+from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.http.body_limits import limits_of
+from layout_tuner.api.http.documents import read_json, read_yaml
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.routes.campaigns import SubmissionDep
+from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.results_db.records import PlanRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign_settings import BENCHMARK_STRATEGIES, STRATEGIES
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
+from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
+from layout_tuner.units import memory
 
 router = APIRouter(route_class=BodyRoute)
 

@@ -9,23 +9,23 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from api.dashboard.campaign_form import yaml_of
-from api.dependencies import HolderDep, StoreDep
-from api.formatting import REPEAT_WORDS, figure, objective_figure, step_words, unit
-from api.html.rendering import render
-from api.html.result_sentences import REASONS, bounds, short_layout
-from api.html.trial_facts import TrialFacts, knob_pairs
-from api.plot_data.plot_data import both_ends
-from api.plot_data.step_times import iterations
-from api.plots.bars import keys, stacked
-from api.plots.layout_map import layout_map
-from api.plots.schedule_plot import schedule_plot
-from api.plots.static_plot import static_plot
-from api.report.probe_command import MODEL_FILE, probe_command
-from api.routes.trials import TrialPath
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import ENDED_CAMPAIGN_STATES
-from search_spaces.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.api.dashboard.campaign_form import yaml_of
+from layout_tuner.api.dependencies import HolderDep, StoreDep
+from layout_tuner.api.formatting import REPEAT_WORDS, figure, objective_figure, step_words, unit
+from layout_tuner.api.html.rendering import render
+from layout_tuner.api.html.result_sentences import REASONS, bounds, short_layout
+from layout_tuner.api.html.trial_facts import TrialFacts, knob_pairs
+from layout_tuner.api.plot_data.plot_data import both_ends
+from layout_tuner.api.plot_data.step_times import iterations
+from layout_tuner.api.plots.bars import keys, stacked
+from layout_tuner.api.plots.layout_map import layout_map
+from layout_tuner.api.plots.schedule_plot import schedule_plot
+from layout_tuner.api.plots.static_plot import static_plot
+from layout_tuner.api.report.probe_command import MODEL_FILE, probe_command
+from layout_tuner.api.routes.trials import TrialPath
+from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""

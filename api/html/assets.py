@@ -15,7 +15,7 @@ from typing import Final
 import brotli  # type: ignore[import-untyped]
 from fastapi import APIRouter, Request, Response
 
-from api.errors import AssetNotFoundError
+from layout_tuner.api.errors import AssetNotFoundError
 
 PLOTLY: Final = "plotly.js"
 """The plot library, from the installed package plotly; pages load it where they show a plot."""
@@ -47,7 +47,7 @@ class Asset:
 def assets() -> Mapping[str, Asset]:
     """All files of the dashboard by their names; each is read at most once in a process."""
     found = {}
-    for file in (resources.files("api.html") / "static").iterdir():
+    for file in (resources.files("layout_tuner.api.html") / "static").iterdir():
         if file.is_file():
             found[file.name] = _asset(file.name, file.read_bytes())
     # Only the file of plotly is used; importing the package would take a second.

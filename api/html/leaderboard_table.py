@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from api.errors import ColumnUnknownError
-from api.formatting import figure, memory, percent
-from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS, LeaderboardListing
-from search_spaces.documents.reading import nearest, shown, word_of
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import KNOBS
+from layout_tuner.api.errors import ColumnUnknownError
+from layout_tuner.api.formatting import figure, memory, percent
+from layout_tuner.documents.reading import nearest, shown, word_of
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import KNOB_FIELDS, LeaderboardListing
+from layout_tuner.search_spaces.layouts.layout import KNOBS
 
 PAGE: Final = 100
 """Rows on one page."""

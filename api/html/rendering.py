@@ -16,8 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
-from api.campaigns.progress import node_seconds_left
-from api.formatting import (
+from layout_tuner.api.campaigns.progress import node_seconds_left
+from layout_tuner.api.formatting import (
     cheap_count_words,
     duration,
     figure,
@@ -30,15 +30,15 @@ from api.formatting import (
     step_words,
     unit,
 )
-from api.html.assets import assets, maplibre_style_id
-from api.html.result_sentences import peak_words, short_layout
-from api.plots.svg import visible
-from api.version import version
-from results_db.records import EVENT_KINDS, CampaignRecord
-from search_spaces.belief.plan_text import chances_words, knowledge_words
-from search_spaces.spec.knobs import auto_words
-from search_spaces.spec.layout import KNOBS
-from search_spaces.statistics.disturbance import MEANING
+from layout_tuner.api.html.assets import assets, maplibre_style_id
+from layout_tuner.api.html.result_sentences import peak_words, short_layout
+from layout_tuner.api.plots.svg import visible
+from layout_tuner.predictions.belief.plan_text import chances_words, knowledge_words
+from layout_tuner.predictions.statistics.disturbance import MEANING
+from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord
+from layout_tuner.search_spaces.layouts.knobs import auto_words
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.version import version
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     # No inline script and no inline style: names and logs come from outside.
@@ -149,7 +149,7 @@ _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("api.html"),
+        loader=PackageLoader("layout_tuner.api.html"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=visible,

@@ -10,12 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.formatting import made_by, memory_of, objective_figure, other_knobs, unit, zero
-from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.terminal.plurals import counted
+from layout_tuner.api.formatting import (
+    made_by,
+    memory_of,
+    objective_figure,
+    other_knobs,
+    unit,
+    zero,
+)
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.terminal.plurals import counted
 
 TIES_LOOKED_AT: Final = 60
 """Layouts of the leaderboard that are checked for ties."""

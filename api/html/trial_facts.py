@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.campaigns.trials import cheap_probes
-from api.formatting import (
+from layout_tuner.api.campaigns.trials import cheap_probes
+from layout_tuner.api.formatting import (
     figure,
     memory_of,
     moment,
@@ -17,23 +17,23 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from api.html.result_sentences import bounds
-from api.plot_data.estimates import memory_by_stage
-from api.plots.bars import PlotPart, step_parts
-from api.plots.static_plot import static_plot
-from api.plots.svg import Plot
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import CampaignRecord, TrialDetail, TrialRecord
-from results_db.store import Store
-from search_spaces.belief.cheap_probe_step_time import CheapProbe
-from search_spaces.campaigns.fidelity import with_layers
-from search_spaces.estimates.memory import stage_memory
-from search_spaces.protocol.measurement import routing_words
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.disturbance import disturbance_words
-from search_spaces.terminal.plurals import counted
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.api.html.result_sentences import bounds
+from layout_tuner.api.plot_data.estimates import memory_by_stage
+from layout_tuner.api.plots.bars import PlotPart, step_parts
+from layout_tuner.api.plots.static_plot import static_plot
+from layout_tuner.api.plots.svg import Plot
+from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.statistics.disturbance import disturbance_words
+from layout_tuner.protocol.measurement import routing_words
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.fidelity import with_layers
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 Pairs = Sequence[tuple[str, str]]
 """Names and values, for a table of two columns."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from api.errors import ServiceStartError
+from layout_tuner.api.errors import ServiceStartError
 
 BACKLOG: Final = 1024
 LOCAL_PROXIES: Final = ("127.0.0.1", "::1")

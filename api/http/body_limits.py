@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.error_responses import problem_response, too_many
-from api.http.route_map import RouteMap
-from results_db.actor import Actor
-from search_spaces.units import memory
+from layout_tuner.api.http.error_responses import problem_response, too_many
+from layout_tuner.api.http.route_map import RouteMap
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.units import memory
 
 CHANGES_AT_ONCE: Final = 2
 """Changes and plans that are handled at the same time, each of another token."""

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.error_responses import problem_response
-from search_spaces.documents.hosts import is_loopback_host
+from layout_tuner.api.http.error_responses import problem_response
+from layout_tuner.documents.hosts import is_loopback_host
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::\d{1,5})?")
 

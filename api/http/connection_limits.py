@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from api.errors import ServiceStartError
-from api.http.rate_limit import Throttle
+from layout_tuner.api.errors import ServiceStartError
+from layout_tuner.api.http.rate_limit import Throttle
 
 if TYPE_CHECKING:
-    from api.http.protocol import LimitedProtocol
+    from layout_tuner.api.http.protocol import LimitedProtocol
 
 MAX_CONNECTIONS: Final = 2048
 """Most open connections of a process, unless it is started with another number."""

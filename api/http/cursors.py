@@ -7,9 +7,10 @@ import json
 import math
 from typing import Any, Final
 
-from api.errors import PageInvalidError
-from api.schemas.text_types import id_in
-from results_db.trials.filter import (
+from layout_tuner.api.errors import PageInvalidError
+from layout_tuner.api.schemas.text_types import id_in
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.trials.filter import (
     KNOWN_AT_THE_END,
     MAX_BOUND,
     MAX_KNOB,
@@ -17,7 +18,6 @@ from results_db.trials.filter import (
     PageEnd,
     TrialOrder,
 )
-from search_spaces.protocol.metrics import METRICS
 
 MAX_CURSOR: Final = 200
 """Most characters of a cursor; those that the service writes are shorter."""

@@ -10,16 +10,16 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from api.errors import DocumentInvalidError, DocumentMalformedError
-from search_spaces.documents.limits import (
+from layout_tuner.api.errors import DocumentInvalidError, DocumentMalformedError
+from layout_tuner.documents.limits import (
     MAX_DEPTH,
     MAX_FIELDS,
     TextRule,
     document_problem,
     visible_text_problem,
 )
-from search_spaces.documents.numbers import CORE_SCHEMA, core_value
-from search_spaces.documents.reading import shown
+from layout_tuner.documents.numbers import CORE_SCHEMA, core_value
+from layout_tuner.documents.reading import shown
 
 try:
     from yaml import CSafeLoader as _SafeLoader

@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from api import errors as api_errors
-from api.exporters import base as exporters
-from api.http.url_prefix import route_path
-from api.schemas.campaigns_and_trials import FieldError, Problem
-from results_db import errors as db_errors
-from search_spaces import errors as space_errors
+from layout_tuner import errors as space_errors
+from layout_tuner.api import errors as api_errors
+from layout_tuner.api.http.url_prefix import route_path
+from layout_tuner.api.schemas.campaigns_and_trials import FieldError, Problem
+from layout_tuner.results_db import errors as db_errors
+from layout_tuner.trainers.exports import export_source as exporters
 
 MEDIA_TYPE: Final = "application/problem+json"
 

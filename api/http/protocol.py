@@ -30,9 +30,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.http.connection_limits import Connections
-from api.http.error_responses import problem_response
-from search_spaces.units import memory
+from layout_tuner.api.http.connection_limits import Connections
+from layout_tuner.api.http.error_responses import problem_response
+from layout_tuner.units import memory
 
 _PARSED_AT_ONCE: Final = 16 << 10
 """Bytes that the parser gets between two checks of its progress."""

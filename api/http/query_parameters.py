@@ -12,8 +12,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import StringConstraints
 
-from api.errors import QueryUnknownError
-from results_db.trials.filter import (
+from layout_tuner.api.errors import QueryUnknownError
+from layout_tuner.documents.reading import MAX_COUNT, nearest, shown
+from layout_tuner.errors import TrainingJobInvalidError
+from layout_tuner.predictions.statistics.job_duration import JOB_OPTIONS, TrainingJob
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.trials.filter import (
     BOUND_FIELDS,
     CHOICES,
     LISTED_FIELDS,
@@ -24,11 +28,7 @@ from results_db.trials.filter import (
     TEXTS,
     TrialFilter,
 )
-from search_spaces.documents.reading import MAX_COUNT, nearest, shown
-from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import DEGREES
-from search_spaces.statistics.job_duration import JOB_OPTIONS, TrainingJob
+from layout_tuner.search_spaces.layouts.layout import DEGREES
 
 _FIELD_OF: Final = {SINGULAR.get(name, name): name for name in (*LISTED_FIELDS, *BOUND_FIELDS)}
 """By query parameter, the field of the filter."""

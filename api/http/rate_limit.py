@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from time import monotonic
 from typing import Final
 
-from results_db.actor import TokenRole
+from layout_tuner.results_db.actor import TokenRole
 
 BURST_S: Final = 2.0
 """A burst may have as many requests as the rate allows in this many seconds."""

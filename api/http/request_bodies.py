@@ -14,10 +14,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from api.errors import DocumentTypeUnsupportedError
-from api.http.body_limits import holder_of, limits_of
-from api.http.documents import JSON_TYPE, YAML_TYPES, media_type_of, read_json, reader_of
-from search_spaces.documents.limits import text_problem
+from layout_tuner.api.errors import DocumentTypeUnsupportedError
+from layout_tuner.api.http.body_limits import holder_of, limits_of
+from layout_tuner.api.http.documents import (
+    JSON_TYPE,
+    YAML_TYPES,
+    media_type_of,
+    read_json,
+    reader_of,
+)
+from layout_tuner.documents.limits import text_problem
 
 READ_IN_LOOP_BYTES: Final = 16 << 10
 """Longer bodies are parsed and validated in a thread, in turn by token. Of shorter ones the event

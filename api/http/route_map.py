@@ -14,7 +14,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.url_prefix import route_path
+from layout_tuner.api.http.url_prefix import route_path
 
 _FOUND: Final = "layout_tuner.asked"
 """Key of a request's scope, under which `RouteMap.asked` keeps its result."""

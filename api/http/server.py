@@ -14,9 +14,9 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from api.http.connection_limits import ConnectionLimits, Connections, OpenConnection
-from api.http.protocol import LimitedProtocol, refusal
-from api.http.rate_limit import network_of
+from layout_tuner.api.http.connection_limits import ConnectionLimits, Connections, OpenConnection
+from layout_tuner.api.http.protocol import LimitedProtocol, refusal
+from layout_tuner.api.http.rate_limit import network_of
 
 ACCEPT_AGAIN_S: Final = 0.5
 """Seconds to wait after the system could not accept a connection."""

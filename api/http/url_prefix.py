@@ -10,7 +10,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import ServiceStartError
+from layout_tuner.api.errors import ServiceStartError
 
 MAX_LENGTH: Final = 100
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from search_spaces.terminal.plurals import counted
+from layout_tuner.results_db.allocations.allocations import AllocationRecord, WaitingTrial
+from layout_tuner.terminal.plurals import counted
 
 _UNUSABLE: Final = ("lost", "quarantined")
 

@@ -15,22 +15,22 @@ from typing import Final, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from results_db.allocations.leases import LeaseAsk
-from results_db.allocations.workers import Beat
-from results_db.errors import DatabaseUnavailableError, ResultsDbError
-from results_db.records import LeaseRecord
-from results_db.rows import record_of
-from results_db.store import Store
-from results_db.trials.outcome_checks import ParsedSpecs
-from search_spaces.belief.step_time_to_beat import ToBeat, stop_above_s
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.belief.step_time_to_beat import ToBeat, stop_above_s
+from layout_tuner.protocol.worker_messages import (
     HeartbeatReply,
     LeaseRead,
     OutcomeReply,
     OutcomeReport,
 )
+from layout_tuner.results_db.allocations.leases import LeaseAsk
+from layout_tuner.results_db.allocations.workers import Beat
+from layout_tuner.results_db.errors import DatabaseUnavailableError, ResultsDbError
+from layout_tuner.results_db.records import LeaseRecord
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.outcome_checks import ParsedSpecs
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""

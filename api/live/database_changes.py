@@ -11,8 +11,8 @@ import asyncio
 from contextlib import suppress
 from threading import Event
 
-from api.background_loops import aligned_pause_s
-from results_db.database.change_mark import ChangeMark
+from layout_tuner.api.background_loops import aligned_pause_s
+from layout_tuner.results_db.database.change_mark import ChangeMark
 
 
 class DatabaseChanges:

@@ -18,17 +18,17 @@ from typing import Final
 from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
-from api.background_loops import attempt
-from api.live.database_changes import DatabaseChanges
-from api.live.live_events import LiveEvent, first_events, live_events
-from api.live.open_streams import OpenStreams
-from api.schemas.campaigns_and_trials import EventRead
-from api.security.authentication import Authentication, Credential
-from api.settings import Settings
-from results_db.events.event_log import EventRecord
-from results_db.events.live_state import LiveState
-from results_db.store import Store
-from search_spaces.connection.outage_log import OutageLog
+from layout_tuner.api.background_loops import attempt
+from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.api.live.live_events import LiveEvent, first_events, live_events
+from layout_tuner.api.live.open_streams import OpenStreams
+from layout_tuner.api.schemas.campaigns_and_trials import EventRead
+from layout_tuner.api.security.authentication import Authentication, Credential
+from layout_tuner.api.settings import Settings
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.events.event_log import EventRecord
+from layout_tuner.results_db.events.live_state import LiveState
+from layout_tuner.results_db.store import Store
 
 PAGE: Final = 500
 """Events that are read in one query."""

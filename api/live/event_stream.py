@@ -14,12 +14,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
-from api.live.open_streams import CLOSING_S
-from api.settings import Settings
-from results_db.errors import ResultsDbError
-from results_db.events.live_state import LiveState
-from results_db.store import Store
+from layout_tuner.api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
+from layout_tuner.api.live.open_streams import CLOSING_S
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.results_db.events.live_state import LiveState
+from layout_tuner.results_db.store import Store
 
 OPENED: Final = "stream.opened"
 CLOSED: Final = "stream.closed"

@@ -13,16 +13,16 @@ from typing import Any, Final
 
 from fastapi.sse import format_sse_event
 
-from api.schemas.campaigns_and_trials import EventRead
-from results_db.events.live_state import (
+from layout_tuner.api.schemas.campaigns_and_trials import EventRead
+from layout_tuner.results_db.events.live_state import (
     LiveState,
     NodeKey,
     NodeStatus,
     RunningCampaign,
     RunningTrial,
 )
-from results_db.records import LiveEventKind
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.results_db.records import LiveEventKind
+from layout_tuner.units import SECONDS_PER_HOUR
 
 MAX_LISTED: Final = 100
 """Most trials or nodes that one event lists."""

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from api.background_loops import aligned_pause_s, attempt
-from api.errors import WatchersTooManyError
-from api.security.authentication import Authentication, Credential
-from search_spaces.connection.outage_log import OutageLog
+from layout_tuner.api.background_loops import aligned_pause_s, attempt
+from layout_tuner.api.errors import WatchersTooManyError
+from layout_tuner.api.security.authentication import Authentication, Credential
+from layout_tuner.protocol.connection.outage_log import OutageLog
 
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks of the tokens and sessions of all streams."""

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel
 
-from api.plot_data import estimates, knobs, objectives
-from api.plot_data.layout_points import PlotFacts
-from api.plot_data.plot_data import PlottedData, mark_disturbed
-from api.plot_data.step_times import time_parts
-from api.plot_data.timeline import timeline
-from results_db.campaigns.history_and_timeline import MAX_TIMELINE
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.leaderboard.plot_points import PlotPoint
-from results_db.records import Analysis, CampaignRecord, PredictedTrial
-from results_db.rows import baseline_of
-from results_db.store import Store
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
+from layout_tuner.api.plot_data import estimates, knobs, objectives
+from layout_tuner.api.plot_data.layout_points import PlotFacts
+from layout_tuner.api.plot_data.plot_data import PlottedData, mark_disturbed
+from layout_tuner.api.plot_data.step_times import time_parts
+from layout_tuner.api.plot_data.timeline import timeline
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.results_db.campaigns.history_and_timeline import MAX_TIMELINE
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
+from layout_tuner.results_db.records import Analysis, CampaignRecord, PredictedTrial
+from layout_tuner.results_db.rows import baseline_of
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
 
 PlotName = Literal[
     "history",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from api.formatting import figure, memory, percent
-from api.plot_data.layout_points import PlotFacts, mark_traces
-from api.plot_data.plot_data import (
+from layout_tuner.api.formatting import figure, memory, percent
+from layout_tuner.api.plot_data.layout_points import PlotFacts, mark_traces
+from layout_tuner.api.plot_data.plot_data import (
     MARKERS,
     MOST_ROWS,
     Bar,
@@ -26,10 +26,10 @@ from api.plot_data.plot_data import (
     rounded,
     rows_layout,
 )
-from results_db.records import PredictedTrial
-from search_spaces.campaigns.fidelity import is_cheap
-from search_spaces.terminal.plurals import counted
-from search_spaces.units import GIB, NORMAL_95
+from layout_tuner.results_db.records import PredictedTrial
+from layout_tuner.search_spaces.campaigns.fidelity import is_cheap
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.units import GIB, NORMAL_95
 
 MAX_STAGES: Final = 32
 """Pipeline stages whose memory is drawn; of more, the first and the last."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from api.formatting import objective_figure, unit
-from api.plot_data.layout_points import PlotFacts, in_order, knob_text, mark_traces
-from api.plot_data.plot_data import (
+from layout_tuner.api.formatting import objective_figure, unit
+from layout_tuner.api.plot_data.layout_points import PlotFacts, in_order, knob_text, mark_traces
+from layout_tuner.api.plot_data.plot_data import (
     MARKERS,
     MARKS,
     MOST_ROWS,
@@ -26,9 +26,9 @@ from api.plot_data.plot_data import (
     round_ticks,
     rounded,
 )
-from results_db.leaderboard.leaderboard_records import KnobCell
-from results_db.leaderboard.plot_points import PlotPoint
-from search_spaces.spec.layout import KNOBS
+from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
+from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
+from layout_tuner.search_spaces.layouts.layout import KNOBS
 
 NUM_COLOURS: Final = 8
 """Colours of a value: `--scale1` is the lowest, `--scale8` the highest."""

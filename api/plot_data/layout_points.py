@@ -8,14 +8,14 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from api.formatting import state_words
-from api.plot_data.plot_data import Spot, Trace, marked, objective_words
-from results_db.leaderboard.plot_points import PlotPoint
-from search_spaces.spec.layout import DEGREES, KNOBS
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
-from search_spaces.terminal.plurals import counted
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.api.formatting import state_words
+from layout_tuner.api.plot_data.plot_data import Spot, Trace, marked, objective_words
+from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
+from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, memory_headroom
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.units import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class PlotFacts:
         return None if not of_other or not of_own else point.value * of_other / of_own
 
     def _factor(self, point: PlotPoint, objective: str) -> float | None:
-        """An objective over tokens a second (`search_spaces.spec.objectives`)."""
+        """An objective over tokens a second (`search_spaces.objectives`)."""
         knobs = point.knobs
         num_devices = prod(knobs[name] for name in DEGREES)
         if objective == "tokens_per_s":

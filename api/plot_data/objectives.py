@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from api.formatting import objective_figure, state_words, unit
-from api.plot_data.layout_points import PlotFacts, mark_traces
-from api.plot_data.plot_data import (
+from layout_tuner.api.formatting import objective_figure, state_words, unit
+from layout_tuner.api.plot_data.layout_points import PlotFacts, mark_traces
+from layout_tuner.api.plot_data.plot_data import (
     MARKERS,
     MOST_ROWS,
     PlottedData,
@@ -25,9 +25,9 @@ from api.plot_data.plot_data import (
     objective_words,
     points,
 )
-from results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
-from results_db.leaderboard.plot_points import PlotPoint
-from search_spaces.spec.objectives import pareto_front
+from layout_tuner.results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
+from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
+from layout_tuner.search_spaces.objectives import pareto_front
 
 
 def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlottedData:

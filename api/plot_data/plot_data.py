@@ -15,9 +15,9 @@ from itertools import zip_longest
 from statistics import quantiles
 from typing import Any, Final, NamedTuple
 
-from api.formatting import objective_figure, unit
-from search_spaces.spec.objectives import MEMORY_HEADROOM
-from search_spaces.terminal.console import escaped
+from layout_tuner.api.formatting import objective_figure, unit
+from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM
+from layout_tuner.terminal.console import escaped
 
 MOST_ROWS: Final = 50
 """Most rows of a plot's table."""

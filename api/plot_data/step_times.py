@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from api.formatting import figure, percent
-from api.plot_data.plot_data import (
+from layout_tuner.api.formatting import figure, percent
+from layout_tuner.api.plot_data.plot_data import (
     MARKS,
     Bar,
     PlottedData,
@@ -17,8 +17,8 @@ from api.plot_data.plot_data import (
     points,
     rows_layout,
 )
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from search_spaces.protocol.measurement import SELDOM_PARTS, Iteration
+from layout_tuner.protocol.measurement import SELDOM_PARTS, Iteration
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 
 PARTS: Final[Mapping[str, str]] = {
     "compute_s": "compute",

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from api.formatting import moment, state_words
-from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, marked, rows_layout
-from results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
+from layout_tuner.api.formatting import moment, state_words
+from layout_tuner.api.plot_data.plot_data import Bar, PlottedData, Spot, bars, marked, rows_layout
+from layout_tuner.results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
 
 MOST_ROWS_DRAWN: Final = 60
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.plot_data.step_times import PARTS
-from api.plots.svg import WIDTH, hatching, svg_tag, tag
-from search_spaces.protocol.measurement import Breakdown
+from layout_tuner.api.plot_data.step_times import PARTS
+from layout_tuner.api.plots.svg import WIDTH, hatching, svg_tag, tag
+from layout_tuner.protocol.measurement import Breakdown
 
 _BAR_HEIGHT: Final = 26.0
 _SWING_WIDTH: Final = 160

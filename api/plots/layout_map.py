@@ -8,11 +8,15 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.plot_data.plot_data import both_ends
-from api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
-from search_spaces.mesh import coordinates, expert_coordinates, ranks_per_node
-from search_spaces.spec.layout import Layout
-from search_spaces.terminal.plurals import counted
+from layout_tuner.api.plot_data.plot_data import both_ends
+from layout_tuner.api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.rank_mesh import (
+    coordinates,
+    expert_coordinates,
+    ranks_per_node,
+)
+from layout_tuner.terminal.plurals import counted
 
 MAX_DEVICES: Final = 256
 """Devices up to which every node is drawn."""

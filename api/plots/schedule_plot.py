@@ -10,12 +10,18 @@ from typing import Final, Literal, NamedTuple
 
 from markupsafe import Markup
 
-from api.plot_data.plot_data import both_ends
-from api.plots.svg import Plot, join, number, svg_tag, tag
-from search_spaces.estimates.step_shape import idle_slots
-from search_spaces.schedules import Backward, Forward, Schedule, Transfer, pipeline_schedule
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.api.plot_data.plot_data import both_ends
+from layout_tuner.api.plots.svg import Plot, join, number, svg_tag, tag
+from layout_tuner.predictions.estimates.step_shape import idle_slots
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.schedules import (
+    Backward,
+    Forward,
+    Schedule,
+    Transfer,
+    pipeline_schedule,
+)
 
 MAX_STAGES: Final = 128
 """Model chunks (pp * vpp) up to which a schedule is drawn."""

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from api.formatting import figure, percent
-from api.plot_data.plot_data import PlottedData, Trace, round_ticks
-from api.plots.svg import WIDTH, Plot, hatching, join, number, svg_tag, tag
+from layout_tuner.api.formatting import figure, percent
+from layout_tuner.api.plot_data.plot_data import PlottedData, Trace, round_ticks
+from layout_tuner.api.plots.svg import WIDTH, Plot, hatching, join, number, svg_tag, tag
 
 MAX_TOLD: Final = 1_000
 """Most points of a kind with a tooltip; more points are drawn as one path."""

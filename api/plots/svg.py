@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from search_spaces.terminal.console import escaped
+from layout_tuner.terminal.console import escaped
 
 WIDTH: Final = 860
 """Width of a plot that fills the page, in its own units."""

@@ -11,15 +11,15 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.background_loops import attempt, in_background
-from api.live.database_changes import DatabaseChanges
-from results_db.database.change_mark import RUNNING_TRIAL
-from results_db.database.store_base import Clock
-from results_db.database.wait_for_server import once_it_answers
-from results_db.retention import Retention
-from results_db.store import Store
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.timing_mark import is_timing
+from layout_tuner.api.background_loops import attempt, in_background
+from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.database.change_mark import RUNNING_TRIAL
+from layout_tuner.results_db.database.store_base import Clock
+from layout_tuner.results_db.database.wait_for_server import once_it_answers
+from layout_tuner.results_db.retention import Retention
+from layout_tuner.results_db.store import Store
+from layout_tuner.timing_mark import is_timing
 
 ASLEEP_S: Final = 5.0
 """A sweep that is later than this means that the service was suspended or starved, or that the

@@ -9,15 +9,15 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
-from api.errors import ServiceRunsAlreadyError
-from results_db.database.data_dir import DataDir
-from results_db.errors import DataDirLockedError
-from search_spaces.connection.running_service import (
+from layout_tuner.api.errors import ServiceRunsAlreadyError
+from layout_tuner.protocol.connection.running_service import (
     SERVE_LOCK,
     find_service,
     is_locked,
     shared_announcements,
 )
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.errors import DataDirLockedError
 
 LOCK_PATIENCE_S: Final = 1.0
 """How long a service waits for its lock: processes that look for a service hold it briefly."""

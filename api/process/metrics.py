@@ -20,11 +20,11 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.route_map import RouteMap
-from api.version import version
-from results_db.errors import DatabaseUnavailableError
-from results_db.service_stats import ServiceStats
-from results_db.store import Store
+from layout_tuner.api.http.route_map import RouteMap
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.service_stats import ServiceStats
+from layout_tuner.results_db.store import Store
+from layout_tuner.version import version
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

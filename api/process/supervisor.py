@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from api.errors import ServiceStartError, ServiceUnstableError
+from layout_tuner.api.errors import ServiceStartError, ServiceUnstableError
 
 POLL_S: Final = 0.1
 STOP_PATIENCE_S: Final = 20.0

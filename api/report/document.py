@@ -10,31 +10,38 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from api.campaigns.measured_jobs import RankedStep, measured_jobs
-from api.formatting import duration, effect_words, half_interval, machine, moment, node_time
-from api.html.assets import assets
-from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
-from api.html.rendering import document
-from api.html.result_sentences import REASONS, bounds, end_of_log, finding_of, lead
-from api.html.trial_facts import TrialFacts, knob_pairs
-from api.http.documents import write_yaml
-from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
-from api.plots.bars import PlotPart, keys, stacked, swing
-from api.plots.layout_map import layout_map
-from api.plots.schedule_plot import schedule_plot
-from api.plots.static_plot import static_plot
-from api.report.probe_command import commands
-from api.version import version
-from results_db.campaigns.imports import IMPORTED
-from results_db.campaigns.reports import TrialBrief
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import Analysis, CampaignRecord, ProbeCount
-from results_db.store import Store
-from results_db.trials.filter import WHOLE, LeaderboardListing, TrialFilter
-from search_spaces.belief.plan_text import PROSE_WIDTH, job_lines
-from search_spaces.protocol.states import TrialState
-from search_spaces.spec.layout import KNOBS
-from search_spaces.statistics.job_duration import TrainingJob
+from layout_tuner.api.campaigns.measured_jobs import RankedStep, measured_jobs
+from layout_tuner.api.formatting import (
+    duration,
+    effect_words,
+    half_interval,
+    machine,
+    moment,
+    node_time,
+)
+from layout_tuner.api.html.assets import assets
+from layout_tuner.api.html.leaderboard_table import LeaderboardTable, leaderboard_table
+from layout_tuner.api.html.rendering import document
+from layout_tuner.api.html.result_sentences import REASONS, bounds, end_of_log, finding_of, lead
+from layout_tuner.api.html.trial_facts import TrialFacts, knob_pairs
+from layout_tuner.api.http.documents import write_yaml
+from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices
+from layout_tuner.api.plots.bars import PlotPart, keys, stacked, swing
+from layout_tuner.api.plots.layout_map import layout_map
+from layout_tuner.api.plots.schedule_plot import schedule_plot
+from layout_tuner.api.plots.static_plot import static_plot
+from layout_tuner.api.report.probe_command import commands
+from layout_tuner.predictions.belief.plan_text import PROSE_WIDTH, job_lines
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.campaigns.reports import TrialBrief
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import Analysis, CampaignRecord, ProbeCount
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import WHOLE, LeaderboardListing, TrialFilter
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.version import version
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content security policy: a browser may only show a report. The file and the answer have it."""

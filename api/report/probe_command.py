@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from api.version import version
-from results_db.campaigns.imports import IMPORTED
-from results_db.records import CampaignRecord
-from search_spaces.campaigns.campaign_settings import ProbeSettings
-from search_spaces.campaigns.fidelity import cheap_iterations, with_layers
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import LOCAL_CPU
-from search_spaces.spec.presets.models import MODEL_PRESETS
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.parameters import ParameterValue
-from search_spaces.units import GIB
+from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.search_spaces.campaigns.campaign_settings import ProbeSettings
+from layout_tuner.search_spaces.campaigns.fidelity import cheap_iterations, with_layers
+from layout_tuner.search_spaces.clusters.cluster_presets import LOCAL_CPU
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.parameters import ParameterValue
+from layout_tuner.units import GIB
+from layout_tuner.version import version
 
 MODEL_FILE: Final = "model.yaml"
 

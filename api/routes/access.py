@@ -9,11 +9,11 @@ from fastapi import APIRouter, Path, Query
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import CredentialDep, HolderDep, HubDep, StoreDep
-from api.errors import SignInCodeSourceError
-from api.http.cursors import read_cursor, write_cursor
-from api.http.request_bodies import BodyRoute
-from api.schemas.access import (
+from layout_tuner.api.dependencies import CredentialDep, HolderDep, HubDep, StoreDep
+from layout_tuner.api.errors import SignInCodeSourceError
+from layout_tuner.api.http.cursors import read_cursor, write_cursor
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.schemas.access import (
     AuditPage,
     SignInCodeCreated,
     TokenCreate,
@@ -23,9 +23,9 @@ from api.schemas.access import (
     TokenRead,
     WhoAmI,
 )
-from api.schemas.text_types import Moment
-from results_db.access.tokens import TokenRecord
-from results_db.store import Store
+from layout_tuner.api.schemas.text_types import Moment
+from layout_tuner.results_db.access.tokens import TokenRecord
+from layout_tuner.results_db.store import Store
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
 

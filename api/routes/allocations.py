@@ -7,12 +7,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from api.dependencies import StoreDep
-from api.http.request_bodies import BodyRoute
-from api.routes.etags import UNCHANGED, TagDep
-from api.routes.from_records import allocation_reads
-from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, NodeQuarantineCreate
-from results_db.service_records import ClusterNodeRead
+from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.routes.etags import UNCHANGED, TagDep
+from layout_tuner.api.routes.from_records import allocation_reads
+from layout_tuner.api.schemas.allocations import (
+    AllocationPage,
+    AllocationRead,
+    NodePage,
+    NodeQuarantineCreate,
+)
+from layout_tuner.results_db.service_records import ClusterNodeRead
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from api.campaigns.submission import Submission
-from api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
-from api.http.cursors import read_cursor, write_cursor
-from api.http.error_responses import names_fields_of_body
-from api.http.request_bodies import (
+from layout_tuner.api.campaigns.submission import Submission
+from layout_tuner.api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
+from layout_tuner.api.http.cursors import read_cursor, write_cursor
+from layout_tuner.api.http.error_responses import names_fields_of_body
+from layout_tuner.api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,
     BodyRoute,
@@ -19,15 +19,19 @@ from api.http.request_bodies import (
     DocumentDep,
     body_of,
 )
-from api.routes.etags import UNCHANGED, TagDep
-from api.routes.from_records import campaign_detail, campaigns_read
-from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
-from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
-from results_db.campaigns.filter import CampaignFilter
-from results_db.records import CampaignRecord, CampaignState
-from results_db.store import Store
-from search_spaces.campaigns.campaign_settings import StrategyName
-from search_spaces.spec.objectives import AnyObjective
+from layout_tuner.api.routes.etags import UNCHANGED, TagDep
+from layout_tuner.api.routes.from_records import campaign_detail, campaigns_read
+from layout_tuner.api.schemas.campaigns_and_trials import (
+    CampaignChange,
+    CampaignDetail,
+    CampaignPage,
+)
+from layout_tuner.api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
+from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.records import CampaignRecord, CampaignState
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign_settings import StrategyName
+from layout_tuner.search_spaces.objectives import AnyObjective
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/campaigns", tags=["campaigns"])
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 
-from api.version import version
+from layout_tuner.version import version
 
 UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.NOT_MODIFIED: {"description": "The page is as it was; see `If-None-Match`"}

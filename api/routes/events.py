@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
-from api.errors import EventNumberInvalidError
-from api.live.event_stream import EventStream
-from api.schemas.text_types import id_in
-from search_spaces.documents.limits import MAX_ID
+from layout_tuner.api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
+from layout_tuner.api.errors import EventNumberInvalidError
+from layout_tuner.api.live.event_stream import EventStream
+from layout_tuner.api.schemas.text_types import id_in
+from layout_tuner.documents.limits import MAX_ID
 
 router = APIRouter(prefix="/v1", tags=["events"])
 

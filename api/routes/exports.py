@@ -8,27 +8,27 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api.campaigns.trials import cheap_probes
-from api.dependencies import CampaignDep, StoreDep
-from api.errors import ExportUnavailableError
-from api.exporters.base import ExportImpossibleError, ExportSource
-from api.exporters.export import FORMATS, export
-from api.exporters.exported import ExportRead
-from api.formatting import gain_sentence, measured_sentence, step_words
-from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
-from results_db.campaigns.imports import IMPORTED
-from results_db.records import CampaignRecord, TrialRecord
-from results_db.store import Store
-from search_spaces.belief.cheap_probe_step_time import CheapProbe
-from search_spaces.campaigns.campaign import CampaignSpec, scopes_for
-from search_spaces.documents.limits import MAX_ID, visible_line
-from search_spaces.documents.reading import MAX_COUNT
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.protocol.worker_messages import MAX_WORDS
-from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.rules import violations
-from search_spaces.spec.scaling import scaled
-from search_spaces.terminal.plurals import counted
+from layout_tuner.api.campaigns.trials import cheap_probes
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.errors import ExportUnavailableError
+from layout_tuner.api.formatting import gain_sentence, measured_sentence, step_words
+from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
+from layout_tuner.documents.limits import MAX_ID, visible_line
+from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.protocol.worker_messages import MAX_WORDS
+from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec, scopes_for
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.node_scaling import scaled
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.exports.export import FORMATS, export
+from layout_tuner.trainers.exports.export_source import ExportImpossibleError, ExportSource
+from layout_tuner.trainers.exports.exported import ExportRead
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from api.campaigns.progress import progress_of
-from api.campaigns.trials import cheap_probes
-from api.leases.why_not_leased import why_not_leased
-from api.schemas.allocations import AllocationRead, NotLeasedRead
-from api.schemas.campaigns_and_trials import (
+from layout_tuner.api.campaigns.progress import progress_of
+from layout_tuner.api.campaigns.trials import cheap_probes
+from layout_tuner.api.leases.why_not_leased import why_not_leased
+from layout_tuner.api.schemas.allocations import AllocationRead, NotLeasedRead
+from layout_tuner.api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignRead,
     LeaderboardPage,
@@ -18,12 +18,12 @@ from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialRead,
 )
-from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
-from results_db.records import CampaignRecord, TrialDetail, TrialRecord
-from results_db.store import Store
-from results_db.trials.filter import LeaderboardListing
-from search_spaces.spec.objectives import OBJECTIVES
+from layout_tuner.results_db.allocations.allocations import AllocationRecord, WaitingTrial
+from layout_tuner.results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
+from layout_tuner.results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import LeaderboardListing
+from layout_tuner.search_spaces.objectives import OBJECTIVES
 
 NOT_LEASED_SHOWN: Final = 20
 """Unleased trials for which an allocation states the reason."""

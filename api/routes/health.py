@@ -10,14 +10,14 @@ from typing import Final
 from fastapi import APIRouter, Response
 from starlette.responses import PlainTextResponse
 
-from api.campaigns.progress import driver_is_alive
-from api.dependencies import MetricsDep, SettingsDep, StoreDep
-from api.process.metrics import CONTENT_TYPE
-from api.schemas.campaigns_and_trials import Health, Readiness
-from api.settings import Settings
-from api.version import version
-from results_db.errors import DatabaseUnavailableError
-from results_db.store import Store
+from layout_tuner.api.campaigns.progress import driver_is_alive
+from layout_tuner.api.dependencies import MetricsDep, SettingsDep, StoreDep
+from layout_tuner.api.process.metrics import CONTENT_TYPE
+from layout_tuner.api.schemas.campaigns_and_trials import Health, Readiness
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.store import Store
+from layout_tuner.version import version
 
 LEAST_FREE_BYTES: Final = 64 << 20
 """With less free space on the data directory's disk, the next outcome may not be stored."""

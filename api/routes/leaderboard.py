@@ -7,16 +7,21 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
-from api.campaigns.tables import INTERVAL_COLUMNS, PARQUET_TYPE, measurement_rows, parquet
-from api.dependencies import CampaignName, StoreDep, get_campaign
-from api.http.query_parameters import TrialFilterDep
-from api.routes.etags import UNCHANGED, TagDep
-from api.routes.from_records import leaderboard_page
-from api.schemas.campaigns_and_trials import LeaderboardPage
-from results_db.trials.filter import LeaderboardListing, ListingSortKey
-from search_spaces.documents.limits import MAX_ID
-from search_spaces.spec.objectives import Objective
-from search_spaces.tables.writing import columns_of, table_text
+from layout_tuner.api.campaigns.tables import (
+    INTERVAL_COLUMNS,
+    PARQUET_TYPE,
+    measurement_rows,
+    parquet,
+)
+from layout_tuner.api.dependencies import CampaignName, StoreDep, get_campaign
+from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.api.routes.etags import UNCHANGED, TagDep
+from layout_tuner.api.routes.from_records import leaderboard_page
+from layout_tuner.api.schemas.campaigns_and_trials import LeaderboardPage
+from layout_tuner.documents.limits import MAX_ID
+from layout_tuner.results_db.trials.filter import LeaderboardListing, ListingSortKey
+from layout_tuner.search_spaces.objectives import Objective
+from layout_tuner.search_spaces.tables.writing import columns_of, table_text
 
 router = APIRouter(prefix="/v1", tags=["trials"])
 

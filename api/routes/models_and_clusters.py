@@ -7,15 +7,25 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Response
 
-from api.campaigns.catalogue import PRESET_NAMES, refuse_preset, resolved_cluster, resolved_model
-from api.dependencies import SettingsDep, StoreDep
-from api.http.error_responses import names_fields_of_body
-from api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
-from api.schemas.campaigns_and_trials import Document
-from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
-from results_db.campaigns.models_and_clusters import DescriptionRecord
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.api.campaigns.named_models_and_clusters import (
+    PRESET_NAMES,
+    refuse_preset,
+    resolved_cluster,
+    resolved_model,
+)
+from layout_tuner.api.dependencies import SettingsDep, StoreDep
+from layout_tuner.api.http.error_responses import names_fields_of_body
+from layout_tuner.api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
+from layout_tuner.api.schemas.campaigns_and_trials import Document
+from layout_tuner.api.schemas.model_and_cluster_documents import (
+    ClusterPage,
+    ClusterRead,
+    ModelPage,
+    ModelRead,
+)
+from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionRecord
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 router = APIRouter(prefix="/v1", tags=["models and clusters"])
 

@@ -7,16 +7,16 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from api.dependencies import StoreDep
-from api.http.error_responses import names_fields_of_body
-from api.http.query_parameters import JobDep
-from api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
-from api.routes.campaigns import SubmissionDep
-from api.schemas.plans import PlanRead
-from results_db.campaigns.plans import PlanOptions
-from search_spaces.belief.plan import DEFAULT_TOP, MAX_TOP, Plan
-from search_spaces.campaigns.fidelity import PROBE_START_S
-from search_spaces.documents.limits import MAX_ID
+from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.http.error_responses import names_fields_of_body
+from layout_tuner.api.http.query_parameters import JobDep
+from layout_tuner.api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
+from layout_tuner.api.routes.campaigns import SubmissionDep
+from layout_tuner.api.schemas.plans import PlanRead
+from layout_tuner.documents.limits import MAX_ID
+from layout_tuner.predictions.belief.plan import DEFAULT_TOP, MAX_TOP, Plan
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/plans", tags=["campaigns"])
 

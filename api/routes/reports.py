@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from api.dependencies import CampaignDep, StoreDep
-from api.errors import AnalysisUnavailableError
-from api.http.query_parameters import JobDep
-from api.report.document import POLICY, report
-from api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance
-from results_db.campaigns.imports import IMPORTED
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.errors import AnalysisUnavailableError
+from layout_tuner.api.http.query_parameters import JobDep
+from layout_tuner.api.report.document import POLICY, report
+from layout_tuner.api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance
+from layout_tuner.results_db.campaigns.imports import IMPORTED
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 

@@ -8,22 +8,22 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
 
-from api.campaigns.trials import page_of_trials
-from api.dependencies import CampaignDep, StoreDep
-from api.http.cursors import MAX_CURSOR
-from api.http.query_parameters import TrialFilterDep
-from api.http.request_bodies import BodyRoute
-from api.routes.etags import UNCHANGED, TagDep
-from api.routes.from_records import trial_detail_read, trials_read
-from api.schemas.campaigns_and_trials import (
+from layout_tuner.api.campaigns.trials import page_of_trials
+from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.http.cursors import MAX_CURSOR
+from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.routes.etags import UNCHANGED, TagDep
+from layout_tuner.api.routes.from_records import trial_detail_read, trials_read
+from layout_tuner.api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialPage,
     TrialRead,
     TrialRepeat,
     TrialsAdded,
 )
-from results_db.trials.filter import SortKey, TrialOrder
-from search_spaces.protocol.worker_messages import TrialId
+from layout_tuner.protocol.worker_messages import TrialId
+from layout_tuner.results_db.trials.filter import SortKey, TrialOrder
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
 

@@ -12,14 +12,17 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request
 
-from api.dependencies import ActorDep, BatchesDep, ChangesDep, OwnersDep, SettingsDep, StoreDep
-from api.http.request_bodies import BodyRoute
-from api.schemas.allocations import WorkerPage
-from results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S, LeaseAsk
-from results_db.allocations.workers import Beat
-from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
-from results_db.errors import AttemptNotFoundError
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.api.dependencies import (
+    ActorDep,
+    BatchesDep,
+    ChangesDep,
+    OwnersDep,
+    SettingsDep,
+    StoreDep,
+)
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.schemas.allocations import WorkerPage
+from layout_tuner.protocol.worker_messages import (
     HeartbeatBody,
     HeartbeatReply,
     LeaseRequest,
@@ -31,6 +34,10 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
     WorkerCreated,
 )
+from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S, LeaseAsk
+from layout_tuner.results_db.allocations.workers import Beat
+from layout_tuner.results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
+from layout_tuner.results_db.errors import AttemptNotFoundError
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["workers"])
 

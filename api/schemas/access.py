@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from api.schemas.campaigns_and_trials import Document, Request
-from api.schemas.text_types import Moment
-from results_db.actor import TokenRole
-from results_db.service_records import AuditEntryRead
+from layout_tuner.api.schemas.campaigns_and_trials import Document, Request
+from layout_tuner.api.schemas.text_types import Moment
+from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.service_records import AuditEntryRead
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 

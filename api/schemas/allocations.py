@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from api.schemas.campaigns_and_trials import CostRead, Document, Request
-from api.schemas.text_types import Reason
-from results_db.records import LeasedTrialRead, WorkerRecord
-from results_db.service_records import AllocationNodeRead, ClusterNodeRead
-from search_spaces.protocol.states import Scheduler
+from layout_tuner.api.schemas.campaigns_and_trials import CostRead, Document, Request
+from layout_tuner.api.schemas.text_types import Reason
+from layout_tuner.protocol.states import Scheduler
+from layout_tuner.results_db.records import LeasedTrialRead, WorkerRecord
+from layout_tuner.results_db.service_records import AllocationNodeRead, ClusterNodeRead
 
 ShownState = Literal["starting", "working", "draining", "silent", "ended"]
 

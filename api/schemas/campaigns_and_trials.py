@@ -7,9 +7,15 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.schemas.text_types import Notes
-from results_db.leaderboard.leaderboard_records import BaselineRead
-from results_db.records import (
+from layout_tuner.api.schemas.text_types import Notes
+from layout_tuner.documents.duration import MAX_DURATION_S
+from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.protocol.measurement import Environment, Iteration
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead
+from layout_tuner.results_db.records import (
     AttemptRecord,
     CampaignState,
     EventKind,
@@ -18,14 +24,8 @@ from results_db.records import (
     MeasurementRecord,
     RepeatReason,
 )
-from search_spaces.belief.cheap_probe_step_time import CheapProbe
-from search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
-from search_spaces.documents.duration import MAX_DURATION_S
-from search_spaces.documents.reading import MAX_COUNT
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.measurement import Environment, Iteration
-from search_spaces.protocol.states import TrialState
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 
 class Document(BaseModel):

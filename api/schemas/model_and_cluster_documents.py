@@ -5,9 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final, Self
 
-from api.schemas.campaigns_and_trials import Document
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
-from search_spaces.spec.presets.models import MODEL_PRESETS
+from layout_tuner.api.schemas.campaigns_and_trials import Document
+from layout_tuner.search_spaces.clusters.cluster_presets import (
+    CLUSTER_PRESETS,
+    LOCAL_CPU,
+    resolve_cluster,
+)
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 
 _OF_PRESETS: Final[dict[str, Any]] = {
     "preset": True,

@@ -15,18 +15,18 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any, Final
 
-from api.exporters import exported
-from api.schemas.campaigns_and_trials import Document
-from results_db import records, service_records
-from results_db.leaderboard import leaderboard_records
-from search_spaces.belief import job, plan
-from search_spaces.belief.cheap_probe_step_time import CheapProbe
-from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol import measurement, outcome, worker_messages
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.space import Exclusion
-from search_spaces.statistics import job_duration
+from layout_tuner.api.schemas.campaigns_and_trials import Document
+from layout_tuner.predictions.belief import job, plan
+from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.predictions.statistics import job_duration
+from layout_tuner.protocol import measurement, outcome, worker_messages
+from layout_tuner.results_db import records, service_records
+from layout_tuner.results_db.leaderboard import leaderboard_records
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.spaces.search_space import Exclusion
+from layout_tuner.trainers.exports import exported
 
 
 def _classes_of(module: ModuleType) -> Iterator[type]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
-from api.schemas.campaigns_and_trials import Document
-from results_db.records import PlanRecord, PlanState
-from search_spaces.belief.plan import Plan
+from layout_tuner.api.schemas.campaigns_and_trials import Document
+from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.results_db.records import PlanRecord, PlanState
 
 
 class PlanRead(Document):

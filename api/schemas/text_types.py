@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints
 
-from search_spaces.documents.limits import MAX_ID, visible_text_problem
-from search_spaces.documents.pydantic_hooks import Refuses
-from search_spaces.documents.reading import MAX_NAME_LENGTH
+from layout_tuner.documents.limits import MAX_ID, visible_text_problem
+from layout_tuner.documents.pydantic_hooks import Refuses
+from layout_tuner.documents.reading import MAX_NAME_LENGTH
 
 MAX_QUERY_TEXT: Final = 200
 MAX_NOTES: Final = 10_000

@@ -16,23 +16,23 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import AccessUndeclaredError, FormTokenInvalidError
-from api.http.error_responses import known_error, problem_response, too_many
-from api.http.rate_limit import Throttle
-from api.http.route_map import Asked, RouteMap
-from api.security.authentication import (
+from layout_tuner.api.errors import AccessUndeclaredError, FormTokenInvalidError
+from layout_tuner.api.http.error_responses import known_error, problem_response, too_many
+from layout_tuner.api.http.rate_limit import Throttle
+from layout_tuner.api.http.route_map import Asked, RouteMap
+from layout_tuner.api.security.authentication import (
     WRONG_FORM_TOKEN,
     Authentication,
     Credential,
     address_of,
     is_api,
 )
-from api.security.holders import Holder
-from api.security.roles import ACCESS, OPEN, AccessRule, Owners
-from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
-from results_db.actor import Actor, TokenRole
-from results_db.errors import DatabaseUnavailableError
-from results_db.rows import record_of
+from layout_tuner.api.security.holders import Holder
+from layout_tuner.api.security.roles import ACCESS, OPEN, AccessRule, Owners
+from layout_tuner.api.security.session_cookie import FORM_FIELD, form_token, is_form_token
+from layout_tuner.results_db.actor import Actor, TokenRole
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.rows import record_of
 
 bearer_scheme = HTTPBearer(
     auto_error=False,

@@ -23,18 +23,18 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Scope
 
-from api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
-from api.http.browser_guard import browser_host, why_foreign
-from api.http.error_responses import problem_response
-from api.http.rate_limit import GuessLimit
-from api.http.url_prefix import route_path
-from api.security.holders import Holder, SessionBook, TokenBook
-from api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
-from results_db.access.tokens import hash_of_token
-from results_db.actor import Actor
-from results_db.errors import DatabaseUnavailableError
-from results_db.rows import record_of
-from results_db.store import Store
+from layout_tuner.api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
+from layout_tuner.api.http.browser_guard import browser_host, why_foreign
+from layout_tuner.api.http.error_responses import problem_response
+from layout_tuner.api.http.rate_limit import GuessLimit
+from layout_tuner.api.http.url_prefix import route_path
+from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook
+from layout_tuner.api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
+from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.store import Store
 
 MAX_TARGET: Final = 2000
 

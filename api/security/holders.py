@@ -12,14 +12,19 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.background_loops import attempt, in_background
-from results_db.access.sign_ins import SESSION_IDLE_LIFE
-from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
-from results_db.actor import TokenRole
-from results_db.records import CampaignRecord
-from results_db.rows import record_of
-from results_db.store import Store
-from search_spaces.connection.outage_log import OutageLog
+from layout_tuner.api.background_loops import attempt, in_background
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.tokens import (
+    LOCAL_ADMIN,
+    LOCAL_WORKER,
+    TokenRecord,
+    hash_of_token,
+)
+from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.store import Store
 
 NOTED_EVERY_S: Final = 30.0
 """Seconds between two updates of the times of last use."""

@@ -6,9 +6,9 @@ import os
 import secrets
 from pathlib import Path
 
-from api.errors import TokenFileInvalidError
-from search_spaces.connection.bearer_token import token_in
-from search_spaces.errors import TokenFileUnusableError
+from layout_tuner.api.errors import TokenFileInvalidError
+from layout_tuner.errors import TokenFileUnusableError
+from layout_tuner.protocol.connection.bearer_token import token_in
 
 
 def load_or_make_token(path: Path) -> str:

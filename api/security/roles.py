@@ -14,12 +14,12 @@ from typing import Final, Literal
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.errors import AccessUndeclaredError
-from api.schemas.text_types import campaign_reference
-from results_db.actor import TokenRole
-from results_db.errors import ValueUnstorableError
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import TrialId
+from layout_tuner.api.errors import AccessUndeclaredError
+from layout_tuner.api.schemas.text_types import campaign_reference
+from layout_tuner.protocol.worker_messages import TrialId
+from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.errors import ValueUnstorableError
+from layout_tuner.results_db.store import Store
 
 MOST_WORKERS: Final = 4096
 """Sessions of workers whose owners a process keeps."""

@@ -20,8 +20,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api.http.browser_guard import browser_host
-from results_db.access.sign_ins import SESSION_LIFE
+from layout_tuner.api.http.browser_guard import browser_host
+from layout_tuner.results_db.access.sign_ins import SESSION_LIFE
 
 NAME: Final = "layout_tuner"
 

@@ -14,12 +14,12 @@ from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, simulate
 from benchmarks.frontier_study.study_spaces import rate
 from benchmarks.simulator.simulator_frontier import SCALING, SCALING_BATCH, tflops
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
-from search_spaces.spec.space import SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
 
 _SCHEME_BATCH: Final = 2048
 _MACHINES: Final = ("frontier", "perlmutter", "h100-sxm")

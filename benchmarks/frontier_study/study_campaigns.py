@@ -28,7 +28,7 @@ from benchmarks.frontier_study.study_spaces import (
     rate,
     table_v,
 )
-from search_spaces.units import GIB
+from layout_tuner.units import GIB
 
 _SHOWN: Final = 3
 _TOKENS: Final = 20e12

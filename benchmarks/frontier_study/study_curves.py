@@ -25,9 +25,9 @@ from benchmarks.simulator.simulator_frontier import (
     legal_speeds,
     rate_of_1t_where_less_was_consumed,
 )
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FIXED_BATCH: Final = 128
 _PER_STAGE: Final = 8

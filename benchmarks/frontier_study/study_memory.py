@@ -12,13 +12,13 @@ import numpy as np
 from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import MODELS, RECIPES, StudyEffort
 from benchmarks.simulator.simulator_frontier import FRONTIER, MEMORY
-from search_spaces.arrays import Floats
-from search_spaces.estimates.memory import stage_memory
-from search_spaces.estimates.storage import storage_of
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.units import GIB
-from workers.simulation.machine import Machine
-from workers.simulation.memory import rank_memory
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.estimates.storage import storage_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.units import GIB
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.simulated_peaks import rank_memory
 
 _PUBLISHED_GB: Final = {"22B": 440, "175B": 3_500, "1T": 20_000}
 _PAPER_BYTES: Final = 20

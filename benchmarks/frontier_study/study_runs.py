@@ -27,16 +27,16 @@ from benchmarks.simulator.simulator_frontier import (
     MODEL_175B,
     tflops,
 )
-from search_spaces.arrays import Floats
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from workers.simulation.machine import Machine
-from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import steps
-from workers.simulation.walk import Schedule
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.simulated_peaks import device_bytes, rank_memory
+from layout_tuner.workers.simulation.steps import steps
+from layout_tuner.workers.simulation.walk import Schedule
 
 ROOT: Final = Path(__file__).parents[2]
 BUILD: Final = ROOT / "build" / "frontier-study"

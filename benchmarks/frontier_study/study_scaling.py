@@ -8,7 +8,7 @@ from typing import Any, Final
 from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, estimated, simulated
 from benchmarks.simulator.simulator_frontier import CONSUMED, frontier_layout
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 _DEGREES: Final = {"175B": (4, 16), "1T": (8, 64)}
 _REPLICAS: Final = {"175B": (2, 4, 8, 16), "1T": (1, 2, 3, 6)}

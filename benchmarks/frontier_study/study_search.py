@@ -30,11 +30,11 @@ from benchmarks.search.search_plots import COLOURS as STRATEGY_COLOURS
 from benchmarks.search.search_plots import LEAST_SHOWN
 from benchmarks.search.search_runs import PROBES, tasks_of
 from benchmarks.simulator.simulator_frontier import FRONTIER
-from search_spaces.spec.layout import KNOBS
-from tuner.analysis.importance import METHOD, MOST_LAYOUTS, importances
-from tuner.replay.cell_layouts import CellLayouts
-from tuner.replay.run import ReplayRun, by_strategy, replay_all
-from workers.simulation.machine import Machine
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.tuner.analysis.importance import METHOD, MOST_LAYOUTS, importances
+from layout_tuner.tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.tuner.replay.run import ReplayRun, by_strategy, replay_all
+from layout_tuner.workers.simulation.machine import Machine
 
 STRATEGIES: Final = ("guided", "random", "deephyper", "deephyper+memory")
 SEEDS: Final = {"22B": 5, "175B": 20, "1T": 5}

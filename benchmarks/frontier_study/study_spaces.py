@@ -17,14 +17,14 @@ from benchmarks.frontier_study.study_runs import (
     tokens,
 )
 from benchmarks.simulator.simulator_frontier import FRONTIER
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.spaces import SPACE_PRESETS
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
-from search_spaces.spec.space import SearchSpace, enumerate_legal
-from search_spaces.tables import CellKey, TableCell, TableRow
-from search_spaces.trainers.simulator import SIMULATED
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
+from layout_tuner.search_spaces.tables import CellKey, TableCell, TableRow
+from layout_tuner.trainers.simulator import SIMULATED
 
 TABLE_V: Final = "table V"
 WIDE: Final = "wider"

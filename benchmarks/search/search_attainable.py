@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import table
-from search_spaces.belief.best_chances import NUM_DRAWS, LayoutDraws
-from search_spaces.belief.peaks.memory import MemoryBelief
-from search_spaces.belief.peaks.memory_evidence import LEVEL_SHARES, usable_bytes
-from search_spaces.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, logistic
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.estimates.memory import NUM_MEMORY_FACTORS
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.tables import CellKey, TableCell
-from tuner.replay.run import ReplayRun
+from layout_tuner.predictions.belief.best_chances import NUM_DRAWS, LayoutDraws
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief
+from layout_tuner.predictions.belief.peaks.memory_evidence import LEVEL_SHARES, usable_bytes
+from layout_tuner.predictions.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, logistic
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.estimates.peak_memory import NUM_MEMORY_FACTORS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.tables import CellKey, TableCell
+from layout_tuner.tuner.replay.run import ReplayRun
 
 Floats = NDArray[np.float64]
 Outcomes = Mapping[CellKey, NDArray[np.bool_]]

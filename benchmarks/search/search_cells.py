@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.results_file import table
-from search_spaces.tables import CellKey, MeasurementTable, TableCell
-from search_spaces.tables.selection import CellFilter, select
-from tuner.replay.report import summarize
-from tuner.replay.run import ReplayRun
+from layout_tuner.cli.predictions.replay_report import summarize
+from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell
+from layout_tuner.search_spaces.tables.selection import CellFilter, select
+from layout_tuner.tuner.replay.run import ReplayRun
 
 HEADER: Final = (
     "cell",

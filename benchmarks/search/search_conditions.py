@@ -20,9 +20,9 @@ from benchmarks.search.search_cells import (
 from benchmarks.search.search_disturbances import SlowNode, SlowProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import PROBES, Effort, tasks_of
-from search_spaces.spec.cluster import Cluster
-from search_spaces.tables import MeasurementTable, TableCell
-from tuner.replay.run import Disturbance, ReplayRun, is_within, replay_all
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.tuner.replay.run import Disturbance, ReplayRun, is_within, replay_all
 
 Tables = Mapping[str, MeasurementTable]
 

@@ -19,9 +19,9 @@ from benchmarks.search.search_runs import (
     simulated_cells,
     tasks_of,
 )
-from search_spaces.tables import MeasurementTable, TableCell
-from tuner.driver.campaign_end import LEAST_COMPLETED
-from tuner.replay.run import ReplayRun, is_within, replay_all
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.tuner.driver.campaign_end import LEAST_COMPLETED
+from layout_tuner.tuner.replay.run import ReplayRun, is_within, replay_all
 
 STATED: Final = 0.95
 WIDTH: Final = 1.959964

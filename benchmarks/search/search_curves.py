@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.replay.run import ReplayRun
+from layout_tuner.tuner.replay.run import ReplayRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search_spaces.tables import TableRow
-from tuner.replay.run import ProbeConditions
+from layout_tuner.search_spaces.tables import TableRow
+from layout_tuner.tuner.replay.run import ProbeConditions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

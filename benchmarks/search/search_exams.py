@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from benchmarks.results_file import table
 from benchmarks.search.search_record import Promise
-from search_spaces.belief.known_measurements import knowledge_of
-from search_spaces.tables import MeasurementTable, TableCell
-from search_spaces.tables.selection import CellFilter, select
-from tuner.replay.estimates import estimates_report
+from layout_tuner.predictions.belief.known_measurements import knowledge_of
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.search_spaces.tables.selection import CellFilter, select
+from layout_tuner.tuner.replay.judged_estimates import estimates_report
 
 HEADER = (
     "what",

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.results_file import table
 from benchmarks.search.search_record import Promise
 from benchmarks.search.search_runs import Landscape
-from tuner.replay.report import summarize
-from tuner.replay.run import by_strategy
+from layout_tuner.cli.predictions.replay_report import summarize
+from layout_tuner.tuner.replay.run import by_strategy
 
 HEADER = (
     "strategy",

@@ -13,9 +13,9 @@ from benchmarks.search.search_cells import GROUPS, HALVES, CellGroup, by_cell, p
 from benchmarks.search.search_conditions import Tables
 from benchmarks.search.search_record import Part
 from benchmarks.search.search_runs import Effort, tasks_of
-from search_spaces.belief.known_measurements import Knowledge, knowledge_of
-from search_spaces.tables import TableCell
-from tuner.replay.run import ReplayRun, replay_all
+from layout_tuner.predictions.belief.known_measurements import Knowledge, knowledge_of
+from layout_tuner.search_spaces.tables import TableCell
+from layout_tuner.tuner.replay.run import ReplayRun, replay_all
 
 _SEEDS: Final = 3
 """Seeds a cell: what is known decides the first probes, and the fit to it takes seconds."""

@@ -14,10 +14,10 @@ from benchmarks.search.search_coverage import converged_at
 from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
-from search_spaces.campaigns.fidelity import ProbeCosts
-from search_spaces.tables import TableCell
-from tuner.replay.run import ReplayedProbe, ReplayRun, ReplayTask, replay_all
-from workers.simulation.scenarios import simulated_part
+from layout_tuner.search_spaces.campaigns.fidelity import ProbeCosts
+from layout_tuner.search_spaces.tables import TableCell
+from layout_tuner.tuner.replay.run import ReplayedProbe, ReplayRun, ReplayTask, replay_all
+from layout_tuner.workers.simulation.scenarios import simulated_part
 
 SCENARIO: Final = "frontier-175b"
 COSTS: Final = ProbeCosts(start_s=60.0)

@@ -14,13 +14,13 @@ from benchmarks.results_file import table
 from benchmarks.search.search_recipes import MEGATRON, RECIPES, read_recipes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import SIMULATED, simulated_cells
-from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.belief.time import TimeCalibration, known_share
-from search_spaces.spec.cluster import Cluster
-from search_spaces.tables import MeasurementTable, TableCell
-from search_spaces.units import NORMAL_95
-from tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.predictions.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration, known_share
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.units import NORMAL_95
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.search.search_curves import AnytimeCurve, regret_by_cost, regret_by_probes
 from benchmarks.search.search_runs import PROBES, Landscape
-from tuner.replay.run import by_strategy
+from layout_tuner.tuner.replay.run import by_strategy
 
 PLOTS: Final = Path(__file__).parents[2] / "docs" / "plots"
 COLOURS: Final = {

@@ -13,14 +13,14 @@ import numpy as np
 from benchmarks.results_file import table
 from benchmarks.search.search_cells import GROUPS, HALVES
 from benchmarks.search.search_record import Part, Promise
-from search_spaces.belief.known_measurements import Knowledge, knowledge_of
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.tables import MeasurementTable, TableCell
-from tuner.replay.estimates import EstimatedCell, estimate_cell
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.known_measurements import Knowledge, knowledge_of
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.tuner.replay.judged_estimates import EstimatedCell, estimate_cell
 
 Tables = Mapping[str, MeasurementTable]
 

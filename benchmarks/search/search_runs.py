@@ -8,9 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table
-from tuner.replay.run import ReplayRun, ReplayTask, replay_all
-from workers.simulation.scenarios import simulated_table
+from layout_tuner.search_spaces.tables import (
+    MeasurementTable,
+    TableCell,
+    TableInvalidError,
+    read_table,
+)
+from layout_tuner.tuner.replay.run import ReplayRun, ReplayTask, replay_all
+from layout_tuner.workers.simulation.scenarios import simulated_table
 
 PROBES: Final = 60
 STRESS: Final = "stress-22b"

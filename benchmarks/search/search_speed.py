@@ -9,16 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.belief.observation import INFEASIBLE, Observation
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.objectives import objective_factors
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
-from tuner.strategies.base import LayoutSearch
-from tuner.strategies.registry import make_strategy
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.predictions.belief.observation import INFEASIBLE, Observation
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.objectives import objective_factors
+from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSearch
+from layout_tuner.tuner.strategies.registry import make_strategy
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 NUM_TOLD: Final = 500
 ROUNDS: Final = 15

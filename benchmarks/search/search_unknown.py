@@ -1,7 +1,7 @@
 """P(fits) for a trainer that is not known: after the first outcomes of guided searches.
 
 Nothing is chosen by these tables: the prior weights of the hypotheses are those of the known
-trainers (`search_spaces.estimates.storage`). The other layouts of a cell are judged after the
+trainers (`predictions.estimates.storage`). The other layouts of a cell are judged after the
 outcomes; so is each single hypothesis, which is told the same ones.
 """
 
@@ -19,11 +19,11 @@ from benchmarks.search.search_attainable import expected_figures
 from benchmarks.search.search_cells import probes_needed
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, tasks_of
-from search_spaces.belief.known_measurements import knowledge_of
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from tuner.replay.run import ReplayRun, replay_all
+from layout_tuner.predictions.belief.known_measurements import knowledge_of
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
+from layout_tuner.tuner.replay.run import ReplayRun, replay_all
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from benchmarks.service.live_service import ROOT, LiveProcess, WaitedInVainError
-from results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.data_dir import DataDir
 
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.005
@@ -40,7 +40,14 @@ class ApiProcess:
         if database is not None:
             command += ["--database", database]
         self._process = LiveProcess(
-            [*([str(program)] if program else [sys.executable, "-P", "-m", "api.cli"]), *command],
+            [
+                *(
+                    [str(program)]
+                    if program
+                    else [sys.executable, "-P", "-m", "layout_tuner.cli.main"]
+                ),
+                *command,
+            ],
             environment=dict(os.environ) if program else {**os.environ, "PYTHONPATH": str(ROOT)},
             log=folder / f"{name}.log",
         )

@@ -18,14 +18,15 @@ from typing import Any, Final
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from api.commands.serve import collect_rarely
 from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import base_layouts, campaign_spec, made_measurement, tidy
 from benchmarks.trainer.trainer_table import Figure
-from results_db.database.data_dir import DataDir
-from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from results_db.models.base import Base, insert_many
-from results_db.models.tables import (
+from layout_tuner.cli.processes.serve import collect_rarely
+from layout_tuner.protocol.worker_messages import WorkerCreate
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardMemo
+from layout_tuner.results_db.models.table_base import Base, insert_many
+from layout_tuner.results_db.models.tables import (
     Attempt,
     BreakdownRow,
     Campaign,
@@ -34,11 +35,10 @@ from results_db.models.tables import (
     StageMemoryRow,
     Trial,
 )
-from results_db.rows import layout_columns
-from results_db.store import Store
-from results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
-from search_spaces.protocol.worker_messages import WorkerCreate
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.rows import layout_columns
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 LAYOUTS_A_SCALE: Final = 12_500
 ROUNDS: Final = 7

@@ -20,11 +20,11 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import psutil
 
-from results_db.database.data_dir import DataDir
-from results_db.records import TrialDetail
-from results_db.store import Store
-from search_spaces.connection.running_service import find_service
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.connection.running_service import find_service
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.records import TrialDetail
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MARK: Final = "LAYOUT_TUNER_MARK"
@@ -148,7 +148,7 @@ class LiveService:
         trusted = [] if host.startswith("127.") else ["--behind-proxy"]
         where = ["--data-dir", str(self.data.path), "--host", host]
         command = ["serve", *trusted, *where, "--port", "0"]
-        self.serve = self.make("serve", ["api.cli", *command], environment or {})
+        self.serve = self.make("serve", ["layout_tuner.cli.main", *command], environment or {})
 
     def __enter__(self) -> Self:
         try:
@@ -236,7 +236,9 @@ class LiveService:
         spool = spool_dir or self.folder / f"spool-{name}"
         where = ["--url", self.url, "--token-file", str(self.data.token_file)]
         program = (
-            ["api.cli", "worker"] if rank_entry is None else ["benchmarks.workers.live_worker"]
+            ["layout_tuner.cli.main", "worker"]
+            if rank_entry is None
+            else ["benchmarks.workers.live_worker"]
         )
         entry = [] if rank_entry is None else ["--rank-entry", rank_entry]
         named = ["--name", name, "--spool-dir", str(spool)]
@@ -246,7 +248,9 @@ class LiveService:
 
     def driver(self) -> LiveProcess:
         """The driver on this service's data directory, not started yet."""
-        return self.make("driver", ["api.cli", "driver", "--data-dir", str(self.data.path)])
+        return self.make(
+            "driver", ["layout_tuner.cli.main", "driver", "--data-dir", str(self.data.path)]
+        )
 
     def post(self, path: str, body: Any = None) -> Any:
         answer = self.http.post(path, json=body)

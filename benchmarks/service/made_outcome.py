@@ -11,10 +11,10 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.step_times import quartiles
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.throughput import Throughput
 
 LOG_LINES: Final = 50
 """As many as a worker sends at most."""

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from api.process.supervisor import end_with
+from layout_tuner.api.process.supervisor import end_with
 
 PATIENCE_S: Final = 60.0
 SUPERUSER: Final = "postgres"

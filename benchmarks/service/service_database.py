@@ -14,15 +14,15 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, func, insert, select, text
 
-from results_db.allocations.leases import LeaseAsk
-from results_db.models.base import Base
-from results_db.models.tables import Campaign, Trial
-from results_db.store import Store
-from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
-from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.statistics.step_times import quartiles
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
+from layout_tuner.results_db.allocations.leases import LeaseAsk
+from layout_tuner.results_db.models.table_base import Base
+from layout_tuner.results_db.models.tables import Campaign, Trial
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 
 TOKENS_PER_STEP: Final = 64 * 2048
 REPEATED: Final = 10

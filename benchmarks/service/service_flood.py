@@ -38,8 +38,8 @@ from benchmarks.service.hostile_bodies import (
 )
 from benchmarks.service.service_load import percentile
 from benchmarks.trainer.trainer_table import Figure
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 
 READ_S: Final = 0.3
 PLAN_S: Final = 2.0

@@ -27,7 +27,7 @@ from benchmarks.service.bare_leaderboard import BareLeaderboard
 from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import fill
 from benchmarks.trainer.trainer_table import Figure
-from results_db.store import Store
+from layout_tuner.results_db.store import Store
 
 TRIALS: Final = 1000
 """Of each campaign."""

@@ -26,8 +26,8 @@ from benchmarks.service.postgres_server import DURABLE, running_server
 from benchmarks.service.service_start import MEMORY_BYTES
 from benchmarks.trainer.trainer_table import Figure
 from benchmarks.workers.outcome_check import OutcomeFaults, check_outcomes, missed_events
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 
 NUM_API: Final = 2
 NUM_CAMPAIGNS: Final = 64

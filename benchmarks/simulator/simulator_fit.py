@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 from scipy.optimize import least_squares
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.tables import TableCell, TableRow, read_table
-from workers.simulation.machine import Machine, Software
-from workers.simulation.steps import steps
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.tables import TableCell, TableRow, read_table
+from layout_tuner.workers.simulation.machine import Machine, Software
+from layout_tuner.workers.simulation.steps import steps
 
 PRIOR_LOG_SD: Final[Mapping[str, float]] = {
     "matmul_share": 0.15,

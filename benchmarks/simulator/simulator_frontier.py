@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
-from search_spaces.spec.space import SearchSpace, enumerate_legal
-from workers.simulation.machine import Machine
-from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import steps
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.simulated_peaks import device_bytes, rank_memory
+from layout_tuner.workers.simulation.steps import steps
 
 FRONTIER: Final = CLUSTER_PRESETS["frontier"]
 MODEL_22B, MODEL_175B, MODEL_1T = (model_preset(f"gpt-{size}") for size in ("22b", "175b", "1t"))

@@ -13,11 +13,11 @@ from benchmarks import mixture_recipes
 from benchmarks.bench_estimates import cells_by_memory
 from benchmarks.search.search_recipes import Recipe, read_recipes
 from benchmarks.simulator.simulator_fit import FittedCell, measured_rows, simulated_s
-from search_spaces.arrays import Floats
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.tables import TableCell, read_table
-from workers.simulation.machine import Machine, Software
-from workers.simulation.steps import steps
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.tables import TableCell, read_table
+from layout_tuner.workers.simulation.machine import Machine, Software
+from layout_tuner.workers.simulation.steps import steps
 
 APART: Final = 1.05
 """Pairs of layouts count whose measured step times differ by more."""

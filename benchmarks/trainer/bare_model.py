@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.batches import Batch
-from workers.trainer.model.parameters import ParameterPart, initialise
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.batches import Batch
+from layout_tuner.workers.trainer.model.parameters import ParameterPart, initialise
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 
 MODEL: Final = ModelShape(
     name="bench-trainer",

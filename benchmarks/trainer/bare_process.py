@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import torch
 
 from benchmarks.trainer.bare_model import MODEL, OPTIMIZER, SEED, BareLoop
-from search_spaces.spec.layout import Layout
-from workers.trainer.batches import Batch
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.batches import Batch
 
 
 class BareProcess:

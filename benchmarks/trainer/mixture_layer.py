@@ -24,12 +24,12 @@ from torch.nn import functional as F
 
 from benchmarks.results_file import describe_machine, record
 from benchmarks.workers.forked_ranks import restart_with_rank_environment
-from search_spaces.mesh import Coordinates
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.model import Block, RankModel
-from workers.trainer.parallel.flat_buffers import FlatBuffers
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.model import Block, RankModel
+from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers
 
 HIDDEN: Final = 1024
 NUM_ROUNDS: Final = 9

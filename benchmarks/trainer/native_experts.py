@@ -20,8 +20,8 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.model.parameters import ParameterPart, initialise
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.model.parameters import ParameterPart, initialise
 
 
 class NativeMixture(nn.Module):

@@ -58,11 +58,11 @@ from benchmarks.trainer.bare_model import (
     mean_cross_entropy,
 )
 from benchmarks.trainer.native_experts import apply_expert_parallel
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.batches import Batch, own_chunks
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.batches import Batch, own_chunks
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 
 TensorParallelPlan = Literal["plain", "prepared", "sequence"]
 """How the residual stream meets the cut layers: whole, and converted by every layer of its own

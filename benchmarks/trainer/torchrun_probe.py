@@ -13,10 +13,10 @@ import sys
 import time
 
 from benchmarks.workers.rank_records import Moment, write_moment
-from search_spaces.protocol.outcome import ProbeRequest
-from workers.ranks.json_lines import Document
-from workers.trainer.job.launch import context_from_environment
-from workers.trainer.probe.probe import run_probe
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.trainer.job.launch import context_from_environment
+from layout_tuner.workers.trainer.probe.probe import run_probe
 
 
 def main() -> None:

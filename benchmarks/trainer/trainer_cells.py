@@ -20,13 +20,13 @@ from benchmarks.side_by_side import (
 from benchmarks.trainer.bare_model import MODEL, OPTIMIZER, SEED, BareLoop, MixedPrecision
 from benchmarks.trainer.bare_process import BareProcess
 from benchmarks.workers.forked_ranks import run_ranks
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.batches import Batch
-from workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
-from workers.trainer.device_peak_flops import matmul_peak
-from workers.trainer.open_training import RankContext, TrainingSettings, open_training
-from workers.trainer.training import Training
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.batches import Batch
+from layout_tuner.workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
+from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
+from layout_tuner.workers.trainer.open_training import RankContext, TrainingSettings, open_training
+from layout_tuner.workers.trainer.training import Training
 
 MICRO_BATCH_SIZE: Final = 2
 NUM_MICROBATCHES: Final = 4

@@ -15,16 +15,16 @@ from typing import Any, Final
 from benchmarks.trainer.bare_model import MODEL
 from benchmarks.trainer.trainer_cells import make_layout
 from benchmarks.trainer.trainer_table import Figure
-from search_spaces.protocol.measurement import Measurement
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.statistics.step_times import quartiles
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
-from workers.ranks.json_lines import Document
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.protocol.measurement import Measurement
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.ranks.json_lines import Document
 
 BEYOND_S: Final = 0.5
 """Most seconds of a probe beside its iterations."""

@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.results_file import table
 from benchmarks.side_by_side import Ratio
 from benchmarks.trainer.trainer_cells import CellResult
-from search_spaces.spec.layout import Precision
+from layout_tuner.search_spaces.layouts.layout import Precision
 
 NATIVE_SHARE: Final = 0.95
 """Of the bare model's speed on one rank: what torch-native must reach to be worth comparing."""

@@ -17,10 +17,10 @@ from typing import Any, Final
 from benchmarks.service.live_service import LiveService
 from benchmarks.workers.rank_faults import FOLDER, fault_named, seed_of
 from benchmarks.workers.rank_records import RECORDS, GroupMoments, by_group, read_moments
-from search_spaces.process_resources import usable_cores
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
 
 PROBE_S: Final = 3.0
 """Length of the probes whose share of the devices' time is counted."""

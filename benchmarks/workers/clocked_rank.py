@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from workers.rank_jobs import rank
-from workers.ranks.json_lines import JsonLines
-from workers.ranks.rank_task import RankTask
-from workers.trainer.probe import probe
-from workers.trainer.training import Training
+from layout_tuner.workers.rank_jobs import rank
+from layout_tuner.workers.ranks.json_lines import JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.trainer.probe import probe
+from layout_tuner.workers.trainer.training import Training
 
 rehearse = probe.rehearse
 

@@ -15,8 +15,8 @@ import psutil
 from benchmarks.service.live_service import LiveProcess, LiveService, WaitedInVainError, wait_until
 from benchmarks.trainer.turn_around import num_ranks, run_probes
 from benchmarks.workers.rank_faults import FAULTS, LOSES_WORKER, RankFault, seed_of
-from results_db.records import TrialRecord
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 DEADLINE: Final = "6s"
 """Of each probe: what hangs takes that long."""
@@ -113,7 +113,7 @@ class _Look:
 
 def _is_ours(process: psutil.Process) -> bool:
     said = _said(process)
-    return "workers.ranks.zygote" in said or "time.sleep" in said
+    return "layout_tuner.workers.ranks.zygote" in said or "time.sleep" in said
 
 
 def _said(process: psutil.Process) -> str:

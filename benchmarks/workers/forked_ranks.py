@@ -15,8 +15,8 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import distributed as dist
 
-from search_spaces.process_resources import usable_cores
-from workers.trainer.open_training import RankContext
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.workers.trainer.open_training import RankContext
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ import logging
 import sys
 from pathlib import Path
 
-from workers.errors import WorkerError
-from workers.worker.run_worker import run_worker
+from layout_tuner.workers.errors import WorkerError
+from layout_tuner.workers.worker.run_worker import run_worker
 
 
 def main() -> None:

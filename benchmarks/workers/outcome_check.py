@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, func, select
 
 from benchmarks.service.load_watchers import Heard
-from results_db.models.service_tables import EventRow
-from results_db.models.tables import (
+from layout_tuner.results_db.models.service_tables import EventRow
+from layout_tuner.results_db.models.tables import (
     Attempt,
     BreakdownRow,
     EnvironmentRow,
@@ -19,7 +19,7 @@ from results_db.models.tables import (
     Trial,
     TrialLog,
 )
-from results_db.store import Store
+from layout_tuner.results_db.store import Store
 
 _NUM_ITERATIONS = 12
 

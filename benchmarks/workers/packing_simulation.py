@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from workers.packing.packer import Packer
-from workers.packing.request import PackRequest
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.request import PackRequest
 
 NUM_NODES: Final = 1024
 DEVICES_PER_NODE: Final = 8

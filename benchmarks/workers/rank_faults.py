@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import torch
 
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 LOSES_WORKER: Final = "loses its worker"
 
@@ -220,13 +220,15 @@ FAULTS: Final[tuple[RankFault, ...]] = (
     _fault("is killed with shared memory mapped", _fill_shared_memory, "crashed"),
     _fault(
         "loses its zygote",
-        _kill_above("workers.ranks.zygote", without="workers.ranks.warden"),
+        _kill_above(
+            "layout_tuner.workers.ranks.zygote", without="layout_tuner.workers.ranks.warden"
+        ),
         None,
         attempts=2,
     ),
     _fault(
         "loses its warden",
-        _kill_above("workers.ranks.warden", "workers.ranks.zygote"),
+        _kill_above("layout_tuner.workers.ranks.warden", "layout_tuner.workers.ranks.zygote"),
         None,
         attempts=2,
     ),

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 RECORDS: Final = "LAYOUT_TUNER_BENCH_RECORDS"
 """Variable that names the file."""

@@ -9,9 +9,9 @@ import os
 
 from benchmarks.workers import rank_faults
 from benchmarks.workers.rank_records import RECORDS, RecordedLine
-from workers.rank_jobs import rank
-from workers.ranks.json_lines import JsonLines
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.rank_jobs import rank
+from layout_tuner.workers.ranks.json_lines import JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 
 def main(task: RankTask, line: JsonLines) -> None:

@@ -14,33 +14,33 @@ from typing import Any, Final, NamedTuple
 import click
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "up": "api.commands.up:up",
-    "serve": "api.commands.serve:serve",
-    "campaign": "api.command_packages:campaign",
-    "report": "api.commands.report:report",
-    "model": "api.command_packages:model",
-    "cluster": "api.command_packages:cluster",
-    "trial": "api.command_packages:trial",
-    "leaderboard": "api.commands.leaderboard:leaderboard",
-    "verify": "api.commands.verify:verify",
-    "export": "api.commands.export:export",
-    "db": "results_db.admin.commands:db",
-    "token": "api.command_packages:token",
-    "login": "api.commands.login:login",
-    "whoami": "api.commands.token:whoami",
-    "audit": "api.commands.token:audit",
-    "driver": "tuner.driver.commands:driver",
-    "estimate": "tuner.estimate.commands:estimate",
-    "plan": "tuner.estimate.plan_command:plan",
-    "replay": "tuner.replay.commands:replay",
-    "simulate": "tuner.replay.simulate_command:simulate",
-    "worker": "workers.commands.commands:worker",
-    "probe": "workers.commands.commands:probe",
-    "train": "workers.commands.commands:train",
-    "calibrate": "workers.calibrate.command:calibrate",
-    "allocation": "workers.slurm.commands:allocation",
+    "up": "layout_tuner.cli.processes.up:up",
+    "serve": "layout_tuner.cli.processes.serve:serve",
+    "campaign": "layout_tuner.cli.command_table:campaign",
+    "report": "layout_tuner.cli.service.report:report",
+    "model": "layout_tuner.cli.command_table:model",
+    "cluster": "layout_tuner.cli.command_table:cluster",
+    "trial": "layout_tuner.cli.command_table:trial",
+    "leaderboard": "layout_tuner.cli.service.leaderboard:leaderboard",
+    "verify": "layout_tuner.cli.service.verify:verify",
+    "export": "layout_tuner.cli.service.export:export",
+    "db": "layout_tuner.cli.processes.database:db",
+    "token": "layout_tuner.cli.command_table:token",
+    "login": "layout_tuner.cli.service.login:login",
+    "whoami": "layout_tuner.cli.service.token:whoami",
+    "audit": "layout_tuner.cli.service.token:audit",
+    "driver": "layout_tuner.cli.processes.driver:driver",
+    "estimate": "layout_tuner.cli.predictions.estimate:estimate",
+    "plan": "layout_tuner.cli.predictions.plan:plan",
+    "replay": "layout_tuner.cli.predictions.replay:replay",
+    "simulate": "layout_tuner.cli.predictions.simulate:simulate",
+    "worker": "layout_tuner.cli.processes.worker:worker",
+    "probe": "layout_tuner.cli.processes.worker:probe",
+    "train": "layout_tuner.cli.processes.worker:train",
+    "calibrate": "layout_tuner.cli.predictions.calibrate:calibrate",
+    "allocation": "layout_tuner.cli.processes.allocation:allocation",
 }
-"""Module and function of each command. Each package owns its commands, and `api.cli` imports one
+"""Module and function of each command. Each package owns its commands, and `cli.main` imports one
 only when it is called."""
 
 
@@ -184,7 +184,7 @@ _TOKEN: Final = ("create", "list_tokens", "revoke")
 def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """By command; the first word of a function's name is that of its command."""
     return {
-        function.partition("_")[0]: f"api.commands.{module}:{function}"
+        function.partition("_")[0]: f"layout_tuner.cli.service.{module}:{function}"
         for module, names in functions.items()
         for function in names
     }

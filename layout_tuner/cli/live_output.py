@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
-from search_spaces.terminal.console import clipped, escaped_line, terminal_width, text_width
+from layout_tuner.terminal.console import clipped, escaped_line, terminal_width, text_width
 
 REDRAW_S: Final = 0.1
 """Seconds between two updates of a line of progress."""

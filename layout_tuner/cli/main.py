@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from api.command_packages import COMMANDS, LazyGroup, missing_packages_of
-from search_spaces.documents.numbers import read_number, read_whole
-from search_spaces.terminal.console import escape_output
+from layout_tuner.cli.command_table import COMMANDS, LazyGroup, missing_packages_of
+from layout_tuner.documents.numbers import read_number, read_whole
+from layout_tuner.terminal.console import escape_output
 
 _types: Any = click.types  # they call Python's int and float, which read 1_0 as 10
 _types.IntParamType._number_class = staticmethod(lambda value: read_whole(str(value)))

@@ -1,4 +1,4 @@
-"""The reference of the command line: `python -m api.commands_reference` prints it.
+"""The reference of the command line: `python -m layout_tuner.cli.reference` prints it.
 
 It lists every command with its arguments, options, defaults and environment variables.
 """
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import click
 
-from api.cli import main, walk_commands
-from api.commands.connection import service_options
+from layout_tuner.cli.main import main, walk_commands
+from layout_tuner.cli.service.service_connection import service_options
 
 WIDTH: Final = 100
 

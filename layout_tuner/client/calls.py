@@ -1,7 +1,7 @@
 """What the calls of the client share: a request, its answer as a document, streams of events.
 
 When a request is sent again, and after which pause, is in
-`search_spaces/connection/http_connection.py`.
+`layout_tuner/protocol/connection/http_connection.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import TypeAdapter, ValidationError
 
-from api.client.errors import EventsMissedError, ServiceError
-from api.schemas.campaigns_and_trials import EventRead, Problem
-from search_spaces.connection.http_connection import ServiceConnection
-from search_spaces.errors import ServiceUnansweredError
+from layout_tuner.api.schemas.campaigns_and_trials import EventRead, Problem
+from layout_tuner.client.errors import EventsMissedError, ServiceError
+from layout_tuner.errors import ServiceUnansweredError
+from layout_tuner.protocol.connection.http_connection import ServiceConnection
 
 PAGE: Final = 200
 """Items of a list that are requested at once."""

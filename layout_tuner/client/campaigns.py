@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import httpx
 
-from api.client.calls import PAGE, Calls, segment
-from api.exporters.exported import ExportRead
-from api.schemas.campaigns_and_trials import (
+from layout_tuner.api.schemas.campaigns_and_trials import (
     AnalysisRead,
     CampaignDetail,
     CampaignPage,
@@ -26,14 +24,16 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
     TrialsAdded,
 )
-from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from results_db.trials.filter import SINGULAR, ListingSortKey, SortKey, TrialFilter
-from search_spaces.protocol.states import TrialState
-from search_spaces.statistics.job_duration import TrainingJob
+from layout_tuner.client.calls import PAGE, Calls, segment
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from layout_tuner.results_db.trials.filter import SINGULAR, ListingSortKey, SortKey, TrialFilter
+from layout_tuner.trainers.exports.exported import ExportRead
 
 if TYPE_CHECKING:  # plans import numpy, which other calls do not need
-    from api.schemas.plans import PlanRead
-    from search_spaces.belief.plan import Plan
+    from layout_tuner.api.schemas.plans import PlanRead
+    from layout_tuner.predictions.belief.plan import Plan
 
 NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -74,8 +74,8 @@ class CampaignCalls(Calls):
             probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
             job: the training job to be predicted with each listed layout.
         """
-        from api.schemas.plans import PlanRead
-        from search_spaces.belief.plan import Plan
+        from layout_tuner.api.schemas.plans import PlanRead
+        from layout_tuner.predictions.belief.plan import Plan
 
         query = {"top": top, "probe_start_s": probe_start_s, **_job(job)}
         answer = self._send("POST", "/v1/plans", query=query, json=document)
@@ -85,7 +85,7 @@ class CampaignCalls(Calls):
 
     def planned(self, plan_id: int) -> PlanRead:
         """A plan that the driver makes or has made."""
-        from api.schemas.plans import PlanRead
+        from layout_tuner.api.schemas.plans import PlanRead
 
         return self._get(f"/plans/{segment(plan_id)}", PlanRead)
 

@@ -7,15 +7,15 @@ from typing import Final, Self
 
 import httpx
 
-from api.client.campaigns import CampaignCalls, EventCalls, LeaderboardCalls, TrialCalls
-from api.client.errors import ServiceError
-from api.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
-from api.security.local_tokens import read_token
-from api.version import version
-from results_db.database.data_dir import DataDir
-from search_spaces.connection.http_connection import TIMEOUT_S, Retries, ServiceConnection
-from search_spaces.connection.service_address import service_of
-from search_spaces.errors import ServiceNotFoundError, UrlInvalidError
+from layout_tuner.api.security.local_tokens import read_token
+from layout_tuner.client.campaigns import CampaignCalls, EventCalls, LeaderboardCalls, TrialCalls
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
+from layout_tuner.errors import ServiceNotFoundError, UrlInvalidError
+from layout_tuner.protocol.connection.http_connection import TIMEOUT_S, Retries, ServiceConnection
+from layout_tuner.protocol.connection.service_address import service_of
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.version import version
 
 DEFAULT_RETRIES: Final = Retries()
 

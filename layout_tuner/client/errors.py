@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from api.errors import ApiError
+from layout_tuner.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from api.schemas.campaigns_and_trials import Problem
+    from layout_tuner.api.schemas.campaigns_and_trials import Problem
 
 
 class ServiceError(ApiError):

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Unpack
 
-from api.client.calls import PAGE, Calls, segment
-from api.schemas.access import (
+from layout_tuner.api.schemas.access import (
     AuditPage,
     SignInCodeCreated,
     TokenCreate,
@@ -16,10 +15,21 @@ from api.schemas.access import (
     TokenRead,
     WhoAmI,
 )
-from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
-from api.schemas.campaigns_and_trials import Health, Readiness
-from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
-from results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
+from layout_tuner.api.schemas.allocations import (
+    AllocationPage,
+    AllocationRead,
+    NodePage,
+    WorkerPage,
+)
+from layout_tuner.api.schemas.campaigns_and_trials import Health, Readiness
+from layout_tuner.api.schemas.model_and_cluster_documents import (
+    ClusterPage,
+    ClusterRead,
+    ModelPage,
+    ModelRead,
+)
+from layout_tuner.client.calls import PAGE, Calls, segment
+from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
 
 
 class ServiceCalls(Calls):

@@ -13,9 +13,9 @@ from functools import cache
 from types import NoneType
 from typing import Any, Final, TypeVar
 
-from search_spaces.documents.limits import text_problem, visible_text_problem
-from search_spaces.documents.reading import is_positive_number, read_mapping, refuse_unknown, shown
-from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
+from layout_tuner.documents.limits import text_problem, visible_text_problem
+from layout_tuner.documents.reading import is_positive_number, read_mapping, refuse_unknown, shown
+from layout_tuner.errors import OutcomeInvalidError, SearchSpaceError
 
 _T = TypeVar("_T")
 

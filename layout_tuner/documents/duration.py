@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.documents.reading import is_positive_number, shown
-from search_spaces.errors import CampaignInvalidError, SearchSpaceError, SiteInvalidError
+from layout_tuner.documents.reading import is_positive_number, shown
+from layout_tuner.errors import CampaignInvalidError, SearchSpaceError, SiteInvalidError
 
 MAX_DURATION_S: Final = 1e9
 """Longest duration, 31 years: sums and deadlines of such durations fit every clock."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from search_spaces.documents.reading import MAX_NAME_LENGTH, shown
+from layout_tuner.documents.reading import MAX_NAME_LENGTH, shown
 
 MAX_DEPTH: Final = 100
 """Deepest nesting; a campaign needs five levels. Serialisers fail at about 250."""

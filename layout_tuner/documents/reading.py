@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard, TypeVar
 
-from search_spaces.documents.not_covered import known_word
-from search_spaces.errors import SearchSpaceError, joined
+from layout_tuner.documents.not_covered import known_word
+from layout_tuner.errors import SearchSpaceError, joined
 
 T = TypeVar("T")
 

@@ -9,21 +9,21 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.belief.factor_regression import term_factors
-from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.estimates.memory import stage_memory
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import TimePart, step_time_parts
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.job_duration import StepInterval, TrainingJob
-from search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.factor_regression import term_factors
+from layout_tuner.predictions.belief.job import JobEstimate, estimate_job, predicted_step
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.dataclass_documents import (
+from layout_tuner.documents.dataclass_documents import (
     read_fields,
     read_list,
     read_plain,
@@ -20,18 +20,18 @@ from search_spaces.documents.dataclass_documents import (
     refuse_unusable_texts,
     within,
 )
-from search_spaces.documents.limits import visible_line
-from search_spaces.documents.reading import (
+from layout_tuner.documents.limits import visible_line
+from layout_tuner.documents.reading import (
     MAX_COUNT,
     MAX_WIDTH,
     read_choice,
     shown,
     whole_number_problem,
 )
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.statistics.step_times import quartiles
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.units import memory
+from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.units import memory
 
 IterationKind = Literal["warmup", "timed"]
 
@@ -186,7 +186,7 @@ OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}
 FROM_ZERO: Final[Mapping[str, Any]] = {"from_zero": True}
 """Marks a figure that may be 0."""
 METRIC: Final[Mapping[str, Any]] = {"metric": True}
-"""Marks a field that trials are filtered and sorted by (`search_spaces.protocol.metrics`)."""
+"""Marks a field that trials are filtered and sorted by (`protocol.metrics`)."""
 LONGEST: Final = "longest"
 """Key of the most characters of a text."""
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.estimates.memory import parts_by_stage
-from search_spaces.protocol.measurement import Measurement, refuse_unequal
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.early_stop import LEAST_TIMED
-from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.units import memory
+from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.predictions.estimates.peak_memory import parts_by_stage
+from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED
+from layout_tuner.predictions.statistics.step_times import MAX_EXTRA_WARMUP
+from layout_tuner.protocol.measurement import Measurement, refuse_unequal
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.units import memory
 
 _MEMORY_MARGIN: Final = 1.25
 """Largest peak as a share of the stated memory of a device: descriptions round, and state GB where

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from search_spaces.protocol.measurement import METRIC, Measurement
+from layout_tuner.protocol.measurement import METRIC, Measurement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

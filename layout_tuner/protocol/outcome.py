@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.dataclass_documents import (
+from layout_tuner.documents.dataclass_documents import (
     read_fields,
     read_plain,
     refuse_figures,
     refuse_unusable_texts,
     within,
 )
-from search_spaces.documents.duration import MAX_DURATION_S
-from search_spaces.documents.reading import (
+from layout_tuner.documents.duration import MAX_DURATION_S
+from layout_tuner.documents.reading import (
     MAX_WIDTH,
     is_positive_number,
     read_choice,
@@ -27,14 +27,18 @@ from search_spaces.documents.reading import (
     url_name_problem,
     whole_number_problem,
 )
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.measurement import MAX_BYTES, Environment, Measurement
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S, DEFAULT_ITERATIONS, DEFAULT_WARMUP
-from search_spaces.statistics.step_times import MIN_WARMUP
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.parameters import read_parameters
+from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.predictions.statistics.step_times import MIN_WARMUP
+from layout_tuner.protocol.measurement import MAX_BYTES, Environment, Measurement
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.probe_defaults import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_ITERATIONS,
+    DEFAULT_WARMUP,
+)
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.parameters import read_parameters
 
 OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 """infeasible: out of memory, the layout cannot work here. failed: anything else that went wrong."""

@@ -1,7 +1,7 @@
 """The messages between worker and service, defined once for both sides and for the database.
 
 The service validates what workers send with pydantic: by the types, the limits in `Annotated` and
-the hooks of `search_spaces.documents.pydantic_hooks`. A worker builds the same classes and sends
+the hooks of `documents.pydantic_hooks`. A worker builds the same classes and sends
 them as JSON. The class names are the names of the schemas in the OpenAPI document, and the strings
 under the fields are their descriptions.
 """
@@ -16,29 +16,29 @@ from typing import Annotated, Any, Final, Self, cast
 
 from annotated_types import Interval, Len, MaxLen
 
-from search_spaces.documents.duration import MAX_DURATION_S
-from search_spaces.documents.limits import (
+from layout_tuner.documents.duration import MAX_DURATION_S
+from layout_tuner.documents.limits import (
     MAX_ID,
     document_problem,
     name_problem,
     visible_text_problem,
 )
-from search_spaces.documents.pydantic_hooks import (
+from layout_tuner.documents.pydantic_hooks import (
     ReadWith,
     Refuses,
     StopsAtFirstError,
     StrictMessage,
 )
-from search_spaces.documents.reading import shown
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.states import (
+from layout_tuner.documents.reading import shown
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.states import (
     AllocationState,
     AttemptPhase,
     NodeState,
     Scheduler,
     TrialState,
 )
-from search_spaces.trainers.parameters import ParameterInvalidError, read_declarations
+from layout_tuner.trainers.parameters import ParameterInvalidError, read_declarations
 
 MAX_NODES: Final = 10_000
 """More nodes than the largest machines have."""

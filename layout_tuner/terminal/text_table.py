@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from search_spaces.terminal.console import escaped_line, terminal_width, text_width
+from layout_tuner.terminal.console import escaped_line, terminal_width, text_width
 
 _GAPS: Final = (2, 1)
 """Spaces between columns, in order of preference."""

@@ -11,8 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.adapter import (
+    TrainerAdapter,
+    TrainerJob,
+    lacking_knobs,
+    refusals_of_shape,
+)
 
 _MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from search_spaces.spec.layout import KNOBS, RANK_ORDERS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.log_patterns import NO_PATTERNS, LogPatterns
+from layout_tuner.search_spaces.layouts.layout import KNOBS, RANK_ORDERS, Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

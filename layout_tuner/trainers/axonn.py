@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, refusals_of_shape
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:

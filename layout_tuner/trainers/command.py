@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.spec.layout import RANK_ORDERS, SCHEDULES
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.placeholders import placeholder_values
+from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.placeholders import placeholder_values
 
 
 def _notes(_job: TrainerJob) -> list[str]:

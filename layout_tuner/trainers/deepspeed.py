@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs
-from search_spaces.trainers.log_patterns import LogPatterns
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, lacking_knobs
+from layout_tuner.trainers.log_patterns import LogPatterns
 
 _LOG: Final = LogPatterns(
     step=(

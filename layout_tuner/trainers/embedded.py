@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.spec.layout import RANK_ORDERS, SCHEDULES
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
 
 EMBEDDED_TRAINER: Final = "embedded"
 """Name of the trainer of this project."""

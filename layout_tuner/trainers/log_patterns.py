@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.documents.numbers import read_printed
-from search_spaces.documents.reading import shown
+from layout_tuner.documents.numbers import read_printed
+from layout_tuner.documents.reading import shown
 
 STEP_GROUPS: Final[Mapping[str, str]] = {
     "index": "number of the step",

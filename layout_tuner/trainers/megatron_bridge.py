@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from search_spaces.documents.reading import word_of
-from search_spaces.spec.layout import RANK_ORDERS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.megatron_lm import (
+from layout_tuner.documents.reading import word_of
+from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.megatron_lm import (
     FSDP_CHECKPOINTS,
     INIT_STD,
     NORM_EPSILON,

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
-from search_spaces.trainers.deepspeed import batch_and_zero, refusals_of_precision, refusals_of_zero
-from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.megatron_lm import (
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import (
+    TrainerAdapter,
+    TrainerJob,
+    lacking_knobs,
+    refusals_of_shape,
+)
+from layout_tuner.trainers.deepspeed import batch_and_zero, refusals_of_precision, refusals_of_zero
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.megatron_lm import (
     NORM_EPSILON,
     STEP_PATTERN,
     batch_flags,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from search_spaces.spec.layout import RANK_ORDERS, Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.terminal.plurals import counted
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.log_patterns import LogPatterns
+from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.log_patterns import LogPatterns
 
 NORM_EPSILON: Final = 1e-5
 """Of the embedded model's norms."""

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
-from search_spaces.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.adapter import (
+    TrainerAdapter,
+    TrainerJob,
+    lacking_knobs,
+    refusals_of_shape,
+)
+from layout_tuner.trainers.log_patterns import LogPatterns
 
 _STEPS: Final = 100
 _ROTARY_BASE: Final = 10000.0

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.reading import (
+from layout_tuner.documents.reading import (
     Problems,
     is_line,
     is_name,
@@ -25,7 +25,7 @@ from search_spaces.documents.reading import (
     unknown_names,
     word_of,
 )
-from search_spaces.errors import SearchSpaceError
+from layout_tuner.errors import SearchSpaceError
 
 ParameterType = Literal["int", "float", "bool", "choice", "text", "path"]
 PARAMETER_TYPES: Final[tuple[ParameterType, ...]] = get_args(ParameterType)

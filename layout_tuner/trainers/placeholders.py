@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Final
 
-from search_spaces.documents.reading import word_of
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerJob
+from layout_tuner.documents.reading import word_of
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerJob
 
 ENVIRONMENT_PREFIX: Final = "LAYOUT_"
 """The environment variable of `{tp}` is LAYOUT_TP, and so on."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.reading import (
+from layout_tuner.documents.reading import (
     MAX_NAME_LENGTH,
     Problems,
     is_line,
@@ -25,14 +25,14 @@ from search_spaces.documents.reading import (
     url_name_problem,
     word_of,
 )
-from search_spaces.errors import SearchSpaceError
-from search_spaces.trainers.base import TrainerAdapter
-from search_spaces.trainers.embedded import EMBEDDED
-from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.parameters import Parameter, read_declarations
-from search_spaces.trainers.placeholders import PLACEHOLDERS, filled
-from search_spaces.trainers.registry import ADAPTERS
-from search_spaces.trainers.simulator import is_simulator
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.trainers.adapter import TrainerAdapter
+from layout_tuner.trainers.embedded import EMBEDDED
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.parameters import Parameter, read_declarations
+from layout_tuner.trainers.placeholders import PLACEHOLDERS, filled
+from layout_tuner.trainers.registry import ADAPTERS
+from layout_tuner.trainers.simulator import is_simulator
 
 ProcessesPer = Literal["device", "node"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 SIMULATOR_VERSION: Final = 1
 """Version of the simulator: it changes where the same cluster, layout and seed give other

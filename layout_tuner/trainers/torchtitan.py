@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
-from search_spaces.trainers.log_patterns import LogPatterns
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, refusals_of_shape
+from layout_tuner.trainers.log_patterns import LogPatterns
 
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
 

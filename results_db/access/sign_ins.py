@@ -17,12 +17,12 @@ from typing import Final, Literal
 from sqlalchemy import Delete, Select, delete, select
 from sqlalchemy.orm import Session
 
-from results_db.access.tokens import hash_of_token
-from results_db.database.database import rows_deleted
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import BrowserSignIn
-from results_db.rows import record_of
+from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.database.database import rows_deleted
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.service_tables import BrowserSignIn
+from layout_tuner.results_db.rows import record_of
 
 CODE_LIFE: Final = timedelta(minutes=10)
 

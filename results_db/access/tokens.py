@@ -17,14 +17,18 @@ from typing import Final, Unpack
 
 from sqlalchemy import delete, or_, select, update
 
-from results_db.actor import TokenRole
-from results_db.database.database import refused_unless_unique
-from results_db.database.store_base import StoreSection
-from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
-from results_db.models.service_tables import AuditRow, BrowserSignIn, TokenRow
-from results_db.models.tables import Campaign, Trial
-from results_db.rows import record_of
-from results_db.service_records import AuditChoice, AuditEntryRead
+from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import (
+    TokenDuplicateError,
+    TokenInvalidError,
+    TokenNotFoundError,
+)
+from layout_tuner.results_db.models.service_tables import AuditRow, BrowserSignIn, TokenRow
+from layout_tuner.results_db.models.tables import Campaign, Trial
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

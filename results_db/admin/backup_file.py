@@ -19,12 +19,16 @@ from typing import Final
 
 from sqlalchemy import make_url
 
-from results_db.admin.schema_check import schema_differences
-from results_db.admin.transfer import to_sqlite
-from results_db.database.database import Database
-from results_db.database.postgresql import lift_limits
-from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnavailableError
-from results_db.migrations import migrate
+from layout_tuner.results_db.admin.schema_check import schema_differences
+from layout_tuner.results_db.admin.transfer import to_sqlite
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.postgresql import lift_limits
+from layout_tuner.results_db.errors import (
+    BackupInvalidError,
+    BackupPathError,
+    DatabaseUnavailableError,
+)
+from layout_tuner.results_db.migrations import migrate
 
 _PAGES_AT_ONCE: Final = 2000
 """Pages of SQLite, of 4 KiB, that are copied between two reports of progress."""

@@ -15,14 +15,14 @@ from typing import Any, Final
 from sqlalchemy import ForeignKeyConstraint, Select, and_, exists, func, literal, select
 from sqlalchemy.orm import Session
 
-from results_db.admin.row_rules import RULES
-from results_db.admin.schema_check import schema_differences
-from results_db.admin.storage_check import check_storage
-from results_db.database.database import Database
-from results_db.database.postgresql import lift_limits
-from results_db.errors import DatabaseUnavailableError
-from results_db.migrations import migrate
-from results_db.models.all_tables import METADATA
+from layout_tuner.results_db.admin.row_rules import RULES
+from layout_tuner.results_db.admin.schema_check import schema_differences
+from layout_tuner.results_db.admin.storage_check import check_storage
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.postgresql import lift_limits
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.models.all_tables import METADATA
 
 CHECKS: Final = ("storage", "schema", "references", *RULES)
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from results_db.admin.backup_file import (
+from layout_tuner.results_db.admin.backup_file import (
     count_rows,
     extract,
     forget_sign_ins,
@@ -28,15 +28,19 @@ from results_db.admin.backup_file import (
     refuse_damaged,
     writing,
 )
-from results_db.admin.integrity import Finding, check_database
-from results_db.admin.transfer import to_postgresql
-from results_db.database.data_dir import DataDir
-from results_db.database.database import Database
-from results_db.database.postgresql import take_migration_lock
-from results_db.database.url import shown
-from results_db.errors import DatabaseInUseError, DatabaseNotEmptyError, DataDirLockedError
-from results_db.migrations import migrate
-from results_db.models.all_tables import METADATA
+from layout_tuner.results_db.admin.integrity import Finding, check_database
+from layout_tuner.results_db.admin.transfer import to_postgresql
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.postgresql import take_migration_lock
+from layout_tuner.results_db.database.url import shown
+from layout_tuner.results_db.errors import (
+    DatabaseInUseError,
+    DatabaseNotEmptyError,
+    DataDirLockedError,
+)
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.models.all_tables import METADATA
 
 LOCKS: Final = ("serve", "driver", "migration")
 """Locks of a data directory whose holders use the database."""

@@ -11,12 +11,18 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, and_, case, exists, func, not_, or_, select
 from sqlalchemy.orm import aliased
 
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import Attempt, Campaign, MeasurementRow, StageMemoryRow, Trial
-from results_db.records import ENDED_CAMPAIGN_STATES
-from results_db.rows import COST_COLUMNS
-from results_db.trials.loss_check import DIVERGED
-from search_spaces.campaigns.fidelity import PART
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.tables import (
+    Attempt,
+    Campaign,
+    MeasurementRow,
+    StageMemoryRow,
+    Trial,
+)
+from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.results_db.rows import COST_COLUMNS
+from layout_tuner.results_db.trials.loss_check import DIVERGED
+from layout_tuner.search_spaces.campaigns.fidelity import PART
 
 _COSTS: Final = ("node_seconds", *COST_COLUMNS.values())
 

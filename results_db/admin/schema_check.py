@@ -13,8 +13,8 @@ from typing import Final
 
 from sqlalchemy import Connection, NullPool, create_engine, text
 
-from results_db.database.postgresql import take_migration_lock
-from results_db.migrations import migrate
+from layout_tuner.results_db.database.postgresql import take_migration_lock
+from layout_tuner.results_db.migrations import migrate
 
 _Objects = dict[str, tuple[str, str]]
 """By kind and name, such as "index ix_trials_state": its table, and its definition."""

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-from results_db.errors import BackupInvalidError
+from layout_tuner.results_db.errors import BackupInvalidError
 
 ROWS_AT_ONCE: Final = 5000
 

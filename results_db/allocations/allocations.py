@@ -11,20 +11,29 @@ from typing import Any, Final
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
-from results_db.allocations.node_status import is_shown, keep_quarantine, quarantine_again
-from results_db.allocations.workers import campaigns_of_kind, workers_of_kind
-from results_db.database.locks import lock_rows
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.errors import NodeNotFoundError, NodeStateError, WorkerNotFoundError
-from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow, is_there
-from results_db.models.tables import Attempt, Campaign, Trial
-from results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
-from results_db.rows import COST_COLUMNS, record_of
-from results_db.service_records import AllocationNodeRead, ClusterNodeRead
-from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER
+from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
+from layout_tuner.results_db.allocations.node_status import (
+    is_shown,
+    keep_quarantine,
+    quarantine_again,
+)
+from layout_tuner.results_db.allocations.workers import campaigns_of_kind, workers_of_kind
+from layout_tuner.results_db.database.locks import lock_rows
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import NodeNotFoundError, NodeStateError, WorkerNotFoundError
+from layout_tuner.results_db.models.service_tables import (
+    AllocationNode,
+    NodeQuarantine,
+    WorkerRow,
+    is_there,
+)
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
+from layout_tuner.results_db.rows import COST_COLUMNS, record_of
+from layout_tuner.results_db.service_records import AllocationNodeRead, ClusterNodeRead
+from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,22 +16,22 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.allocations.workers import Beat, fits, open_session, take_beats
-from results_db.database.database import Database
-from results_db.database.events import tell
-from results_db.database.locks import FOR_CHANGE, lock_rows
-from results_db.database.retry import one_by_one_if_refused, retried
-from results_db.database.store_base import Clock, StoreSection
-from results_db.errors import ResultsDbError
-from results_db.models.base import insert_many
-from results_db.models.service_tables import SweepRow, WorkerRow
-from results_db.models.tables import Attempt, Campaign, Trial
-from results_db.records import LeaseRecord
-from results_db.rows import record_of, trial_layout
-from results_db.trials.lifecycle import lose_attempt, running_attempt
-from search_spaces.protocol.worker_messages import HeartbeatReply, LeaseRequest, RoomBody
-from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
-from search_spaces.trainers.simulator import is_simulator, trainers_run
+from layout_tuner.protocol.worker_messages import HeartbeatReply, LeaseRequest, RoomBody
+from layout_tuner.results_db.allocations.workers import Beat, fits, open_session, take_beats
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.events import tell
+from layout_tuner.results_db.database.locks import FOR_CHANGE, lock_rows
+from layout_tuner.results_db.database.retry import one_by_one_if_refused, retried
+from layout_tuner.results_db.database.store_base import Clock, StoreSection
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.results_db.models.service_tables import SweepRow, WorkerRow
+from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.records import LeaseRecord
+from layout_tuner.results_db.rows import record_of, trial_layout
+from layout_tuner.results_db.trials.lifecycle import lose_attempt, running_attempt
+from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
+from layout_tuner.trainers.simulator import is_simulator, trainers_run
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
 """Seconds between heartbeats of a worker, and between renewals of the driver."""

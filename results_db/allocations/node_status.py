@@ -17,10 +17,10 @@ from typing import Any, Final
 from sqlalchemy import delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
-from results_db.models.base import insert_many
-from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
-from search_spaces.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER
+from layout_tuner.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
+from layout_tuner.results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
+from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER
 
 RELEASE_TIME_S: Final = 30.0
 """Seconds for which a worker may take to act on a release. If it still reports the quarantine after

@@ -11,43 +11,43 @@ from typing import Any
 from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.allocations.node_status import (
-    add_nodes,
-    keep_status,
-    later,
-    node_orders,
-)
-from results_db.database.database import refused_unless_unique
-from results_db.database.locks import FOR_CHANGE, lock_leased, lock_rows
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.errors import (
-    DatabaseConflictError,
-    ResultsDbError,
-    WorkerNotFoundError,
-    WorkerOwnedError,
-    WorkerSupersededError,
-)
-from results_db.models.service_tables import (
-    WORKER_ALIVE_S,
-    AllocationNode,
-    NodeQuarantine,
-    WorkerRow,
-    is_there,
-)
-from results_db.models.tables import Attempt, Campaign, Trial
-from results_db.records import WorkerRecord
-from results_db.rows import columns_of, record_of
-from results_db.trials.lifecycle import lose_attempt, return_attempt, running_attempt
-from results_db.trials.outcome_checks import longest_s
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.protocol.worker_messages import (
     BeatBody,
     HeartbeatBody,
     HeartbeatReply,
     SetAside,
     WorkerCreate,
 )
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, SIMULATOR_PREFIX
+from layout_tuner.results_db.allocations.node_status import (
+    add_nodes,
+    keep_status,
+    later,
+    node_orders,
+)
+from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.locks import FOR_CHANGE, lock_leased, lock_rows
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import (
+    DatabaseConflictError,
+    ResultsDbError,
+    WorkerNotFoundError,
+    WorkerOwnedError,
+    WorkerSupersededError,
+)
+from layout_tuner.results_db.models.service_tables import (
+    WORKER_ALIVE_S,
+    AllocationNode,
+    NodeQuarantine,
+    WorkerRow,
+    is_there,
+)
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.records import WorkerRecord
+from layout_tuner.results_db.rows import columns_of, record_of
+from layout_tuner.results_db.trials.lifecycle import lose_attempt, return_attempt, running_attempt
+from layout_tuner.results_db.trials.outcome_checks import longest_s
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, SIMULATOR_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

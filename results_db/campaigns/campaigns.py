@@ -14,19 +14,31 @@ from sqlalchemy import ColumnElement, String, delete, func, or_, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
-from results_db.campaigns.start_from import may_calibrate
-from results_db.database.database import refused_unless_unique
-from results_db.database.events import emit
-from results_db.database.locks import lock_campaign, lock_rows
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.errors import CampaignDuplicateError, CampaignStateError, campaign_not_found
-from results_db.models.service_tables import EventRow
-from results_db.models.tables import AnalysisRow, Campaign, Trial
-from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState, EventKind
-from results_db.rows import (
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.protocol.measurement import IMPORTED_TRAINER
+from layout_tuner.protocol.states import TRIAL_STATES, TrialState
+from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
+from layout_tuner.results_db.campaigns.start_from import may_calibrate
+from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.events import emit
+from layout_tuner.results_db.database.locks import lock_campaign, lock_rows
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import (
+    CampaignDuplicateError,
+    CampaignStateError,
+    campaign_not_found,
+)
+from layout_tuner.results_db.models.service_tables import EventRow
+from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Trial
+from layout_tuner.results_db.records import (
+    ENDED_CAMPAIGN_STATES,
+    CampaignRecord,
+    CampaignState,
+    EventKind,
+)
+from layout_tuner.results_db.rows import (
     campaign_record,
     clock_seconds,
     max_peak_memory_bytes,
@@ -34,12 +46,9 @@ from results_db.rows import (
     probe_deadline_s,
     trainer_of,
 )
-from results_db.trials.lifecycle import cancel_trial
-from search_spaces.campaigns.campaign_settings import changed_budget
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.protocol.measurement import IMPORTED_TRAINER
-from search_spaces.protocol.states import TRIAL_STATES, TrialState
-from search_spaces.terminal.plurals import counted
+from layout_tuner.results_db.trials.lifecycle import cancel_trial
+from layout_tuner.search_spaces.campaigns.campaign_settings import changed_budget
+from layout_tuner.terminal.plurals import counted
 
 
 def conditions(chosen: CampaignFilter) -> list[ColumnElement[bool]]:

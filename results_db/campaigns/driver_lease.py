@@ -18,15 +18,15 @@ from typing import Any, Final
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.database.database import Database
-from results_db.database.locks import lock_rows
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.errors import DriverLeaseLostError
-from results_db.models.service_tables import DriverLeaseRow, WorkerRow, is_there
-from results_db.models.tables import Campaign, Trial
-from results_db.records import WorkerRecord
-from results_db.rows import clock_seconds, record_of
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.locks import lock_rows
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import DriverLeaseLostError
+from layout_tuner.results_db.models.service_tables import DriverLeaseRow, WorkerRow, is_there
+from layout_tuner.results_db.models.tables import Campaign, Trial
+from layout_tuner.results_db.records import WorkerRecord
+from layout_tuner.results_db.rows import clock_seconds, record_of
 
 DRIVER_LEASE_S: Final = 5.0
 """Seconds without renewal after which another driver may take over."""

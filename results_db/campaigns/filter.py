@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from results_db.records import CampaignState
+from layout_tuner.results_db.records import CampaignState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ColumnElement, and_, case, func, or_, select, union_all
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.campaigns import by_id
-from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
-from results_db.trials.filter_sql import has_ranked_tokens, metric_column
+from layout_tuner.results_db.campaigns.campaigns import by_id
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
+from layout_tuner.results_db.trials.filter_sql import has_ranked_tokens, metric_column
 
 MAX_HISTORY: Final = 2000
 

@@ -9,10 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.errors import IdempotencyKeyInUseError, IdempotencyKeyReusedError
-from results_db.models.service_tables import IdempotencyKey
-from results_db.models.tables import Campaign
-from results_db.rows import columns_of
+from layout_tuner.results_db.errors import IdempotencyKeyInUseError, IdempotencyKeyReusedError
+from layout_tuner.results_db.models.service_tables import IdempotencyKey
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.results_db.rows import columns_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,23 +11,29 @@ from typing import Any, Final
 from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.campaigns import add_campaign
-from results_db.database.events import emit
-from results_db.database.store_base import StoreSection
-from results_db.errors import CampaignNotFoundError
-from results_db.models.base import insert_many
-from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
-from results_db.records import CampaignRecord
-from results_db.rows import campaign_record, layout_columns, trial_layout
-from search_spaces.protocol.measurement import IMPORTED_TRAINER
-from search_spaces.protocol.states import TrialState
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.throughput import Throughput
-from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from search_spaces.tables.table import Status
-from search_spaces.terminal.plurals import counted
+from layout_tuner.protocol.measurement import IMPORTED_TRAINER
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.campaigns.campaigns import add_campaign
+from layout_tuner.results_db.database.events import emit
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import CampaignNotFoundError
+from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.results_db.models.tables import (
+    Campaign,
+    Import,
+    ImportedRow,
+    MeasurementRow,
+    Trial,
+)
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.rows import campaign_record, layout_columns, trial_layout
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
+from layout_tuner.search_spaces.tables.table import Status
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.terminal.plurals import counted
 
 IMPORTED: Final = "imported"
 """The reason and the strategy of imported campaigns."""

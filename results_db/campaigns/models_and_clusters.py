@@ -11,16 +11,16 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.errors import (
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import (
     DatabaseConflictError,
     DescriptionLimitError,
     DescriptionNotFoundError,
     DescriptionOwnedError,
 )
-from results_db.models.service_tables import OwnDescription, UserCluster, UserModel
-from results_db.rows import record_of
+from layout_tuner.results_db.models.service_tables import OwnDescription, UserCluster, UserModel
+from layout_tuner.results_db.rows import record_of
 
 DescriptionKind = Literal["model", "cluster"]
 

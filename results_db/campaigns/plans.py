@@ -9,17 +9,21 @@ from typing import Any, Final, Self
 
 from sqlalchemy import delete, func, select
 
-from results_db.campaigns.start_from import EarlierTrials, PlannedCampaign, knowledge_of
-from results_db.database.retry import retried
-from results_db.errors import PlanLimitError, PlanNotFoundError
-from results_db.models.service_tables import PlanRow
-from results_db.records import PlanRecord
-from results_db.rows import record_of
-from search_spaces.belief.plan import DEFAULT_TOP, Plan, make_plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.fidelity import PROBE_START_S
-from search_spaces.spec.space import LegalSet
-from search_spaces.statistics.job_duration import TrainingJob
+from layout_tuner.predictions.belief.plan import DEFAULT_TOP, Plan, make_plan
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.results_db.campaigns.start_from import (
+    EarlierTrials,
+    PlannedCampaign,
+    knowledge_of,
+)
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.errors import PlanLimitError, PlanNotFoundError
+from layout_tuner.results_db.models.service_tables import PlanRow
+from layout_tuner.results_db.records import PlanRecord
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
+from layout_tuner.search_spaces.spaces.search_space import LegalSet
 
 MAX_WAITING: Final = 8
 """Most plans that wait for the driver."""

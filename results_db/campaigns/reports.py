@@ -8,13 +8,15 @@ from dataclasses import dataclass, fields
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import selectinload
 
-from results_db.campaigns.campaigns import conditions
-from results_db.campaigns.filter import CampaignFilter
-from results_db.database.events import emit
-from results_db.database.locks import lock_campaign
-from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import (
+from layout_tuner.protocol.measurement import Environment
+from layout_tuner.protocol.states import AttemptPhase, TrialState
+from layout_tuner.results_db.campaigns.campaigns import conditions
+from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.database.events import emit
+from layout_tuner.results_db.database.locks import lock_campaign
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.tables import (
     AnalysisRow,
     Attempt,
     Campaign,
@@ -24,10 +26,8 @@ from results_db.models.tables import (
     Trial,
     TrialLog,
 )
-from results_db.records import Analysis, CampaignState, KnobStepRead, WorkerRecord
-from results_db.rows import columns_of, record_of
-from search_spaces.protocol.measurement import Environment
-from search_spaces.protocol.states import AttemptPhase, TrialState
+from layout_tuner.results_db.records import Analysis, CampaignState, KnobStepRead, WorkerRecord
+from layout_tuner.results_db.rows import columns_of, record_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,22 +14,22 @@ from typing import Any, Final, cast
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
-from results_db.records import CampaignRecord
-from results_db.rows import record_of, trial_layout
-from search_spaces.belief.known_measurements import Knowledge, Sample
-from search_spaces.belief.observation import ObservationState
-from search_spaces.campaigns.fidelity import with_layers
-from search_spaces.protocol.measurement import IMPORTED_TRAINER
-from search_spaces.protocol.states import TrialState
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables.table import software_of_source
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.simulator import SIMULATED, SIMULATED_LAUNCHER, is_simulator
+from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
+from layout_tuner.predictions.belief.observation import ObservationState
+from layout_tuner.protocol.measurement import IMPORTED_TRAINER
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.rows import record_of, trial_layout
+from layout_tuner.search_spaces.campaigns.fidelity import with_layers
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables.table import software_of_source
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.simulator import SIMULATED, SIMULATED_LAUNCHER, is_simulator
 
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""

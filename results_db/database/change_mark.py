@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self
 
-from results_db.database.database import Database
+from layout_tuner.results_db.database.database import Database
 
 RUNNING_CAMPAIGN: Final = "SELECT 1 FROM campaigns WHERE state = 'RUNNING' LIMIT 1"
 WAITING_PLAN: Final = "SELECT 1 FROM plans WHERE state = 'WAITING' LIMIT 1"

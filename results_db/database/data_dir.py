@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from results_db.errors import DataDirInvalidError, DataDirLockedError
-from search_spaces.connection.data_home import (
+from layout_tuner.protocol.connection.data_home import (
     DATA_DIR_VARIABLE,
     TOKEN_FILE,
     WORKER_TOKEN_FILE,
     default_data_dir,
 )
-from search_spaces.connection.running_service import SERVICE_FILE
+from layout_tuner.protocol.connection.running_service import SERVICE_FILE
+from layout_tuner.results_db.errors import DataDirInvalidError, DataDirLockedError
 
 _LOCK_POLL_S: Final = 0.05
 _REMEDY: Final = f"choose another with --data-dir or ${DATA_DIR_VARIABLE}"
@@ -33,7 +33,7 @@ class DataDir:
 
     @classmethod
     def default(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """The data directory that `search_spaces.connection.data_home` finds in the environment."""
+        """The data directory that `protocol.connection.data_home` finds in the environment."""
         return cls(default_data_dir(environ))
 
     @property

@@ -20,17 +20,17 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from results_db.database import postgresql, sqlite
-from results_db.database.events import write_events
-from results_db.database.storable_values import refuse_unstorable
-from results_db.database.url import shown_url
-from results_db.errors import (
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.database import postgresql, sqlite
+from layout_tuner.results_db.database.events import write_events
+from layout_tuner.results_db.database.storable_values import refuse_unstorable
+from layout_tuner.results_db.database.url import shown_url
+from layout_tuner.results_db.errors import (
     DatabaseConflictError,
     DatabaseUnavailableError,
     ResultsDbError,
     ValueUnstorableError,
 )
-from search_spaces.connection.outage_log import OutageLog
 
 SETTLED_AFTER_S: Final = 0.5
 """An outage ends after so long without a failure: a stopping server closes its connections one by

@@ -16,10 +16,10 @@ from typing import Any, Final
 from sqlalchemy import update
 from sqlalchemy.orm import Session, object_session
 
-from results_db.models.base import insert_many
-from results_db.models.service_tables import EventCounter, EventRow
-from results_db.models.tables import Trial
-from results_db.records import EventKind
+from layout_tuner.results_db.models.service_tables import EventCounter, EventRow
+from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.results_db.models.tables import Trial
+from layout_tuner.results_db.records import EventKind
 
 COUNTER_ID: Final = 1
 

@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from results_db.errors import TrialNotFoundError, campaign_not_found
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import Campaign, Trial
+from layout_tuner.results_db.errors import TrialNotFoundError, campaign_not_found
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.tables import Campaign, Trial
 
 FOR_CHANGE: Final = {"key_share": True}
 """FOR NO KEY UPDATE: rows that refer to a locked one can be added, since ids never change."""

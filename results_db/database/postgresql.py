@@ -9,9 +9,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
-from results_db.database.storable_values import read_document, write_document
-from results_db.database.url import postgresql_url
-from results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.database.storable_values import read_document, write_document
+from layout_tuner.results_db.database.url import postgresql_url
+from layout_tuner.results_db.errors import DatabaseUnavailableError
 
 CONNECT_TIMEOUT_S: Final = 5
 

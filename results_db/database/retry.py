@@ -9,7 +9,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 from sqlalchemy.exc import IntegrityError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from results_db.errors import (
+from layout_tuner.results_db.errors import (
     DatabaseConflictError,
     DatabaseUnavailableError,
     ResultsDbError,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from results_db.database.storable_values import read_document, write_document
+from layout_tuner.results_db.database.storable_values import read_document, write_document
 
 BUSY_TIMEOUT_S: Final = 15.0
 """Seconds that a writer waits for another before it gives up."""

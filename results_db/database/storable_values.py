@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from sqlalchemy import Dialect, Engine, event, types
 
-from results_db.errors import ValueUnstorableError
-from search_spaces.documents.limits import document_problem, text_problem
+from layout_tuner.documents.limits import document_problem, text_problem
+from layout_tuner.results_db.errors import ValueUnstorableError
 
 Check = Callable[[Any], None]
 """Raises `ValueUnstorableError` for a value that does not fit."""

@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Select, func, insert, select
 from sqlalchemy.orm import Session
 
-from results_db.actor import SYSTEM, Actor
-from results_db.database.database import Database
-from results_db.models.service_tables import AuditRow
+from layout_tuner.results_db.actor import SYSTEM, Actor
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.models.service_tables import AuditRow
 
 
 class DatabaseClock:

@@ -8,8 +8,8 @@ from typing import Final
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from results_db.errors import DatabaseUrlInvalidError
-from search_spaces.connection.service_address import DATABASE_VARIABLE
+from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
+from layout_tuner.results_db.errors import DatabaseUrlInvalidError
 
 _SCHEMES: Final[Sequence[str]] = ("postgresql", "postgres", "postgresql+psycopg")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE"

@@ -16,8 +16,8 @@ from tenacity import (
     wait_fixed,
 )
 
-from results_db.errors import DatabaseUnavailableError
-from search_spaces.connection.outage_log import OutageLog
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.errors import DatabaseUnavailableError
 
 START_PATIENCE_S: Final = 60.0
 """Longest wait, at the start of a process, for a database that does not answer."""

@@ -13,13 +13,13 @@ from typing import Any, Final, cast
 from sqlalchemy import CursorResult, Integer, bindparam, delete, exists, func, select, text, update
 from sqlalchemy.orm import aliased
 
-from results_db.database.database import rows_deleted
-from results_db.database.events import COUNTER_ID
-from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import EventCounter, EventRow
-from results_db.models.tables import Trial
-from results_db.records import EventKind
-from results_db.rows import record_of
+from layout_tuner.results_db.database.database import rows_deleted
+from layout_tuner.results_db.database.events import COUNTER_ID
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.service_tables import EventCounter, EventRow
+from layout_tuner.results_db.models.tables import Trial
+from layout_tuner.results_db.records import EventKind
+from layout_tuner.results_db.rows import record_of
 
 MAX_NUMBERED: Final = 5000
 """Most events that one transaction numbers."""

@@ -16,17 +16,17 @@ from typing import Any, Final, Literal, NamedTuple
 from sqlalchemy import Select, Text, cast, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import (
+from layout_tuner.protocol.states import AllocationState, AttemptPhase, NodeState
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.service_tables import (
     WORKER_ALIVE_S,
     AllocationNode,
     NodeQuarantine,
     PlanRow,
     WorkerRow,
 )
-from results_db.models.tables import Attempt, Campaign, Trial
-from results_db.records import PlanState
-from search_spaces.protocol.states import AllocationState, AttemptPhase, NodeState
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.records import PlanState
 
 WorkerState = Literal[AllocationState, "lost", "ended"]
 """lost: its heartbeats have stopped. ended: its session is over."""

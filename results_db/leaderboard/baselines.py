@@ -10,18 +10,18 @@ from typing import Any
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.leaderboard.intervals import Intervals
-from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
-from results_db.models.tables import MeasurementRow, Trial
-from results_db.records import CampaignRecord
-from results_db.rows import baseline_of
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.objectives import OBJECTIVE_FIGURES, measured_objective
-from search_spaces.spec.space import SearchSpace
-from search_spaces.statistics.confidence import reach_of_ratio
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.statistics.confidence import reach_of_ratio
+from layout_tuner.results_db.leaderboard.intervals import Intervals
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
+from layout_tuner.results_db.models.tables import MeasurementRow, Trial
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.rows import baseline_of
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.objectives import OBJECTIVE_FIGURES, measured_objective
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
 
 Run = Any
 """A trial of a baseline, with the figures of its measurement; they are None without one."""

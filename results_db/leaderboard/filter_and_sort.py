@@ -8,11 +8,11 @@ from functools import cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
-from results_db.trials.filter import KNOB_FIELDS, LeaderboardListing, TrialFilter
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import KNOBS
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
+from layout_tuner.results_db.trials.filter import KNOB_FIELDS, LeaderboardListing, TrialFilter
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.units import SECONDS_PER_HOUR
 
 
 def listed_layouts(board: Leaderboard, listing: LeaderboardListing) -> Sequence[MeasuredLayout]:

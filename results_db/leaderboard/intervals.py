@@ -13,17 +13,17 @@ from typing import Final, Self
 import numpy as np
 from sqlalchemy.orm import Session
 
-from results_db.leaderboard.measured_runs import earlier_repeats, timed_iterations
-from results_db.leaderboard.rank_layouts import (
+from layout_tuner.predictions.statistics.confidence import Estimate, can_be_told_apart
+from layout_tuner.predictions.statistics.disturbance import possible_slowdown
+from layout_tuner.predictions.statistics.pooling import pooled_reach, variance_factor
+from layout_tuner.predictions.statistics.run_spread import RunSpread
+from layout_tuner.results_db.leaderboard.measured_runs import earlier_repeats, timed_iterations
+from layout_tuner.results_db.leaderboard.rank_layouts import (
     Leaderboard,
     MeasuredLayout,
     RunErrors,
     TimedIterations,
 )
-from search_spaces.statistics.confidence import Estimate, can_be_told_apart
-from search_spaces.statistics.disturbance import possible_slowdown
-from search_spaces.statistics.pooling import pooled_reach, variance_factor
-from search_spaces.statistics.run_spread import RunSpread
 
 _NEAR: Final = 3.0
 """Layouts within so many standard errors of the first tell how far it is flattered."""

@@ -16,11 +16,12 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.errors import CampaignNotFoundError
-from results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
-from results_db.leaderboard.intervals import Intervals
-from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.leaderboard_records import (
+from layout_tuner.predictions.statistics.disturbance import is_disturbed
+from layout_tuner.results_db.errors import CampaignNotFoundError
+from layout_tuner.results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
+from layout_tuner.results_db.leaderboard.intervals import Intervals
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from layout_tuner.results_db.leaderboard.leaderboard_records import (
     KnobCell,
     KnobValues,
     PageOfLayouts,
@@ -28,13 +29,17 @@ from results_db.leaderboard.leaderboard_records import (
     RankedSummary,
     Winner,
 )
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
-from results_db.models.tables import Import, Trial
-from results_db.records import CampaignRecord
-from results_db.rows import trials_by_id
-from results_db.trials.filter import KNOB_FIELDS, WHOLE, LeaderboardListing, TrialFilter
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.statistics.disturbance import is_disturbed
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
+from layout_tuner.results_db.models.tables import Import, Trial
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.rows import trials_by_id
+from layout_tuner.results_db.trials.filter import (
+    KNOB_FIELDS,
+    WHOLE,
+    LeaderboardListing,
+    TrialFilter,
+)
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 
 
 class Leaderboards(LeaderboardSection):

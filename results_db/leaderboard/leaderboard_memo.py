@@ -10,14 +10,14 @@ from typing import Final
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from results_db.database.database import Database
-from results_db.database.store_base import Clock, StoreSection
-from results_db.errors import ObjectiveUnknownError, campaign_not_found
-from results_db.leaderboard.measured_runs import measured_runs
-from results_db.leaderboard.rank_layouts import Leaderboard, RankingRules, rank_layouts
-from results_db.models.tables import Campaign
-from results_db.rows import objectives_of
-from search_spaces.spec.objectives import OBJECTIVES
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.store_base import Clock, StoreSection
+from layout_tuner.results_db.errors import ObjectiveUnknownError, campaign_not_found
+from layout_tuner.results_db.leaderboard.measured_runs import measured_runs
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, RankingRules, rank_layouts
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.results_db.rows import objectives_of
+from layout_tuner.search_spaces.objectives import OBJECTIVES
 
 MAX_LAYOUTS: Final = 150_000
 """Most layouts that a process keeps; 100,000 need about 80 MB."""

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from results_db.records import TrialRecord
-from search_spaces.protocol.states import TrialState
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 KnobValues = Mapping[str, Mapping[Any, int]]
 """By knob, each value that occurs, in order, with the number of layouts."""

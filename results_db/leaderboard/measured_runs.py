@@ -9,13 +9,13 @@ from typing import Any, Final, cast
 from sqlalchemy import Integer, and_, bindparam, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from results_db.leaderboard.rank_layouts import Run, TimedIterations
-from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
-from results_db.rows import in_parts
-from results_db.trials.filter import KNOB_FIELDS
-from results_db.trials.filter_sql import IS_DISTURBED, has_ranked_tokens
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.objectives import OBJECTIVE_FIGURES
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.leaderboard.rank_layouts import Run, TimedIterations
+from layout_tuner.results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
+from layout_tuner.results_db.rows import in_parts
+from layout_tuner.results_db.trials.filter import KNOB_FIELDS
+from layout_tuner.results_db.trials.filter_sql import IS_DISTURBED, has_ranked_tokens
+from layout_tuner.search_spaces.objectives import OBJECTIVE_FIGURES
 
 _OF_TRIAL: Final = ("id", "number", "layout_key", "node", *KNOB_FIELDS)
 _OF_MEASUREMENT: Final = tuple(

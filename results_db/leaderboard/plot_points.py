@@ -11,12 +11,12 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
-from results_db.models.tables import MeasurementRow, Trial
-from results_db.rows import in_parts
-from results_db.trials.filter_sql import IS_DISTURBED
-from search_spaces.spec.layout import KNOBS, Layout
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
+from layout_tuner.results_db.models.tables import MeasurementRow, Trial
+from layout_tuner.results_db.rows import in_parts
+from layout_tuner.results_db.trials.filter_sql import IS_DISTURBED
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 
 MAX_POINTS: Final = 2000
 """Most points of one plot: a browser draws so many in a tenth of a second."""

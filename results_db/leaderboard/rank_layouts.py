@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from search_spaces.spec.objectives import OBJECTIVES, measured_objective, pareto_front
-from search_spaces.statistics.disturbance import disturbed_least, is_disturbed
-from search_spaces.statistics.run_spread import RunSpread
+from layout_tuner.predictions.statistics.disturbance import disturbed_least, is_disturbed
+from layout_tuner.predictions.statistics.run_spread import RunSpread
+from layout_tuner.search_spaces.objectives import OBJECTIVES, measured_objective, pareto_front
 
 Run = Any
 """A completed trial with its measurement: an object with the fields

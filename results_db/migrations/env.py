@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from results_db.models.all_tables import METADATA
+from layout_tuner.results_db.models.all_tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

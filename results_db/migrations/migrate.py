@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from results_db.database.database import Database
-from results_db.database.postgresql import take_migration_lock
-from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.postgresql import take_migration_lock
+from layout_tuner.results_db.errors import (
+    DatabaseInvalidError,
+    SchemaNewerError,
+    SchemaOutdatedError,
+)
 
 if TYPE_CHECKING:
     from alembic.config import Config

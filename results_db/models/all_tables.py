@@ -4,8 +4,8 @@ from typing import Final
 
 from sqlalchemy import MetaData
 
-from results_db.models import service_tables, tables
-from results_db.models.base import Base
+from layout_tuner.results_db.models import service_tables, tables
+from layout_tuner.results_db.models.table_base import Base
 
 __all__ = ["METADATA", "service_tables", "tables"]
 

@@ -22,10 +22,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from results_db.actor import TOKEN_ROLES
-from results_db.models.base import Base, index_where, one_of, part_of, sum_column
-from results_db.records import PLAN_STATES
-from search_spaces.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
+from layout_tuner.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
+from layout_tuner.results_db.actor import TOKEN_ROLES
+from layout_tuner.results_db.models.table_base import Base, index_where, one_of, part_of, sum_column
+from layout_tuner.results_db.records import PLAN_STATES
 
 
 class TokenRow(Base):

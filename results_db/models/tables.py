@@ -26,7 +26,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.models.base import (
+from layout_tuner.predictions.estimates.prediction import PREDICTION_SOURCES
+from layout_tuner.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
+from layout_tuner.results_db.models.table_base import (
     Base,
     index_where,
     is_at_least,
@@ -35,7 +37,7 @@ from results_db.models.base import (
     part_of,
     sum_column,
 )
-from results_db.records import (
+from layout_tuner.results_db.records import (
     ATTEMPT_ENDINGS,
     CAMPAIGN_STATES,
     REPEAT_REASONS,
@@ -44,10 +46,8 @@ from results_db.records import (
     STEP_STATES,
     Cost,
 )
-from search_spaces.estimates.prediction import PREDICTION_SOURCES
-from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
-from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, DEGREES, KNOBS
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 _LATER_COUNTS: Final = ("tp_columns", "ep", "etp")
 """Counts with a check of their own each; `layout_counts` checks the others."""

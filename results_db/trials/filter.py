@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from results_db.errors import ListingInvalidError, TrialFilterInvalidError
-from search_spaces.documents.reading import nearest
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.protocol.states import TRIAL_STATES
-from search_spaces.spec.layout import KNOBS
+from layout_tuner.documents.reading import nearest
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.protocol.states import TRIAL_STATES
+from layout_tuner.results_db.errors import ListingInvalidError, TrialFilterInvalidError
+from layout_tuner.search_spaces.layouts.layout import KNOBS
 
 MAX_VALUES: Final = 100
 """Most values that one knob, or the states, may be held to."""
@@ -61,7 +61,7 @@ class TrialFilter:
     - numbers: in their campaign, from 1; states; reasons (crashed, timeout, out_of_memory, ...);
       nodes, on which a trial failed first;
     - every field of a layout, num_devices, and global_batch_size;
-    - min_ and max_ of every metric (`search_spaces.protocol.metrics`).
+    - min_ and max_ of every metric (`protocol.metrics`).
 
     The first two kinds are tuples of values; a trial matches with any of them. A bound on a metric
     excludes trials that did not measure it. Bounds include their ends.

@@ -7,18 +7,18 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Integer, case, cast, exists, func, literal_column, or_
 from sqlalchemy.orm import aliased
 
-from results_db.models.tables import MeasurementRow, Trial
-from results_db.trials.filter import LISTED_FIELDS, SINGULAR, TrialFilter
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import KNOBS
-from search_spaces.statistics.disturbance import DISTURBED_SHARE
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.predictions.statistics.disturbance import DISTURBED_SHARE
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.models.tables import MeasurementRow, Trial
+from layout_tuner.results_db.trials.filter import LISTED_FIELDS, SINGULAR, TrialFilter
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.units import SECONDS_PER_HOUR
 
 IS_DISTURBED: Final = or_(
     MeasurementRow.throttled.is_(True),
     func.coalesce(MeasurementRow.others_share, 0.0) >= DISTURBED_SHARE,
 )
-"""Selects disturbed measurements (`search_spaces.statistics.disturbance.is_disturbed`)."""
+"""Selects disturbed measurements (`predictions.statistics.disturbance.is_disturbed`)."""
 
 
 def metric_column(metric: str) -> ColumnElement[Any]:

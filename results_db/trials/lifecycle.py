@@ -12,11 +12,11 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from results_db.database.events import tell
-from results_db.models.tables import Attempt, Campaign, Trial
-from results_db.records import AttemptEnding, Cost
-from results_db.rows import COST_COLUMNS, cost_of
-from search_spaces.protocol.states import TrialState
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.database.events import tell
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.records import AttemptEnding, Cost
+from layout_tuner.results_db.rows import COST_COLUMNS, cost_of
 
 MAX_LOST_ATTEMPTS: Final = 3
 """Lost attempts after which a trial ends."""

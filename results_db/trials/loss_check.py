@@ -20,11 +20,11 @@ from typing import Final, Literal, cast
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from results_db.database.events import tell
-from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
-from results_db.rows import record_of
-from search_spaces.protocol.measurement import Iteration
-from search_spaces.spec.layout import Precision
+from layout_tuner.protocol.measurement import Iteration
+from layout_tuner.results_db.database.events import tell
+from layout_tuner.results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.search_spaces.layouts.layout import Precision
 
 LOSS_TOLERANCE: Final[Mapping[Precision, float]] = {
     "fp32": 1e-4,

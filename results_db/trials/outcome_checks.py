@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from results_db.errors import MeasurementInvalidError
-from results_db.models.tables import Attempt, Campaign, Trial
-from results_db.rows import trial_layout
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
-from search_spaces.protocol.measurement import FIGURE_TOLERANCE, Measurement
-from search_spaces.protocol.measurement_checks import refuse_contradictions
-from search_spaces.protocol.worker_messages import OutcomeReport
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.simulator import is_simulator
+from layout_tuner.errors import OutcomeInvalidError, SearchSpaceError
+from layout_tuner.protocol.measurement import FIGURE_TOLERANCE, Measurement
+from layout_tuner.protocol.measurement_checks import refuse_contradictions
+from layout_tuner.protocol.worker_messages import OutcomeReport
+from layout_tuner.results_db.errors import MeasurementInvalidError
+from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.rows import trial_layout
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.simulator import is_simulator
 
 CLOCK_MARGIN_S: Final = 30.0
 """How much longer than its lease a probe may seem to have taken: the service's clock may have been

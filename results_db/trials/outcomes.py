@@ -15,14 +15,17 @@ from typing import Any, Final, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.database.database import Database
-from results_db.database.locks import lock_rows
-from results_db.database.retry import one_by_one_if_refused, retried
-from results_db.database.store_base import Clock, StoreSection
-from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
-from results_db.models.base import Base, insert_many
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import (
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.protocol.worker_messages import OutcomeReply, OutcomeReport
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.locks import lock_rows
+from layout_tuner.results_db.database.retry import one_by_one_if_refused, retried
+from layout_tuner.results_db.database.store_base import Clock, StoreSection
+from layout_tuner.results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.table_base import Base, insert_many
+from layout_tuner.results_db.models.tables import (
     Attempt,
     BreakdownRow,
     Campaign,
@@ -33,9 +36,9 @@ from results_db.models.tables import (
     Trial,
     TrialLog,
 )
-from results_db.records import ENDED_TRIAL_STATES, Cost
-from results_db.rows import PLAIN_MEASUREMENT_FIELDS, columns_of
-from results_db.trials.lifecycle import (
+from layout_tuner.results_db.records import ENDED_TRIAL_STATES, Cost
+from layout_tuner.results_db.rows import PLAIN_MEASUREMENT_FIELDS, columns_of
+from layout_tuner.results_db.trials.lifecycle import (
     charge,
     close_attempt,
     count_lost_attempt,
@@ -43,17 +46,14 @@ from results_db.trials.lifecycle import (
     nodes_of,
     put_back_or_cancel,
 )
-from results_db.trials.loss_check import compare_losses
-from results_db.trials.outcome_checks import (
+from layout_tuner.results_db.trials.loss_check import compare_losses
+from layout_tuner.results_db.trials.outcome_checks import (
     ParsedSpecs,
     longest_s,
     refuse_other_lease,
     refuse_other_probe,
 )
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.states import TrialState
-from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport
-from search_spaces.trainers.simulator import is_simulator
+from layout_tuner.trainers.simulator import is_simulator
 
 _ORDER: Final[tuple[type[Base], ...]] = (
     TrialLog,

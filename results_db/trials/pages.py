@@ -16,11 +16,12 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Integer, Select, and_, cast, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.database.store_base import StoreSection
-from results_db.models.tables import Campaign, MeasurementRow, Trial
-from results_db.records import TrialRecord
-from results_db.rows import trials_by_id
-from results_db.trials.filter import (
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.models.tables import Campaign, MeasurementRow, Trial
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.results_db.rows import trials_by_id
+from layout_tuner.results_db.trials.filter import (
     BY_NUMBER,
     EVERY_TRIAL,
     KNOWN_AT_THE_END,
@@ -28,8 +29,7 @@ from results_db.trials.filter import (
     TrialFilter,
     TrialOrder,
 )
-from results_db.trials.filter_sql import conditions, knob_number, metric_column
-from search_spaces.protocol.metrics import METRICS
+from layout_tuner.results_db.trials.filter_sql import conditions, knob_number, metric_column
 
 MAX_COUNTED: Final = 10_000
 """Most trials of a list that are counted."""

@@ -10,20 +10,23 @@ from typing import Any, Final
 from sqlalchemy import Select, func, insert, select
 from sqlalchemy.orm import Session
 
-from results_db.database.database import refused_unless_unique
-from results_db.database.events import tell
-from results_db.database.locks import lock_campaign, lock_trial
-from results_db.database.retry import retried
-from results_db.database.store_base import StoreSection
-from results_db.errors import (
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.protocol.measurement import Environment, Iteration
+from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.events import tell
+from layout_tuner.results_db.database.locks import lock_campaign, lock_trial
+from layout_tuner.results_db.database.retry import retried
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.errors import (
     CampaignStateError,
     TrialDuplicateError,
     TrialLogNotFoundError,
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models.service_tables import WorkerRow
-from results_db.models.tables import (
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.tables import (
     Attempt,
     Campaign,
     EnvironmentRow,
@@ -33,7 +36,7 @@ from results_db.models.tables import (
     Trial,
     TrialLog,
 )
-from results_db.records import (
+from layout_tuner.results_db.records import (
     ENDED_CAMPAIGN_STATES,
     ENDED_TRIAL_STATES,
     AttemptRecord,
@@ -44,7 +47,7 @@ from results_db.records import (
     TrialRecord,
     TrialSize,
 )
-from results_db.rows import (
+from layout_tuner.results_db.rows import (
     WITH_MEASUREMENT,
     baseline_of,
     cheap_columns,
@@ -55,14 +58,11 @@ from results_db.rows import (
     trial_record,
     trial_words,
 )
-from results_db.trials.lifecycle import cancel_trial
-from results_db.trials.loss_check import trials_in_doubt
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.measurement import Environment, Iteration
-from search_spaces.protocol.states import TrialState
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.results_db.trials.lifecycle import cancel_trial
+from layout_tuner.results_db.trials.loss_check import trials_in_doubt
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MAX_TIMES: Final = 20
 """Most repeats of a trial in one request."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from search_spaces.documents.reading import Problems, read_mapping, refuse_all, unknown_names
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import ALL_SCOPES, Scope, violations
-from search_spaces.spec.space import DERIVABLE, SearchSpace
+from layout_tuner.documents.reading import Problems, read_mapping, refuse_all, unknown_names
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, Scope, violations
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, SearchSpace
 
 
 def read_stated_knobs(described: object) -> dict[str, Any]:

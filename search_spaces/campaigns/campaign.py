@@ -7,8 +7,23 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Self, cast
 
-from search_spaces.campaigns.baseline import complete_baseline, read_stated_knobs
-from search_spaces.campaigns.campaign_settings import (
+from layout_tuner.documents.reading import (
+    MAX_TEXT_LENGTH,
+    Problems,
+    is_line,
+    read_choice,
+    read_mapping,
+    shown,
+    unknown_names,
+    url_name_problem,
+    whole_number_problem,
+)
+from layout_tuner.errors import CampaignInvalidError, ModelTooLargeError, SpaceInvalidError
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.campaigns.baseline import complete_baseline, read_stated_knobs
+from layout_tuner.search_spaces.campaigns.campaign_settings import (
     FORECASTING_STRATEGIES,
     KNOWLEDGE_SOURCES,
     MAX_SEED,
@@ -25,45 +40,30 @@ from search_spaces.campaigns.campaign_settings import (
     refuse_unbounded,
     refuse_wall_time,
 )
-from search_spaces.campaigns.default_space import DefaultSpace
-from search_spaces.campaigns.fidelity import (
+from layout_tuner.search_spaces.campaigns.default_space import DefaultSpace
+from layout_tuner.search_spaces.campaigns.fidelity import (
     PROBE_START_S,
     ProbeCosts,
     cheap_iterations,
     with_layers,
 )
-from search_spaces.documents.reading import (
-    MAX_TEXT_LENGTH,
-    Problems,
-    is_line,
-    read_choice,
-    read_mapping,
-    shown,
-    unknown_names,
-    url_name_problem,
-    whole_number_problem,
-)
-from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SpaceInvalidError
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import (
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.objectives import (
     DEFAULT_OBJECTIVES,
     AnyObjective,
     Objective,
     read_objectives,
 )
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.presets.models import resolve_model
-from search_spaces.spec.presets.spaces import resolve_space, space_knobs
-from search_spaces.spec.rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
-from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
-from search_spaces.statistics.early_stop import LEAST_TIMED
-from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.units import GIB
+from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.spaces.space_presets import resolve_space, space_knobs
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.units import GIB
 
 MAX_LISTED: Final = 1000
 """Most layouts that a campaign lists one by one."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, Self, TypeVar, cast, get_args
 
-from search_spaces.documents.duration import name_without_unit, read_duration_s
-from search_spaces.documents.reading import (
+from layout_tuner.documents.duration import name_without_unit, read_duration_s
+from layout_tuner.documents.reading import (
     Problems,
     is_line,
     is_positive_number,
@@ -19,14 +19,18 @@ from search_spaces.documents.reading import (
     url_name_problem,
     whole_number_problem,
 )
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.protocol.measurement import MAX_ITERATIONS
-from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S, DEFAULT_ITERATIONS, DEFAULT_WARMUP
-from search_spaces.spec.ranges import Range
-from search_spaces.statistics.step_times import MIN_WARMUP
-from search_spaces.trainers.embedded import EMBEDDED
-from search_spaces.trainers.parameters import ParameterValue, read_parameters
-from search_spaces.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.predictions.statistics.step_times import MIN_WARMUP
+from layout_tuner.protocol.measurement import MAX_ITERATIONS
+from layout_tuner.search_spaces.physical_ranges import Range
+from layout_tuner.search_spaces.probe_defaults import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_ITERATIONS,
+    DEFAULT_WARMUP,
+)
+from layout_tuner.trainers.embedded import EMBEDDED
+from layout_tuner.trainers.parameters import ParameterValue, read_parameters
+from layout_tuner.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
 
 NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 """A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from search_spaces.documents.reading import read_mapping
-from search_spaces.errors import SearchSpaceError, SpaceInvalidError
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.batch import GlobalBatch
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.knobs import read_choices
-from search_spaces.spec.layout import (
+from layout_tuner.documents.reading import read_mapping
+from layout_tuner.errors import SearchSpaceError, SpaceInvalidError
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
+from layout_tuner.search_spaces.layouts.knobs import read_choices
+from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     KNOBS,
     PIPELINE_SPLITS,
@@ -27,9 +27,9 @@ from search_spaces.spec.layout import (
     CpCommType,
     Layout,
 )
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.space import DERIVABLE, read_auto
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, read_auto
 
 AUTO: Final = "auto"
 """The word for a knob that the document leaves to the service."""

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
-from search_spaces.spec.rules import ALL_SCOPES, violations
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, violations
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 
 T = TypeVar("T", float, NDArray[np.float64])
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
-from search_spaces.documents.limits import document_problem, visible_text_problem
-from search_spaces.documents.reading import (
+from layout_tuner.documents.limits import document_problem, visible_text_problem
+from layout_tuner.documents.reading import (
     is_line,
     is_name,
     read_mapping,
@@ -23,9 +23,9 @@ from search_spaces.documents.reading import (
     shown,
     why_unreadable,
 )
-from search_spaces.errors import MeasuredConstantsInvalidError, SearchSpaceError
-from search_spaces.spec.cluster import MEASURED_SOURCE, Cluster
-from search_spaces.spec.presets.clusters import is_cluster_preset
+from layout_tuner.errors import MeasuredConstantsInvalidError, SearchSpaceError
+from layout_tuner.search_spaces.clusters.cluster import MEASURED_SOURCE, Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset
 
 MEASURED_FIELDS: Final = (
     "peak_flops_per_s",

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from search_spaces.documents.reading import (
+from layout_tuner.documents.reading import (
     MAX_COUNT,
     MAX_NAME_LENGTH,
     MAX_TEXT_LENGTH,
@@ -22,10 +22,10 @@ from search_spaces.documents.reading import (
     unknown_names,
     whole_number_problem,
 )
-from search_spaces.errors import ClusterInvalidError
-from search_spaces.process_resources import ROOT, usable_cores, usable_memory_bytes
-from search_spaces.spec.layout import PRECISIONS, Precision
-from search_spaces.spec.ranges import Range
+from layout_tuner.errors import ClusterInvalidError
+from layout_tuner.process_resources import ROOT, usable_cores, usable_memory_bytes
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Precision
+from layout_tuner.search_spaces.physical_ranges import Range
 
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
 

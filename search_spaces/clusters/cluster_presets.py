@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 
-from search_spaces.documents.reading import (
+from layout_tuner.documents.reading import (
     Problems,
     is_positive_number,
     nearest,
@@ -15,14 +15,14 @@ from search_spaces.documents.reading import (
     shown,
     unknown_names,
 )
-from search_spaces.errors import ClusterInvalidError
-from search_spaces.spec.cluster import (
+from layout_tuner.errors import ClusterInvalidError
+from layout_tuner.search_spaces.clusters.cluster import (
     MAX_DEVICE_MEMORY_BYTES,
     REQUIRED_FIELDS,
     Cluster,
     detect_local_cpu,
 )
-from search_spaces.units import GIB
+from layout_tuner.units import GIB
 
 LOCAL_CPU: Final = "local-cpu"
 """The cluster that is detected instead of listed."""

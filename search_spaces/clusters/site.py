@@ -16,9 +16,9 @@ from ipaddress import ip_address, ip_network
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from search_spaces.documents.duration import MAX_DURATION_S, MaxTimes, read_walltime_s
-from search_spaces.documents.hosts import is_loopback_host
-from search_spaces.documents.reading import (
+from layout_tuner.documents.duration import MAX_DURATION_S, MaxTimes, read_walltime_s
+from layout_tuner.documents.hosts import is_loopback_host
+from layout_tuner.documents.reading import (
     is_line,
     is_positive_number,
     nearest,
@@ -28,9 +28,9 @@ from search_spaces.documents.reading import (
     shown,
     whole_number_problem,
 )
-from search_spaces.errors import SiteInvalidError
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.ranges import Range
+from layout_tuner.errors import SiteInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.physical_ranges import Range
 
 LAUNCHERS: Final = ("ray", "srun")
 SITE_PRESETS: Final = ("frontier", "perlmutter")

@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from search_spaces.documents.reading import (
-    read_mapping,
-    refuse_unknown,
-    shown,
-    whole_number_problem,
-)
-from search_spaces.errors import SpaceInvalidError
+from layout_tuner.documents.reading import read_mapping, refuse_unknown, shown, whole_number_problem
+from layout_tuner.errors import SpaceInvalidError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Knobs: the description of each field of a layout, and its choices in a search space.
 
-`search_spaces.spec.layout.KNOBS` is the table of knobs. Filters, sort keys, options, columns and
+`search_spaces.layouts.layout.KNOBS` is the table of knobs. Filters, sort keys, options, columns and
 the checks of values are loops over it. The choices of a knob are a scalar, a list or a range.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
-from search_spaces.documents.not_covered import known_word
-from search_spaces.documents.reading import (
+from layout_tuner.documents.not_covered import known_word
+from layout_tuner.documents.reading import (
     MAX_COUNT,
     read_mapping,
     refuse_all,
@@ -20,7 +20,7 @@ from search_spaces.documents.reading import (
     switch_problem,
     whole_number_problem,
 )
-from search_spaces.errors import SpaceInvalidError
+from layout_tuner.errors import SpaceInvalidError
 
 TableColumn = Literal["stated", "may_be_empty", "if_not_default", "derived"]
 """How measurement tables contain a knob: every row states it; published tables leave it empty, and

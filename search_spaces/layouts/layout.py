@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.reading import read_mapping, refuse_unknown, shown
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.schedules import Schedule
-from search_spaces.spec.knobs import knob, knobs_of
+from layout_tuner.documents.reading import read_mapping, refuse_unknown, shown
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.layouts.knobs import knob, knobs_of
+from layout_tuner.search_spaces.layouts.schedules import Schedule
 
 Recompute = Literal["none", "selective", "full"]
 """The activations that the backward pass recomputes instead of storing them."""
@@ -45,7 +45,7 @@ class Layout:
 
     Raises:
         LayoutInvalidError: at construction, when a field is out of its range. Whether the layout
-            suits a model and a cluster is for `search_spaces.spec.rules` to say.
+            suits a model and a cluster is for `search_spaces.legality_rules` to say.
     """
 
     num_nodes: int = knob(1, "nodes", "nodes", heading="nodes", table_column="derived")

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from search_spaces.arrays import Bools, Ints
-from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.array_types import Bools, Ints
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
 
 Codes = Ints
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from search_spaces.documents.reading import nearest, read_mapping, shown
-from search_spaces.errors import ModelShapeInvalidError
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.documents.reading import nearest, read_mapping, shown
+from layout_tuner.errors import ModelShapeInvalidError
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FIELDS: Final = {
     "layers": "num_layers",

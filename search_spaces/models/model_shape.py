@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.not_covered import known_word
-from search_spaces.documents.reading import (
+from layout_tuner.documents.not_covered import known_word
+from layout_tuner.documents.reading import (
     MAX_NAME_LENGTH,
     Problems,
     is_line,
@@ -18,8 +18,8 @@ from search_spaces.documents.reading import (
     switch_problem,
     unknown_names,
 )
-from search_spaces.errors import ModelShapeInvalidError
-from search_spaces.spec.ranges import Range
+from layout_tuner.errors import ModelShapeInvalidError
+from layout_tuner.search_spaces.physical_ranges import Range
 
 Family = Literal["gpt", "llama"]
 """gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, SwiGLU, RoPE, no biases."""

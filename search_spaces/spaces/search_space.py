@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Bools, Ints
-from search_spaces.documents.reading import (
+from layout_tuner.array_types import Bools, Ints
+from layout_tuner.documents.reading import (
     MAX_COUNT,
     Problems,
     read_fields_of,
@@ -18,14 +18,14 @@ from search_spaces.documents.reading import (
     shown,
     switch_problem,
 )
-from search_spaces.errors import NoLegalLayoutError, SpaceInvalidError
-from search_spaces.spec.batch import GlobalBatch
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.knobs import WholeNumbers, read_choices
-from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns, codes_of
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import ALL_SCOPES, RULES, RuleContext, Scope
+from layout_tuner.errors import NoLegalLayoutError, SpaceInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
+from layout_tuner.search_spaces.layouts.knobs import WholeNumbers, read_choices
+from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, codes_of
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, RULES, RuleContext, Scope
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MAX_COMBINATIONS: Final = 5_000_000
 """Most combinations of a space. All of them may be legal; with more, the memory estimate and the
@@ -39,7 +39,7 @@ class SearchSpace:
     """The choices of every knob of a layout.
 
     The knobs are the fields of `Layout`, each a scalar, a list or a range (see
-    `search_spaces.spec.knobs`). After construction each is a tuple of its choices, in the given
+    `search_spaces.layouts.knobs`). After construction each is a tuple of its choices, in the given
     order. Missing knobs have the defaults below; a campaign that is submitted gets others
     (`search_spaces.campaigns.default_space`).
 

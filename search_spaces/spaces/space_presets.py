@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.documents.reading import nearest, read_mapping, shown
-from search_spaces.errors import SpaceInvalidError
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.space import SearchSpace
+from layout_tuner.documents.reading import nearest, read_mapping, shown
+from layout_tuner.errors import SpaceInvalidError
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
 
 # Table V of Dash et al. (arXiv:2312.12705), for gpt-175b on frontier. The recipe that the same
 # paper publishes as its best for that model (TP 4, PP 16, micro-batch 1, 640 sequences a replica)

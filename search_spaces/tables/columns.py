@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.model_shape import EXPERT_FIELDS
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.models.model_shape import EXPERT_FIELDS
 
 COLUMNS: Final = (
     "source",

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.documents.numbers import read_number
-from search_spaces.documents.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
-from search_spaces.errors import TableInvalidError
+from layout_tuner.documents.numbers import read_number
+from layout_tuner.documents.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
+from layout_tuner.errors import TableInvalidError
 
 _FORMULA: Final = re.compile(r"[=@].|[+-].*[^0-9.eE%+-]", re.DOTALL)
 """What a spreadsheet that opens the table may run. A lone sign is none, nor is a number."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from search_spaces.errors import TableInvalidError
-from search_spaces.estimates.memory import parts_by_stage
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables.table import TableCell, TableRow
-from search_spaces.units import memory
+from layout_tuner.errors import TableInvalidError
+from layout_tuner.predictions.estimates.peak_memory import parts_by_stage
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables.table import TableCell, TableRow
+from layout_tuner.units import memory
 
 TOLERANCE: Final = 0.05
 """How far tokens_per_s * step_time_s may be off the tokens of a step: figures are rounded."""

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from search_spaces.documents.reading import shown
-from search_spaces.errors import SearchSpaceError, TableInvalidError
-from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
-from search_spaces.tables.fields import Fields
-from search_spaces.tables.plausibility import refuse_impossible_cell
-from search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
-from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
-from search_spaces.terminal.plurals import counted
+from layout_tuner.documents.reading import shown
+from layout_tuner.errors import SearchSpaceError, TableInvalidError
+from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
+from layout_tuner.search_spaces.tables.fields import Fields
+from layout_tuner.search_spaces.tables.plausibility import refuse_impossible_cell
+from layout_tuner.search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
+from layout_tuner.search_spaces.tables.table import CellKey, MeasurementTable, TableCell
+from layout_tuner.terminal.plurals import counted
 
 MAX_TABLE_BYTES: Final = 32 << 20
 """The largest file that is read: about 150,000 rows, more than any known table."""

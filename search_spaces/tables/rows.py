@@ -6,23 +6,30 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from search_spaces.errors import TableInvalidError
-from search_spaces.spec.cluster import Cluster, detect_local_cpu
-from search_spaces.spec.knobs import Knob
-from search_spaces.spec.layout import DEGREES, KNOBS, Layout
-from search_spaces.spec.model_shape import FAMILIES, Family, ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
-from search_spaces.tables.columns import (
+from layout_tuner.errors import TableInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster, detect_local_cpu
+from layout_tuner.search_spaces.clusters.cluster_presets import (
+    CLUSTER_PRESETS,
+    LOCAL_CPU,
+    resolve_cluster,
+)
+from layout_tuner.search_spaces.layouts.knobs import Knob
+from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, Layout
+from layout_tuner.search_spaces.models.model_shape import FAMILIES, Family, ModelShape
+from layout_tuner.search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
     EXTRA_MODEL_COLUMNS,
     STATUSES,
     UNSTATED_KNOBS,
 )
-from search_spaces.tables.fields import Fields
-from search_spaces.tables.plausibility import refuse_impossible_row, refuse_wrong_device_memory
-from search_spaces.tables.table import CellKey, Status, TableRow
-from search_spaces.units import GIB
+from layout_tuner.search_spaces.tables.fields import Fields
+from layout_tuner.search_spaces.tables.plausibility import (
+    refuse_impossible_row,
+    refuse_wrong_device_memory,
+)
+from layout_tuner.search_spaces.tables.table import CellKey, Status, TableRow
+from layout_tuner.units import GIB
 
 KNOWN_COLUMNS: Final = (*COLUMNS, *EXTRA_COLUMNS)
 

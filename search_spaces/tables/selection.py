@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
-from search_spaces.documents.reading import shown
-from search_spaces.errors import TableInvalidError
-from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
+from layout_tuner.documents.reading import shown
+from layout_tuner.errors import TableInvalidError
+from layout_tuner.search_spaces.tables.table import CellKey, MeasurementTable, TableCell
 
 KEYS: Final = tuple(field.name for field in fields(CellKey))
 

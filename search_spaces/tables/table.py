@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from search_spaces.documents.reading import is_positive_number, shown
-from search_spaces.errors import TableInvalidError
-from search_spaces.protocol.measurement import IMPORTED_TRAINER
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables.columns import STATUSES
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.simulator import SIMULATED, is_simulator
+from layout_tuner.documents.reading import is_positive_number, shown
+from layout_tuner.errors import TableInvalidError
+from layout_tuner.protocol.measurement import IMPORTED_TRAINER
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables.columns import STATUSES
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.simulator import SIMULATED, is_simulator
 
 Status = Literal["completed", "out_of_memory", "failed"]
 """out_of_memory: the layout does not fit. failed: it did not run, for another or unknown reason."""

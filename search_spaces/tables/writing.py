@@ -7,19 +7,19 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables.columns import (
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
     EXTRA_MODEL_COLUMNS,
     MEASURED_COLUMNS,
     MODEL_COLUMNS,
 )
-from search_spaces.tables.rows import inferred_family
-from search_spaces.tables.table import MeasurementTable, TableCell, TableRow
-from search_spaces.units import GIB
+from layout_tuner.search_spaces.tables.rows import inferred_family
+from layout_tuner.search_spaces.tables.table import MeasurementTable, TableCell, TableRow
+from layout_tuner.units import GIB
 
 
 def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] = ()) -> str:

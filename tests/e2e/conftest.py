@@ -115,7 +115,7 @@ class Service:
         return [
             process
             for process in self.processes()
-            if ["api.cli", command] == _module_and_command(process)
+            if ["layout_tuner.cli.main", command] == _module_and_command(process)
         ]
 
     def process(self, command: str) -> psutil.Process:
@@ -126,7 +126,9 @@ class Service:
     def ranks(self) -> list[psutil.Process]:
         """The living ranks: children of the zygotes' keepers."""
         zygotes = [
-            p for p in self.processes() if _module_and_command(p)[:1] == ["workers.ranks.zygote"]
+            p
+            for p in self.processes()
+            if _module_and_command(p)[:1] == ["layout_tuner.workers.ranks.zygote"]
         ]
         return [
             rank

@@ -15,17 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.protocol.worker_messages import AllocationBody, WorkerCreate
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
+from layout_tuner.workers.packing.request import Placement
+from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient
+from layout_tuner.workers.worker.outcome_posting import Outbox
+from layout_tuner.workers.worker.outcome_spool import Spool
+from layout_tuner.workers.worker.scheduler import SchedulerOptions
+from layout_tuner.workers.worker.worker import Drain, Worker
 from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.store import completed, failed, make_iterations
-from workers.launchers.base import Cancelled, OnEvent
-from workers.packing.request import Placement
-from workers.service.lease_client import EncodedOutcome, LeaseClient
-from workers.worker.outcome_posting import Outbox
-from workers.worker.outcome_spool import Spool
-from workers.worker.scheduler import SchedulerOptions
-from workers.worker.worker import Drain, Worker
 
 DEVICES = 4
 TAKES_S = (0.01, 0.1)

@@ -9,8 +9,8 @@ import psutil
 
 from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from benchmarks.workers.rank_faults import FOLDER, HELD_SEED, LET_GO
-from search_spaces.process_resources import usable_cores
-from search_spaces.spec.layout import Layout
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.workers.process_checks import command_line
 
 RANK_ENTRY = "benchmarks.workers.recorded_rank:main"
@@ -95,4 +95,4 @@ def assert_nothing_left(service: LiveService, *workers: LiveProcess) -> None:
 
 def _belongs_to_a_node(process: psutil.Process) -> bool:
     words = " ".join(command_line(process))
-    return "workers.ranks.zygote" in words or "time.sleep" in words
+    return "layout_tuner.workers.ranks.zygote" in words or "time.sleep" in words

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.e2e.conftest import Service, started
 
 pytestmark = pytest.mark.ranks
@@ -17,12 +17,12 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
 HOOKS = """
 import json, os
-from search_spaces.protocol.outcome import Outcome
+from layout_tuner.protocol.outcome import Outcome
 
 def note(what):
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().replace("\\0", " ")
-    names = {"zygote": "rank", "RayAgent": "agent", "api.cli worker": "worker", "api.cli serve": "api"}
+    names = {"zygote": "rank", "RayAgent": "agent", "layout_tuner.cli.main worker": "worker", "layout_tuner.cli.main serve": "api"}
     name = next((names[part] for part in names if part in words), words)
     with open(os.environ["NOTES"], "a") as notes:
         notes.write(f"{os.getpid()} {name} {what}\\n")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service.live_service import LiveService, wait_until
-from results_db.records import TrialRecord
-from search_spaces.statistics.disturbance import DISTURBED_SHARE
+from layout_tuner.predictions.statistics.disturbance import DISTURBED_SHARE
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.tuner.driver.driver import Driver
 from tests.e2e.conftest import Service
 from tests.kit.campaigns import space_of
 from tests.tuner.driver.test_cheap_probes import NUM_CHEAP, PartFirst
 from tests.tuner.driver.test_cheap_probes import proposers as proposers
 from tests.workers.busy_cores import busy
-from tuner.driver.driver import Driver
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 

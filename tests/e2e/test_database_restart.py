@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.service.live_service import LiveProcess, wait_until
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.database.wait_for_server import once_it_answers
-from results_db.errors import DatabaseUnavailableError
-from results_db.migrations import migrate
-from results_db.store import Store
+from layout_tuner.results_db.database.wait_for_server import once_it_answers
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.store import Store
 from tests.e2e.test_kill_storm import services_sharing
 from tests.kit.postgres import TEMPLATE
 from tests.kit.services import run_here
@@ -57,7 +57,14 @@ def start_all(commands: Iterable[str], folder: Path, url: str) -> dict[str, Live
     for name in commands:
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        command = [sys.executable, "-m", "api.cli", *COMMANDS[name][0], "--data-dir", str(place)]
+        command = [
+            sys.executable,
+            "-m",
+            "layout_tuner.cli.main",
+            *COMMANDS[name][0],
+            "--data-dir",
+            str(place),
+        ]
         processes[name] = LiveProcess(command, environment=environment, log=place / "printed")
         processes[name].start()
     return processes
@@ -118,7 +125,7 @@ def test_an_outage_of_the_database_is_two_lines_in_the_log_of_each_process(
         driver = service.driver()
         driver.start()
         wait_for_words(driver, COMMANDS["driver"][1])
-        again = ["api.cli", "driver", "--data-dir", str(service.data.path)]
+        again = ["layout_tuner.cli.main", "driver", "--data-dir", str(service.data.path)]
         standby = service.make("standby", again)
         standby.start()
         wait_for_words(standby, "standing by")

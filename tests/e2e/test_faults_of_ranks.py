@@ -21,7 +21,7 @@ from benchmarks.workers.rank_faults import (
     fault_named,
     seed_of,
 )
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.e2e.held_probes import PATIENCE_S, RANK_ENTRY, HeldProbes, assert_nothing_left
 from tests.workers.ray_nodes import RayNodeProcess, free_port
 

@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
-from results_db.records import ENDED_CAMPAIGN_STATES
-from results_db.store import Store
+from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.results_db.store import Store
 from tests.e2e.fake_probe_worker import read_journal
 from tests.kit.campaigns import space_of
 from tests.results_db.legal_history import violations, wrong_leaderboards

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.trainers.simulator import simulator_trainer
+from layout_tuner.trainers.simulator import simulator_trainer
 from tests.e2e.conftest import Service, started
 from tests.kit.api import answered
 from tests.kit.waiting import wait_until

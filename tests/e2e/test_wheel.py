@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from api.command_packages import COMMANDS, NEEDS
+from layout_tuner.cli.command_table import COMMANDS, NEEDS
 from tests.e2e.conftest import CAMPAIGN, Service
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import kill
@@ -171,7 +171,7 @@ def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Ins
     )
     # What the others lack is said as in test_cli.py; those that lack nothing, in one process.
     shown = base.evaluate(
-        "import json; from api.cli import main; from click.testing import CliRunner\n"
+        "import json; from layout_tuner.cli.main import main; from click.testing import CliRunner\n"
         f"codes = {{name: CliRunner().invoke(main, [name, '--help']).exit_code\n"
         f"         for name in {sorted(set(commands) - set(NEEDS))}}}\n"
         "print(json.dumps(codes))"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from api.exporters.base import ExportSource
-from api.exporters.export import FORMATS
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.base import TrainerJob
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.exports.export import FORMATS
+from layout_tuner.trainers.exports.export_source import ExportSource
 
 _SIZES = {"num_layers": 16, "hidden_size": 1024, "ffn_hidden_size": 2816, "num_heads": 16}
 _OTHERS = {"num_kv_heads": 8, "seq_length": 512, "vocab_size": 32000}

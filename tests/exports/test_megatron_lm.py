@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.megatron_lm import MEGATRON_LM
 from tests.exports.exported_files import ranks
 from tests.exports.trainer_environments import read
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.program import read_trainers
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.program import read_trainers
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
 from tests.exports.trainer_environments import installed
 from tests.kit.local_ranks import local_nodes
 from tests.workers.programs.programs import MODEL, left_behind, run
-from workers.launchers.local import LocalNodes
-from workers.ranks.rank_task import RANK_ENTRY
 
 pytestmark = [
     pytest.mark.exports,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.exports.exported_files import (
     EVERY_KNOB,
     LLAMA,

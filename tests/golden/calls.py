@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from click.testing import CliRunner
 
-from api.cli import main
+from layout_tuner.cli.main import main
 from tests.kit.api import CAMPAIGN
 
 UNSENDABLE: Final = None

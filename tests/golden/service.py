@@ -17,12 +17,9 @@ import httpx
 import pyarrow.parquet
 import pytest
 
-from api.exporters.export import FORMATS
-from api.settings import Settings
-from results_db.database.data_dir import DataDir
-from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.api.settings import Settings
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import (
     AllocationBody,
     BeatBody,
     HeartbeatBody,
@@ -35,22 +32,19 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import MODEL_PRESETS
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
+from layout_tuner.trainers.exports.export import FORMATS
+from layout_tuner.workers.errors import WorkerError
+from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient
 from tests.golden.calls import REFUSED, UNSENDABLE, exit_codes
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN
 from tests.kit.fake_service import QuietHandler, serving
 from tests.kit.live import live_service
-from tests.kit.store import (
-    completed,
-    failed,
-    make_campaign,
-    send_beats,
-    take_leases,
-)
+from tests.kit.store import completed, failed, make_campaign, send_beats, take_leases
 from tests.results_db.campaigns.test_analyses import make_analysis
-from workers.errors import WorkerError
-from workers.service.lease_client import EncodedOutcome, LeaseClient
 
 LONGEST_LINE: Final = 200
 MANY: Final = 1e6

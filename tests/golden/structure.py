@@ -11,10 +11,10 @@ from typing import Any, Final
 import click
 import sqlalchemy as sa
 
-from api.cli import main
-from api.openapi_document import openapi_text
 from benchmarks.service.postgres_server import running_server
-from results_db.migrations import migrate
+from layout_tuner.api.openapi_document import openapi_text
+from layout_tuner.cli.main import main
+from layout_tuner.results_db.migrations import migrate
 from tests.golden.service import recorded
 
 PROSE_KEYS: Final = {"title", "description", "summary", "example", "examples"}

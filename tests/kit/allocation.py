@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CLUSTER, Api
 
 LAYOUT = Layout(num_microbatches=8)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from click.testing import Result
 from httpx import Response
 
-from api.client import Client
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.layout import Layout
+from layout_tuner.client import Client
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.campaigns import space_of
 from tests.kit.store import completed
 
-if TYPE_CHECKING:  # importing it warns, which tests/api/conftest.py ignores
+if TYPE_CHECKING:  # importing it warns, which tests/kit/service_fixtures.py ignores
     from fastapi.testclient import TestClient
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.space import DERIVABLE
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.spaces.search_space import DERIVABLE
 
 
 def space_of(**knobs: Any) -> dict[str, Any]:

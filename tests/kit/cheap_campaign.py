@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
 from tests.kit.api import CAMPAIGN, Api
 from tests.kit.campaigns import space_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from workers.errors import NodeLostError
-from workers.launchers.base import Cancelled, Node, OnEvent
-from workers.packing.request import Placement
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, Node, OnEvent
+from layout_tuner.workers.packing.request import Placement
 
 Program = Callable[[OnEvent, Cancelled], Outcome]
 PlacedProgram = Callable[[ProbeRequest, Placement, OnEvent, Cancelled], Outcome]

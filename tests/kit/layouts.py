@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 EVERY_KNOB: Final = Layout(
     num_nodes=2,

@@ -19,11 +19,11 @@ from typing import Any, Self
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 
-from api.app import create_app
-from api.http.connection_limits import ConnectionLimits
-from api.http.server import LimitedServer
-from api.settings import Settings
-from results_db.store import Store
+from layout_tuner.api.app import create_app
+from layout_tuner.api.http.connection_limits import ConnectionLimits
+from layout_tuner.api.http.server import LimitedServer
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.store import Store
 from tests.kit.api import HEADERS
 from tests.kit.waiting import wait_until
 

@@ -11,23 +11,18 @@ from unittest.mock import patch
 
 import psutil
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.workers.launchers.group import GroupFailure
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Node, NodeEvent, NodeSet
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.rank_task import RankTask
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import (
-    MARK,
-    RANK_PROGRAMS,
-    marked,
-    run_group,
-)
-from workers.launchers.base import Node, NodeEvent, NodeSet
-from workers.launchers.group import GroupFailure
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
-from workers.ranks.json_lines import Document
-from workers.ranks.rank_task import RankTask
+from tests.workers.process_checks import MARK, RANK_PROGRAMS, marked, run_group
 
 NEVER_S = 3600.0
 """A deadline long after that of the test: if ranks that hang end, something else has ended them."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from api.settings import Settings
-from results_db.store import Store
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.store import Store
 from tests.kit.api import TOKEN, bearer
 from tests.kit.live import Live, live_server
 from tests.kit.postgres import upgraded

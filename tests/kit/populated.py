@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import httpx
 
-from api.settings import Settings
-from results_db.actor import TOKEN_ROLES
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.actor import TOKEN_ROLES
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, bearer
 from tests.kit.live import live_service
 from tests.kit.store import TimelyStore, completed, failed

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.database.data_dir import DataDir
-from results_db.migrations import migrate
-from results_db.store import Store
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.store import Store
 
 TEMPLATE: Final = "upgraded"
 """A database with this version's schema, of which those of tests are copies."""

@@ -15,7 +15,7 @@ import traceback
 from functools import cache
 from typing import Final
 
-from workers.ranks.processes import (
+from layout_tuner.workers.ranks.processes import (
     become_subreaper,
     children,
     die_with_parent,

@@ -15,12 +15,12 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
     from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.cli import main
-from api.client import Client
-from api.settings import Settings
-from results_db.database.data_dir import DataDir
-from results_db.store import Store
+from layout_tuner.api.app import create_app
+from layout_tuner.api.settings import Settings
+from layout_tuner.cli.main import main
+from layout_tuner.client import Client
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.store import Store
 from tests.kit.api import HEADERS, TOKEN, Api, Command, client_of
 from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
@@ -88,7 +88,9 @@ def client(api: Api) -> Client:
 @pytest.fixture
 def command(api: Api, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs commands against the service in this process, in a wide terminal."""
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
+    monkeypatch.setattr(
+        "layout_tuner.cli.service.service_connection.connect", lambda *_: client_of(api)
+    )
     return lambda *arguments: CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})
 
 

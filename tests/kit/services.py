@@ -14,15 +14,15 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from api.cli import main
-from search_spaces.connection.running_service import find_service
+from layout_tuner.cli.main import main
+from layout_tuner.protocol.connection.running_service import find_service
 from tests.kit.waiting import wait_until
 
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command of the command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments],
+        [sys.executable, "-m", "layout_tuner.cli.main", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -64,7 +64,7 @@ class ServeProcess:
     def start(self, port: str = "0", umask: int = -1) -> None:
         command = ["serve", "--port", port, "--data-dir", str(self.data_dir), *self._options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", *command],
+            [sys.executable, "-m", "layout_tuner.cli.main", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.node_ranks import NodeRanks
+from layout_tuner.workers.ranks.rank_task import RankTask
 from tests.workers.process_checks import RANK_PROGRAMS
-from workers.ranks.json_lines import Document
-from workers.ranks.node_ranks import NodeRanks
-from workers.ranks.rank_task import RankTask
 
 _PATIENCE_S = 20.0
 

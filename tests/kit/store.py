@@ -12,17 +12,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 
-from results_db.allocations.leases import LeaseAsk
-from results_db.allocations.workers import Beat
-from results_db.database.store_base import Clock
-from results_db.errors import ResultsDbError
-from results_db.models.tables import Attempt
-from results_db.records import LeaseRecord, TrialRecord, WorkerRecord
-from results_db.store import Store
-from results_db.trials.outcomes import Outcomes
-from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import (
     AllocationBody,
     BeatBody,
     HeartbeatBody,
@@ -33,12 +26,19 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.step_times import quartiles
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.results_db.allocations.leases import LeaseAsk
+from layout_tuner.results_db.allocations.workers import Beat
+from layout_tuner.results_db.database.store_base import Clock
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.results_db.models.tables import Attempt
+from layout_tuner.results_db.records import LeaseRecord, TrialRecord, WorkerRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.outcomes import Outcomes
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from tests.kit.layouts import EVERY_KNOB
 
 Answer = TypeVar("Answer")

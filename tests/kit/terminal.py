@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pytest
 
-from api.cli import main
+from layout_tuner.cli.main import main
 from tests.kit.waiting import wait_until
 
 
@@ -62,7 +62,7 @@ class Terminal:
         """Starts a command of the command line in a process of its own, at this terminal."""
         kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", *command],
+            [sys.executable, "-m", "layout_tuner.cli.main", *command],
             stdin=self.inner,
             stdout=self.inner,
             stderr=self.inner,

@@ -12,22 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import OutcomeReport, WorkerCreate
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.protocol.worker_messages import OutcomeReport, WorkerCreate
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
+from layout_tuner.workers.packing.request import Placement
+from layout_tuner.workers.service.lease_client import LeaseClient
+from layout_tuner.workers.worker.outcome_posting import Outbox
+from layout_tuner.workers.worker.outcome_spool import Spool
+from layout_tuner.workers.worker.scheduler import SchedulerOptions
+from layout_tuner.workers.worker.worker import CheckOf, Drain, EndsIn, Worker
 from tests.kit.fake_launcher import FakeLauncher, PlacedProgram, Program
 from tests.kit.fake_service import TOKEN, FakeService
 from tests.kit.python_process import environment_with, python_words
 from tests.kit.waiting import wait_until
-from workers.launchers.base import Cancelled, OnEvent
-from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.request import Placement
-from workers.service.lease_client import LeaseClient
-from workers.worker.outcome_posting import Outbox
-from workers.worker.outcome_spool import Spool
-from workers.worker.scheduler import SchedulerOptions
-from workers.worker.worker import CheckOf, Drain, EndsIn, Worker
 
 IDENTITY = WorkerCreate(
     name="w",
@@ -157,7 +157,7 @@ def running_worker(
     (folder / "token").write_text(TOKEN + "\n")
     words = ["--url", service.url, "--token-file", str(folder / "token")]
     words += ["--spool-dir", str(service.spool_dir), *options]
-    program = python_words("from workers.commands.commands import worker; worker()", *words)
+    program = python_words("from layout_tuner.cli.processes.worker import worker; worker()", *words)
     with log_of(service).open("w") as log:
         worker = subprocess.Popen(program, env=environment_with(variables), stderr=log)
         try:

@@ -8,12 +8,12 @@ import pytest
 from pydantic import BaseModel
 
 import layout_tuner
-from api.client import Client
-from api.schemas.plans import PlanRead
-from api.version import version
-from search_spaces.belief.plan import Plan
-from tests.api.client.samples import described
+from layout_tuner.api.schemas.plans import PlanRead
+from layout_tuner.client import Client
+from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.version import version
 from tests.kit.python_process import printed_by
+from tests.layout_tuner.client.samples import described
 
 THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "tenacity", "yaml"}
 OURS = {"api", "results_db", "search_spaces", "tuner", "workers"}

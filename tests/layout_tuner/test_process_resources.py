@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.errors import ClusterInvalidError
-from search_spaces.process_resources import (
-    available_memory_bytes,
-    usable_cores,
-    usable_memory_bytes,
-)
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.units import GIB
+from layout_tuner.errors import ClusterInvalidError
+from layout_tuner.process_resources import available_memory_bytes, usable_cores, usable_memory_bytes
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.units import GIB
 
 CORES = len(os.sched_getaffinity(0))
 V2 = "0::/user.slice/job\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.timing_mark import (
+from layout_tuner.timing_mark import (
     TIMING_VARIABLE,
     is_timing,
     shares_cores,
@@ -17,7 +17,7 @@ from search_spaces.timing_mark import (
 from tests.kit.python_process import start_python
 
 RANK = """
-from search_spaces.timing_mark import timing
+from layout_tuner.timing_mark import timing
 with timing():
     print("timing", flush=True)
     input()

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import TimelyStore, TurnableClock, lease_one, make_campaign, make_worker
 
 

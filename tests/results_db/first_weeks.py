@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from results_db.migrations import migrate
-from results_db.records import LeaseRecord, TrialRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import AllocationBody, BeatBody, NodeBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import AllocationBody, BeatBody, NodeBody
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.records import LeaseRecord, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, CLUSTER
 from tests.kit.store import (
     TimelyStore,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from results_db.database.store_base import StoreSection
-from results_db.store import Store
+from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.store import Store
 
 
 class InterceptedStore:

@@ -22,12 +22,12 @@ from scipy.stats import t as student
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
-from results_db.records import CampaignRecord, TrialRecord
-from results_db.rows import WITH_MEASUREMENT, trial_record
-from search_spaces.spec.objectives import OBJECTIVES, measured_objective
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.results_db.rows import WITH_MEASUREMENT, trial_record
+from layout_tuner.search_spaces.objectives import OBJECTIVES, measured_objective
+from layout_tuner.units import SECONDS_PER_HOUR
 
 
 def standings(

@@ -11,10 +11,10 @@ from typing import Final
 
 from sqlalchemy import Executable, text
 
-from results_db.admin.row_rules import RULES
-from results_db.leaderboard.leaderboard import Leaderboards
-from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from results_db.store import Store
+from layout_tuner.results_db.admin.row_rules import RULES
+from layout_tuner.results_db.leaderboard.leaderboard import Leaderboards
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardMemo
+from layout_tuner.results_db.store import Store
 
 ILLEGAL: Final[dict[str, str]] = {
     "attempts are not numbered from 1 to the trial's": """

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from results_db.migrations import migrate
+from layout_tuner.results_db.migrations import migrate
 
 PACKAGED: Final = (migrate.SCRIPTS / "versions",)
 WITH_NEXT: Final = (*PACKAGED, Path(__file__).with_name("next_schema"))

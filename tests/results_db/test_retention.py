@@ -3,13 +3,13 @@
 import pytest
 from sqlalchemy import text
 
-from results_db.actor import Actor
-from results_db.admin.integrity import check_database
-from results_db.campaigns.idempotency_keys import RequestKey
-from results_db.errors import RetentionInvalidError
-from results_db.retention import Pruned, Retention
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
+from layout_tuner.results_db.errors import RetentionInvalidError
+from layout_tuner.results_db.retention import Pruned, Retention
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import TurnableClock, make_campaign, make_spec, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -88,7 +88,7 @@ def test_more_rows_than_a_transaction_takes_all_go_and_nothing_else_does(
     store: Store, campaigns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [store.trials.find(campaign) for campaign in campaigns]
-    monkeypatch.setattr("results_db.retention.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("layout_tuner.results_db.retention.ROWS_AT_ONCE", 1)
     everything = Retention(logs=0, iterations=0, events=0, audit=0, requests=0)
     pruned = store.retention.prune(everything)
     assert pruned.logs == 3, "the youngest ended this very moment"

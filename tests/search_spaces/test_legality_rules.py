@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.spec.batch import GlobalBatch
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import ALL_SCOPES, PROBE_SCOPES, RULES, violations
-from search_spaces.spec.scaling import scaled
-from search_spaces.units import GIB
-from workers.trainer.open_training import unsupported
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, RULES, violations
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.node_scaling import scaled
+from layout_tuner.units import GIB
+from layout_tuner.workers.trainer.open_training import unsupported
 
 NODES = Cluster(name="box", device="card", num_nodes=4, devices_per_node=8, device_memory_bytes=GIB)
 

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from search_spaces.errors import ObjectiveInvalidError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import (
+from layout_tuner.errors import ObjectiveInvalidError
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.search_spaces.objectives import (
     ALL_OBJECTIVES,
     OBJECTIVES,
     objective_factors,
     pareto_front,
     read_objectives,
 )
-from search_spaces.spec.presets.models import resolve_model
-from search_spaces.spec.throughput import Throughput
+from layout_tuner.search_spaces.throughput import Throughput
 
 MODEL = resolve_model("llama-1b")
 LAYOUTS = (

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from layout_tuner.workers.launchers.slurm_step.srun import StepSettings
 from tests.slurm.site import SlurmSite
 from tests.workers.process_checks import MARK
-from workers.launchers.slurm_step.srun import StepSettings
 
 
 @contextmanager

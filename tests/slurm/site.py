@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import psutil
 
+from layout_tuner.workers.ranks.warden import start_under_warden
 from tests.kit.waiting import wait_until
-from workers.ranks.warden import start_under_warden
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")
 UP_WITHIN_S: Final = 60.0

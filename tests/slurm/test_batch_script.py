@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from layout_tuner.cli.processes.allocation import allocation
 from tests.kit.api import ends
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
 from tests.slurm.tuning import cpu_cluster
-from workers.slurm.commands import allocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 # Stands in for workers and Ray nodes: records its arguments and ends at SIGTERM, or as told.
 STAND_IN = """#!/bin/bash
 case "$*" in
-  *api.cli*) who=worker;;
+  *layout_tuner.cli.main*) who=worker;;
   *) who="ray-$SLURMD_NODENAME";;
 esac
 printf '%s\\n' "$@" >"$NOTES/$who.arguments"

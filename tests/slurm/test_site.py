@@ -9,11 +9,11 @@ from contextlib import closing
 import psutil
 import pytest
 
+from layout_tuner.workers.errors import SlurmUnavailableError
+from layout_tuner.workers.slurm.jobs import current_allocation, ends_in_s
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite, why_not
 from tests.workers.process_checks import command_line
-from workers.errors import SlurmUnavailableError
-from workers.slurm.jobs import current_allocation, ends_in_s
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -45,7 +45,7 @@ def _sleeping(site: SlurmSite, job: int) -> int:
 
 PROGRAM = """
 import dataclasses, json, os
-from workers.slurm.jobs import current_allocation, ends_in_s
+from layout_tuner.workers.slurm.jobs import current_allocation, ends_in_s
 held = dataclasses.asdict(current_allocation(os.environ))
 print(json.dumps({**held, "ends_in_s": ends_in_s(held["job_id"], os.environ)}))
 """

@@ -16,6 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.agent import TOKEN_VARIABLE
+from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
+from layout_tuner.workers.launchers.slurm_step.srun import SrunNodes
+from layout_tuner.workers.launchers.slurm_step.step import Step
+from layout_tuner.workers.launchers.slurm_step.step_node import STEP_VARIABLE
+from layout_tuner.workers.packing.request import Share
+from layout_tuner.workers.ranks.rank_task import RankTask
 from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation, step_settings, steps
 from tests.slurm.site import SlurmSite
@@ -29,14 +37,6 @@ from tests.workers.process_checks import (
     run_group,
     wait_until_gone,
 )
-from workers.errors import NodeLostError
-from workers.launchers.agent import TOKEN_VARIABLE
-from workers.launchers.group import GroupEnd, GroupFailure
-from workers.launchers.slurm_step.srun import SrunNodes
-from workers.launchers.slurm_step.step import Step
-from workers.launchers.slurm_step.step_node import STEP_VARIABLE
-from workers.packing.request import Share
-from workers.ranks.rank_task import RankTask
 
 pytestmark = pytest.mark.slurm
 
@@ -47,7 +47,7 @@ import os, sys
 from types import SimpleNamespace
 from tests.slurm.allocations import step_settings
 from tests.workers.process_checks import run_group
-from workers.launchers.slurm_step.srun import SrunNodes
+from layout_tuner.workers.launchers.slurm_step.srun import SrunNodes
 job, mark, *names = sys.argv[1:]
 site = SimpleNamespace(environment=os.environ)
 nodes = SrunNodes(step_settings(site, job, names, mark, rank_entry={RANK_PROGRAMS!r}))

@@ -13,9 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.site import Site
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.search_spaces.clusters.site import Site
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import OnEvent
+from layout_tuner.workers.launchers.slurm_step.srun import srun_launcher
+from layout_tuner.workers.packing.request import Placement, Share
+from layout_tuner.workers.slurm.jobs import SlurmAllocation
 from tests.kit.local_ranks import make_cluster, make_probe, run_probe
 from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation
@@ -29,11 +34,6 @@ from tests.workers.process_checks import (
     marked,
 )
 from tests.workers.programs.programs import python_trainer
-from workers.launchers.base import OnEvent
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.slurm_step.srun import srun_launcher
-from workers.packing.request import Placement, Share
-from workers.slurm.jobs import SlurmAllocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -71,7 +71,7 @@ class Probes:
 
 
 def is_zygote(process: psutil.Process | None) -> bool:
-    return process is not None and "workers.ranks.zygote" in command_line(process)[:5]
+    return process is not None and "layout_tuner.workers.ranks.zygote" in command_line(process)[:5]
 
 
 @pytest.fixture(scope="module")

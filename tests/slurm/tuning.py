@@ -11,12 +11,12 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from layout_tuner.cli.processes.allocation import allocation
 from tests.kit.api import ends
 from tests.kit.campaigns import space_of
 from tests.kit.services import ServeProcess
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
-from workers.slurm.commands import allocation
 
 ROOT = Path(__file__).parents[2]
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED")
@@ -31,7 +31,14 @@ class Tuning:
         self._serve = ServeProcess(directory / "data")
         self._log = (directory / "driver.log").open("ab")
         self._driver = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "driver", "--data-dir", str(directory / "data")],
+            [
+                sys.executable,
+                "-m",
+                "layout_tuner.cli.main",
+                "driver",
+                "--data-dir",
+                str(directory / "data"),
+            ],
             stdout=self._log,
             stderr=self._log,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from results_db.store import Store
+from layout_tuner.results_db.store import Store
 from tests.kit.postgres import upgraded
 from tests.kit.store import TimelyStore, TurnableClock
 

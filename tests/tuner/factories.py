@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from results_db.records import CampaignRecord, LeaseRecord, TrialRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.records import CampaignRecord, LeaseRecord, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.driver import Driver
 from tests.kit.campaigns import spec_of
 from tests.kit.store import completed, make_worker, post_outcome, take_leases
 from tests.kit.waiting import wait_until
-from tuner.driver.driver import Driver
 
 MAX_ROUNDS = 2_000
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns, codes_of
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.models import resolve_model
-from search_spaces.spec.space import EVERY_ROW
-from search_spaces.units import GIB
-from tuner.strategies.base import LayoutSet
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, codes_of
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import EVERY_ROW
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
+from layout_tuner.units import GIB
 
 
 class ListedLayouts:

@@ -13,10 +13,10 @@ import pytest
 from tests.kit.fake_service import TOKEN, serve
 
 if TYPE_CHECKING:
+    from layout_tuner.workers.launchers.local import LocalNodes
+    from layout_tuner.workers.service.lease_client import LeaseClient
     from tests.kit.local_ranks import SeveralLocalNodes
     from tests.kit.worker_loop import WorkedService
-    from workers.launchers.local import LocalNodes
-    from workers.service.lease_client import LeaseClient
 
 # Imported where they are used: tests of the trainer on GPUs do without psutil.
 
@@ -31,7 +31,7 @@ def service(tmp_path: Path) -> Iterator[WorkedService]:
 
 @pytest.fixture
 def client(service: WorkedService) -> Iterator[LeaseClient]:
-    from workers.service.lease_client import LeaseClient
+    from layout_tuner.workers.service.lease_client import LeaseClient
 
     with LeaseClient(service.url, TOKEN) as client:
         yield client
@@ -85,7 +85,7 @@ def nodes(orders_file: Path) -> Iterator[LocalNodes]:
     They share it, since a zygote takes two seconds of a core to import torch. It stands for a
     worker with secrets, and with a path of modules.
     """
-    from search_spaces.connection.service_address import PRIVATE_VARIABLES
+    from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
     from tests.kit.local_ranks import local_nodes
     from tests.kit.python_process import ROOT
     from tests.workers.odd_rank import ODD_ENTRY, ORDERS

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from workers.rank_jobs import rank
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.processes import die_with_parent
-from workers.ranks.rank_task import RankTask
-from workers.trainer.training import Training
+from layout_tuner.workers.rank_jobs import rank
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.processes import die_with_parent
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.trainer.training import Training
 
 ODD_ENTRY = "tests.workers.odd_rank:main"
 ORDERS = "LAYOUT_TUNER_TEST_ORDERS"

@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
+from layout_tuner.workers.launchers.group import GroupEnd, RankGroup
+from layout_tuner.workers.launchers.launcher_nodes import NodeSet
+from layout_tuner.workers.launchers.placement import place
+from layout_tuner.workers.packing.request import Placement
 from tests.kit.waiting import wait_until
-from workers.launchers.base import NodeSet
-from workers.launchers.group import GroupEnd, RankGroup
-from workers.launchers.placement import place
-from workers.packing.request import Placement
 
 RANK_PROGRAMS = "tests.workers.rank_programs:run"
 """The entry of a zygote whose ranks do what `rank_programs` holds."""

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workers.ranks.json_lines import JsonLines
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.json_lines import JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 
 def run(task: RankTask, line: JsonLines) -> None:

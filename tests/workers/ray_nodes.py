@@ -42,7 +42,7 @@ class RayNodeProcess:
         }
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "workers.ray_node"),
+                *(sys.executable, "-P", "-m", "layout_tuner.workers.ray_node"),
                 *(f"--{name}={value}" for name, value in flags.items()),
             ],
             env=environment,

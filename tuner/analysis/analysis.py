@@ -10,8 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import (
+from layout_tuner.documents.reading import word_of
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import (
     Analysis,
     CampaignRecord,
     KnobStepRead,
@@ -19,16 +23,12 @@ from results_db.records import (
     StepState,
     TrialRecord,
 )
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.documents.reading import word_of
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import objective_factors
-from tuner.analysis.importance import FOLLOWERS, METHOD, importances, knobs_of
-from tuner.strategies.base import LayoutSet
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.objectives import objective_factors
+from layout_tuner.tuner.analysis.importance import FOLLOWERS, METHOD, importances, knobs_of
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 ANALYSIS_INTERVAL_S: Final = 60.0
 """Pause between two analyses of a running campaign; one more is made at its end."""

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from tuner.strategies.base import LayoutSet
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 METHOD: Final = "fANOVA (Optuna), of the logarithm of the objective"
 LEAST_LAYOUTS: Final = 8

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from results_db.records import TrialRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign_settings import Budget
-from search_spaces.units import SECONDS_PER_HOUR
-from tuner.driver.campaign_search import CampaignSearch
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch
+from layout_tuner.units import SECONDS_PER_HOUR
 
 LARGEST_RESERVE: Final = 0.25
 """Largest share of a budget that is reserved for measuring the best layouts again."""

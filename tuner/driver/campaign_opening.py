@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from tuner.driver.background_work import start_beside
-from tuner.driver.campaign_search import CampaignSearch
-from tuner.errors import OpeningStuckError
+from layout_tuner.tuner.driver.background_work import start_beside
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch
+from layout_tuner.tuner.errors import OpeningStuckError
 
 Open = Callable[[], CampaignSearch]
 

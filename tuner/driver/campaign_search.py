@@ -8,31 +8,31 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
-from results_db.campaigns.start_from import KnownTrial, knowledge_of
-from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.belief.cheap_probe_step_time import extrapolated_step
-from search_spaces.belief.observation import (
+from layout_tuner.predictions.belief.cheap_probe_step_time import extrapolated_step
+from layout_tuner.predictions.belief.observation import (
     FAILED,
     INFEASIBLE,
     Observation,
     ObservationInvalidError,
 )
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import Budget
-from search_spaces.campaigns.fidelity import Fidelity, fidelity_of
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import objective_factors
-from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
-from tuner.strategies.base import NO_LIMITS, AskLimits, LayoutSearch
-from tuner.strategies.registry import make_strategy
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.results_db.campaigns.start_from import KnownTrial, knowledge_of
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, fidelity_of
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.objectives import objective_factors
+from layout_tuner.tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
+from layout_tuner.tuner.strategies.ask_and_tell import NO_LIMITS, AskLimits, LayoutSearch
+from layout_tuner.tuner.strategies.registry import make_strategy
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 _IN_A_ROW: Final = 2
 """Told trials after which too little must be possible for a campaign to end."""
 
-_log: Final = logging.getLogger("tuner.driver.driver")
+_log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 
 
 class CampaignSearch:

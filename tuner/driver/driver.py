@@ -13,23 +13,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
-from results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
-from results_db.errors import (
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
+from layout_tuner.results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
+from layout_tuner.results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
     DriverLeaseLostError,
     TrialDuplicateError,
 )
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import CampaignRecord, CampaignState, RepeatReason, TrialRecord, TrialSize
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from tuner.analysis.analysis import ANALYSIS_INTERVAL_S, ENDINGS_AN_ANALYSIS, analyse
-from tuner.driver.campaign_end import (
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import (
+    CampaignRecord,
+    CampaignState,
+    RepeatReason,
+    TrialRecord,
+    TrialSize,
+)
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.analysis.analysis import ANALYSIS_INTERVAL_S, ENDINGS_AN_ANALYSIS, analyse
+from layout_tuner.tuner.driver.campaign_end import (
     Spent,
     closing_message,
     is_reserved,
@@ -39,19 +45,19 @@ from tuner.driver.campaign_end import (
     trials_left,
     why_converged,
 )
-from tuner.driver.campaign_opening import BackgroundOpening
-from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
-from tuner.driver.open_trial_target import OpenTrialTarget
-from tuner.driver.plan_maker import PlanMaker
-from tuner.driver.remeasuring import (
+from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
+from layout_tuner.tuner.driver.open_trial_target import OpenTrialTarget
+from layout_tuner.tuner.driver.plan_maker import PlanMaker
+from layout_tuner.tuner.driver.remeasuring import (
     NUM_ROUNDS,
     disturbed_layouts,
     most_doubted,
     round_of_repeats,
     wait_until_quieter,
 )
-from tuner.errors import TunerError
-from tuner.strategies.base import AskLimits
+from layout_tuner.tuner.errors import TunerError
+from layout_tuner.tuner.strategies.ask_and_tell import AskLimits
 
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
@@ -64,7 +70,7 @@ MAX_A_ROUND: Final = 16
 _LOOKED_AT: Final = 100
 """Of the ranked layouts, the best so many may be repeated because they were disturbed."""
 
-_log: Final = logging.getLogger("tuner.driver.driver")
+_log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 
 
 class Driver:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Final
 
-from results_db.records import TrialSize, WorkerRecord
+from layout_tuner.results_db.records import TrialSize, WorkerRecord
 
 MAX_TOO_LARGE: Final = 10
 """Waiting trials that are too large for every live worker and do not count; smaller ones run

@@ -7,16 +7,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from results_db.campaigns.plans import PlanOptions
-from results_db.errors import DatabaseUnavailableError
-from results_db.records import PlanRecord
-from results_db.store import Store
-from search_spaces.belief.plan import Plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import SearchSpaceError
-from tuner.driver.background_work import start_beside
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.records import PlanRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.tuner.driver.background_work import start_beside
 
-_log: Final = logging.getLogger("tuner.driver.driver")
+_log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 
 
 class PlanMaker:

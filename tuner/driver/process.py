@@ -17,18 +17,22 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
-from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
-from results_db.database.data_dir import DataDir
-from results_db.database.stderr_log import log_to_stderr
-from results_db.database.wait_for_server import once_it_answers
-from results_db.errors import DatabaseUnavailableError, DriverLeaseLostError, ResultsDbError
-from results_db.store import Store
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.timing_mark import shares_cores, wait_while_timing
-from tuner.analysis.importance import load
-from tuner.driver.background_work import start_beside
-from tuner.driver.campaign_opening import BackgroundOpening
-from tuner.driver.driver import Driver
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.stderr_log import log_to_stderr
+from layout_tuner.results_db.database.wait_for_server import once_it_answers
+from layout_tuner.results_db.errors import (
+    DatabaseUnavailableError,
+    DriverLeaseLostError,
+    ResultsDbError,
+)
+from layout_tuner.results_db.store import Store
+from layout_tuner.timing_mark import shares_cores, wait_while_timing
+from layout_tuner.tuner.analysis.importance import load
+from layout_tuner.tuner.driver.background_work import start_beside
+from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
+from layout_tuner.tuner.driver.driver import Driver
 
 STANDBY_INTERVAL_S: Final = 0.5
 RENEWAL_INTERVAL_S: Final = 1.0
@@ -39,7 +43,7 @@ STUCK_AFTER_S: Final = 900.0
 """A round that takes longer is taken to hang: the lease is no longer renewed."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-_log: Final = logging.getLogger("tuner.driver.process")
+_log: Final = logging.getLogger("layout_tuner.tuner.driver.process")
 
 
 def drive(data_dir: Path | None, database: str | None = None) -> None:
@@ -48,7 +52,7 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
     The database is that of a data directory, the default one for None, or a PostgreSQL.
 
     Raises:
-        results_db.errors.ResultsDbError: it cannot be used, or a newer version wrote it.
+        ResultsDbError: it cannot be used, or a newer version wrote it.
     """
     data = DataDir.default() if data_dir is None else DataDir(data_dir)
     log_to_stderr("tuner", "results_db")

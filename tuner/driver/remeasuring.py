@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.trials.trials import RepeatsOfLayout
-from search_spaces.campaigns.campaign_settings import Budget
-from tuner.driver.campaign_end import LARGEST_RESERVE
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.trials.trials import RepeatsOfLayout
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.tuner.driver.campaign_end import LARGEST_RESERVE
 
 NUM_ROUNDS: Final = 2
 """How often each layout is measured again, at most: after each round, layouts that differ

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.space import EVERY_ROW
-from search_spaces.tables import TableCell, TableRow
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.spaces.search_space import EVERY_ROW
+from layout_tuner.search_spaces.tables import TableCell, TableRow
 
 
 class CellLayouts:

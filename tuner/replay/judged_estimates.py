@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 from scipy.stats import kendalltau
 
-from search_spaces.arrays import Bools, Floats
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.tables import TableCell
-from tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.array_types import Bools, Floats
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.search_spaces.tables import TableCell
+from layout_tuner.tuner.replay.cell_layouts import CellLayouts
 
 ACCEPTED: Final = 0.5
 """Smallest probability of fitting at which a layout counts as accepted."""

@@ -25,17 +25,17 @@ from typing import Final
 import scipy.linalg  # noqa: F401 - loads scipy's own BLAS, so that threadpool_limits applies to it
 from threadpoolctl import threadpool_limits
 
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
-from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.layout import Layout
-from search_spaces.tables import CellKey, TableCell, TableRow
-from tuner.errors import ReplayFailedError, StrategyUnknownError
-from tuner.replay.cell_layouts import CellLayouts
-from tuner.strategies.base import AskLimits, LayoutSearch
-from tuner.strategies.registry import STRATEGIES, make_strategy
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.observation import FAILED, INFEASIBLE, Observation
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, ProbeCosts
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.tables import CellKey, TableCell, TableRow
+from layout_tuner.tuner.errors import ReplayFailedError, StrategyUnknownError
+from layout_tuner.tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.tuner.strategies.ask_and_tell import AskLimits, LayoutSearch
+from layout_tuner.tuner.strategies.registry import STRATEGIES, make_strategy
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 ITERATIONS: Final = 10
 """Iterations of a probe, as in arXiv:2312.12705 and in campaigns."""

@@ -16,19 +16,19 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.observation import Observation
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.space import EVERY_ROW
-from tuner.errors import LayoutUnknownError
+from layout_tuner.predictions.belief.observation import Observation
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.spaces.search_space import EVERY_ROW
+from layout_tuner.tuner.errors import LayoutUnknownError
 
 
 class LayoutSet(Protocol):
     """The layouts that a search may propose, in their canonical order.
 
-    Implementations are `search_spaces.spec.space.LegalSet` and
+    Implementations are `search_spaces.spaces.search_space.LegalSet` and
     `tuner.replay.cell_layouts.CellLayouts`.
     """
 

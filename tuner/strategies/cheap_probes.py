@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.step_belief import StepBelief
-from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
-from tuner.strategies.improvement import expected_improvement
-from tuner.strategies.predictions import Predictions
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.step_belief import StepBelief
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
+from layout_tuner.tuner.strategies.improvement import expected_improvement
+from layout_tuner.tuner.strategies.predictions import Predictions
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 WORTH: Final = 0.01
 """Expected gain of the next cheap probe, as a share of the best, for which they go on."""

@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.estimates.links import GroupLinks
-from search_spaces.estimates.tensor_sums import layer_sums
-from search_spaces.estimates.time import TERM_NAMES, time_terms
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.model_shape import ModelShape
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.estimates.links import GroupLinks
+from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
+from layout_tuner.predictions.estimates.tensor_sums import layer_sums
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 _OTHER_AXES: Final = [
     place

@@ -26,9 +26,9 @@ import numpy as np
 from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Bools, Floats, Ints
-from search_spaces.spec.layout import LAYOUT_FIELDS
-from tuner.strategies.base import History, LayoutSet, Proposer
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSet, Proposer
 
 MAX_CANDIDATES: Final = 8_000
 """Free layouts that one proposal compares: a seeded draw, and the neighbours of the best

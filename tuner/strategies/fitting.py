@@ -10,23 +10,23 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.observation import Observation
-from search_spaces.belief.peaks.memory_evidence import usable_bytes
-from search_spaces.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, logistic
-from search_spaces.belief.peaks.trainer_hypotheses import (
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.belief.observation import Observation
+from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
+from layout_tuner.predictions.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, logistic
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import (
     HypothesesTerms,
     Peaks,
     TrainerMemory,
     mixed,
 )
-from search_spaces.belief.residual import similarity
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from tuner.strategies.base import History
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.predictions.belief.residual import similarity
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.tuner.strategies.ask_and_tell import History
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 _EXPLAINED: Final = 0.01
 """A failed layout with a smaller probability of fitting is taken to have run out of memory."""

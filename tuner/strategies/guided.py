@@ -15,19 +15,19 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Bools, Floats, Ints
-from search_spaces.belief.observation import Observation
-from search_spaces.belief.step_belief import StepBelief
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.objectives import pareto_front
-from tuner.strategies.base import History, Proposer
-from tuner.strategies.cheap_probes import Candidate, CheapProbes
-from tuner.strategies.fitting import Fitting
-from tuner.strategies.improvement import best_places, hypervolume, largest, mean_gains
-from tuner.strategies.objective_values import Weighing
-from tuner.strategies.predictions import Predictions
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.predictions.belief.observation import Observation
+from layout_tuner.predictions.belief.step_belief import StepBelief
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.objectives import pareto_front
+from layout_tuner.tuner.strategies.ask_and_tell import History, Proposer
+from layout_tuner.tuner.strategies.cheap_probes import Candidate, CheapProbes
+from layout_tuner.tuner.strategies.fitting import Fitting
+from layout_tuner.tuner.strategies.improvement import best_places, hypervolume, largest, mean_gains
+from layout_tuner.tuner.strategies.objective_values import Weighing
+from layout_tuner.tuner.strategies.predictions import Predictions
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 NUM_DRAWS: Final = 192
 NUM_FRONT_DRAWS: Final = 64

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr
 
-from search_spaces.arrays import Floats, Ints
+from layout_tuner.array_types import Floats, Ints
 
 SMOOTHING: Final = 0.005
 """Width, in logarithms of the objective, over which a gain sets in."""

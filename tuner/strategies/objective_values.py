@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.observation import Observation
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.observation import Observation
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, objective_factors
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 FIRST_ALONE: Final = 3
 """Every third proposal considers the first objective only."""

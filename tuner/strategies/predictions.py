@@ -9,24 +9,27 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.cheap_probe_step_time import COMMON_LOG_SD, extrapolation_log_sd
-from search_spaces.belief.factor_regression import StepFactors
-from search_spaces.belief.known_residuals import known_residual
-from search_spaces.belief.pipeline_stalls import PipelineStalls
-from search_spaces.belief.residual import knob_coordinates
-from search_spaces.belief.slow_runs import MEAN_EXCESS
-from search_spaces.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.time_evidence import Origin
-from search_spaces.belief.time_fit import TimePrior
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import time_terms
-from tuner.strategies.base import CheapRun, History
-from tuner.strategies.fitting import HERE, Fitting, FittingBelief
-from tuner.strategies.objective_values import ObjectiveValues
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.predictions.belief.cheap_probe_step_time import (
+    COMMON_LOG_SD,
+    extrapolation_log_sd,
+)
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.factor_regression import StepFactors
+from layout_tuner.predictions.belief.known_residuals import known_residual
+from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls
+from layout_tuner.predictions.belief.residual import knob_coordinates
+from layout_tuner.predictions.belief.slow_runs import MEAN_EXCESS
+from layout_tuner.predictions.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
+from layout_tuner.predictions.belief.time_evidence import Origin
+from layout_tuner.predictions.belief.time_fit import TimePrior
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.predictions.estimates.step_time import time_terms
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.tuner.strategies.ask_and_tell import CheapRun, History
+from layout_tuner.tuner.strategies.fitting import HERE, Fitting, FittingBelief
+from layout_tuner.tuner.strategies.objective_values import ObjectiveValues
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 _SCALE_LOG_SD: Final = 0.3
 """Standard deviation of a common factor on the whole step."""

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import StrategyUnknownError
-from tuner.strategies.base import History, LayoutSearch, Proposer
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.tuner.errors import StrategyUnknownError
+from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSearch, Proposer
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 
 def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSearch:
@@ -38,29 +38,29 @@ class FixedOrderProposer(Proposer):
 
 
 def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
-    from tuner.strategies.predictions import order_by_estimate
+    from layout_tuner.tuner.strategies.predictions import order_by_estimate
 
     return FixedOrderProposer(order_by_estimate(problem))
 
 
 def _communication(problem: SearchProblem, _seed: int) -> Proposer:
-    from tuner.strategies.communication import order_by_communication
+    from layout_tuner.tuner.strategies.communication import order_by_communication
 
     return FixedOrderProposer(order_by_communication(problem))
 
 
 def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
-    from tuner.strategies.deephyper import DeepHyperProposer
+    from layout_tuner.tuner.strategies.deephyper import DeepHyperProposer
 
     allowed = problem.allowed_memory_bytes if problem.min_memory_headroom else math.inf
     return DeepHyperProposer(problem.layouts, seed=seed, max_peak_memory_bytes=allowed)
 
 
 def _deephyper_with_memory(problem: SearchProblem, seed: int) -> Proposer:
-    from search_spaces.estimates.memory import peak_memory_bytes
-    from search_spaces.estimates.storage import storage_of
-    from tuner.strategies.deephyper import NUM_WARM, DeepHyperProposer
-    from tuner.strategies.predictions import order_by_estimate
+    from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+    from layout_tuner.predictions.estimates.storage import storage_of
+    from layout_tuner.tuner.strategies.deephyper import NUM_WARM, DeepHyperProposer
+    from layout_tuner.tuner.strategies.predictions import order_by_estimate
 
     allowed = problem.allowed_memory_bytes
     storage = storage_of(problem.software, problem.cluster)
@@ -76,7 +76,7 @@ def _deephyper_with_memory(problem: SearchProblem, seed: int) -> Proposer:
 
 
 def _guided(problem: SearchProblem, seed: int) -> Proposer:
-    from tuner.strategies.guided import GuidedProposer
+    from layout_tuner.tuner.strategies.guided import GuidedProposer
 
     return GuidedProposer(problem, seed=seed)
 

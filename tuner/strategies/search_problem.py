@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.campaigns.fidelity import ProbeCosts
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
-from tuner.errors import ProblemInvalidError
-from tuner.strategies.base import LayoutSet
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.search_spaces.campaigns.fidelity import ProbeCosts
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
+from layout_tuner.tuner.errors import ProblemInvalidError
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

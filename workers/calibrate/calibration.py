@@ -10,24 +10,29 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
-from search_spaces.connection.data_home import default_data_dir
-from search_spaces.errors import MeasuredConstantsInvalidError
-from search_spaces.estimates.link_fit import LinkFit, fit_link
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.calibration_file import (
+from layout_tuner.errors import MeasuredConstantsInvalidError
+from layout_tuner.predictions.estimates.link_fit import LinkFit, fit_link
+from layout_tuner.protocol.connection.data_home import default_data_dir
+from layout_tuner.search_spaces.clusters.calibration_file import (
     MeasuredConstants,
     constants_file,
     read_constants,
 )
-from workers.errors import CalibrationFailedError
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import local_launcher
-from workers.packing.request import Share
-from workers.ranks.json_lines import Document
-from workers.trainer.product_layouts import Product, fastest_layouts, products_in, products_of
-from workers.trainer.revision import software_versions
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.errors import CalibrationFailedError
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.local import local_launcher
+from layout_tuner.workers.packing.request import Share
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.trainer.product_layouts import (
+    Product,
+    fastest_layouts,
+    products_in,
+    products_of,
+)
+from layout_tuner.workers.trainer.revision import software_versions
 
 NOISY: Final = 0.25
 """Spread of the repeats above which a warning says that the machine was busy."""

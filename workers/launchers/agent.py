@@ -32,11 +32,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from search_spaces.process_resources import usable_cores
-from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.node_ranks import NodeRanks
-from workers.ranks.rank_task import RankTask
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.workers.errors import NodeLostError, RanksLeftError, WorkerError
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.node_ranks import NodeRanks
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 ADDRESS_VARIABLE: Final = "LAYOUT_TUNER_LAUNCHER_ADDRESS"
 """Where the launcher listens, as HOST:PORT."""

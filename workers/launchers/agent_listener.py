@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from workers.launchers.agent import ALIVE_EVERY_S, notice_a_dead_peer
-from workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.launchers.agent import ALIVE_EVERY_S, notice_a_dead_peer
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from workers.errors import NodeLostError
-from workers.launchers.base import NodeEvent
-from workers.ranks.json_lines import Document
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.launcher_nodes import NodeEvent
+from layout_tuner.workers.ranks.json_lines import Document
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,12 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from search_spaces.protocol.outcome import FailureReason
-from search_spaces.units import memory
-from workers.errors import NodeLostError
-from workers.launchers.base import CAUSE_WITHIN_S, Cancelled, NodeEvent, NodeSet, OnEvent
-from workers.ranks.json_lines import Document
-from workers.ranks.rank_task import RankTask
+from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.units import memory
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.launcher_nodes import (
+    CAUSE_WITHIN_S,
+    Cancelled,
+    NodeEvent,
+    NodeSet,
+    OnEvent,
+)
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 FAILED_LOG_LENGTH: Final = 1 << 16
 COMPLETED_LOG_LENGTH: Final = 1 << 14

@@ -10,11 +10,11 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from search_spaces.documents.limits import acceptable_log, visible_line
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.measurement import Environment, Measurement
-from search_spaces.protocol.measurement_checks import refuse_contradictions
-from search_spaces.protocol.outcome import (
+from layout_tuner.documents.limits import acceptable_log, visible_line
+from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.protocol.measurement import Environment, Measurement
+from layout_tuner.protocol.measurement_checks import refuse_contradictions
+from layout_tuner.protocol.outcome import (
     MAX_LOG_LENGTH,
     MAX_MESSAGE_LENGTH,
     FailureReason,
@@ -22,21 +22,21 @@ from search_spaces.protocol.outcome import (
     OutcomeState,
     ProbeRequest,
 )
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.throughput import MEASURED_PEAK
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.parameters import ParameterInvalidError
-from search_spaces.trainers.program import ProgramTrainer
-from workers.errors import PlacementImpossibleError, TrainerUnknownError, WorkerError
-from workers.launchers.base import Cancelled, Node, NodeSet, OnEvent
-from workers.launchers.group import GroupEnd, GroupFailure, RankGroup, Verdict
-from workers.launchers.placement import Processes, place
-from workers.packing.request import Placement, Share
-from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
-from workers.ranks.rank_task import Device
-from workers.trainer.product_layouts import Product, to_rows
-from workers.trainer.revision import GIT_REVISION
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.throughput import MEASURED_PEAK
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.parameters import ParameterInvalidError
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.errors import PlacementImpossibleError, TrainerUnknownError, WorkerError
+from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure, RankGroup, Verdict
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, Node, NodeSet, OnEvent
+from layout_tuner.workers.launchers.placement import Processes, place
+from layout_tuner.workers.packing.request import Placement, Share
+from layout_tuner.workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
+from layout_tuner.workers.ranks.rank_task import Device
+from layout_tuner.workers.trainer.product_layouts import Product, to_rows
+from layout_tuner.workers.trainer.revision import GIT_REVISION
 
 _Measured = tuple[Measurement, Environment]
 _Told = Callable[[], _Measured]

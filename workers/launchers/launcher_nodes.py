@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from workers.ranks.json_lines import Document
-from workers.ranks.rank_task import Device, RankTask
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.rank_task import Device, RankTask
 
 OnEvent = Callable[[Document], None]
 """Called with each report of a running rank, in the order of arrival."""

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from search_spaces.process_resources import usable_cores
-from search_spaces.spec.cluster import Cluster
-from search_spaces.trainers.program import ProgramTrainer
-from workers.errors import NodeLostError
-from workers.launchers.base import Node, NodeEvent
-from workers.launchers.event_router import EventRouter
-from workers.launchers.group_launcher import GroupLauncher
-from workers.ranks.json_lines import Document
-from workers.ranks.node_ranks import NodeRanks
-from workers.ranks.rank_task import RANK_ENTRY, RankTask
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.event_router import EventRouter
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Node, NodeEvent
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.node_ranks import NodeRanks
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY, RankTask
 
 _LOOPBACK: Final = "127.0.0.1"
 _POLL_S: Final = 60.0

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from search_spaces.mesh import ranks_per_node
-from workers.errors import PlacementImpossibleError
-from workers.launchers.base import Node
-from workers.packing.request import Placement, Share
-from workers.ranks.rank_task import Device, RankTask
+from layout_tuner.search_spaces.layouts.rank_mesh import ranks_per_node
+from layout_tuner.workers.errors import PlacementImpossibleError
+from layout_tuner.workers.launchers.launcher_nodes import Node
+from layout_tuner.workers.packing.request import Placement, Share
+from layout_tuner.workers.ranks.rank_task import Device, RankTask
 
 Processes = Literal["own_device", "all_devices", "one_per_node"]
 """own_device: each rank sees its own device alone. all_devices: each sees those of the group on its

@@ -14,21 +14,26 @@ from itertools import accumulate
 from math import fsum
 from typing import Final
 
-from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, num_warmup, quartiles
-from search_spaces.trainers.simulator import simulator_trainer
-from search_spaces.units import memory
-from workers.errors import RanksLeftError, WorkerError
-from workers.launchers.base import Node
-from workers.launchers.group import GroupEnd, GroupFailure
-from workers.launchers.group_launcher import outcome_of
-from workers.packing.request import Placement
-from workers.simulation.probe import SimulatedCluster, SimulatedProbe
-from workers.trainer.revision import GIT_REVISION
+from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED, shows_enough
+from layout_tuner.predictions.statistics.step_times import (
+    MAX_EXTRA_WARMUP,
+    has_settled,
+    num_warmup,
+    quartiles,
+)
+from layout_tuner.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.trainers.simulator import simulator_trainer
+from layout_tuner.units import memory
+from layout_tuner.workers.errors import RanksLeftError, WorkerError
+from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
+from layout_tuner.workers.launchers.group_launcher import outcome_of
+from layout_tuner.workers.launchers.launcher_nodes import Node
+from layout_tuner.workers.packing.request import Placement
+from layout_tuner.workers.simulation.probe import SimulatedCluster, SimulatedProbe
+from layout_tuner.workers.trainer.revision import GIT_REVISION
 
 MEMORY_KIND: Final = "simulated"
 """The kind of a simulated measurement's memory."""

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Bools, Floats
-from workers.packing.request import PackRequest, Placement, Share
+from layout_tuner.array_types import Bools, Floats
+from layout_tuner.workers.packing.request import PackRequest, Placement, Share
 
 Ints = NDArray[np.intp]
 

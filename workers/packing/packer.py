@@ -8,16 +8,16 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Bools
-from search_spaces.terminal.plurals import counted
-from workers.packing.devices import (
+from layout_tuner.array_types import Bools
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.workers.packing.devices import (
     NEVER,
     DeviceTable,
     FreeDevices,
     earliest_devices,
     earliest_nodes,
 )
-from workers.packing.request import PackRequest, Placement, Room, Share
+from layout_tuner.workers.packing.request import PackRequest, Placement, Room, Share
 
 MAX_LOANS: Final = 64
 """Probes that may use the devices reserved for the oldest waiting probe, before these devices stay

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from search_spaces.process_resources import available_memory_bytes
-from search_spaces.protocol.outcome import FailureReason
-from search_spaces.units import memory
-from workers.ranks.keeper import memory_of, oom_kills
-from workers.ranks.memory_watch import devices_in_use, visible_names
-from workers.ranks.rank_task import RankTask
+from layout_tuner.process_resources import available_memory_bytes
+from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.units import memory
+from layout_tuner.workers.ranks.keeper import memory_of, oom_kills
+from layout_tuner.workers.ranks.memory_watch import devices_in_use, visible_names
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 _EVERY_S: Final = 0.1
 _PAUSES: Final = 20

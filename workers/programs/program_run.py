@@ -10,19 +10,24 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final, Self
 
-from search_spaces.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
-from search_spaces.protocol.outcome import FailureReason, ProbeRequest
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.early_stop import shows_enough
-from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, num_warmup, quartiles
-from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.parameters import parameter_texts
-from search_spaces.trainers.placeholders import placeholder_values
-from search_spaces.trainers.program import ARGUMENTS, ProgramTrainer
-from workers.ranks.json_lines import Document
-from workers.ranks.rank_task import RankTask
-from workers.ranks.scratch import PROGRAM
-from workers.trainer.disturbance import share_of
+from layout_tuner.predictions.statistics.early_stop import shows_enough
+from layout_tuner.predictions.statistics.step_times import (
+    MAX_EXTRA_WARMUP,
+    has_settled,
+    num_warmup,
+    quartiles,
+)
+from layout_tuner.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
+from layout_tuner.protocol.outcome import FailureReason, ProbeRequest
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.parameters import parameter_texts
+from layout_tuner.trainers.placeholders import placeholder_values
+from layout_tuner.trainers.program import ARGUMENTS, ProgramTrainer
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.scratch import PROGRAM
+from layout_tuner.workers.trainer.disturbance import share_of
 
 _SHORTEST_SHARE: Final = 0.5
 """A program whose steps take less than this share of the time between its reports does not report

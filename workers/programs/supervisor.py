@@ -25,17 +25,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.protocol.outcome import FailureReason
-from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
-from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.placeholders import filled
-from search_spaces.units import memory
-from workers.programs.memory_sample import MemorySample, process_tree
-from workers.programs.program_run import ProgramTask
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_task import RankTask
-from workers.ranks.scratch import make_directory
-from workers.trainer.disturbance import CoreWatch
+from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.placeholders import filled
+from layout_tuner.units import memory
+from layout_tuner.workers.programs.memory_sample import MemorySample, process_tree
+from layout_tuner.workers.programs.program_run import ProgramTask
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.scratch import make_directory
+from layout_tuner.workers.trainer.disturbance import CoreWatch
 
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""

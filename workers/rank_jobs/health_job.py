@@ -11,10 +11,10 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from search_spaces.process_resources import available_memory_bytes, usable_memory_bytes
-from search_spaces.spec.throughput import MEASURED_PEAK
-from workers.ranks.rank_task import RankTask
-from workers.trainer.device_peak_flops import measured_tflops
+from layout_tuner.process_resources import available_memory_bytes, usable_memory_bytes
+from layout_tuner.search_spaces.throughput import MEASURED_PEAK
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.trainer.device_peak_flops import measured_tflops
 
 _MESSAGE_BYTES: Final = {"cpu": 4 << 20, "cuda": 256 << 20}
 _REPEATS: Final = 4

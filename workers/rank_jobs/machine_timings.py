@@ -17,23 +17,28 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.statistics.step_times import quartiles
-from workers.rank_jobs.health_job import join_process_group
-from workers.ranks.json_lines import JsonLines
-from workers.ranks.rank_task import RankTask
-from workers.trainer.comm.collectives import all_reduce, barrier, gather_rows, scatter_rows
-from workers.trainer.comm.mesh import Mesh, build_mesh
-from workers.trainer.model.matrix_products import (
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.workers.rank_jobs.health_job import join_process_group
+from layout_tuner.workers.ranks.json_lines import JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.trainer.comm.collectives import (
+    all_reduce,
+    barrier,
+    gather_rows,
+    scatter_rows,
+)
+from layout_tuner.workers.trainer.comm.mesh import Mesh, build_mesh
+from layout_tuner.workers.trainer.model.matrix_products import (
     add_product,
     input_gradient,
     linear,
     use_layouts,
     weight_gradient,
 )
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.parallel.pipeline import Message, start_messages
-from workers.trainer.product_layouts import LAYOUTS, Product
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.parallel.pipeline import Message, start_messages
+from layout_tuner.workers.trainer.product_layouts import LAYOUTS, Product
 
 _LEAST_REPEATS: Final = 5
 _MOST_REPEATS: Final = 400

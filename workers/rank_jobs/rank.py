@@ -23,19 +23,23 @@ import torch
 # torch.distributed has these names too, but not for type checkers.
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from search_spaces.protocol.outcome import ProbeRequest
-from workers.programs.supervisor import ProgramFailedError, run_program, told_rendezvous
-from workers.rank_jobs.health_job import measure_between, measure_node
-from workers.rank_jobs.machine_timings import time_machine
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_task import RankTask
-from workers.ranks.scratch import PROGRAM
-from workers.trainer.device_peak_flops import matmul_peak
-from workers.trainer.job.job import TrainJob
-from workers.trainer.open_training import RankContext
-from workers.trainer.probe.exception_reasons import classify, is_transport_error
-from workers.trainer.probe.probe import run_probe
-from workers.trainer.train import run_train
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.workers.programs.supervisor import (
+    ProgramFailedError,
+    run_program,
+    told_rendezvous,
+)
+from layout_tuner.workers.rank_jobs.health_job import measure_between, measure_node
+from layout_tuner.workers.rank_jobs.machine_timings import time_machine
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.scratch import PROGRAM
+from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
+from layout_tuner.workers.trainer.job.job import TrainJob
+from layout_tuner.workers.trainer.open_training import RankContext
+from layout_tuner.workers.trainer.probe.exception_reasons import classify, is_transport_error
+from layout_tuner.workers.trainer.probe.probe import run_probe
+from layout_tuner.workers.trainer.train import run_train
 
 torch.set_num_threads(1)
 

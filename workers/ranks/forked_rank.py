@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from workers.errors import CoresForbiddenError, WorkerError
-from workers.ranks.json_lines import JsonLines
-from workers.ranks.processes import die_with_parent, fork
-from workers.ranks.rank_task import RankTask
-from workers.ranks.visible_devices import rank_variables
+from layout_tuner.workers.errors import CoresForbiddenError, WorkerError
+from layout_tuner.workers.ranks.json_lines import JsonLines
+from layout_tuner.workers.ranks.processes import die_with_parent, fork
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.visible_devices import rank_variables
 
 RankEntry = Callable[[RankTask, JsonLines], None]
 """The function that a rank runs, with its task and its line to the node's agent."""

@@ -31,13 +31,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from search_spaces.process_resources import available_memory_bytes
-from workers.errors import RanksLeftError
-from workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
-from workers.ranks.json_lines import Document, JsonLines, Readers
-from workers.ranks.processes import become_subreaper, end_descendants, reap
-from workers.ranks.rank_task import RankTask
-from workers.ranks.scratch import remove_directories
+from layout_tuner.process_resources import available_memory_bytes
+from layout_tuner.workers.errors import RanksLeftError
+from layout_tuner.workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines, Readers
+from layout_tuner.workers.ranks.processes import become_subreaper, end_descendants, reap
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.scratch import remove_directories
 
 END_WITHIN_S: Final = 10.0
 """Seconds that killed processes may take to end, before the group's end says that some are left."""

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.process_resources import ROOT
-from search_spaces.units import memory
-from workers.backoff import Backoff
-from workers.errors import DeviceHiddenError, MemoryNotBackError
-from workers.ranks.rank_task import RankTask
-from workers.ranks.visible_devices import CUDA, HIP, ROCR, rank_variables
+from layout_tuner.process_resources import ROOT
+from layout_tuner.units import memory
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import DeviceHiddenError, MemoryNotBackError
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.visible_devices import CUDA, HIP, ROCR, rank_variables
 
 _KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
 

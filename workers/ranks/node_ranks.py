@@ -16,16 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.ranks.json_lines import MOST_FDS, Document, JsonLines
-from workers.ranks.keeper import END_WITHIN_S
-from workers.ranks.memory_watch import MemoryWatch
-from workers.ranks.processes import end_marked, ended_within, last_words
-from workers.ranks.rank_reports import RankReports
-from workers.ranks.rank_task import RANK_ENTRY, RankTask
-from workers.ranks.scratch import SCRATCH_VARIABLE, HeldDirectory, remove
-from workers.ranks.warden import python_module, start_under_warden
+from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.workers.errors import NodeLostError, RanksLeftError, WorkerError
+from layout_tuner.workers.ranks.json_lines import MOST_FDS, Document, JsonLines
+from layout_tuner.workers.ranks.keeper import END_WITHIN_S
+from layout_tuner.workers.ranks.memory_watch import MemoryWatch
+from layout_tuner.workers.ranks.processes import end_marked, ended_within, last_words
+from layout_tuner.workers.ranks.rank_reports import RankReports
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY, RankTask
+from layout_tuner.workers.ranks.scratch import SCRATCH_VARIABLE, HeldDirectory, remove
+from layout_tuner.workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
 _KEEPER_WITHIN_S: Final = END_WITHIN_S + 3.0
@@ -79,7 +79,7 @@ class NodeRanks:
                 on_failure.callback(self._remove_scratch)
                 flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
                 self._warden = start_under_warden(
-                    [*python_module("workers.ranks.zygote"), *flags],
+                    [*python_module("layout_tuner.workers.ranks.zygote"), *flags],
                     env={
                         **_zygote_environment(),
                         _MARK_VARIABLE: self._mark,

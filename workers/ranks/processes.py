@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from workers.backoff import Backoff
-from workers.errors import RanksLeftError
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import RanksLeftError
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36

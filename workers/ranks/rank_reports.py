@@ -13,8 +13,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
 
-from workers.ranks.json_lines import Document, JsonLines, Readers
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines, Readers
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 HOLD_S: Final = 0.5
 """Seconds between two batches of iterations, which are only for users and heartbeats."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-RANK_ENTRY: Final = "workers.rank_jobs.rank:main"
+RANK_ENTRY: Final = "layout_tuner.workers.rank_jobs.rank:main"
 """The program of a rank, as "module:function"; tests and benchmarks have others."""
 
 Device = Literal["cpu", "cuda"]

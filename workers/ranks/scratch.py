@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from workers.errors import RanksLeftError
-from workers.ranks.processes import end_marked
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.errors import RanksLeftError
+from layout_tuner.workers.ranks.processes import end_marked
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from workers.errors import DeviceHiddenError
+from layout_tuner.workers.errors import DeviceHiddenError
 
 ROCR: Final = "ROCR_VISIBLE_DEVICES"
 HIP: Final = "HIP_VISIBLE_DEVICES"

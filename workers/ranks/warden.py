@@ -4,7 +4,7 @@ It is a small process in a session of its own, without torch, and watches no dea
 processes below it when its command ends, after SIGTERM, or when one of its guardians ends for any
 reason: the process that started it, and the raylet above that process where there is one.
 
-    python -m workers.ranks.warden --guardian PID ... [--remove DIRECTORY] -- COMMAND...
+    python -m layout_tuner.workers.ranks.warden --guardian PID ... [--remove DIR] -- COMMAND...
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from workers.ranks.processes import (
+from layout_tuner.workers.ranks.processes import (
     OnReaped,
     become_subreaper,
     children,
@@ -30,7 +30,7 @@ from workers.ranks.processes import (
     kill,
     reap,
 )
-from workers.ranks.scratch import HeldDirectory, remove
+from layout_tuner.workers.ranks.scratch import HeldDirectory, remove
 
 _LOOK_EVERY_MS: Final = 1000
 
@@ -78,7 +78,7 @@ def start_under_warden(
     flags += [] if directory is None else [f"--remove={directory.path}"]
     flags += ["--has-daemons"] if has_daemons else []
     return subprocess.Popen(
-        [*python_module("workers.ranks.warden"), *flags, "--", *command],
+        [*python_module("layout_tuner.workers.ranks.warden"), *flags, "--", *command],
         env=with_our_package(env),
         pass_fds=[*pass_fds, *([] if directory is None else [directory.lock_fd])],
         stdin=subprocess.DEVNULL,
@@ -145,7 +145,7 @@ def _end_strays(*, command_pid: int, seen_before: Collection[int], on_reaped: On
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.ranks.warden", description=__doc__)
+    parser = argparse.ArgumentParser(prog="layout_tuner.workers.ranks.warden", description=__doc__)
     parser.add_argument("--guardian", type=int, action="append", required=True)
     parser.add_argument("--pass-fd", type=int, action="append", default=[])
     parser.add_argument("--remove", type=Path)

@@ -31,11 +31,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from workers.backoff import Backoff
-from workers.ranks.forked_rank import RankEntry
-from workers.ranks.json_lines import Document, JsonLines, Readers
-from workers.ranks.keeper import GroupKeeper
-from workers.ranks.processes import (
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.ranks.forked_rank import RankEntry
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines, Readers
+from layout_tuner.workers.ranks.keeper import GroupKeeper
+from layout_tuner.workers.ranks.processes import (
     OnReaped,
     become_subreaper,
     children,
@@ -45,8 +45,8 @@ from workers.ranks.processes import (
     live_without_parent,
     reap,
 )
-from workers.ranks.rank_task import RankTask
-from workers.ranks.scratch import remove_directories
+from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.scratch import remove_directories
 
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 1.0
@@ -243,9 +243,9 @@ def load_entry(name: str) -> RankEntry:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.ranks.zygote", description=__doc__)
+    parser = argparse.ArgumentParser(prog="layout_tuner.workers.ranks.zygote", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
-    parser.add_argument("--entry", default="workers.rank_jobs.rank:main")
+    parser.add_argument("--entry", default="layout_tuner.workers.rank_jobs.rank:main")
     arguments = parser.parse_args()
     become_subreaper()
     agent = JsonLines(socket.socket(fileno=arguments.socket))

@@ -13,11 +13,15 @@ from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from search_spaces.connection.http_connection import TEMPORARY, TOO_MANY_REQUESTS, ServiceConnection
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.connection.tls import trusting
-from search_spaces.errors import ServiceUnansweredError
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.errors import ServiceUnansweredError
+from layout_tuner.protocol.connection.http_connection import (
+    TEMPORARY,
+    TOO_MANY_REQUESTS,
+    ServiceConnection,
+)
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.protocol.connection.tls import trusting
+from layout_tuner.protocol.worker_messages import (
     HeartbeatBody,
     HeartbeatReply,
     LeaseRead,
@@ -27,8 +31,8 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
     WorkerCreated,
 )
-from workers.backoff import Backoff
-from workers.errors import (
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     ContentRefusedError,
     RequestRefusedError,

@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.simulation.machine import Machine, element_bytes
-from workers.simulation.placement import ALONE, Axis, Place, Placement
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.machine import Machine, element_bytes
+from layout_tuner.workers.simulation.placement import ALONE, Axis, Place, Placement
 
 AXES: Final = ("compute", "tp", "cp", "ep", "dp")
 COMPUTE, TP, CP, EP, DP = range(5)

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from workers.simulation.fabrics import Fabric, Steps
-from workers.simulation.placement import Place
+from layout_tuner.workers.simulation.fabrics import Fabric, Steps
+from layout_tuner.workers.simulation.placement import Place
 
 _TREE_OVERHEAD: Final = 1.15
 """Bytes that a tree moves over those of a ring: its ends are half idle."""

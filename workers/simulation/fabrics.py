@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.spec.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster import Cluster
 
 StepTimes = Mapping[int, float]
 """Microseconds of a step by KiB of the share."""

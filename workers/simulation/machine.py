@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.units import GIB
-from workers.simulation.collectives import Collectives
-from workers.simulation.fabrics import fabric
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.units import GIB
+from layout_tuner.workers.simulation.collectives import Collectives
+from layout_tuner.workers.simulation.fabrics import fabric
 
 _TILES: Final = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.65))
 """Rows and columns of the tiles that libraries choose among, and the speed of each."""

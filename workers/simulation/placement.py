@@ -1,6 +1,6 @@
 """Where the groups of a layout are on the nodes, and how many share a node's network cards.
 
-Ranks are numbered as by `search_spaces.mesh`, and fill one node after the other.
+Ranks are numbered as by `search_spaces.layouts.rank_mesh`, and fill one node after the other.
 """
 
 # ruff: noqa: N803, N806 (arrays carry their shape in the name: G groups, R ranks of each)
@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from search_spaces.arrays import Ints
-from search_spaces.spec.layout import Layout
+from layout_tuner.array_types import Ints
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 Axis = Literal["tp", "tp_columns", "cp", "data", "etp", "ep", "edp"]
 """The groups that communicate. data: those that sum gradients, over dp and cp; edp: those that sum

@@ -14,18 +14,18 @@ from typing import Final, Literal, Self
 
 import numpy as np
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.trainers.simulator import SIMULATOR_VERSION
-from search_spaces.units import memory
-from workers.simulation.machine import Machine, node_slowness
-from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import steps
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.simulator import SIMULATOR_VERSION
+from layout_tuner.units import memory
+from layout_tuner.workers.simulation.machine import Machine, node_slowness
+from layout_tuner.workers.simulation.simulated_peaks import device_bytes, rank_memory
+from layout_tuner.workers.simulation.steps import steps
 
 SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout"]
-"""The failures of `search_spaces.protocol.outcome` that are simulated. timeout: the probe hung, or
+"""The failures of `protocol.outcome` that are simulated. timeout: the probe hung, or
 was too slow for its deadline."""
 
 

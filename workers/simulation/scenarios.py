@@ -12,26 +12,26 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.documents.reading import nearest, shown
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES, Scope, violations
-from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
-from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from search_spaces.trainers.simulator import SIMULATED
-from workers.errors import ScenarioUnknownError
-from workers.simulation.machine import Machine, node_slowness
-from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import steps
-from workers.simulation.stress import distortion, memory_error
-from workers.simulation.trace import step_trace
+from layout_tuner.array_types import Floats
+from layout_tuner.documents.reading import nearest, shown
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, Scope, violations
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
+from layout_tuner.trainers.simulator import SIMULATED
+from layout_tuner.workers.errors import ScenarioUnknownError
+from layout_tuner.workers.simulation.machine import Machine, node_slowness
+from layout_tuner.workers.simulation.simulated_peaks import device_bytes, rank_memory
+from layout_tuner.workers.simulation.steps import steps
+from layout_tuner.workers.simulation.stress import distortion, memory_error
+from layout_tuner.workers.simulation.trace import step_trace
 
 Truth = Literal["events", "stress"]
 """What is measured: a machine a little better here and worse there than the described one, or one

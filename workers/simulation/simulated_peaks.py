@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.simulation.machine import Machine, element_bytes
-from workers.simulation.steps import Held, held_parameters, stage_layers
-from workers.simulation.walk import Schedule, held_passes
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.machine import Machine, element_bytes
+from layout_tuner.workers.simulation.steps import Held, held_parameters, stage_layers
+from layout_tuner.workers.simulation.walk import Schedule, held_passes
 
 _FP32: Final = 4.0
 _ROUNDED: Final = 2 << 20

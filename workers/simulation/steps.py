@@ -15,13 +15,21 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.simulation.blocks import AXES, DP, BlockTimes
-from workers.simulation.machine import Machine, element_bytes
-from workers.simulation.placement import Place, Placement
-from workers.simulation.walk import BACKWARD, FORWARD, WEIGHTS, Schedule, Seconds, TracedSpan, walk
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.blocks import AXES, DP, BlockTimes
+from layout_tuner.workers.simulation.machine import Machine, element_bytes
+from layout_tuner.workers.simulation.placement import Place, Placement
+from layout_tuner.workers.simulation.walk import (
+    BACKWARD,
+    FORWARD,
+    WEIGHTS,
+    Schedule,
+    Seconds,
+    TracedSpan,
+    walk,
+)
 
 NUM_BUCKETS: Final = 4
 """Parts of a stage's gradients that are summed one after the other."""
@@ -30,7 +38,7 @@ _OPTIMIZER_BYTES: Final = 38.0
 """Adam reads and writes master, two moments and weight, reads the gradient twice and clears it."""
 
 PARTS: Final = ("compute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s")
-"""The parts of a step: the fields of `search_spaces.protocol.measurement.Breakdown`."""
+"""The parts of a step: the fields of `protocol.measurement.Breakdown`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 DISTORTION: Final = 0.2 / math.sqrt(2)
 """Standard deviation of the distortion's logarithm over the landscape: that of a wave whose

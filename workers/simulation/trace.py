@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.simulation.machine import Machine
-from workers.simulation.steps import steps
-from workers.simulation.walk import TracedSpan
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.steps import steps
+from layout_tuner.workers.simulation.walk import TracedSpan
 
 _NAMES: Final = ("forward", "backward", "weight gradients", "transfer")
 

@@ -1,9 +1,9 @@
 """The walk through a step: start and end of each pass and transfer, on each rank of a pipeline.
 
 Nothing here knows a formula of the bubble. A rank takes the actions of the trainer's own table
-(`search_spaces.schedules`) in their order, as the trainer does: one transfer is under way at a
-time, a pass waits for the transfer that brings its input, and a transfer starts once both ends have
-come to it. Layouts that share a schedule are walked together, as columns; one alone as floats.
+(`search_spaces.layouts.schedules`) in their order, as the trainer does: one transfer is under way
+at a time, a pass waits for the transfer that brings its input, and a transfer starts once both ends
+have come to it. Layouts that share a schedule are walked together, as columns; one alone as floats.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from search_spaces import schedules
-from search_spaces.schedules import Backward, Forward, Transfer
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts import schedules
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.schedules import Backward, Forward, Transfer
 
 FORWARD, BACKWARD, WEIGHTS, _TRANSFER = range(4)
 """Kinds of passes, and transfers."""

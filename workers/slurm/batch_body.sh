@@ -103,7 +103,7 @@ start_ray() {
   # shellcheck disable=SC2016 # the nodes expand it
   node_address="$node_address" srun "${one_a_node[@]}" --job-name=layout-tuner-ray --no-kill --wait=0 bash -c '
     address=$(address_of "$SLURMD_NODENAME" "$SLURM_NODEID") || exit 1
-    exec "$1" -P -m workers.ray_node --head "$2" --address "$address"' ray-node "$python" "$head" &
+    exec "$1" -P -m layout_tuner.workers.ray_node --head "$2" --address "$address"' ray-node "$python" "$head" &
   ray_step=$!
   worker_options+=(--ray-address "$head")
 }
@@ -111,7 +111,7 @@ start_ray() {
 # The worker hears of SIGTERM (it comes before the wall time is over, or from `allocation cancel`), gives its
 # trials back and ends. A trap ends `wait` before the worker does: then it is waited for again.
 run_worker() {
-  env "${worker_environment[@]}" "$python" -P -m api.cli worker --cluster "$cluster" --launcher "$launcher" \
+  env "${worker_environment[@]}" "$python" -P -m layout_tuner.cli.main worker --cluster "$cluster" --launcher "$launcher" \
     --url "$url" --token-file "$token_file" --name "$worker_name-$SLURM_JOB_ID" "${worker_options[@]}" &
   worker=$!
   local code told

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
-from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from search_spaces.documents.duration import slurm_time
-from search_spaces.spec.site import Site
-from workers.slurm.request import NAMED_OPTIONS, AllocationRequest, comment, plain_name
+from layout_tuner.documents.duration import slurm_time
+from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.search_spaces.clusters.site import Site
+from layout_tuner.workers.slurm.request import NAMED_OPTIONS, AllocationRequest, comment, plain_name
 
 _EARLY_S: Final = 60.0
 _LEAST_S: Final = 30.0

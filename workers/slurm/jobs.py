@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from search_spaces.documents.duration import read_walltime_s, slurm_time
-from search_spaces.errors import SiteInvalidError
-from workers.errors import JobNotOursError, SlurmRefusedError, SlurmUnavailableError
-from workers.slurm.request import MARK
+from layout_tuner.documents.duration import read_walltime_s, slurm_time
+from layout_tuner.errors import SiteInvalidError
+from layout_tuner.workers.errors import JobNotOursError, SlurmRefusedError, SlurmUnavailableError
+from layout_tuner.workers.slurm.request import MARK
 
 _LOG = logging.getLogger(__name__)
 

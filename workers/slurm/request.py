@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from search_spaces.connection.http_connection import refuse_unless_http
-from search_spaces.documents.duration import longest_s, slurm_time
-from search_spaces.documents.reading import is_line, nearest, shown, whole_number_problem
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.site import LAUNCHERS, OPTION, Site
-from workers.errors import AllocationInvalidError
+from layout_tuner.documents.duration import longest_s, slurm_time
+from layout_tuner.documents.reading import is_line, nearest, shown, whole_number_problem
+from layout_tuner.protocol.connection.http_connection import refuse_unless_http
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.site import LAUNCHERS, OPTION, Site
+from layout_tuner.workers.errors import AllocationInvalidError
 
 MARK: Final = "layout-tuner"
 """Start of the comment of every job that layout-tuner submits."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 
-from search_spaces.documents.numbers import core_loader
-from search_spaces.documents.reading import read_mapping
-from search_spaces.errors import SiteInvalidError
-from search_spaces.spec.site import SITE_PRESETS, Site, refuse_unknown_site
+from layout_tuner.documents.numbers import core_loader
+from layout_tuner.documents.reading import read_mapping
+from layout_tuner.errors import SiteInvalidError
+from layout_tuner.search_spaces.clusters.site import SITE_PRESETS, Site, refuse_unknown_site
 
 
 def site_preset(name: str) -> Site | None:

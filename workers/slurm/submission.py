@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from search_spaces.connection.bearer_token import token_in
-from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from search_spaces.connection.tls import trusting
-from search_spaces.documents.hosts import is_loopback_host
-from search_spaces.documents.reading import why_unreadable
-from search_spaces.errors import TokenFileUnusableError
-from workers.errors import (
+from layout_tuner.documents.hosts import is_loopback_host
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.errors import TokenFileUnusableError
+from layout_tuner.protocol.connection.bearer_token import token_in
+from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.protocol.connection.tls import trusting
+from layout_tuner.workers.errors import (
     AllocationInvalidError,
     RequestRefusedError,
     ServiceFailedError,
@@ -26,9 +26,9 @@ from workers.errors import (
     TokenRefusedError,
     WorkerError,
 )
-from workers.service.lease_client import ServiceHttp
-from workers.slurm.jobs import call
-from workers.slurm.request import AllocationRequest, plain_name
+from layout_tuner.workers.service.lease_client import ServiceHttp
+from layout_tuner.workers.slurm.jobs import call
+from layout_tuner.workers.slurm.request import AllocationRequest, plain_name
 
 _ANSWER_WITHIN_S: Final = 5.0
 

@@ -19,9 +19,9 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 from torch import Tensor
 
-from search_spaces.mesh import sequence_chunks
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.rank_mesh import sequence_chunks
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 JUMP_PROBABILITY: Final = 0.2
 _SKEW: Final = 4

@@ -13,12 +13,12 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.throughput import MEASURED_PEAK, Throughput
-from workers.trainer.comm.collectives import barrier
-from workers.trainer.errors import ResultImplausibleError
-from workers.trainer.model.matrix_products import linear
-from workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.throughput import MEASURED_PEAK, Throughput
+from layout_tuner.workers.trainer.comm.collectives import barrier
+from layout_tuner.workers.trainer.errors import ResultImplausibleError
+from layout_tuner.workers.trainer.model.matrix_products import linear
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
 
 DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
     "V100": {"fp32": 15.7, "fp16": 125.0},

@@ -27,8 +27,8 @@ _STOLEN: Final = 7
 
 _PROC: Final = Path("/proc")
 _COMMAND: Final = "layout-tuner"
-_OUR_MODULES: Final = ("api.cli", "workers.")
-_ZYGOTE: Final = "workers.ranks.zygote"
+_OUR_MODULES: Final = ("layout_tuner.cli.main", "workers.")
+_ZYGOTE: Final = "layout_tuner.workers.ranks.zygote"
 _MOST_OF_PYTHON: Final = 6
 """Words of a command line among which the module stands: Python, its options, the module."""
 

@@ -13,19 +13,19 @@ import torch
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import violations
-from workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
-from workers.trainer.device_peak_flops import matmul_peak
-from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
-from workers.trainer.memory import enforce_limit, refuse_over_limit
-from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
-from workers.trainer.model.matrix_products import use_layouts
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.product_layouts import Product, from_rows
-from workers.trainer.training import Training, persistent_bytes
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
+from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
+from layout_tuner.workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
+from layout_tuner.workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
+from layout_tuner.workers.trainer.model.matrix_products import use_layouts
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.product_layouts import Product, from_rows
+from layout_tuner.workers.trainer.rank_memory import enforce_limit, refuse_over_limit
+from layout_tuner.workers.trainer.training import Training, persistent_bytes
 
 _PRODUCT_LAYOUTS: Final = "product-layouts"
 """Key in the store of the ranks."""

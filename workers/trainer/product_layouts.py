@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 Kind = Literal["output", "input_gradient", "weight_gradient"]
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from search_spaces.units import memory
-from workers.trainer.errors import MemoryLimitExceededError
+from layout_tuner.units import memory
+from layout_tuner.workers.trainer.errors import MemoryLimitExceededError
 
 _SLACK_BYTES: Final = 128 << 20
 """Memory beyond the tensors that the allocator and the transport may use under the limit."""

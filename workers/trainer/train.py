@@ -10,25 +10,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from search_spaces.documents.numbers import read_whole
-from search_spaces.spec.throughput import Throughput
-from search_spaces.terminal.console import escape_output
-from workers.trainer.comm.collectives import barrier
-from workers.trainer.comm.mesh import refuse_wrong_world
-from workers.trainer.errors import TrainerError
-from workers.trainer.job.job import TrainJob, read_job
-from workers.trainer.job.job_checkpoints import JobCheckpoints, Report
-from workers.trainer.job.launch import context_from_environment
-from workers.trainer.job.progress import ProgressLog
-from workers.trainer.open_training import (
+from layout_tuner.documents.numbers import read_whole
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.terminal.console import escape_output
+from layout_tuner.workers.trainer.comm.collectives import barrier
+from layout_tuner.workers.trainer.comm.mesh import refuse_wrong_world
+from layout_tuner.workers.trainer.errors import TrainerError
+from layout_tuner.workers.trainer.job.job import TrainJob, read_job
+from layout_tuner.workers.trainer.job.job_checkpoints import JobCheckpoints, Report
+from layout_tuner.workers.trainer.job.launch import context_from_environment
+from layout_tuner.workers.trainer.job.progress import ProgressLog
+from layout_tuner.workers.trainer.open_training import (
     RankContext,
     TrainingSettings,
     open_training,
     peak_of,
     refuse_unsupported,
 )
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.timing import TimedStep, timed_step
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.probe.timing import TimedStep, timed_step
 
 
 def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any] | None:
@@ -141,7 +141,7 @@ def _throughput(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> Throu
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`python -m workers.trainer.train --config job.json [--log FILE] [--json]`, and more options.
+    """`python -m layout_tuner.workers.trainer.train --config JOB [--log FILE] [--json]`, and more.
 
     Prints a line for each step, the median, and the result as a line of JSON. With --json only the
     JSON goes to stdout, and the rest to stderr. Exit codes: 0 done, 2 bad usage. Later errors are
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m workers.trainer.train")
+    parser = argparse.ArgumentParser(prog="python -m layout_tuner.workers.trainer.train")
     parser.add_argument("--config", type=Path, required=True, help="the exported job.json")
     parser.add_argument("--steps", type=read_whole, help="steps to take instead of the job's")
     parser.add_argument(

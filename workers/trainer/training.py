@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.batches import Batch, SampleSource, SyntheticTokens, cut_batch
-from workers.trainer.comm.collectives import Pending, finish, start_all_reduce
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.model import RankModel
-from workers.trainer.model.precision import COMPUTE_DTYPES, keeps_master_weights
-from workers.trainer.parallel.flat_buffers import FlatBuffers, kept_of, plan_model
-from workers.trainer.parallel.gathered_weights import GatheredWeights
-from workers.trainer.parallel.gradient_reduction import GradientReduction
-from workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
-from workers.trainer.parallel.pipeline import Pipeline
-from workers.trainer.parallel.sharded_gradients import ShardedGradients
-from workers.trainer.stopwatch import Stopwatch, part
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.batches import Batch, SampleSource, SyntheticTokens, cut_batch
+from layout_tuner.workers.trainer.comm.collectives import Pending, finish, start_all_reduce
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.model import RankModel
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES, keeps_master_weights
+from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers, kept_of, plan_model
+from layout_tuner.workers.trainer.parallel.gathered_weights import GatheredWeights
+from layout_tuner.workers.trainer.parallel.gradient_reduction import GradientReduction
+from layout_tuner.workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
+from layout_tuner.workers.trainer.parallel.pipeline import Pipeline
+from layout_tuner.workers.trainer.parallel.sharded_gradients import ShardedGradients
+from layout_tuner.workers.trainer.stopwatch import Stopwatch, part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

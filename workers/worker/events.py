@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import HeartbeatReply, LeaseRead, WorkerCreated
-from workers.worker.held_trial import HeldTrial
-from workers.worker.node_health import HealthReport
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import HeartbeatReply, LeaseRead, WorkerCreated
+from layout_tuner.workers.worker.held_trial import HeldTrial
+from layout_tuner.workers.worker.node_health import HealthReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.documents.limits import visible_line
-from search_spaces.protocol.states import AllocationState
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.documents.limits import visible_line
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.protocol.states import AllocationState
+from layout_tuner.protocol.worker_messages import (
     MAX_WORDS,
     HeartbeatBody,
     HeartbeatReply,
     NodeStatusBody,
     StatusBody,
 )
-from workers.errors import (
+from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
     ServiceUnreachableError,
@@ -30,11 +30,11 @@ from workers.errors import (
     WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.service.lease_client import LeaseClient
-from workers.worker.events import Events, HeartbeatAnswered, SessionLost, WorkerBroken
-from workers.worker.held_trial import HeldTrial
-from workers.worker.node_health import HealthReport
-from workers.worker.roster import RosterNode
+from layout_tuner.workers.service.lease_client import LeaseClient
+from layout_tuner.workers.worker.events import Events, HeartbeatAnswered, SessionLost, WorkerBroken
+from layout_tuner.workers.worker.held_trial import HeldTrial
+from layout_tuner.workers.worker.node_health import HealthReport
+from layout_tuner.workers.worker.roster import RosterNode
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.states import AttemptPhase
-from search_spaces.protocol.worker_messages import BeatBody, LeaseRead, OutcomeReport
-from workers.packing.request import Placement
-from workers.ranks.json_lines import Document
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.protocol.states import AttemptPhase
+from layout_tuner.protocol.worker_messages import BeatBody, LeaseRead, OutcomeReport
+from layout_tuner.workers.packing.request import Placement
+from layout_tuner.workers.ranks.json_lines import Document
 
 
 class ProbeProgress:

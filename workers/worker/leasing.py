@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody, WorkerCreate
-from workers.errors import (
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.protocol.worker_messages import LeaseRequest, RoomBody, WorkerCreate
+from layout_tuner.workers.errors import (
     ServiceUnreachableError,
     TokenRefusedError,
     WorkerError,
     WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.packing.request import Room
-from workers.service.lease_client import LeaseClient, pauses
-from workers.worker.events import (
+from layout_tuner.workers.packing.request import Room
+from layout_tuner.workers.service.lease_client import LeaseClient, pauses
+from layout_tuner.workers.worker.events import (
     Events,
     LeaseAnswered,
     SessionBegan,

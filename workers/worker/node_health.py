@@ -15,12 +15,12 @@ from math import isnan
 from statistics import median
 from typing import Any, Final
 
-from search_spaces.spec.layout import Precision
-from workers.errors import WorkerError
-from workers.launchers.base import Cancelled
-from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.request import Share
-from workers.ranks.rank_task import Device
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.workers.errors import WorkerError
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled
+from layout_tuner.workers.packing.request import Share
+from layout_tuner.workers.ranks.rank_task import Device
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Final
 
-from search_spaces.connection.outage_log import OutageLog
-from search_spaces.documents.limits import visible_line
-from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome
-from search_spaces.protocol.worker_messages import OutcomeReport
-from workers.backoff import Backoff
-from workers.errors import (
+from layout_tuner.documents.limits import visible_line
+from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome
+from layout_tuner.protocol.worker_messages import OutcomeReport
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     ContentRefusedError,
     RequestRefusedError,
@@ -25,8 +25,8 @@ from workers.errors import (
     SpoolUnusableError,
     WorkerError,
 )
-from workers.service.lease_client import EncodedOutcome, LeaseClient, pauses
-from workers.worker.outcome_spool import Spool
+from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient, pauses
+from layout_tuner.workers.worker.outcome_spool import Spool
 
 _LOG = logging.getLogger(__name__)
 

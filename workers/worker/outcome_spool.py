@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
-from search_spaces.documents.reading import why_unreadable
-from workers.errors import SpoolInUseError, SpoolUnusableError
-from workers.service.lease_client import EncodedOutcome
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.workers.errors import SpoolInUseError, SpoolUnusableError
+from layout_tuner.workers.service.lease_client import EncodedOutcome
 
 _LOG = logging.getLogger(__name__)
 

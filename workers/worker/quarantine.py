@@ -10,9 +10,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from search_spaces.protocol.outcome import FailureReason, Outcome
-from workers.worker.held_trial import HeldTrial
-from workers.worker.roster import NodeRoster
+from layout_tuner.protocol.outcome import FailureReason, Outcome
+from layout_tuner.workers.worker.held_trial import HeldTrial
+from layout_tuner.workers.worker.roster import NodeRoster
 
 STRIKES_OUT: Final = 2
 """Strikes that quarantine a node."""

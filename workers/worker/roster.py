@@ -9,14 +9,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from search_spaces.protocol.states import NodeState
-from search_spaces.protocol.worker_messages import SetAside
-from workers.backoff import Backoff
-from workers.errors import RanksLeftError
-from workers.launchers.base import Cancelled, LaunchedNodes
-from workers.packing.packer import Packer
-from workers.worker.events import Events, NodeRecovered, NodesChecked, WorkerEvent, in_background
-from workers.worker.node_health import HealthReport, problems
+from layout_tuner.protocol.states import NodeState
+from layout_tuner.protocol.worker_messages import SetAside
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import RanksLeftError
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, LaunchedNodes
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.worker.events import (
+    Events,
+    NodeRecovered,
+    NodesChecked,
+    WorkerEvent,
+    in_background,
+)
+from layout_tuner.workers.worker.node_health import HealthReport, problems
 
 _LOG = logging.getLogger(__name__)
 

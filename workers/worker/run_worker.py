@@ -12,29 +12,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from search_spaces.protocol.worker_messages import AllocationBody, NodeBody, WorkerCreate
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.site import Site, cluster_part
-from search_spaces.trainers.program import ProgramTrainer
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
-from workers.calibrate.calibration import calibrated_layouts
-from workers.errors import AllocationMissingError
-from workers.launchers.group_launcher import GroupLauncher
-from workers.ranks.rank_task import RANK_ENTRY
-from workers.service.lease_client import LeaseClient
-from workers.simulation.simulation_settings import SimulationOptions
-from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
-from workers.slurm.site_lookup import site_of
-from workers.trainer.revision import GIT_REVISION, software_versions
-from workers.worker.node_health import check_nodes
-from workers.worker.outcome_posting import Outbox
-from workers.worker.outcome_spool import Spool, adopt_abandoned
-from workers.worker.scheduler import SchedulerOptions
-from workers.worker.worker import Drain, EndsIn, Worker, ends_after
+from layout_tuner.protocol.worker_messages import AllocationBody, NodeBody, WorkerCreate
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.clusters.site import Site, cluster_part
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
+from layout_tuner.workers.calibrate.calibration import calibrated_layouts
+from layout_tuner.workers.errors import AllocationMissingError
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
+from layout_tuner.workers.service.lease_client import LeaseClient
+from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
+from layout_tuner.workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
+from layout_tuner.workers.slurm.site_lookup import site_of
+from layout_tuner.workers.trainer.revision import GIT_REVISION, software_versions
+from layout_tuner.workers.worker.node_health import check_nodes
+from layout_tuner.workers.worker.outcome_posting import Outbox
+from layout_tuner.workers.worker.outcome_spool import Spool, adopt_abandoned
+from layout_tuner.workers.worker.scheduler import SchedulerOptions
+from layout_tuner.workers.worker.worker import Drain, EndsIn, Worker, ends_after
 
 if TYPE_CHECKING:
-    from workers.simulation.probe import SimulatedCluster
+    from layout_tuner.workers.simulation.probe import SimulatedCluster
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,11 +83,11 @@ class _Machine:
 
     def _start_launcher(self) -> GroupLauncher:
         if self.launcher == "local":
-            from workers.launchers.local import local_launcher
+            from layout_tuner.workers.launchers.local import local_launcher
 
             return local_launcher(self.cluster, self.trainers)
         if self.launcher == "srun":
-            from workers.launchers.slurm_step.srun import srun_launcher
+            from layout_tuner.workers.launchers.slurm_step.srun import srun_launcher
 
             assert self.allocation is not None, "it was refused at the start"
             return srun_launcher(
@@ -97,7 +97,7 @@ class _Machine:
                 rank_entry=self.rank_entry,
                 trainers=self.trainers,
             )
-        from workers.launchers.ray.launcher import ray_launcher
+        from layout_tuner.workers.launchers.ray.launcher import ray_launcher
 
         joins = self.ray_address is not None
         return ray_launcher(
@@ -133,9 +133,9 @@ def run_simulated_workers(
         WorkerError: the workers can't start, or can't go on.
         SearchSpaceError: the cluster is unknown.
     """
-    from workers.launchers.simulated import SimulatedLauncher
-    from workers.simulation.probe import SimulatedCluster
-    from workers.worker.simulated_workers import SimulatedClock, SimulatedWorkers
+    from layout_tuner.workers.launchers.simulated import SimulatedLauncher
+    from layout_tuner.workers.simulation.probe import SimulatedCluster
+    from layout_tuner.workers.worker.simulated_workers import SimulatedClock, SimulatedWorkers
 
     cluster, warning = resolve_cluster(cluster_part(described_cluster))
     if warning is not None:

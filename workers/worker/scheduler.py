@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
-from search_spaces.protocol.states import AllocationState
-from search_spaces.protocol.worker_messages import HeartbeatReply, RoomBody, WorkerCreated
-from workers.worker.events import (
+from layout_tuner.protocol.states import AllocationState
+from layout_tuner.protocol.worker_messages import HeartbeatReply, RoomBody, WorkerCreated
+from layout_tuner.workers.worker.events import (
     DrainAsked,
     EndMoved,
     HeartbeatAnswered,
@@ -22,9 +22,9 @@ from workers.worker.events import (
     WorkerBroken,
     WorkerEvent,
 )
-from workers.worker.heartbeat import IdleTime, News
-from workers.worker.leasing import Leasing, next_request, request_within
-from workers.worker.trial_book import TrialBook
+from layout_tuner.workers.worker.heartbeat import IdleTime, News
+from layout_tuner.workers.worker.leasing import Leasing, next_request, request_within
+from layout_tuner.workers.worker.trial_book import TrialBook
 
 _LOG = logging.getLogger(__name__)
 

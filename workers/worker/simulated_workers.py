@@ -30,18 +30,18 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from search_spaces.documents.limits import visible_line
-from search_spaces.errors import LayoutTunerError
-from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, FailureReason, Outcome
-from search_spaces.protocol.worker_messages import WorkerCreate
-from search_spaces.units import SECONDS_PER_HOUR
-from workers.errors import ServiceUnreachableError
-from workers.launchers.base import Cancelled
-from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
-from workers.packing.packer import Packer
-from workers.ranks.rank_task import Device
-from workers.service.lease_client import LeaseClient
-from workers.worker.events import (
+from layout_tuner.documents.limits import visible_line
+from layout_tuner.errors import LayoutTunerError
+from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, FailureReason, Outcome
+from layout_tuner.protocol.worker_messages import WorkerCreate
+from layout_tuner.units import SECONDS_PER_HOUR
+from layout_tuner.workers.errors import ServiceUnreachableError
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled
+from layout_tuner.workers.launchers.simulated import SimulatedLauncher, TimedOutcome
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.ranks.rank_task import Device
+from layout_tuner.workers.service.lease_client import LeaseClient
+from layout_tuner.workers.worker.events import (
     DrainAsked,
     EndMoved,
     HeartbeatAnswered,
@@ -49,15 +49,20 @@ from workers.worker.events import (
     ProbeEnded,
     WorkerEvent,
 )
-from workers.worker.heartbeat import Heartbeat, News
-from workers.worker.held_trial import HeldTrial, ProbeProgress
-from workers.worker.leasing import MOST_WAITING, Leasing
-from workers.worker.node_health import PRECISIONS, HealthReport
-from workers.worker.outcome_posting import Outbox, Posting
-from workers.worker.roster import NodeRoster
-from workers.worker.scheduler import Scheduler, SchedulerOptions
-from workers.worker.trial_book import TrialBook
-from workers.worker.worker import Drain, DrainRequested, unregister, warn_of_too_much_power
+from layout_tuner.workers.worker.heartbeat import Heartbeat, News
+from layout_tuner.workers.worker.held_trial import HeldTrial, ProbeProgress
+from layout_tuner.workers.worker.leasing import MOST_WAITING, Leasing
+from layout_tuner.workers.worker.node_health import PRECISIONS, HealthReport
+from layout_tuner.workers.worker.outcome_posting import Outbox, Posting
+from layout_tuner.workers.worker.roster import NodeRoster
+from layout_tuner.workers.worker.scheduler import Scheduler, SchedulerOptions
+from layout_tuner.workers.worker.trial_book import TrialBook
+from layout_tuner.workers.worker.worker import (
+    Drain,
+    DrainRequested,
+    unregister,
+    warn_of_too_much_power,
+)
 
 _LOG = logging.getLogger(__name__)
 

@@ -27,19 +27,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from search_spaces.documents.limits import visible_line
-from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
-from workers.errors import RanksLeftError
-from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.request import PackRequest, Placement
-from workers.worker.events import Events, ProbeEnded, in_background
-from workers.worker.held_trial import HeldTrial
-from workers.worker.leasing import END_WITHIN_S
-from workers.worker.outcome_posting import Posting
-from workers.worker.quarantine import SecondOpinions
-from workers.worker.roster import NodeRoster
+from layout_tuner.documents.limits import visible_line
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
+from layout_tuner.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
+from layout_tuner.workers.errors import RanksLeftError
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.packing.request import PackRequest, Placement
+from layout_tuner.workers.worker.events import Events, ProbeEnded, in_background
+from layout_tuner.workers.worker.held_trial import HeldTrial
+from layout_tuner.workers.worker.leasing import END_WITHIN_S
+from layout_tuner.workers.worker.outcome_posting import Posting
+from layout_tuner.workers.worker.quarantine import SecondOpinions
+from layout_tuner.workers.worker.roster import NodeRoster
 
 _LOG = logging.getLogger(__name__)
 

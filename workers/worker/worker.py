@@ -16,20 +16,20 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from search_spaces.protocol.worker_messages import WorkerCreate, WorkerCreated
-from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
-from workers.launchers.base import Cancelled
-from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.packer import Packer
-from workers.service.lease_client import LeaseClient
-from workers.worker.events import DrainAsked, EndMoved, Events, WorkerEvent
-from workers.worker.heartbeat import Heartbeat, News
-from workers.worker.leasing import Leasing
-from workers.worker.node_health import HealthReport
-from workers.worker.outcome_posting import Outbox, Posting
-from workers.worker.roster import NodeRoster
-from workers.worker.scheduler import Scheduler, SchedulerOptions
-from workers.worker.trial_book import TrialBook, start_probe
+from layout_tuner.protocol.worker_messages import WorkerCreate, WorkerCreated
+from layout_tuner.workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.service.lease_client import LeaseClient
+from layout_tuner.workers.worker.events import DrainAsked, EndMoved, Events, WorkerEvent
+from layout_tuner.workers.worker.heartbeat import Heartbeat, News
+from layout_tuner.workers.worker.leasing import Leasing
+from layout_tuner.workers.worker.node_health import HealthReport
+from layout_tuner.workers.worker.outcome_posting import Outbox, Posting
+from layout_tuner.workers.worker.roster import NodeRoster
+from layout_tuner.workers.worker.scheduler import Scheduler, SchedulerOptions
+from layout_tuner.workers.worker.trial_book import TrialBook, start_probe
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,18 +11,18 @@ from urllib.parse import quote
 
 import click
 
-from search_spaces.connection.bearer_token import token_in
-from search_spaces.connection.service_address import ServicePlace, locate_service
-from search_spaces.documents.numbers import core_loader
-from search_spaces.documents.reading import why_unreadable
-from search_spaces.errors import SearchSpaceError, ServiceNotFoundError, TokenFileUnusableError
-from search_spaces.spec.presets.clusters import is_cluster_preset, unknown_cluster
-from search_spaces.trainers.program import ProgramTrainer, read_trainers
-from workers.errors import WorkerError
+from layout_tuner.documents.numbers import core_loader
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.errors import SearchSpaceError, ServiceNotFoundError, TokenFileUnusableError
+from layout_tuner.protocol.connection.bearer_token import token_in
+from layout_tuner.protocol.connection.service_address import ServicePlace, locate_service
+from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset, unknown_cluster
+from layout_tuner.trainers.program import ProgramTrainer, read_trainers
+from layout_tuner.workers.errors import WorkerError
 
 if TYPE_CHECKING:
-    from search_spaces.spec.cluster import Cluster
-    from workers.service.lease_client import ServiceHttp
+    from layout_tuner.search_spaces.clusters.cluster import Cluster
+    from layout_tuner.workers.service.lease_client import ServiceHttp
 
 _REFUSED: Final = 2
 _DOCUMENT_SUFFIXES: Final = (".json", ".yaml", ".yml")
@@ -132,7 +132,7 @@ def described_cluster(
 
 
 def _of_service(name: str, place: ServicePlace | None, data_dir: Path | None) -> dict[str, Any]:
-    from workers.service.lease_client import NotFoundError, ServiceHttp
+    from layout_tuner.workers.service.lease_client import NotFoundError, ServiceHttp
 
     try:
         place = place or locate_service(data_dir=data_dir)
@@ -167,8 +167,8 @@ def _names_of(http: ServiceHttp) -> list[str]:
 
 def described_machine(cluster: str) -> Cluster:
     """The cluster of a description; prints a warning where its numbers are guesses."""
-    from search_spaces.spec.presets.clusters import resolve_cluster
-    from search_spaces.spec.site import cluster_part
+    from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+    from layout_tuner.search_spaces.clusters.site import cluster_part
 
     with refusals():
         machine, warning = resolve_cluster(cluster_part(described_cluster(cluster)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from search_spaces.connection.service_address import DATABASE_VARIABLE
+from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 
 database_option = click.option(
     "--database",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from api.http.bind_address import LOCAL_PROXIES, Endpoint
+from layout_tuner.api.http.bind_address import LOCAL_PROXIES, Endpoint
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

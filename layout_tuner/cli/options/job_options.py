@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.statistics.job_duration import JOB_OPTIONS, TrainingJob
+from layout_tuner.errors import TrainingJobInvalidError
+from layout_tuner.predictions.statistics.job_duration import JOB_OPTIONS, TrainingJob
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
-from workers.command_line.command_input import described_cluster
+from layout_tuner.cli.options.command_input import described_cluster
+from layout_tuner.protocol.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 
 software_option: Final = click.option(
     "--software",
@@ -37,8 +37,8 @@ def measured_cluster(cluster: Any, data_dir: Path | None) -> Any:
 
     A text names a preset, a cluster of the service or a file.
     """
-    from search_spaces.spec.presets.calibration_file import with_measured_constants
-    from search_spaces.spec.site import cluster_part
+    from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+    from layout_tuner.search_spaces.clusters.site import cluster_part
 
     directory = data_dir or default_data_dir()
     if isinstance(cluster, str):

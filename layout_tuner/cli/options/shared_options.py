@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
-from search_spaces.documents.reading import whole_number_problem
-from search_spaces.errors import LayoutInvalidError, ServiceNotFoundError
-from search_spaces.spec.knobs import Knob
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.terminal.job_options import with_job_options
-from search_spaces.terminal.simulation_options import with_simulation_options
-from workers.command_line.command_input import fail, refuse
+from layout_tuner.cli.options.command_input import fail, refuse
+from layout_tuner.cli.options.job_options import with_job_options
+from layout_tuner.cli.options.simulation_options import with_simulation_options
+from layout_tuner.documents.reading import whole_number_problem
+from layout_tuner.errors import LayoutInvalidError, ServiceNotFoundError
+from layout_tuner.protocol.connection.service_address import SERVICE_OPTIONS, locate_service
+from layout_tuner.search_spaces.layouts.knobs import Knob
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 
 if TYPE_CHECKING:
-    from search_spaces.spec.cluster import Cluster
+    from layout_tuner.search_spaces.clusters.cluster import Cluster
 
 _Command = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
 
-from workers.simulation.simulation_settings import SimulationOptions
+from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

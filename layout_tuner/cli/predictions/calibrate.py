@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
-from search_spaces.terminal.live_output import WorkLine, work_line
-from workers.command_line.command_input import described as document_of
-from workers.command_line.command_input import described_machine, fail, refusals
-from workers.command_line.options import PositiveNumber, cluster_option
+from layout_tuner.cli.live_output import WorkLine, work_line
+from layout_tuner.cli.options.command_input import described as document_of
+from layout_tuner.cli.options.command_input import described_machine, fail, refusals
+from layout_tuner.cli.options.shared_options import PositiveNumber, cluster_option
+from layout_tuner.protocol.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 
 if TYPE_CHECKING:
-    from search_spaces.spec.presets.calibration_file import MeasuredConstants
+    from layout_tuner.search_spaces.clusters.calibration_file import MeasuredConstants
 
 _LONGEST_S: Final = 3600.0
 _UNITS: Final = {
@@ -70,16 +70,16 @@ def calibrate(
     then on campaigns and estimates on a cluster of this name start from them instead of a preset's
     guesses; what a campaign's own file states about its cluster still counts.
     """
-    from search_spaces.errors import MeasuredConstantsInvalidError
-    from search_spaces.spec.presets.calibration_file import (
+    from layout_tuner.errors import MeasuredConstantsInvalidError
+    from layout_tuner.search_spaces.clusters.calibration_file import (
         read_constants,
         refuse_unwritable,
         write_constants,
     )
-    from search_spaces.spec.presets.models import resolve_model
-    from workers.calibrate.calibration import calibrate as measure
-    from workers.calibrate.calibration import with_products_of
-    from workers.errors import WorkerError
+    from layout_tuner.search_spaces.models.model_presets import resolve_model
+    from layout_tuner.workers.calibrate.calibration import calibrate as measure
+    from layout_tuner.workers.calibrate.calibration import with_products_of
+    from layout_tuner.workers.errors import WorkerError
 
     directory = data_dir or default_data_dir()
     described = described_machine(cluster)
@@ -120,7 +120,7 @@ def _progress(line: WorkLine, event: dict[str, Any]) -> None:
 
 def _lines(measured: MeasuredConstants) -> Iterator[str]:
     """The constants and the fits, as text."""
-    from workers.trainer.product_layouts import LAYOUTS, fastest_layouts, products_in
+    from layout_tuner.workers.trainer.product_layouts import LAYOUTS, fastest_layouts, products_in
 
     yield f"{measured.cluster}: {measured.source} ({measured.num_devices} devices at once)"
     for name, value in measured.constants.items():

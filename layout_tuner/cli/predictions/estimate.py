@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.errors import SearchSpaceError
-from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.live_output import work_line
-from search_spaces.terminal.plurals import counted
-from tuner.estimate.options import (
+from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.options.command_input import described, fail, refuse
+from layout_tuner.cli.options.prediction_options import (
     calibrate_from_option,
     data_dir_option,
     measured_cluster,
     software_option,
 )
-from workers.command_line.command_input import described, fail, refuse
-from workers.command_line.options import job_options, layout_of, layout_options
+from layout_tuner.cli.options.shared_options import job_options, layout_of, layout_options
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.terminal.plurals import counted
 
 if TYPE_CHECKING:
-    from search_spaces.spec.cluster import Cluster
-    from search_spaces.spec.layout import Layout
-    from tuner.estimate.estimator import Calibration, Estimator
+    from layout_tuner.predictions.estimator import Calibration, Estimator
+    from layout_tuner.search_spaces.clusters.cluster import Cluster
+    from layout_tuner.search_spaces.layouts.layout import Layout
 
 
 @click.command()
@@ -77,7 +77,7 @@ def estimate(
         _predict_table(table, calibrate_from, out)
         return
     calibration = _calibration(calibrate_from)
-    from tuner.estimate.report import WIDTH, document, text
+    from layout_tuner.cli.predictions.estimate_report import WIDTH, document, text
 
     machine = _machine(cluster, data_dir)
     estimator, layout = _asked(str(model), machine, software, knobs, calibration)
@@ -85,7 +85,7 @@ def estimate(
     click.echo(json.dumps(report) if as_json else text(report, all_terms=all_terms))
     if not as_json:
         if job is not None:
-            from search_spaces.belief.plan_text import job_lines
+            from layout_tuner.predictions.belief.plan_text import job_lines
 
             lines = job_lines(job, [("this layout", estimator.job(job, layout))], WIDTH)
             click.echo("\n".join(("", *lines)))
@@ -97,10 +97,10 @@ def _asked(
     model: str, machine: Cluster, software: str, knobs: dict[str, Any], calibration: Calibration
 ) -> tuple[Estimator, Layout]:
     """The estimator and the layout; refuses what cannot be."""
-    from search_spaces.spec.layout import DEGREES
-    from search_spaces.spec.presets.models import resolve_model
-    from search_spaces.spec.rules import PROBE_SCOPES, violations
-    from tuner.estimate.estimator import Estimator
+    from layout_tuner.predictions.estimator import Estimator
+    from layout_tuner.search_spaces.layouts.layout import DEGREES
+    from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
+    from layout_tuner.search_spaces.models.model_presets import resolve_model
 
     try:
         shape = resolve_model(described(model))
@@ -119,8 +119,8 @@ def _asked(
 
 
 def _predict_table(path: Path, calibrate_from: tuple[str, ...], out: Path | None) -> None:
-    from search_spaces.tables import read_table, write_table
-    from tuner.estimate.estimator import with_predictions
+    from layout_tuner.predictions.estimator import with_predictions
+    from layout_tuner.search_spaces.tables import read_table, write_table
 
     with work_line(sys.stderr, ticks=True) as line:
         if calibrate_from:
@@ -148,8 +148,11 @@ def _predict_table(path: Path, calibrate_from: tuple[str, ...], out: Path | None
 
 
 def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
-    from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
-    from tuner.estimate.estimator import Calibration
+    from layout_tuner.predictions.belief.known_measurements import (
+        knowledge_of,
+        read_calibrating_cells,
+    )
+    from layout_tuner.predictions.estimator import Calibration
 
     try:
         cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
@@ -160,7 +163,7 @@ def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
 
 def _machine(cluster: str, data_dir: Path | None) -> Cluster:
     """The described cluster, with the constants that were measured on it, where any were."""
-    from search_spaces.spec.presets.clusters import resolve_cluster
+    from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 
     try:
         machine, warning = resolve_cluster(measured_cluster(cluster, data_dir))

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.plurals import counted, figure
-from search_spaces.units import GIB
-from tuner.estimate.estimator import Estimator
+from layout_tuner.predictions.estimator import Estimator
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.terminal.plurals import counted, figure
+from layout_tuner.units import GIB
 
 SMALL_SHARE: Final = 0.01
 """Parts of the step below this share are added up in one line, unless all are requested."""

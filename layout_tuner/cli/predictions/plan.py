@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from search_spaces.errors import SearchSpaceError
-from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.console import terminal_width
-from tuner.estimate.options import (
+from layout_tuner.cli.options.command_input import described, refuse
+from layout_tuner.cli.options.prediction_options import (
     calibrate_from_option,
     data_dir_option,
     measured_cluster,
     software_option,
 )
-from workers.command_line.command_input import described, refuse
-from workers.command_line.options import job_options
+from layout_tuner.cli.options.shared_options import job_options
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.terminal.console import terminal_width
 
 if TYPE_CHECKING:
-    from search_spaces.belief.plan import Plan, PlannedLayout
+    from layout_tuner.predictions.belief.plan import Plan, PlannedLayout
 
 _TEXT: Final = "text"
 
@@ -72,10 +72,13 @@ def plan(
     It needs no service. Beside the layouts it prints what is illegal and why, what the budget buys,
     and on what the predictions rest; with --tokens, the days of the training job.
     """
-    from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
-    from search_spaces.belief.plan import make_plan
-    from search_spaces.campaigns.campaign import CampaignSpec
-    from search_spaces.campaigns.fidelity import PROBE_START_S
+    from layout_tuner.predictions.belief.known_measurements import (
+        knowledge_of,
+        read_calibrating_cells,
+    )
+    from layout_tuner.predictions.belief.plan import make_plan
+    from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+    from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
@@ -97,15 +100,15 @@ def plan(
     elif form == "csv":
         click.echo(_csv(planned), nl=False)
     else:
-        from search_spaces.belief.plan_text import plan_lines
+        from layout_tuner.predictions.belief.plan_text import plan_lines
 
         click.echo("\n".join(plan_lines(planned, terminal_width(sys.stdout))))
 
 
 def _document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
     """The campaign of a file, with the chosen cluster and the constants measured on it."""
-    from search_spaces.documents.reading import read_mapping
-    from search_spaces.errors import CampaignInvalidError
+    from layout_tuner.documents.reading import read_mapping
+    from layout_tuner.errors import CampaignInvalidError
 
     document = read_mapping(described(str(path)), CampaignInvalidError, "the campaign")
     named = cluster or document.get("cluster")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.process_resources import usable_cores, use_one_blas_thread
+from layout_tuner.process_resources import usable_cores, use_one_blas_thread
 
 if TYPE_CHECKING:
-    from search_spaces.tables import MeasurementTable, TableCell
+    from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
 
 
 @click.command()
@@ -80,13 +80,16 @@ def replay(
     """
     use_one_blas_thread()  # `jobs` says how many cores are busy
     # Imported here, so that `layout-tuner --help` starts fast.
-    from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
-    from search_spaces.errors import SearchSpaceError
-    from search_spaces.tables import read_table
-    from search_spaces.tables.selection import CellFilter, select
-    from search_spaces.terminal.live_output import work_line
-    from tuner.errors import StrategyUnknownError, TunerError
-    from tuner.replay.run import ReplayPlan
+    from layout_tuner.cli.live_output import work_line
+    from layout_tuner.errors import SearchSpaceError
+    from layout_tuner.predictions.belief.known_measurements import (
+        knowledge_of,
+        read_calibrating_cells,
+    )
+    from layout_tuner.search_spaces.tables import read_table
+    from layout_tuner.search_spaces.tables.selection import CellFilter, select
+    from layout_tuner.tuner.errors import StrategyUnknownError, TunerError
+    from layout_tuner.tuner.replay.run import ReplayPlan
 
     try:
         with work_line(sys.stderr, ticks=True) as line:
@@ -102,7 +105,7 @@ def replay(
         chosen, notes = _searchable(chosen, read)
         notes += _calibrating_notes(chosen, known)
         if estimates:
-            from tuner.replay.estimates import estimates_report
+            from layout_tuner.tuner.replay.judged_estimates import estimates_report
 
             with work_line(sys.stderr, ticks=True) as line:
                 line.say("judging the estimates")
@@ -129,7 +132,7 @@ def _searchable(
     chosen: tuple[TableCell, ...], table: MeasurementTable
 ) -> tuple[tuple[TableCell, ...], list[str]]:
     """The cells with a completed row; notes of the table and on cells that are left out."""
-    from tuner.errors import ReplayFailedError
+    from layout_tuner.tuner.errors import ReplayFailedError
 
     usable = tuple(cell for cell in chosen if cell.num_completed)
     if not usable:
@@ -153,9 +156,9 @@ def _calibrating_notes(chosen: tuple[TableCell, ...], known: list[TableCell]) ->
 
 
 def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
-    from search_spaces.terminal.live_output import work_line
-    from tuner.replay.report import replay_report
-    from tuner.replay.run import replay_all
+    from layout_tuner.cli.live_output import work_line
+    from layout_tuner.cli.predictions.replay_report import replay_report
+    from layout_tuner.tuner.replay.run import replay_all
 
     plan.check()
     tasks = plan.tasks()
@@ -173,7 +176,7 @@ def _print(report: dict[str, Any], *, as_json: bool, estimates: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    from tuner.replay.report import print_estimates, print_replay
+    from layout_tuner.cli.predictions.replay_report import print_estimates, print_replay
 
     (print_estimates if estimates else print_replay)(report)
     for note in report["notes"]:

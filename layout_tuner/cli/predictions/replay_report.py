@@ -9,9 +9,9 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from search_spaces.tables import TableCell
-from search_spaces.terminal.text_table import print_table
-from tuner.replay.run import ReplayPlan, ReplayRun, by_strategy
+from layout_tuner.search_spaces.tables import TableCell
+from layout_tuner.terminal.text_table import print_table
+from layout_tuner.tuner.replay.run import ReplayPlan, ReplayRun, by_strategy
 
 TARGETS: Final = (0.05, 0.02, 0.0)
 """Shares of the best throughput within which a layout counts as found."""

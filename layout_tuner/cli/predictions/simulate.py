@@ -35,10 +35,14 @@ def simulate(scenario: str | None, seed: int, out: Path | None, trace: str | Non
     SCENARIO the known ones are listed.
     """
     # Imported here, so that `layout-tuner --help` starts fast.
-    from search_spaces.errors import LayoutInvalidError
-    from search_spaces.tables import write_table
-    from workers.errors import WorkerError
-    from workers.simulation.scenarios import SCENARIOS, simulated_table, simulated_trace
+    from layout_tuner.errors import LayoutInvalidError
+    from layout_tuner.search_spaces.tables import write_table
+    from layout_tuner.workers.errors import WorkerError
+    from layout_tuner.workers.simulation.scenarios import (
+        SCENARIOS,
+        simulated_table,
+        simulated_trace,
+    )
 
     if scenario is None:
         for name, known in SCENARIOS.items():

@@ -13,15 +13,18 @@ from urllib.parse import quote
 
 import click
 
-from search_spaces.connection.service_address import WORKER_TOKEN_FILE_VARIABLE, ServicePlace
-from search_spaces.terminal.plurals import counted
-from search_spaces.terminal.text_table import print_table
-from workers.command_line.command_input import json_option, read_token, refusals, refuse
-from workers.command_line.options import service_options, trainers_option
-from workers.errors import RequestRefusedError
+from layout_tuner.cli.options.command_input import json_option, read_token, refusals, refuse
+from layout_tuner.cli.options.shared_options import service_options, trainers_option
+from layout_tuner.protocol.connection.service_address import (
+    WORKER_TOKEN_FILE_VARIABLE,
+    ServicePlace,
+)
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.terminal.text_table import print_table
+from layout_tuner.workers.errors import RequestRefusedError
 
 if TYPE_CHECKING:
-    from workers.slurm.request import AllocationRequest
+    from layout_tuner.workers.slurm.request import AllocationRequest
 
 _ANSWER_WITHIN_S: Final = 30.0
 _MOST_WAITING: Final = 10
@@ -97,8 +100,8 @@ def submit(
     --url is the service's address as the nodes reach it. The role of the token is checked: an
     admin's token is refused.
     """
-    from workers.slurm import submission
-    from workers.slurm.batch_script import render
+    from layout_tuner.workers.slurm import submission
+    from layout_tuner.workers.slurm.batch_script import render
 
     with refusals():
         request = _request(place=place, **options)
@@ -130,8 +133,8 @@ def list_allocations(place: ServicePlace | None, as_json: bool) -> None:
 
     Where Slurm is not installed, list the allocations of all users that the service knows.
     """
-    from workers.errors import SlurmUnavailableError
-    from workers.slurm.jobs import job_of_allocation, list_jobs
+    from layout_tuner.workers.errors import SlurmUnavailableError
+    from layout_tuner.workers.slurm.jobs import job_of_allocation, list_jobs
 
     with refusals():
         try:
@@ -170,7 +173,7 @@ def list_allocations(place: ServicePlace | None, as_json: bool) -> None:
 @json_option
 def cancel(job_id: str, now: bool, as_json: bool) -> None:
     """End an allocation: its worker stops, gives its trials back, and the job ends."""
-    from workers.slurm import jobs
+    from layout_tuner.workers.slurm import jobs
 
     with refusals():
         job = jobs.cancel(job_id, now=now)
@@ -264,12 +267,12 @@ def _request(
     place: ServicePlace,
     **options: Any,
 ) -> AllocationRequest:
-    from search_spaces.documents.duration import read_duration_s, read_walltime_s
-    from search_spaces.spec.presets.clusters import resolve_cluster
-    from search_spaces.spec.site import Site, cluster_part
-    from workers.command_line.command_input import described_cluster, trainers_of
-    from workers.slurm.request import AllocationRequest
-    from workers.slurm.site_lookup import site_of
+    from layout_tuner.cli.options.command_input import described_cluster, trainers_of
+    from layout_tuner.documents.duration import read_duration_s, read_walltime_s
+    from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+    from layout_tuner.search_spaces.clusters.site import Site, cluster_part
+    from layout_tuner.workers.slurm.request import AllocationRequest
+    from layout_tuner.workers.slurm.site_lookup import site_of
 
     document = described_cluster(cluster, place=place)
     machine, warning = resolve_cluster(cluster_part(document))
@@ -323,7 +326,7 @@ def _asking(place: ServicePlace) -> Iterator[Callable[..., Any]]:
     The function takes method, path and body, returns the document of the answer, and raises the
     errors of `ServiceHttp.request`.
     """
-    from workers.service.lease_client import ServiceHttp
+    from layout_tuner.workers.service.lease_client import ServiceHttp
 
     token = read_token(place.token_file)
     with ServiceHttp(place.url, token, certificate=place.certificate) as http:

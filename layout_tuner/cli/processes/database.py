@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from results_db.database.option import database_option, keep_option
-from search_spaces.terminal.live_output import work_line
-from search_spaces.terminal.plurals import counted
+from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.options.database_options import database_option, keep_option
+from layout_tuner.terminal.plurals import counted
 
 # Other modules are imported where they are needed, so that `--help` is fast.
 
@@ -39,7 +39,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 @contextmanager
 def _refusals_as_messages() -> Iterator[None]:
-    from results_db.errors import ResultsDbError
+    from layout_tuner.results_db.errors import ResultsDbError
 
     try:
         yield
@@ -49,8 +49,8 @@ def _refusals_as_messages() -> Iterator[None]:
 
 def _url(data_dir: Path | None, database: str | None) -> str:
     """The URL of the existing database that the options name."""
-    from results_db.database.data_dir import DataDir
-    from results_db.database.url import postgresql_url
+    from layout_tuner.results_db.database.data_dir import DataDir
+    from layout_tuner.results_db.database.url import postgresql_url
 
     if database is not None:
         return postgresql_url(database)
@@ -64,7 +64,7 @@ def _url(data_dir: Path | None, database: str | None) -> str:
 
 
 def _shown(url: str) -> str:
-    from results_db.database.url import shown
+    from layout_tuner.results_db.database.url import shown
 
     return shown(url)
 
@@ -79,7 +79,7 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
     FILE is a SQLite database, whatever it was made of, and `restore` puts it into either kind. It
     is checked before it gets its name, and only you can read it.
     """
-    from results_db.admin.backup_file import back_up
+    from layout_tuner.results_db.admin.backup_file import back_up
 
     with _refusals_as_messages(), work_line(sys.stderr, ticks=True) as line:
         report = back_up(_url(data_dir, database), file, replace=force, say=line.say)
@@ -100,8 +100,8 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
     Services and drivers must be stopped. A SQLite database that was there is kept under another
     name; the tables of a PostgreSQL are replaced in one transaction.
     """
-    from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
-    from results_db.database.data_dir import DataDir
+    from layout_tuner.results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
+    from layout_tuner.results_db.database.data_dir import DataDir
 
     with _refusals_as_messages():
         if database is not None:
@@ -126,8 +126,8 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
 @_place_options
 def upgrade(data_dir: Path | None, database: str | None) -> None:
     """Upgrade the database to this version's schema; a service does the same when it starts."""
-    from results_db.database.wait_for_server import once_it_answers
-    from results_db.migrations import migrate
+    from layout_tuner.results_db.database.wait_for_server import once_it_answers
+    from layout_tuner.results_db.migrations import migrate
 
     with _refusals_as_messages():
         url = _url(data_dir, database)
@@ -148,7 +148,7 @@ def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
 
     Changes nothing; the service may run. Exit code 1 if something is wrong.
     """
-    from results_db.admin.integrity import check_database
+    from layout_tuner.results_db.admin.integrity import check_database
 
     with _refusals_as_messages():
         url = _url(data_dir, database)
@@ -177,9 +177,9 @@ def prune(keep: tuple[str, ...], data_dir: Path | None, database: str | None) ->
     Campaigns, trials and measurements always stay. The space is used again; the file does not
     shrink.
     """
-    from results_db.migrations import migrate
-    from results_db.retention import KINDS, Retention
-    from results_db.store import Store
+    from layout_tuner.results_db.migrations import migrate
+    from layout_tuner.results_db.retention import KINDS, Retention
+    from layout_tuner.results_db.store import Store
 
     with _refusals_as_messages():
         retention = Retention.read(keep)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from results_db.database.option import database_option
-from search_spaces.connection.data_home import PRIVATE_UMASK
-from search_spaces.process_resources import use_one_blas_thread
+from layout_tuner.cli.options.database_options import database_option
+from layout_tuner.process_resources import use_one_blas_thread
+from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 
 
 @click.command()
@@ -28,9 +28,9 @@ def driver(data_dir: Path | None, database: str | None) -> None:
     """
     use_one_blas_thread()
     # Imported here, so that `layout-tuner --help` starts fast.
-    from results_db.errors import ResultsDbError
-    from tuner.driver.process import drive
-    from tuner.errors import TunerError
+    from layout_tuner.results_db.errors import ResultsDbError
+    from layout_tuner.tuner.driver.process import drive
+    from layout_tuner.tuner.errors import TunerError
 
     os.umask(PRIVATE_UMASK)
     try:

@@ -15,25 +15,29 @@ from typing import Final
 
 import click
 
-from api.app import create_app
-from api.commands.endpoint_options import endpoint_options
-from api.errors import ApiError
-from api.http.bind_address import Endpoint, is_loopback, listening
-from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_connections
-from api.http.server import LimitedServer
-from api.http.url_prefix import read_prefix
-from api.process.local_service import announced, serving
-from api.process.supervisor import signals_to
-from api.security.local_tokens import load_or_make_token
-from api.settings import Settings
-from results_db.database.data_dir import DataDir
-from results_db.database.option import database_option, keep_option
-from results_db.database.stderr_log import log_to_stderr
-from results_db.database.wait_for_server import once_it_answers
-from results_db.errors import ResultsDbError
-from results_db.retention import Retention
-from results_db.store import Store
-from search_spaces.connection.data_home import PRIVATE_UMASK
+from layout_tuner.api.app import create_app
+from layout_tuner.api.errors import ApiError
+from layout_tuner.api.http.bind_address import Endpoint, is_loopback, listening
+from layout_tuner.api.http.connection_limits import (
+    MAX_CONNECTIONS,
+    ConnectionLimits,
+    allow_connections,
+)
+from layout_tuner.api.http.server import LimitedServer
+from layout_tuner.api.http.url_prefix import read_prefix
+from layout_tuner.api.process.local_service import announced, serving
+from layout_tuner.api.process.supervisor import signals_to
+from layout_tuner.api.security.local_tokens import load_or_make_token
+from layout_tuner.api.settings import Settings
+from layout_tuner.cli.options.database_options import database_option, keep_option
+from layout_tuner.cli.options.endpoint_options import endpoint_options
+from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.stderr_log import log_to_stderr
+from layout_tuner.results_db.database.wait_for_server import once_it_answers
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.results_db.retention import Retention
+from layout_tuner.results_db.store import Store
 
 GIL_SWITCH_S: Final = 0.0001
 """Seconds for which a busy thread keeps the others waiting; Python's default is 0.005."""

@@ -16,27 +16,27 @@ import click
 import httpx
 from click.core import ParameterSource
 
-from api.client import Client
-from api.client.errors import ServiceError
-from api.commands.connection import EXISTING_FILE, refuse
-from api.commands.endpoint_options import endpoint_options
-from api.commands.login import sign_in_url
-from api.errors import ApiError
-from api.http.bind_address import Endpoint
-from api.http.url_prefix import read_prefix
-from api.process.supervisor import Child, start_and_wait, until_signalled, watch
-from api.security.local_tokens import read_token
-from results_db.database.data_dir import DataDir
-from results_db.database.option import database_option
-from results_db.database.wait_for_server import START_PATIENCE_S
-from results_db.errors import ResultsDbError
-from search_spaces.connection.data_home import PRIVATE_UMASK
-from search_spaces.connection.running_service import LocalService, find_service
-from search_spaces.connection.service_address import DATABASE_VARIABLE
-from search_spaces.errors import CertificateUnreadableError
-from search_spaces.terminal.simulation_options import with_simulation_options
-from search_spaces.timing_mark import TIMING_VARIABLE
-from workers.simulation.simulation_settings import SimulationOptions
+from layout_tuner.api.errors import ApiError
+from layout_tuner.api.http.bind_address import Endpoint
+from layout_tuner.api.http.url_prefix import read_prefix
+from layout_tuner.api.process.supervisor import Child, start_and_wait, until_signalled, watch
+from layout_tuner.api.security.local_tokens import read_token
+from layout_tuner.cli.options.database_options import database_option
+from layout_tuner.cli.options.endpoint_options import endpoint_options
+from layout_tuner.cli.options.simulation_options import with_simulation_options
+from layout_tuner.cli.service.login import sign_in_url
+from layout_tuner.cli.service.service_connection import EXISTING_FILE, refuse
+from layout_tuner.client import Client
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.errors import CertificateUnreadableError
+from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
+from layout_tuner.protocol.connection.running_service import LocalService, find_service
+from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.wait_for_server import START_PATIENCE_S
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.timing_mark import TIMING_VARIABLE
+from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""
@@ -135,7 +135,7 @@ def _serve(data: DataDir, endpoint: Endpoint, database: str | None) -> Child:
 
 def _child(data: DataDir, command: str, *options: str, database: str | None = None) -> Child:
     # -P: do not import modules from the current directory.
-    argv = [sys.executable, "-P", "-m", "api.cli", command, *options]
+    argv = [sys.executable, "-P", "-m", "layout_tuner.cli.main", command, *options]
     # In the environment: all users of the machine can list arguments. Only processes that open the
     # database get it; a worker and its ranks have no password of the database.
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}

@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 from click.core import ParameterSource
 
-from search_spaces.connection.data_home import PRIVATE_UMASK
-from search_spaces.connection.service_address import ServicePlace
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from search_spaces.terminal.console import on_interrupt
-from search_spaces.terminal.live_output import WorkLine, work_line
-from search_spaces.terminal.plurals import counted
-from search_spaces.units import GIB
-from workers.command_line.command_input import (
+from layout_tuner.cli.live_output import WorkLine, work_line
+from layout_tuner.cli.options.command_input import (
     described,
     described_machine,
     fail,
@@ -32,7 +25,7 @@ from workers.command_line.command_input import (
     refuse,
     trainers_of,
 )
-from workers.command_line.options import (
+from layout_tuner.cli.options.shared_options import (
     PositiveNumber,
     allocation_options,
     cluster_option,
@@ -42,15 +35,22 @@ from workers.command_line.options import (
     simulation_options,
     trainers_option,
 )
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
+from layout_tuner.protocol.connection.service_address import ServicePlace
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.terminal.console import on_interrupt
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.units import GIB
 
 if TYPE_CHECKING:
-    from search_spaces.protocol.measurement import Measurement
-    from search_spaces.protocol.outcome import Outcome, ProbeRequest
-    from search_spaces.spec.cluster import Cluster
-    from search_spaces.spec.model_shape import ModelShape
-    from workers.simulation.simulation_settings import SimulationOptions
-    from workers.trainer.job.job import TrainJob
-    from workers.trainer.job.progress import ProgressLog
+    from layout_tuner.protocol.measurement import Measurement
+    from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+    from layout_tuner.search_spaces.clusters.cluster import Cluster
+    from layout_tuner.search_spaces.models.model_shape import ModelShape
+    from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
+    from layout_tuner.workers.trainer.job.job import TrainJob
+    from layout_tuner.workers.trainer.job.progress import ProgressLog
 
 _MOST_GB: Final = 1 << 20
 _LONGEST_DEADLINE_S: Final = 366 * 86400
@@ -94,9 +94,9 @@ def worker(
 
     With --simulate it measures nothing: a simulator answers the probes, in simulated time.
     """
-    from workers.command_line.command_input import described_cluster
-    from workers.errors import WorkerError
-    from workers.worker.run_worker import run_simulated_workers, run_worker
+    from layout_tuner.cli.options.command_input import described_cluster
+    from layout_tuner.workers.errors import WorkerError
+    from layout_tuner.workers.worker.run_worker import run_simulated_workers, run_worker
 
     if simulation is not None:
         _refuse_options_of_measuring()
@@ -206,11 +206,11 @@ def probe(
     More ranks than devices are allowed; the measurement is then marked as oversubscribed. With
     --trainers another trainer runs the layout, as a worker would let it.
     """
-    from search_spaces.protocol.outcome import ProbeRequest
-    from search_spaces.spec.presets.models import resolve_model
-    from search_spaces.trainers.parameters import parameters_of
-    from workers.calibrate.calibration import calibrated_layouts
-    from workers.launchers.local import local_launcher
+    from layout_tuner.protocol.outcome import ProbeRequest
+    from layout_tuner.search_spaces.models.model_presets import resolve_model
+    from layout_tuner.trainers.parameters import parameters_of
+    from layout_tuner.workers.calibrate.calibration import calibrated_layouts
+    from layout_tuner.workers.launchers.local import local_launcher
 
     machine = described_machine(cluster)
     trainers = trainers_of(trainers_file)
@@ -272,13 +272,13 @@ def train(
 
     A job that saves checkpoints goes on from the newest one.
     """
-    from workers.trainer.job.launcher_environment import is_rank
+    from layout_tuner.workers.trainer.job.launcher_environment import is_rank
 
     if is_rank(os.environ):
         _train_as_rank(config, as_json=as_json, steps=steps, warmup=warmup, log=log)
-    from workers.trainer.errors import TrainerError
-    from workers.trainer.job.job import read_job
-    from workers.trainer.job.progress import ProgressLog
+    from layout_tuner.workers.trainer.errors import TrainerError
+    from layout_tuner.workers.trainer.job.job import read_job
+    from layout_tuner.workers.trainer.job.progress import ProgressLog
 
     try:
         job = read_job(config, steps=steps, warmup=warmup)
@@ -299,7 +299,7 @@ def train(
 
 def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
     """One rank of those that torchrun or srun has started: the trainer's own command."""
-    from workers.trainer.train import main
+    from layout_tuner.workers.trainer.train import main
 
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     status = main([f"--config={config}", *flags, *(["--json"] if as_json else [])])
@@ -310,8 +310,8 @@ def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
 
 def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
-    from workers.calibrate.calibration import calibrated_layouts
-    from workers.launchers.local import local_launcher
+    from layout_tuner.workers.calibrate.calibration import calibrated_layouts
+    from layout_tuner.workers.launchers.local import local_launcher
 
     with (
         on_interrupt(
@@ -350,7 +350,7 @@ def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any
 
 def chosen_trainer(trainers: Mapping[str, Any], name: str | None) -> str:
     """The trainer of a probe: the named one, or the only one of a file; without a file ours."""
-    from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+    from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
     if name is None and len(trainers) <= 1:
         return next(iter(trainers), EMBEDDED_TRAINER)
@@ -363,7 +363,7 @@ def chosen_trainer(trainers: Mapping[str, Any], name: str | None) -> str:
 
 
 def _refuse_illegal(layout: Layout, model: ModelShape, machine: Cluster) -> None:
-    from search_spaces.spec.rules import PROBE_SCOPES, violations
+    from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
 
     if broken := violations(layout, model, machine, scopes=PROBE_SCOPES):
         refuse(*broken)
@@ -417,9 +417,13 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
 
 
 def _lines(measured: Measurement) -> list[str]:
-    from search_spaces.protocol.measurement import routing_words
-    from search_spaces.statistics.disturbance import MEANING, disturbance_words, is_disturbed
-    from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+    from layout_tuner.predictions.statistics.disturbance import (
+        MEANING,
+        disturbance_words,
+        is_disturbed,
+    )
+    from layout_tuner.protocol.measurement import routing_words
+    from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
     quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
     timed = sum(iteration.kind == "timed" for iteration in measured.iterations)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from api.commands.connection import answers, best_words, print_facts, service_options
-from api.formatting import (
+from layout_tuner.api.formatting import (
     baseline_words,
     budget_words,
     cheap_count_words,
@@ -25,23 +24,29 @@ from api.formatting import (
     state_words,
     unit,
 )
-from api.schemas.campaigns_and_trials import CampaignPage
-from results_db.campaigns.filter import CampaignFilter
-from results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
-from search_spaces.campaigns.campaign_settings import STRATEGIES
-from search_spaces.spec.knobs import auto_words
-from search_spaces.spec.objectives import ALL_OBJECTIVES
-from search_spaces.terminal.plurals import counted
-from search_spaces.terminal.text_table import print_table
+from layout_tuner.api.schemas.campaigns_and_trials import CampaignPage
+from layout_tuner.cli.service.service_connection import (
+    answers,
+    best_words,
+    print_facts,
+    service_options,
+)
+from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
+from layout_tuner.search_spaces.campaigns.campaign_settings import STRATEGIES
+from layout_tuner.search_spaces.layouts.knobs import auto_words
+from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import (
+    from layout_tuner.api.schemas.campaigns_and_trials import (
         AnalysisRead,
         CampaignDetail,
         CampaignRead,
         CostRead,
     )
+    from layout_tuner.client import Client
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.client.errors import ServiceError
-from api.commands.campaign import precision_words
-from api.commands.connection import (
+from layout_tuner.api.errors import DocumentMalformedError
+from layout_tuner.api.formatting import budget_words
+from layout_tuner.api.http.documents import read_json, read_yaml
+from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.service.campaign import precision_words
+from layout_tuner.cli.service.service_connection import (
     EXISTING_FILE,
     Function,
     answers,
@@ -23,18 +26,15 @@ from api.commands.connection import (
     print_json,
     service_options,
 )
-from api.errors import DocumentMalformedError
-from api.formatting import budget_words
-from api.http.documents import read_json, read_yaml
-from results_db.records import ENDED_CAMPAIGN_STATES
-from search_spaces.terminal.console import on_interrupt, terminal_width
-from search_spaces.terminal.live_output import work_line
-from search_spaces.terminal.plurals import counted
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.terminal.console import on_interrupt, terminal_width
+from layout_tuner.terminal.plurals import counted
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import CampaignDetail, ImportRead
-    from search_spaces.belief.plan import Plan  # it imports numpy
+    from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, ImportRead
+    from layout_tuner.client import Client
+    from layout_tuner.predictions.belief.plan import Plan  # it imports numpy
 
 DELETE_PATIENCE_S: Final = 180.0
 """Longest wait for workers to stop a cancelled campaign's trials; leases expire before."""
@@ -74,7 +74,7 @@ def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
         submitted = client.create_campaign(document)
         (print_json if as_json else print_submitted)(submitted)
         return
-    from search_spaces.belief.plan_text import plan_lines
+    from layout_tuner.predictions.belief.plan_text import plan_lines
 
     plan = _planned(client, document)
     if as_json:
@@ -86,7 +86,7 @@ def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
 
 def _planned(client: Client, document: dict[str, Any]) -> Plan:
     """The service's plan; one that the driver makes is waited for."""
-    from search_spaces.belief.plan import Plan
+    from layout_tuner.predictions.belief.plan import Plan
 
     planned = client.plan(document)
     if isinstance(planned, Plan):

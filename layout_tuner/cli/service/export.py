@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from api.commands.connection import EXISTING_FILE, json_option, print_json, service_when_called
-from api.exporters.base import PREDICTED
-from api.exporters.export import ALIASES, FORMATS
-from api.exporters.exported import ExportFileRead, ExportRead
-from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
-from search_spaces.spec.layout import KNOBS
-from search_spaces.terminal.text_table import print_table
+from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
+from layout_tuner.cli.service.service_connection import (
+    EXISTING_FILE,
+    json_option,
+    print_json,
+    service_when_called,
+)
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.terminal.text_table import print_table
+from layout_tuner.trainers.exports.export import ALIASES, FORMATS
+from layout_tuner.trainers.exports.export_source import PREDICTED
+from layout_tuner.trainers.exports.exported import ExportFileRead, ExportRead
 
 if TYPE_CHECKING:
-    from api.client import Client
+    from layout_tuner.client import Client
 
 
 @click.command()
@@ -103,7 +108,7 @@ def export(
         bundle = service().export(campaign, format_name, trial=trial, nodes=nodes, without=without)
         what = f"trial {bundle.trial} of {campaign}"
     else:
-        from api.commands import predicted_export
+        from layout_tuner.cli.service import predicted_export
 
         data_dir = click.get_current_context().params["data_dir"]
         kept: dict[str, Any] = {"data_dir": data_dir, "without": without}

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.commands.connection import (
-    job_options,
-    json_option,
-    print_jobs,
-    print_json,
-    service_options,
-)
-from api.commands.trial import read_conditions, where_option
-from api.formatting import (
+from layout_tuner.api.formatting import (
     LAYOUT_HEADINGS,
     baseline_words,
     cheap_count_words,
@@ -32,17 +24,29 @@ from api.formatting import (
     percent,
     unit,
 )
-from search_spaces.spec.objectives import OBJECTIVES
-from search_spaces.statistics.disturbance import MEANING
-from search_spaces.terminal.console import write_bytes
-from search_spaces.terminal.plurals import counted
-from search_spaces.terminal.text_table import print_table
+from layout_tuner.cli.service.service_connection import (
+    job_options,
+    json_option,
+    print_jobs,
+    print_json,
+    service_options,
+)
+from layout_tuner.cli.service.trial import read_conditions, where_option
+from layout_tuner.predictions.statistics.disturbance import MEANING
+from layout_tuner.search_spaces.objectives import OBJECTIVES
+from layout_tuner.terminal.console import write_bytes
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
-    from search_spaces.belief.job import JobEstimate
-    from search_spaces.statistics.job_duration import TrainingJob
+    from layout_tuner.api.schemas.campaigns_and_trials import (
+        CampaignDetail,
+        LeaderboardPage,
+        RankedTrial,
+    )
+    from layout_tuner.client import Client
+    from layout_tuner.predictions.belief.job import JobEstimate
+    from layout_tuner.predictions.statistics.job_duration import TrainingJob
 
 _OUTPUT: Final = Path("-")
 
@@ -155,7 +159,10 @@ def _jobs(
     job: TrainingJob, campaign: CampaignDetail, page: LeaderboardPage
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
-    from api.campaigns.measured_jobs import RankedStep, measured_jobs  # they import numpy
+    from layout_tuner.api.campaigns.measured_jobs import (  # they import numpy
+        RankedStep,
+        measured_jobs,
+    )
 
     ranked = (
         RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)

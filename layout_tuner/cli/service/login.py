@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from api.commands.connection import service_options
-from api.formatting import moment
-from search_spaces.connection.data_home import default_data_dir
+from layout_tuner.api.formatting import moment
+from layout_tuner.cli.service.service_connection import service_options
+from layout_tuner.protocol.connection.data_home import default_data_dir
 
 if TYPE_CHECKING:
-    from api.client import Client
+    from layout_tuner.client import Client
 
 REDIRECT_FILE: Final = "sign-in.html"
 

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.commands.campaign_changes import read_document_file
-from api.commands.connection import (
+from layout_tuner.api.formatting import memory
+from layout_tuner.api.http.documents import write_yaml
+from layout_tuner.api.schemas.model_and_cluster_documents import (
+    CatalogueEntry,
+    ClusterPage,
+    ClusterRead,
+    ModelPage,
+    ModelRead,
+)
+from layout_tuner.cli.service.campaign_changes import read_document_file
+from layout_tuner.cli.service.service_connection import (
     EXISTING_FILE,
     answers,
     json_option,
@@ -18,17 +27,14 @@ from api.commands.connection import (
     service_when_called,
     without_service,
 )
-from api.formatting import memory
-from api.http.documents import write_yaml
-from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
-from search_spaces.errors import SiteInvalidError
-from search_spaces.spec.presets.clusters import is_cluster_preset
-from search_spaces.spec.presets.models import MODEL_PRESETS
-from search_spaces.spec.site import cluster_part
-from search_spaces.terminal.text_table import print_table
+from layout_tuner.errors import SiteInvalidError
+from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset
+from layout_tuner.search_spaces.clusters.site import cluster_part
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
+from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from api.client import Client
+    from layout_tuner.client import Client
 
 
 _MODEL_COLUMNS: Final = {

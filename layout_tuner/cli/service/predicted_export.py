@@ -9,19 +9,19 @@ from typing import Any
 
 import click
 
-from api.commands.campaign_changes import read_document_file
-from api.exporters.base import ExportError, ExportSource
-from api.exporters.export import export
-from api.exporters.exported import ExportRead
-from api.formatting import figure, memory
-from search_spaces.belief.plan import make_plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.connection.data_home import default_data_dir
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.calibration_file import with_measured_constants
-from search_spaces.spec.site import cluster_part
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.api.formatting import figure, memory
+from layout_tuner.cli.service.campaign_changes import read_document_file
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.protocol.connection.data_home import default_data_dir
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+from layout_tuner.search_spaces.clusters.site import cluster_part
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.exports.export import export
+from layout_tuner.trainers.exports.export_source import ExportError, ExportSource
+from layout_tuner.trainers.exports.exported import ExportRead
 
 
 def of_plan(

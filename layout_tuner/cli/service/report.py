@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from api.commands.connection import job_options, service_options
+from layout_tuner.cli.service.service_connection import job_options, service_options
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from search_spaces.statistics.job_duration import TrainingJob
+    from layout_tuner.client import Client
+    from layout_tuner.predictions.statistics.job_duration import TrainingJob
 
 
 @click.command()

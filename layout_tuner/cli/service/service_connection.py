@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from api.client.errors import ServiceError
-from api.command_packages import imports_kept
-from api.errors import ApiError
-from api.formatting import figure, unit
-from api.security.local_tokens import read_token
-from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
-from search_spaces.connection.tls import trusting
-from search_spaces.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError
-from search_spaces.terminal.console import terminal_width
-from search_spaces.terminal.job_options import with_job_options
+from layout_tuner.api.errors import ApiError
+from layout_tuner.api.formatting import figure, unit
+from layout_tuner.api.security.local_tokens import read_token
+from layout_tuner.cli.command_table import imports_kept
+from layout_tuner.cli.options.job_options import with_job_options
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError
+from layout_tuner.protocol.connection.service_address import SERVICE_OPTIONS, locate_service
+from layout_tuner.protocol.connection.tls import trusting
+from layout_tuner.terminal.console import terminal_width
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import CampaignRead
-    from search_spaces.belief.job import JobEstimate  # it imports numpy
-    from search_spaces.statistics.job_duration import TrainingJob
+    from layout_tuner.api.schemas.campaigns_and_trials import CampaignRead
+    from layout_tuner.client import Client
+    from layout_tuner.predictions.belief.job import JobEstimate  # it imports numpy
+    from layout_tuner.predictions.statistics.job_duration import TrainingJob
 
 Document = TypeVar("Document")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -88,7 +88,9 @@ def connect(
         imports_kept(),
         _without("httpx._main", "tornado"),
     ):  # httpx's own command line; tornado's event loop
-        from api.client import Client  # here, so that help imports neither HTTP nor documents
+        from layout_tuner.client import (
+            Client,  # here, so that help imports neither HTTP nor documents
+        )
     return Client(place.url, read_token(place.token_file), tls=tls)
 
 
@@ -179,7 +181,7 @@ job_options: Final = functools.partial(with_job_options, option=click.option, re
 
 def print_jobs(job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]]) -> None:
     """Prints the days of a training job with some layouts."""
-    from search_spaces.belief.plan_text import job_lines
+    from layout_tuner.predictions.belief.plan_text import job_lines
 
     for line in job_lines(job, jobs, terminal_width(sys.stdout)):
         click.echo(line)

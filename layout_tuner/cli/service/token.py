@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, cast
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from api.client.errors import ServiceError
-from api.commands.connection import answers, json_option, print_json, service_options
-from api.formatting import moment
-from api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
-from results_db.actor import TOKEN_ROLES, TokenRole
-from results_db.service_records import AuditEntryRead
-from search_spaces.documents.duration import read_duration_s
-from search_spaces.errors import SearchSpaceError
-from search_spaces.terminal.text_table import print_table
+from layout_tuner.api.formatting import moment
+from layout_tuner.api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
+from layout_tuner.cli.service.service_connection import (
+    answers,
+    json_option,
+    print_json,
+    service_options,
+)
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.documents.duration import read_duration_s
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
+from layout_tuner.results_db.service_records import AuditEntryRead
+from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from api.client import Client
+    from layout_tuner.client import Client
 
 
 @click.command()

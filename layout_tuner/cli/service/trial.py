@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.client.errors import ServiceError
-from api.commands.connection import answers, json_option, print_facts, print_json, service_options
-from api.formatting import (
+from layout_tuner.api.formatting import (
     LAYOUT_HEADINGS,
     REPEAT_WORDS,
     cheap_probe_words,
@@ -25,8 +23,22 @@ from api.formatting import (
     step_words,
     trainer_words,
 )
-from results_db.errors import TrialFilterInvalidError
-from results_db.trials.filter import (
+from layout_tuner.cli.service.service_connection import (
+    answers,
+    json_option,
+    print_facts,
+    print_json,
+    service_options,
+)
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.documents.limits import MAX_ID
+from layout_tuner.documents.numbers import read_number, read_whole
+from layout_tuner.documents.reading import nearest
+from layout_tuner.predictions.statistics.disturbance import MEANING, disturbance_words
+from layout_tuner.protocol.measurement import routing_words
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.errors import TrialFilterInvalidError
+from layout_tuner.results_db.trials.filter import (
     CHOICES,
     LISTED_FIELDS,
     SINGULAR,
@@ -35,21 +47,19 @@ from results_db.trials.filter import (
     SortKey,
     TrialFilter,
 )
-from search_spaces.documents.limits import MAX_ID
-from search_spaces.documents.numbers import read_number, read_whole
-from search_spaces.documents.reading import nearest
-from search_spaces.protocol.measurement import routing_words
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.statistics.disturbance import MEANING, disturbance_words
-from search_spaces.terminal.console import write_bytes
-from search_spaces.terminal.text_table import print_table
+from layout_tuner.terminal.console import write_bytes
+from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import TrialDetailRead, TrialRead, TrialsAdded
-    from results_db.records import AttemptRecord
-    from search_spaces.belief.cheap_probe_step_time import CheapProbe
-    from search_spaces.estimates.prediction import Prediction
+    from layout_tuner.api.schemas.campaigns_and_trials import (
+        TrialDetailRead,
+        TrialRead,
+        TrialsAdded,
+    )
+    from layout_tuner.client import Client
+    from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
+    from layout_tuner.predictions.estimates.prediction import Prediction
+    from layout_tuner.results_db.records import AttemptRecord
 
 DEFAULT_LIMIT: Final = 50
 _CHEAP_HEADINGS: Final = ("cheap probe", ">step in full")
@@ -102,7 +112,7 @@ def list_trials(
     found = list(islice(walk, limit + 1))
     shown = found[:limit]
     if as_json:
-        from api.schemas.campaigns_and_trials import TrialPage
+        from layout_tuner.api.schemas.campaigns_and_trials import TrialPage
 
         page = TrialPage(
             trials=shown,

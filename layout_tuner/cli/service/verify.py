@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.client.errors import ServiceError
-from api.commands.connection import json_option, service_options
-from api.commands.watching import POLL_S
-from api.formatting import (
+from layout_tuner.api.formatting import (
     LAYOUT_HEADINGS,
     half_interval,
     layout_cells,
@@ -23,21 +20,24 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from search_spaces.statistics.disturbance import MEANING
-from search_spaces.statistics.rank_agreement import (
+from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.service.service_connection import json_option, service_options
+from layout_tuner.cli.service.watching import POLL_S
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.predictions.statistics.disturbance import MEANING
+from layout_tuner.predictions.statistics.rank_agreement import (
     MeasuredValue,
     RankAgreement,
     rank_agreement,
     sampled_ranks,
 )
-from search_spaces.terminal.console import on_interrupt
-from search_spaces.terminal.live_output import work_line
-from search_spaces.terminal.text_table import print_table
-from search_spaces.trainers.parameters import ParameterInvalidError, parameters_of
+from layout_tuner.terminal.console import on_interrupt
+from layout_tuner.terminal.text_table import print_table
+from layout_tuner.trainers.parameters import ParameterInvalidError, parameters_of
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
+    from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
+    from layout_tuner.client import Client
 
 _MOST: Final = 1000
 """Layouts of a leaderboard of which the sample is taken."""

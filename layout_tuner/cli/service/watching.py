@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from api.client.errors import ServiceError
-from api.commands.connection import best_words, service_options
-from api.formatting import cheap_probe_words, duration, node_time
-from results_db.trials.filter import TrialFilter
-from search_spaces.spec.objectives import measured_objective
-from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
-from search_spaces.terminal.live_output import LiveBlock, sparkline
-from search_spaces.terminal.plurals import counted
+from layout_tuner.api.formatting import cheap_probe_words, duration, node_time
+from layout_tuner.cli.live_output import LiveBlock, sparkline
+from layout_tuner.cli.service.service_connection import best_words, service_options
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.results_db.trials.filter import TrialFilter
+from layout_tuner.search_spaces.objectives import measured_objective
+from layout_tuner.terminal.console import escaped_line, on_interrupt, terminal_width
+from layout_tuner.terminal.plurals import counted
 
 if TYPE_CHECKING:
-    from api.client import Client
-    from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
-    from search_spaces.protocol.states import TrialState
+    from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
+    from layout_tuner.client import Client
+    from layout_tuner.protocol.states import TrialState
 
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
@@ -233,7 +233,7 @@ def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
 
 def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
     """The number of iterations; warm-up may take more of them than were asked for."""
-    from search_spaces.campaigns.fidelity import cheap_iterations  # imports numpy
+    from layout_tuner.search_spaces.campaigns.fidelity import cheap_iterations  # imports numpy
 
     probe = campaign.spec.get("probe", {})
     iterations = probe.get("iterations", 0)

@@ -14,19 +14,19 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Bools, Floats
-from search_spaces.belief.factor_regression import log_step_s
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.belief.pipeline_stalls import PipelineStalls
-from search_spaces.belief.residual import ResidualKernel, knob_coordinates
-from search_spaces.belief.slow_runs import MEAN_EXCESS
-from search_spaces.belief.step_belief import normal_draws
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import time_terms
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Bools, Floats
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.factor_regression import log_step_s
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls
+from layout_tuner.predictions.belief.residual import ResidualKernel, knob_coordinates
+from layout_tuner.predictions.belief.slow_runs import MEAN_EXCESS
+from layout_tuner.predictions.belief.step_belief import normal_draws
+from layout_tuner.predictions.estimates.step_time import time_terms
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 NUM_DRAWS: Final = 1000
 MAX_COMPARED: Final = 300

@@ -15,14 +15,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from search_spaces.spec.layout import Layout
-from search_spaces.statistics.job_duration import StepInterval
+from layout_tuner.predictions.statistics.job_duration import StepInterval
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 if TYPE_CHECKING:  # clients read `CheapProbe`, and need none of these, which import numpy
-    from search_spaces.campaigns.fidelity import Fidelity
-    from search_spaces.estimates.time import TimeTerms
-    from search_spaces.spec.cluster import Cluster
-    from search_spaces.spec.model_shape import ModelShape
+    from layout_tuner.predictions.estimates.step_time import TimeTerms
+    from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+    from layout_tuner.search_spaces.clusters.cluster import Cluster
+    from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MICROBATCHES_LOG_SD: Final = 0.02
 REPLICAS_LOG_SD: Final = 0.01
@@ -64,7 +64,7 @@ class CheapProbe:
         The layout is the one that it stands for, and the model the whole one; `measured_s` is of a
         step of the part, None where it was not measured.
         """
-        from search_spaces.campaigns.fidelity import fidelity_of
+        from layout_tuner.search_spaces.campaigns.fidelity import fidelity_of
 
         part = fidelity_of(layout, probed, num_layers)
         return cls(
@@ -103,10 +103,10 @@ def ratio_log_sd(part: TimeTerms, whole: TimeTerms) -> float:
 
     A cost that is a larger share of the part than of the whole, such as the reduction of gradients
     after few micro-batches, may take longer or shorter than they expect
-    (`search_spaces.estimates.time.FACTOR_PRIORS`). Linear in the logarithms of the factors.
+    (`predictions.estimates.step_time.FACTOR_PRIORS`). Linear in the logarithms of the factors.
     """
-    from search_spaces.belief.factor_regression import slopes
-    from search_spaces.belief.time_fit import TIME_PRIOR
+    from layout_tuner.predictions.belief.factor_regression import slopes
+    from layout_tuner.predictions.belief.time_fit import TIME_PRIOR
 
     prior = TIME_PRIOR.factors
     differ = slopes(part, prior.mean)[0] - slopes(whole, prior.mean)[0]
@@ -120,8 +120,8 @@ def extrapolated_step(
 
     `measured_s` is of a step of the part; layout and model are the whole ones.
     """
-    from search_spaces.belief.job import predicted_step
-    from search_spaces.estimates.time import time_terms
+    from layout_tuner.predictions.belief.job import predicted_step
+    from layout_tuner.predictions.estimates.step_time import time_terms
 
     part = time_terms(fidelity.reduced(layout), fidelity.reduced_model(model), cluster)
     whole = time_terms(layout, model, cluster)

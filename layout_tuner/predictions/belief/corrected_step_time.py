@@ -9,18 +9,24 @@ from typing import Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
-from search_spaces.belief.known_measurements import ELSEWHERE, Sample
-from search_spaces.belief.measured_range import warning_outside
-from search_spaces.belief.time_evidence import Origin, TimeEvidence, evidence_of, joined, nothing
-from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import time_terms
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.factor_regression import StepFactors, log_sd, log_step_s
+from layout_tuner.predictions.belief.known_measurements import ELSEWHERE, Sample
+from layout_tuner.predictions.belief.measured_range import warning_outside
+from layout_tuner.predictions.belief.time_evidence import (
+    Origin,
+    TimeEvidence,
+    evidence_of,
+    joined,
+    nothing,
+)
+from layout_tuner.predictions.belief.time_fit import TIME_PRIOR, TimePosterior, fit
+from layout_tuner.predictions.estimates.step_time import time_terms
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

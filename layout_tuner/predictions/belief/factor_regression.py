@@ -1,7 +1,7 @@
 """Regression of the closed form's factors on measured step times.
 
-The logarithm of a step time is g(f) + e. g is the closed form (`search_spaces.estimates.time`), f
-the logarithms of its factors with a normal prior, and e a normal error. Measurements may have
+The logarithm of a step time is g(f) + e. g is the closed form (`predictions.estimates.step_time`),
+f the logarithms of its factors with a normal prior, and e a normal error. Measurements may have
 factors of their own: the covariance between those of two is the prior's, times the share of it that
 the two have in common. Gauss-Newton linearises g about the best factors so far; each step then is
 Gaussian process regression (Rasmussen and Williams 2006, section 2.7).
@@ -16,8 +16,8 @@ from typing import Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.estimates.time import PRIOR, TimeTerms
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.step_time import PRIOR, TimeTerms
 
 _LARGEST_MOVE: Final = 1.0
 """Largest change of a factor's logarithm in one step of Gauss-Newton: beyond it the linearisation

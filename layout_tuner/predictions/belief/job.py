@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from search_spaces.errors import SearchSpaceError
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.scaling import scaled
-from search_spaces.statistics.job_duration import JobDuration, StepInterval, TrainingJob
-from search_spaces.units import NORMAL_95
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.statistics.job_duration import JobDuration, StepInterval, TrainingJob
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.node_scaling import scaled
+from layout_tuner.units import NORMAL_95
 
 StepSource = Literal["predicted", "measured", "measured and extrapolated"]
 """The source of a job's step time; extrapolated: measured on fewer nodes, and multiplied by the

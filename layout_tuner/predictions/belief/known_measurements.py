@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from search_spaces.belief.observation import (
+from layout_tuner.predictions.belief.observation import (
     ObservationInvalidError,
     ObservationState,
     refuse_unless_positive,
 )
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables import TableCell, read_table
-from search_spaces.tables.selection import CellFilter, refuse_simulated, select
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables import TableCell, read_table
+from layout_tuner.search_spaces.tables.selection import CellFilter, refuse_simulated, select
 
 _STATES: Final[dict[str, ObservationState]] = {
     "completed": "completed",

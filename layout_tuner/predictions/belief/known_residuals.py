@@ -2,7 +2,7 @@
 
 What the closed form cannot express is much the same for a model of another size or on more devices
 of the same cluster, under the same software. The errors that the calibration leaves are
-observations of one Gaussian process over knobs and sizes (`search_spaces.belief.residual`); its
+observations of one Gaussian process over knobs and sizes (`predictions.belief.residual`); its
 posterior mean is the prior mean of the campaign's own residual. The campaign's own measurements
 alone choose the amplitude of what is left.
 """
@@ -15,13 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.belief.factor_regression import log_step_s
-from search_spaces.belief.residual import ResidualKernel, relative_coordinates
-from search_spaces.belief.slow_runs import run_weights
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.time_evidence import Origin
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.factor_regression import log_step_s
+from layout_tuner.predictions.belief.residual import ResidualKernel, relative_coordinates
+from layout_tuner.predictions.belief.slow_runs import run_weights
+from layout_tuner.predictions.belief.time_evidence import Origin
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 _KERNEL: Final = ResidualKernel(amplitude=0.2, length=2.0)
 _NOISE: Final = 0.4

@@ -8,22 +8,22 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
-from search_spaces.belief.factor_regression import term_factors
-from search_spaces.belief.job import predicted_step
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.peaks.memory_evidence import usable_bytes
-from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty, TrainerMemory
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates.storage import TrainerStorage, score_traffic_of
-from search_spaces.estimates.time import TimePart, step_time_parts, step_time_s
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import objective_factors
-from search_spaces.spec.space import LegalSet
-from search_spaces.statistics.job_duration import StepInterval
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.factor_regression import term_factors
+from layout_tuner.predictions.belief.job import predicted_step
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty, TrainerMemory
+from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts, step_time_s
+from layout_tuner.predictions.estimates.storage import TrainerStorage, score_traffic_of
+from layout_tuner.predictions.statistics.job_duration import StepInterval
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.objectives import objective_factors
+from layout_tuner.search_spaces.spaces.search_space import LegalSet
 
 _CHUNK: Final = 1 << 14
 """Layouts that are predicted together; a column takes 128 KiB."""

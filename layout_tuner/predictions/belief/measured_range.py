@@ -8,12 +8,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.time_evidence import TimeEvidence
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.knobs import Knob
-from search_spaces.spec.layout import COUNT_KNOBS, KNOBS
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.predictions.belief.time_evidence import TimeEvidence
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.knobs import Knob
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, KNOBS
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _COUNTS: Final = (
     *(name for name in COUNT_KNOBS if name not in ("num_nodes", "zero_replicas")),

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from search_spaces.errors import SearchSpaceError
+from layout_tuner.errors import SearchSpaceError
 
 
 class ObservationInvalidError(SearchSpaceError):

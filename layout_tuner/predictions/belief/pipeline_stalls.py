@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.estimates.storage import storage_hypotheses
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.estimates.storage import storage_hypotheses
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 _NODES_AT_HALF: Final = 32.0
 """Nodes at which a pipeline stalls with probability 1/2, before any was measured."""

@@ -10,25 +10,25 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from search_spaces.belief.best_chances import BestChances
-from search_spaces.belief.job import JobEstimate, estimate_job
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLayouts
-from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
-from search_spaces.estimates.step_shape import idle_slots
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.knobs import auto_choices
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import Objective, objective_factors
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
-from search_spaces.spec.space import Exclusion, LegalSet
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.predictions.belief.best_chances import BestChances
+from layout_tuner.predictions.belief.job import JobEstimate, estimate_job
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, RankedLayouts
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
+from layout_tuner.predictions.estimates.step_shape import idle_slots
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.knobs import auto_choices
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.objectives import Objective, objective_factors
+from layout_tuner.search_spaces.spaces.search_space import Exclusion, LegalSet
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.units import SECONDS_PER_HOUR
 
 DEFAULT_TOP: Final = 10
 MAX_TOP: Final = 1000
@@ -130,7 +130,7 @@ class PlannedLayout:
     """All parts of the step, the largest first; they sum to 1."""
     best_chance: float | None = None
     """Probability that it is the best of the plan; None: it ranks behind those that are
-    compared (`search_spaces.belief.best_chances`)."""
+    compared (`predictions.belief.best_chances`)."""
     job: JobEstimate | None = None
     """The training job with it; None: no job was described."""
 

@@ -6,14 +6,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from search_spaces.belief.job import JobEstimate
-from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
-from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
-from search_spaces.spec.knobs import choices_words
-from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.plurals import counted, figure
-from search_spaces.terminal.text_table import table_lines
-from search_spaces.units import GIB
+from layout_tuner.predictions.belief.job import JobEstimate
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
+from layout_tuner.predictions.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.search_spaces.layouts.knobs import choices_words
+from layout_tuner.terminal.plurals import counted, figure
+from layout_tuner.terminal.text_table import table_lines
+from layout_tuner.units import GIB
 
 PROSE_WIDTH: Final = 100
 """Width of sentences in a file."""

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.spec.layout import COUNT_KNOBS, LAYOUT_FIELDS
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.array_types import Floats
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 _CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
 
@@ -70,7 +70,7 @@ class ResidualKernel:
         """Covariance of measurements of the points, noise included.
 
         A layout that ran twice has two points; `weights` says how much each measurement counts
-        (`search_spaces.belief.slow_runs`).
+        (`predictions.belief.slow_runs`).
         """
         return self.between(points, points) + np.diag(self.noise**2 / weights)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
+from layout_tuner.array_types import Floats
 
 SLOW_SHARE: Final = 0.1
 """Share of slow runs, before any is known."""

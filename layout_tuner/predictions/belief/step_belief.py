@@ -1,6 +1,6 @@
 """Posterior of every layout's step time: the closed form with uncertain factors, plus a residual.
 
-The errors of the regression of the factors (`search_spaces.belief.factor_regression`) are a
+The errors of the regression of the factors (`predictions.belief.factor_regression`) are a
 Gaussian process over the knobs, the residual, and noise. In the posterior of the factors, layouts
 are correlated as far as they spend their time on the same terms: one measurement of a layout with
 much tensor parallelism improves the prediction of all such layouts.
@@ -17,8 +17,8 @@ from typing import Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.factor_regression import (
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.factor_regression import (
     Linearised,
     Regression,
     StepFactors,
@@ -26,10 +26,14 @@ from search_spaces.belief.factor_regression import (
     log_sd,
     log_step_s,
 )
-from search_spaces.belief.residual import ResidualKernel, candidate_kernels, log_likelihood
-from search_spaces.belief.slow_runs import run_weights, sound_probability
-from search_spaces.estimates.time import TimeTerms
-from search_spaces.spec.space import EVERY_ROW
+from layout_tuner.predictions.belief.residual import (
+    ResidualKernel,
+    candidate_kernels,
+    log_likelihood,
+)
+from layout_tuner.predictions.belief.slow_runs import run_weights, sound_probability
+from layout_tuner.predictions.estimates.step_time import TimeTerms
+from layout_tuner.search_spaces.spaces.search_space import EVERY_ROW
 
 _STEPS: Final = 6
 _CLOSE: Final = 1e-3
@@ -51,9 +55,9 @@ class StepModel:
     terms: TimeTerms
     """One row a layout."""
     points: Floats
-    """One row a layout (`search_spaces.belief.residual.knob_coordinates`)."""
+    """One row a layout (`predictions.belief.residual.knob_coordinates`)."""
     residual: Floats
-    """Prior mean of each layout's residual (`search_spaces.belief.known_residuals`)."""
+    """Prior mean of each layout's residual (`predictions.belief.known_residuals`)."""
 
     def rows(self, rows: Ints) -> Self:
         """The model of some of the layouts."""
@@ -122,7 +126,7 @@ class StepBelief:
         """Kernels that explain the measurements nearly as well, with their probabilities."""
         self._factors = prior
         self.weights_M = np.ones(len(rows))
-        """How much each measurement counts (`search_spaces.belief.slow_runs`)."""
+        """How much each measurement counts (`predictions.belief.slow_runs`)."""
         if len(rows):
             self._fit_factors()
             for _ in range(_WEIGHINGS):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from search_spaces.campaigns.campaign import ESTIMATE_MARGIN, CampaignSpec
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
-from search_spaces.trainers.embedded import EMBEDDED
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.search_spaces.campaigns.campaign import ESTIMATE_MARGIN, CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, objective_factors
+from layout_tuner.trainers.embedded import EMBEDDED
 
 ToBeat = float | Sequence[tuple[float | None, ...]]
 """The best value of the one objective, or the objectives of each layout on the Pareto front."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import TERM_NAMES, TimeTerms, time_terms
-from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.estimates.step_time import TERM_NAMES, TimeTerms, time_terms
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

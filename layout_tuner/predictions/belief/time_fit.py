@@ -1,6 +1,6 @@
 """The factors of the step time from measurements of many models, clusters and campaigns.
 
-The regression (`search_spaces.belief.factor_regression`) gives each origin factors of its own. The
+The regression (`predictions.belief.factor_regression`) gives each origin factors of its own. The
 share of the prior that two origins have in common is a sum over levels: everywhere, this cluster,
 this software there, this model, this campaign. Heavy tails (Student's t, by reweighting, Lange et
 al. 1989) keep a run on a sick node from bending the factors.
@@ -15,11 +15,16 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.belief.factor_regression import Linearised, Regression, StepFactors, log_step_s
-from search_spaces.belief.slow_runs import run_weights
-from search_spaces.belief.time_evidence import Origin, TimeEvidence
-from search_spaces.estimates.time import FACTOR_PRIORS
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.factor_regression import (
+    Linearised,
+    Regression,
+    StepFactors,
+    log_step_s,
+)
+from layout_tuner.predictions.belief.slow_runs import run_weights
+from layout_tuner.predictions.belief.time_evidence import Origin, TimeEvidence
+from layout_tuner.predictions.estimates.step_time import FACTOR_PRIORS
 
 _STEPS: Final = 8
 _CLOSE: Final = 2e-3

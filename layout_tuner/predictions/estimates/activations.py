@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.estimates.storage import TrainerStorage
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.storage import TrainerStorage
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 FP32_BYTES: Final = 4.0
 HALF_BYTES: Final = 2.0

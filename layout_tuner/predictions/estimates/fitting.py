@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.space import LegalSet
-from search_spaces.units import NORMAL_95
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import LegalSet
+from layout_tuner.units import NORMAL_95
 
 MOST_ESTIMATED: Final = 50_000
 """Of a larger set an evenly spaced sample is estimated."""

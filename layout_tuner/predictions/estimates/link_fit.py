@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
+from layout_tuner.array_types import Floats
 
 _ROUNDS: Final = 60
 _SMALLEST_GAIN: Final = 1e-12

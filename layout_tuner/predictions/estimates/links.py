@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Bools, Floats, Ints
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 CARDS_EXPONENT: Final = 0.85
 """Growth of a data-parallel group's bandwidth between nodes with the ranks that it has on each: two

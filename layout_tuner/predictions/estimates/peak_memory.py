@@ -4,8 +4,8 @@ Counted are: weights, gradients and optimizer states of the stage; activations o
 in flight under 1F1B, plain or interleaved; the tensors of one layer's backward pass; the logits on
 the last stage. Not counted are: statistics of norms and attention, and the allocator's
 fragmentation; workspaces are a constant. The embedded trainer's logical peak on the CPU is 0 to 4 %
-higher than these sums. `storage` describes other trainers, and `search_spaces.belief.peaks.memory`
-corrects the sums by measurements.
+higher than these sums. `storage` describes other trainers, and
+`predictions.belief.peaks.corrected_peak` corrects the sums by measurements.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Floats
-from search_spaces.estimates.activations import (
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.activations import (
     FP32_BYTES,
     HALF_BYTES,
     backward_elements,
@@ -29,10 +29,10 @@ from search_spaces.estimates.activations import (
     late_elements,
     residual_elements,
 )
-from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.predictions.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _MOMENTS_BYTES: Final = 8.0
 
@@ -230,7 +230,7 @@ def stage_memory(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageParts:
-    """The parts of `search_spaces.estimates.memory.StageMemory` as arrays."""
+    """The parts of `predictions.estimates.peak_memory.StageMemory` as arrays."""
 
     weights: Floats
     gradients: Floats

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Bools, Floats, Ints
-from search_spaces.estimates.links import GroupLinks, Links
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PRECISIONS
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FP32: Final = code_of("precision", "fp32")
 _BF16: Final = code_of("precision", "bf16")

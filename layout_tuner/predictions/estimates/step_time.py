@@ -15,13 +15,13 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Floats
-from search_spaces.estimates.step_shape import StepShape
-from search_spaces.estimates.time_terms import all_terms
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.step_shape import StepShape
+from layout_tuner.predictions.estimates.time_terms import all_terms
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 Kind = Literal["device", "host", "reduction", "odds", "rest"]
 """How a term adds to the step. device and host run side by side, and the longer one counts. A
@@ -312,7 +312,7 @@ def time_terms(
 
     Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
     terms in single precision. `score_traffic` is that of the trainer
-    (`search_spaces.estimates.storage.score_traffic_of`).
+    (`predictions.estimates.storage.score_traffic_of`).
     """
     columns = LayoutColumns.of(layouts).flattened()
     # Pages of terms that a model does not have are never written, and take no memory.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.units import GIB
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.units import GIB
 
 LayerSplit = Literal["even", "compute"]
 """even: the first stages have one layer more where pp does not divide the layers. compute: as in

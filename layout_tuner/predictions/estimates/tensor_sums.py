@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.estimates.links import GroupLinks
-from search_spaces.estimates.step_shape import StepShape, mean_of_layers
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.links import GroupLinks
+from layout_tuner.predictions.estimates.step_shape import StepShape, mean_of_layers
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 COLLECTIVE_S: Final = 4e-5
 """Latency of any collective before its first step: about 10 us in NCCL's own model (`baseLat`); the

@@ -1,8 +1,8 @@
 """The terms of a step: the seconds of each part with the cluster's own constants.
 
 A term is operations over the peak of the matrix units, bytes over a bandwidth, or a count times a
-latency. Terms have no efficiencies: those are the factors in `search_spaces.estimates.time`, which
-calibration refines. The step time is made of the terms, each times its factor.
+latency. Terms have no efficiencies: those are the factors in `predictions.estimates.step_time`,
+which calibration refines. The step time is made of the terms, each times its factor.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.estimates.step_shape import StepShape, SummedParameters, mean_of_layers
-from search_spaces.estimates.tensor_sums import (
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.step_shape import (
+    StepShape,
+    SummedParameters,
+    mean_of_layers,
+)
+from layout_tuner.predictions.estimates.tensor_sums import (
     COLLECTIVE_S,
     column_collectives,
     tensor_terms,
     tp_collectives,
 )
-from search_spaces.spec.layout_columns import code_of
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout_columns import code_of
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")

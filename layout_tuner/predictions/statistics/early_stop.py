@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from search_spaces.statistics.confidence import CONFIDENCE, is_slower
+from layout_tuner.predictions.statistics.confidence import CONFIDENCE, is_slower
 
 LEAST_TIMED: Final = 3
 """Timed iterations before the first test; with fewer, recorded campaigns lost up to 7 %."""

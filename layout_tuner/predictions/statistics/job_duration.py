@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.documents.reading import Problems, shown, whole_number_problem
-from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.spec.ranges import Range
-from search_spaces.units import SECONDS_PER_HOUR
+from layout_tuner.documents.reading import Problems, shown, whole_number_problem
+from layout_tuner.errors import TrainingJobInvalidError
+from layout_tuner.search_spaces.physical_ranges import Range
+from layout_tuner.units import SECONDS_PER_HOUR
 
 NODE_MTBF_HOURS: Final = 6000.0
 """The training of Llama 3 reports 419 unexpected interruptions in 54 days on 2,048 nodes

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Final
 
-from search_spaces.statistics.confidence import CONFIDENCE, student_quantile
-from search_spaces.statistics.run_spread import RunSpread
+from layout_tuner.predictions.statistics.confidence import CONFIDENCE, student_quantile
+from layout_tuner.predictions.statistics.run_spread import RunSpread
 
 MEDIAN_VARIANCE: Final = math.pi / 2
 """Variance of a median over that of a mean, for many normal values; for few it is a little less."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.statistics.confidence import CONFIDENCE
+from layout_tuner.predictions.statistics.confidence import CONFIDENCE
 
 _RESAMPLES: Final = 10_000
 _SEED: Final = 0

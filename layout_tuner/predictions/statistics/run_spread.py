@@ -18,7 +18,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.statistics.confidence import CONFIDENCE
+from layout_tuner.predictions.statistics.confidence import CONFIDENCE
 
 PRIOR_MEDIAN: Final = 0.04
 """Median of the standard deviation between runs before any layout was repeated.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from search_spaces.documents.reading import why_unreadable
-from search_spaces.errors import TokenFileUnusableError
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.errors import TokenFileUnusableError
 
 
 def token_in(path: Path) -> str:

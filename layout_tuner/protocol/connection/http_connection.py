@@ -21,9 +21,9 @@ from tenacity import (
     stop_after_attempt,
 )
 
-from search_spaces.connection.tls import speaks_no_tls, why_distrusted, why_unanswered
-from search_spaces.documents.hosts import is_loopback_host
-from search_spaces.errors import ServiceUnansweredError, UrlInvalidError
+from layout_tuner.documents.hosts import is_loopback_host
+from layout_tuner.errors import ServiceUnansweredError, UrlInvalidError
+from layout_tuner.protocol.connection.tls import speaks_no_tls, why_distrusted, why_unanswered
 
 TIMEOUT_S: Final = 30.0
 """Longest silence of the service within an answer: it waits up to 20 s for work to lease."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from search_spaces.errors import LayoutTunerError
+from layout_tuner.errors import LayoutTunerError
 
 MOST_STARTS: Final = 5
 """Most outages that are logged within a minute; further ones are counted."""

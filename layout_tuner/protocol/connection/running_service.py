@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from search_spaces.connection.tls import trusting
+from layout_tuner.protocol.connection.tls import trusting
 
 SERVICE_FILE: Final = "service.json"
 SERVE_LOCK: Final = "serve"

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from search_spaces.connection.data_home import (
+from layout_tuner.documents.hosts import is_loopback_host
+from layout_tuner.errors import ServiceNotFoundError
+from layout_tuner.protocol.connection.data_home import (
     DATA_DIR_VARIABLE,
     TOKEN_FILE,
     WORKER_TOKEN_FILE,
     default_data_dir,
 )
-from search_spaces.connection.running_service import LocalService, find_service
-from search_spaces.connection.tls import CERTIFICATE_VARIABLE
-from search_spaces.documents.hosts import is_loopback_host
-from search_spaces.errors import ServiceNotFoundError
+from layout_tuner.protocol.connection.running_service import LocalService, find_service
+from layout_tuner.protocol.connection.tls import CERTIFICATE_VARIABLE
 
 URL_VARIABLE: Final = "LAYOUT_TUNER_URL"
 TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_TOKEN_FILE"  # noqa: S105 - the name of a variable

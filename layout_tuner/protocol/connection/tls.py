@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from search_spaces.documents.reading import why_unreadable
-from search_spaces.errors import CertificateUnreadableError
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.errors import CertificateUnreadableError
 
 CERTIFICATE_VARIABLE: Final = "LAYOUT_TUNER_CERTIFICATE"
 """Names the file of the service's certificate to clients and workers."""

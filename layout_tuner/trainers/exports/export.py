@@ -1,7 +1,7 @@
 """Exporters: a layout as the files of a training job.
 
 What a format's trainer accepts and how it is configured stands in its adapter
-(`search_spaces.trainers`); the modules here write its files.
+(`trainers`); the modules here write its files.
 """
 
 from __future__ import annotations
@@ -9,34 +9,34 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from api.exporters import formats, torchtitan_files
-from api.exporters.base import (
+from layout_tuner.trainers.adapter import TrainerAdapter
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.exports import job_files, torchtitan_files
+from layout_tuner.trainers.exports.export_source import (
     ExportFormat,
     ExportFormatUnknownError,
     ExportImpossibleError,
     ExportSource,
     KnobsLackingError,
 )
-from api.exporters.exported import ExportRead
-from search_spaces.trainers.base import TrainerAdapter
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.registry import ADAPTERS
+from layout_tuner.trainers.exports.exported import ExportRead
+from layout_tuner.trainers.registry import ADAPTERS
 
 FORMATS: Final[Mapping[str, ExportFormat]] = {
     name: ExportFormat(adapter=ADAPTERS[name], render=render)
     for name, render in (
-        (EMBEDDED_TRAINER, formats.embedded),
-        ("megatron-lm", formats.megatron_lm),
-        ("megatron-deepspeed", formats.megatron_deepspeed),
-        ("megatron-bridge", formats.megatron_bridge),
-        ("deepspeed", formats.deepspeed),
+        (EMBEDDED_TRAINER, job_files.embedded),
+        ("megatron-lm", job_files.megatron_lm),
+        ("megatron-deepspeed", job_files.megatron_deepspeed),
+        ("megatron-bridge", job_files.megatron_bridge),
+        ("deepspeed", job_files.deepspeed),
         ("torchtitan-0.2", torchtitan_files.torchtitan_0_2),
         ("torchtitan-0.3", torchtitan_files.torchtitan_0_3),
         ("torchtitan-main", torchtitan_files.torchtitan_main),
-        ("nanotron", formats.nanotron),
-        ("accelerate", formats.accelerate),
-        ("axonn", formats.axonn),
-        ("command", formats.command),
+        ("nanotron", job_files.nanotron),
+        ("accelerate", job_files.accelerate),
+        ("axonn", job_files.axonn),
+        ("command", job_files.command),
     )
 }
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from api.exporters.exported import ExportCommandRead, ExportFileRead
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.exports.exported import ExportCommandRead, ExportFileRead
 
 PREDICTED: Final = "predicted, not measured"
 """How the files of a layout that no trial measured begin."""

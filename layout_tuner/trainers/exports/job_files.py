@@ -9,9 +9,15 @@ from typing import Any, Final
 
 import yaml
 
-from api.exporters.base import ExportSource, RenderedJob
-from api.exporters.exported import ExportCommandRead, ExportFileRead
-from api.exporters.launch_script import (
+from layout_tuner.trainers.accelerate import ACCELERATE, accelerate_environment
+from layout_tuner.trainers.adapter import TrainerAdapter
+from layout_tuner.trainers.axonn import AXONN
+from layout_tuner.trainers.command import COMMAND
+from layout_tuner.trainers.deepspeed import DEEPSPEED
+from layout_tuner.trainers.embedded import EMBEDDED
+from layout_tuner.trainers.exports.export_source import ExportSource, RenderedJob
+from layout_tuner.trainers.exports.exported import ExportCommandRead, ExportFileRead
+from layout_tuner.trainers.exports.launch_script import (
     ACCELERATE_NODES,
     HERE,
     PROGRAM_RANKS,
@@ -19,17 +25,11 @@ from api.exporters.launch_script import (
     exported,
     head_of,
 )
-from search_spaces.trainers.accelerate import ACCELERATE, accelerate_environment
-from search_spaces.trainers.axonn import AXONN
-from search_spaces.trainers.base import TrainerAdapter
-from search_spaces.trainers.command import COMMAND
-from search_spaces.trainers.deepspeed import DEEPSPEED
-from search_spaces.trainers.embedded import EMBEDDED
-from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE, RECIPE
-from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
-from search_spaces.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
-from search_spaces.trainers.nanotron import NANOTRON
-from search_spaces.trainers.placeholders import ENVIRONMENT_PREFIX, environment_values
+from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE, RECIPE
+from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
+from layout_tuner.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
+from layout_tuner.trainers.nanotron import NANOTRON
+from layout_tuner.trainers.placeholders import ENVIRONMENT_PREFIX, environment_values
 
 JOB_FILE: Final = "job.json"
 
@@ -59,7 +59,7 @@ def embedded(source: ExportSource) -> RenderedJob:
     """The job file of `layout-tuner train`: the probe's model, layout and seed, with some steps."""
     job, num_nodes = source.job, str(source.job.layout.num_nodes)
     per_node = str(job.ranks_per_node)
-    module = ("-m", "workers.trainer.train", "--config", JOB_FILE)
+    module = ("-m", "layout_tuner.workers.trainer.train", "--config", JOB_FILE)
     words = {
         "here": ("layout-tuner", "train", "--config", JOB_FILE),
         "under torchrun": ("torchrun", "--nproc-per-node", per_node, *module),

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from api.exporters.base import ExportSource, RenderedJob
-from api.exporters.exported import ExportCommandRead, ExportFileRead
-from search_spaces.documents.limits import visible_line
-from search_spaces.trainers.base import TrainerAdapter
+from layout_tuner.documents.limits import visible_line
+from layout_tuner.trainers.adapter import TrainerAdapter
+from layout_tuner.trainers.exports.export_source import ExportSource, RenderedJob
+from layout_tuner.trainers.exports.exported import ExportCommandRead, ExportFileRead
 
 HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """A line of bash that sets HERE to the folder of the script."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from api.exporters.base import ExportSource, RenderedJob
-from api.exporters.exported import ExportFileRead
-from api.exporters.launch_script import HERE, LaunchScript, head_of
-from search_spaces.trainers.base import TrainerAdapter
-from search_spaces.trainers.torchtitan import (
+from layout_tuner.trainers.adapter import TrainerAdapter
+from layout_tuner.trainers.exports.export_source import ExportSource, RenderedJob
+from layout_tuner.trainers.exports.exported import ExportFileRead
+from layout_tuner.trainers.exports.launch_script import HERE, LaunchScript, head_of
+from layout_tuner.trainers.torchtitan import (
     TORCHTITAN_0_2,
     TORCHTITAN_0_3,
     TORCHTITAN_MAIN,

@@ -5,7 +5,7 @@ Revision: r007, after None. Earlier ones were never released.
 
 from alembic import op
 
-from results_db.models.all_tables import METADATA
+from layout_tuner.results_db.models.all_tables import METADATA
 
 revision = "r007"
 down_revision = None

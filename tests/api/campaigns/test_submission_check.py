@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from api.campaigns import submission_check
-from api.campaigns.submission import Submission
-from api.campaigns.submission_check import CountingSlowError, check_submission
-from results_db.store import Store
-from search_spaces.errors import NoLegalLayoutError, SearchSpaceError
+from layout_tuner.api.campaigns import submission_check
+from layout_tuner.api.campaigns.submission import Submission
+from layout_tuner.api.campaigns.submission_check import CountingSlowError, check_submission
+from layout_tuner.errors import NoLegalLayoutError, SearchSpaceError
+from layout_tuner.results_db.store import Store
 from tests.kit.api import CAMPAIGN
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import httpx
 from playwright.sync_api import Browser, StorageState
 
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.settings import Settings
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, bearer
 from tests.kit.campaigns import space_of

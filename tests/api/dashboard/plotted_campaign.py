@@ -11,12 +11,12 @@ from zlib import crc32
 
 from playwright.sync_api import Browser
 
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.settings import Settings
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.plot_data.layout_points import OBJECTIVE
 from tests.kit.api import CLUSTER, TOKEN

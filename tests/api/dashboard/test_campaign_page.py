@@ -8,8 +8,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from api.dashboard import campaign_list
-from api.html import leaderboard_table
+from layout_tuner.api.dashboard import campaign_list
+from layout_tuner.api.html import leaderboard_table
 from tests.api.dashboard.browser import Visitor, assert_accessible, look_at
 from tests.api.dashboard.explored import LAYOUTS, Explored
 from tests.kit.api import HEADERS, answered

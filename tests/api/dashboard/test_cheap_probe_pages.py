@@ -9,11 +9,11 @@ from typing import Any
 
 from playwright.sync_api import Browser, expect
 
-from api.html.result_sentences import short_layout
-from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
-from api.plot_data.plot_data import PlottedData
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
+from layout_tuner.api.html.result_sentences import short_layout
+from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices
+from layout_tuner.api.plot_data.plot_data import PlottedData
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
 from tests.api.dashboard.browser import look_at
 from tests.api.dashboard.explored import Explored
 from tests.kit.api import Api, answered, measured_as_asked

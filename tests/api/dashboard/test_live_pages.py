@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.data_dir import DataDir
 from tests.api.dashboard.browser import Visitor
 from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
 from tests.kit.services import ServeProcess

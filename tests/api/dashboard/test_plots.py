@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.api.dashboard.browser import (
     Visitor,
     assert_accessible,
@@ -22,14 +22,7 @@ from tests.api.dashboard.browser import (
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.kit.api import HEADERS, answered
 from tests.kit.postgres import upgraded
-from tests.kit.store import (
-    completed,
-    failed,
-    lease_one,
-    make_spec,
-    make_worker,
-    post_outcome,
-)
+from tests.kit.store import completed, failed, lease_one, make_spec, make_worker, post_outcome
 from tests.results_db.campaigns.test_imports import varied_rows
 from tests.search_spaces.tables.tables import make_text
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from api.dashboard import access_pages
+from layout_tuner.api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered, bearer
 from tests.kit.fake_service import QuietHandler, serving

@@ -15,11 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, expect
 
-from api.dashboard.campaign_actions import _number
-from api.dashboard.campaign_form import FORM_FIELDS, REST, document_of, form_of, yaml_of
-from api.errors import ApiError
-from api.http.documents import read_yaml
-from search_spaces.errors import SearchSpaceError
+from layout_tuner.api.dashboard.campaign_actions import _number
+from layout_tuner.api.dashboard.campaign_form import (
+    FORM_FIELDS,
+    REST,
+    document_of,
+    form_of,
+    yaml_of,
+)
+from layout_tuner.api.errors import ApiError
+from layout_tuner.api.http.documents import read_yaml
+from layout_tuner.errors import SearchSpaceError
 from tests.api.dashboard.browser import Visitor, look_at, visiting
 from tests.kit.api import CAMPAIGN, answered
 from tests.kit.persons import Signing, served

@@ -11,8 +11,8 @@ import pytest
 from markupsafe import escape
 from playwright.sync_api import Browser, expect
 
-from api.exporters.export import FORMATS
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.exports.export import FORMATS
 from tests.api.dashboard.browser import Visitor, assert_accessible, assert_fits, look_at
 from tests.api.dashboard.explored import LAYOUTS, Explored
 from tests.kit.api import answered

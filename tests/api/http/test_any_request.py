@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from api.openapi_document import openapi_text
-from results_db.actor import TOKEN_ROLES
+from layout_tuner.api.openapi_document import openapi_text
+from layout_tuner.results_db.actor import TOKEN_ROLES
 from tests.kit.populated import Populated
 
 with warnings.catch_warnings():

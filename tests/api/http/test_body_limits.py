@@ -21,22 +21,22 @@ from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from api.app import create_app
-from api.http import body_limits, request_bodies
-from api.http.body_limits import BODY_LIMITS, CHANGES_AT_ONCE, FairQueue, limits_of
-from api.http.rate_limit import (
+from layout_tuner.api.app import create_app
+from layout_tuner.api.http import body_limits, request_bodies
+from layout_tuner.api.http.body_limits import BODY_LIMITS, CHANGES_AT_ONCE, FairQueue, limits_of
+from layout_tuner.api.http.rate_limit import (
     GUESSES_PER_S,
     GUESSES_PER_S_OF_ALL,
     GuessLimit,
     Throttle,
     network_of,
 )
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.documents.limits import text_problem
-from search_spaces.protocol.measurement import MAX_MEASURED_ITERATIONS
-from search_spaces.protocol.outcome import MAX_LOG_LENGTH
-from search_spaces.protocol.worker_messages import MAX_NODES
+from layout_tuner.api.settings import Settings
+from layout_tuner.documents.limits import text_problem
+from layout_tuner.protocol.measurement import MAX_MEASURED_ITERATIONS
+from layout_tuner.protocol.outcome import MAX_LOG_LENGTH
+from layout_tuner.protocol.worker_messages import MAX_NODES
+from layout_tuner.results_db.store import Store
 from tests.kit.api import INTRODUCTION, TOKEN, Api, answered
 from tests.kit.bodies import OUTCOME
 from tests.kit.services import ServeProcess

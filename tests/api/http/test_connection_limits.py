@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.connection_limits import ConnectionLimits
-from api.settings import Settings
-from results_db.store import Store
+from layout_tuner.api.http.connection_limits import ConnectionLimits
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.store import Store
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.live import PATIENCE_S, Live, Watcher, live_server
 from tests.kit.postgres import upgraded
@@ -392,7 +392,7 @@ def test_an_address_that_is_none_is_answered_400(
 
 FEW_FILES = """
 import resource, sys
-from api.cli import main
+from layout_tuner.cli.main import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
 serve = ["serve", "--port", "0", "--data-dir", sys.argv[1]]
 try:

@@ -18,16 +18,16 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 
-from api import errors as api_errors
-from api.app import create_app
-from api.http.error_responses import STATUS_OF
-from api.openapi_document import CHECKED_IN, openapi_text
-from api.settings import Settings
-from results_db import errors as db_errors
-from results_db.campaigns.campaigns import Campaigns
-from results_db.store import Store
-from search_spaces import errors as space_errors
-from search_spaces.units import memory
+from layout_tuner import errors as space_errors
+from layout_tuner.api import errors as api_errors
+from layout_tuner.api.app import create_app
+from layout_tuner.api.http.error_responses import STATUS_OF
+from layout_tuner.api.openapi_document import CHECKED_IN, openapi_text
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db import errors as db_errors
+from layout_tuner.results_db.campaigns.campaigns import Campaigns
+from layout_tuner.results_db.store import Store
+from layout_tuner.units import memory
 from tests.kit.api import HEADERS, Api, answered
 from tests.kit.services import ServeProcess
 
@@ -176,7 +176,7 @@ def test_an_application_that_has_ended_is_freed(settings: Settings, sqlite_url: 
 @pytest.mark.slow
 def test_the_document_is_the_same_however_python_hashes() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "api.openapi_document"],
+        [sys.executable, "-m", "layout_tuner.api.openapi_document"],
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
         cwd=CHECKED_IN.parent.parent,
         check=True,

@@ -14,19 +14,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.app import create_app
-from api.client import Client
-from api.client.errors import ServiceError
-from api.errors import ServiceStartError
-from api.http.url_prefix import read_prefix
-from api.settings import Settings
-from results_db.store import Store
+from layout_tuner.api.app import create_app
+from layout_tuner.api.errors import ServiceStartError
+from layout_tuner.api.http.url_prefix import read_prefix
+from layout_tuner.api.settings import Settings
+from layout_tuner.client import Client
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.results_db.store import Store
+from layout_tuner.workers.errors import WorkerError
+from layout_tuner.workers.service.lease_client import ServiceHttp
 from tests.kit.api import HEADERS, TOKEN, answered, refused_line
 from tests.kit.live import PATIENCE_S
 from tests.kit.persons import Signing, served
 from tests.kit.services import run_here
-from workers.errors import WorkerError
-from workers.service.lease_client import ServiceHttp
 
 PREFIX = "/group/tuner"
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from api.leases.worker_batches import Batcher, WorkerBatches
-from results_db.allocations.leases import LeaseAsk
-from results_db.errors import DatabaseUnavailableError
-from results_db.records import WorkerRecord
-from results_db.store import Store
-from search_spaces.belief.step_time_to_beat import stop_above_s
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.errors import SearchSpaceError
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.protocol.worker_messages import LeaseRead, LeaseRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.statistics.run_spread import RunSpread
+from layout_tuner.api.leases.worker_batches import Batcher, WorkerBatches
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.belief.step_time_to_beat import stop_above_s
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.predictions.statistics.run_spread import RunSpread
+from layout_tuner.protocol.worker_messages import LeaseRead, LeaseRequest
+from layout_tuner.results_db.allocations.leases import LeaseAsk
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.records import WorkerRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
 from tests.kit.store import make_campaign, make_worker
 

@@ -17,18 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.background_loops import aligned_pause_s
-from api.errors import WatchersTooManyError
-from api.live.open_streams import CHECK_INTERVAL_S, CLOSING_S, DISPLACED, OpenStreams
-from api.security.authentication import Authentication, Credential
-from api.security.holders import Holder, SessionBook, TokenBook
-from api.settings import Settings
-from results_db.access.tokens import hash_of_token
-from results_db.actor import Actor
-from results_db.database.events import emit
-from results_db.errors import DatabaseUnavailableError
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.background_loops import aligned_pause_s
+from layout_tuner.api.errors import WatchersTooManyError
+from layout_tuner.api.live.open_streams import CHECK_INTERVAL_S, CLOSING_S, DISPLACED, OpenStreams
+from layout_tuner.api.security.authentication import Authentication, Credential
+from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.database.events import emit
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import HEADERS, TOKEN, answered, bearer
 from tests.kit.live import PATIENCE_S, Watcher, live_server, live_service
 from tests.kit.store import completed, lease_one, make_campaign, make_worker, post_outcome
@@ -115,8 +115,8 @@ def test_a_watcher_is_told_where_it_begins_and_whether_it_missed_something(
 def test_many_missed_events_are_sent_page_by_page_before_new_ones(
     url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.live.event_stream.PAGE", 3)
-    monkeypatch.setattr("api.live.event_hub.PAGE", 3)
+    monkeypatch.setattr("layout_tuner.api.live.event_stream.PAGE", 3)
+    monkeypatch.setattr("layout_tuner.api.live.event_hub.PAGE", 3)
     campaign = make_campaign(store)
     for _ in range(4):
         store.campaigns.pause(campaign)

@@ -15,30 +15,30 @@ from typing import Any
 
 import pytest
 
-from api.background_loops import TICK_S, aligned_pause_s
-from api.live.database_changes import DatabaseChanges
-from api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
-from api.settings import Settings
-from results_db.campaigns.plans import PlanOptions
-from results_db.database.change_mark import (
+from layout_tuner.api.background_loops import TICK_S, aligned_pause_s
+from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
+from layout_tuner.api.settings import Settings
+from layout_tuner.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.results_db.database.change_mark import (
     OPEN_SESSION,
     RUNNING_CAMPAIGN,
     RUNNING_TRIAL,
     WAITING_TRIAL,
     ChangeMark,
 )
-from results_db.database.data_dir import DataDir
-from results_db.events.live_state import (
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.events.live_state import (
     LiveState,
     NodeStatus,
     RunningCampaign,
     RunningTrial,
     WorkerSession,
 )
-from results_db.models.service_tables import WORKER_ALIVE_S
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import TOKEN
 from tests.kit.live import Watcher, live_service
 from tests.kit.postgres import upgraded

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api.plot_data.layout_points import PlotFacts
-from results_db.leaderboard.plot_points import PlotPoint
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.plot_data.layout_points import PlotFacts
+from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
+from layout_tuner.search_spaces.layouts.layout import Layout
 
 OBJECTIVE = "tokens_per_s_per_device"
 

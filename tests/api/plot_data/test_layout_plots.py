@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.plot_data import estimates
-from api.plot_data.estimates import estimated_memory, estimated_time, memory_by_stage
-from api.plot_data.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
-from api.plot_data.objectives import history, pareto
-from api.plot_data.plot_data import (
+from layout_tuner.api.plot_data import estimates
+from layout_tuner.api.plot_data.estimates import estimated_memory, estimated_time, memory_by_stage
+from layout_tuner.api.plot_data.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
+from layout_tuner.api.plot_data.objectives import history, pareto
+from layout_tuner.api.plot_data.plot_data import (
     PlottedData,
     axis_range,
     hidden_words,
@@ -22,10 +22,10 @@ from api.plot_data.plot_data import (
     round_ticks,
     safe,
 )
-from results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
-from results_db.leaderboard.leaderboard_records import KnobCell
-from results_db.records import PredictedTrial
-from search_spaces.estimates.prediction import Prediction
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
+from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
+from layout_tuner.results_db.records import PredictedTrial
 from tests.api.plot_data.layout_points import OBJECTIVE, make_facts, make_point, named
 from tests.kit.store import TINY
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from api.plot_data.plot_data import PlottedData
-from api.plot_data.step_times import iterations, time_parts
-from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
-from results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
-from search_spaces.protocol.measurement import Breakdown
+from layout_tuner.api.plot_data.plot_data import PlottedData
+from layout_tuner.api.plot_data.step_times import iterations, time_parts
+from layout_tuner.api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
+from layout_tuner.protocol.measurement import Breakdown
+from layout_tuner.results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
 from tests.api.plot_data.layout_points import named
 from tests.kit.store import START, make_breakdown, make_iterations
 

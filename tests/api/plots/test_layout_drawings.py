@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import api.html
-from api.plots.layout_map import layout_map
-from api.plots.schedule_plot import (
+from layout_tuner.api import html
+from layout_tuner.api.plots.layout_map import layout_map
+from layout_tuner.api.plots.schedule_plot import (
     MAX_STAGES,
     bubble,
     end_units,
@@ -19,9 +19,9 @@ from api.plots.schedule_plot import (
     schedule_plot,
     timed_schedule,
 )
-from search_spaces.mesh import coordinates
-from search_spaces.schedules import Schedule, pipeline_schedule
-from search_spaces.spec.layout import Layout, Recompute
+from layout_tuner.search_spaces.layouts.layout import Layout, Recompute
+from layout_tuner.search_spaces.layouts.rank_mesh import coordinates
+from layout_tuner.search_spaces.layouts.schedules import Schedule, pipeline_schedule
 
 
 def found(pattern: str, layout: Layout) -> list[str]:
@@ -219,6 +219,6 @@ def test_the_numbers_and_times_of_a_drawing_are_the_layouts() -> None:
 def test_every_kind_of_pass_has_a_colour(layout: Layout) -> None:
     plot = schedule_plot(layout)
     drawn = set(re.findall(r'class="(?:on-)?([a-z]+[01])"', str(plot.svg)))
-    style = (Path(api.html.__file__).parent / "static/dashboard.css").read_text()
+    style = (Path(html.__file__).parent / "static/dashboard.css").read_text()
     coloured = set(re.findall(r"svg \.schedule \.([a-z]+[01])[ ,]", style))
     assert {"forward0", "backward0"} < drawn <= coloured

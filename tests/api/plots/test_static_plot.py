@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from api.plot_data.knobs import parallel, two_knobs
-from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, line, marked, points
-from api.plots.bars import keys, stacked, step_parts
-from api.plots.static_plot import MAX_TOLD, static_plot
-from api.plots.svg import join, tag
-from results_db.leaderboard.leaderboard_records import KnobCell
-from search_spaces.protocol.measurement import Breakdown
+from layout_tuner.api.plot_data.knobs import parallel, two_knobs
+from layout_tuner.api.plot_data.plot_data import Bar, PlottedData, Spot, bars, line, marked, points
+from layout_tuner.api.plots.bars import keys, stacked, step_parts
+from layout_tuner.api.plots.static_plot import MAX_TOLD, static_plot
+from layout_tuner.api.plots.svg import join, tag
+from layout_tuner.protocol.measurement import Breakdown
+from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
 from tests.api.plot_data.layout_points import make_facts, make_point
 from tests.kit.page import Page
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from api.process.background_jobs import Sweeper, in_background, prune, sweeping
-from results_db.allocations.leases import LEASE_S
-from results_db.errors import DatabaseUnavailableError
-from results_db.retention import Pruned, Retention
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.process.background_jobs import Sweeper, in_background, prune, sweeping
+from layout_tuner.protocol.worker_messages import BeatBody
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.retention import Pruned, Retention
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import refused_line
 from tests.kit.postgres import upgraded
 from tests.kit.services import run_here

@@ -13,16 +13,16 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 
-from api.app import create_app
-from api.settings import Settings
 from benchmarks.service.postgres_server import running_server
-from results_db.admin.backup_file import back_up
-from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_data_dir
-from results_db.database.data_dir import DataDir
-from results_db.migrations import migrate
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.app import create_app
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.admin.backup_file import back_up
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.admin.restore import restore_into_data_dir
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import HEADERS, TOKEN, Api, answered, refused_line
 from tests.kit.services import run_here
 from tests.kit.store import TimelyStore, completed
@@ -121,7 +121,7 @@ def test_a_full_disk_loses_no_outcome_and_is_one_outage_though_reading_works_mea
 def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
     data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.database.sqlite.BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("layout_tuner.results_db.database.sqlite.BUSY_TIMEOUT_S", 0.2)
     with serving(TimelyStore.open(data_dir)) as api:
         api.submit()
         with closing(sqlite3.connect(data_dir.path / "results.sqlite3")) as other:
@@ -184,7 +184,7 @@ def test_a_service_whose_database_goes_between_opening_and_the_first_sweep_waits
 
 
 def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    name = "results_db.database.database"
+    name = "layout_tuner.results_db.database.database"
     return [record.getMessage() for record in caplog.records if record.name == name]
 
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from api.http.bind_address import Endpoint, listening
-from api.process.local_service import announced, serving
-from results_db.database.data_dir import DataDir
-from results_db.errors import DataDirLockedError
-from search_spaces.connection.running_service import find_service
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.http.bind_address import Endpoint, listening
+from layout_tuner.api.process.local_service import announced, serving
+from layout_tuner.protocol.connection.running_service import find_service
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.errors import DataDirLockedError
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, ends, refused_line
 from tests.kit.persons import Person
 from tests.kit.python_process import printed_by
@@ -140,7 +140,16 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
     tmp_path: Path, number: int
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "layout_tuner.cli.main",
+            "serve",
+            "--port",
+            "0",
+            "--data-dir",
+            str(tmp_path),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -163,11 +172,11 @@ def test_the_service_imports_nothing_heavy(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "import api.commands.serve\n"
-        "from api.app import create_app\n"
-        "from api.settings import Settings\n"
-        "from results_db.database.data_dir import DataDir\n"
-        "from results_db.store import Store\n"
+        "import layout_tuner.cli.processes.serve\n"
+        "from layout_tuner.api.app import create_app\n"
+        "from layout_tuner.api.settings import Settings\n"
+        "from layout_tuner.results_db.database.data_dir import DataDir\n"
+        "from layout_tuner.results_db.store import Store\n"
         "create_app(Settings(token='x'), Store.open(DataDir(Path(sys.argv[1])))).openapi()\n"
         "print({'torch', 'ray', 'deephyper', 'sklearn', 'pandas', 'scipy'} & set(sys.modules))\n"
     )
@@ -303,7 +312,16 @@ def test_ending_up_ends_its_service_no_token_is_printed_and_a_second_up_names_th
 ) -> None:
     """On a terminal too."""
     data, (ours, theirs) = tmp_path / "data", os.openpty()
-    command = [sys.executable, "-m", "api.cli", "up", "--port", "0", "--data-dir", str(data)]
+    command = [
+        sys.executable,
+        "-m",
+        "layout_tuner.cli.main",
+        "up",
+        "--port",
+        "0",
+        "--data-dir",
+        str(data),
+    ]
     up = subprocess.Popen(command, stdout=theirs, stderr=theirs)
     try:
         os.close(theirs)

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from api.live.open_streams import NOT_VALID
-from api.process.background_jobs import Sweeper
 from benchmarks.service.postgres_server import PostgresServer
-from results_db.database.data_dir import DataDir
-from results_db.store import Store
-from search_spaces.connection.running_service import find_service
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.live.open_streams import NOT_VALID
+from layout_tuner.api.process.background_jobs import Sweeper
+from layout_tuner.protocol.connection.running_service import find_service
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.api.live.test_event_streams import PROMISED_S
 from tests.kit.api import CAMPAIGN, INTRODUCTION, bearer, ends, refused_line
 from tests.kit.live import Watcher

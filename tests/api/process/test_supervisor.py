@@ -11,9 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api.errors import ServiceStartError, ServiceUnstableError
-from api.process import supervisor
-from api.process.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
+from layout_tuner.api.errors import ServiceStartError, ServiceUnstableError
+from layout_tuner.api.process import supervisor
+from layout_tuner.api.process.supervisor import (
+    MAX_RESTARTS,
+    Child,
+    start_and_wait,
+    until_signalled,
+    watch,
+)
 from tests.kit.python_process import start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive, kill
@@ -117,7 +123,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from api.process.supervisor import Child\n"
+        "from layout_tuner.api.process.supervisor import Child\n"
         f"child = Child(name='c', argv=[sys.executable, '-c', {STAYS!r}], log=Path(sys.argv[1]))\n"
         "child.start()\n"
         "print(child.process.pid, flush=True)\n"

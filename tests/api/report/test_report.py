@@ -13,20 +13,20 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from api.html.result_sentences import CampaignFinding, gain_over_median, ratio_interval
-from api.http.documents import read_yaml
-from api.plots import static_plot
-from api.report import document
-from api.report.document import POLICY, report
-from results_db.campaigns.imports import NewImport
-from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.measurement import Environment
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
-from search_spaces.spec.layout import Layout
-from search_spaces.tables import TableCell, read_table
+from layout_tuner.api.html.result_sentences import CampaignFinding, gain_over_median, ratio_interval
+from layout_tuner.api.http.documents import read_yaml
+from layout_tuner.api.plots import static_plot
+from layout_tuner.api.report import document
+from layout_tuner.api.report.document import POLICY, report
+from layout_tuner.protocol.measurement import Environment
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import AllocationBody, WorkerCreate
+from layout_tuner.results_db.campaigns.imports import NewImport
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.tables import TableCell, read_table
 from tests.api.dashboard.plotted_campaign import plotted_store
 from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered
 from tests.kit.page import Page

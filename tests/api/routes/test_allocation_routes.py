@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from api.client import Client
-from api.client.errors import ServiceError
-from results_db.models.service_tables import WorkerRow
-from search_spaces.spec.layout import Layout
+from layout_tuner.client import Client
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.allocation import ALLOCATION, LAYOUT, NODES, Place, beat, node, register
 from tests.kit.api import Api
 from tests.kit.store import completed

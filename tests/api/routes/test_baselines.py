@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.layout import Layout
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api, Command
 from tests.kit.store import failed
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from httpx import Response
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Api, answered, measured_as_asked
 from tests.kit.campaigns import space_of
 from tests.kit.store import failed, make_iterations

@@ -16,10 +16,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from fastapi.testclient import TestClient
 
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.calibration_file import constants_file
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.calibration_file import constants_file
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Api
 from tests.kit.hostile_texts import changed, walk
 

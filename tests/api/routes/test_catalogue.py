@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.settings import Settings
-from search_spaces.spec.presets.calibration_file import (
+from layout_tuner.api.settings import Settings
+from layout_tuner.search_spaces.clusters.calibration_file import (
     MeasuredConstants,
     constants_file,
     write_constants,
 )
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import MODEL_PRESETS
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from tests.kit.api import CAMPAIGN, CLUSTER, MACHINE, MODEL, TOKEN, Api, answered
 from tests.kit.campaigns import space_of
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.settings import Settings
-from results_db.store import Store
+from layout_tuner.api.app import create_app
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.store import Store
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN
 from tests.kit.store import at_once
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api
 from tests.kit.cheap_campaign import FEWER, FULL, MODEL, ONLY_CHEAP, add_cheap_campaign
 from tests.kit.page import Page

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from api.formatting import REPEAT_WORDS
-from results_db.records import REPEAT_REASONS
-from search_spaces.spec.layout import Layout
-from search_spaces.statistics.disturbance import MEANING
+from layout_tuner.api.formatting import REPEAT_WORDS
+from layout_tuner.predictions.statistics.disturbance import MEANING
+from layout_tuner.results_db.records import REPEAT_REASONS
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api, Command, answered
 from tests.kit.cheap_campaign import PREDICTION
 

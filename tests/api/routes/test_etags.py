@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from results_db.campaigns.driver_lease import DriverLeases
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.campaigns.driver_lease import DriverLeases
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api
 
 LAYOUT = Layout(num_microbatches=8)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api.exporters.export import FORMATS
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.exports.export import FORMATS
 from tests.kit.api import CLUSTER, Api
 from tests.kit.store import failed
 

@@ -10,12 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.process.metrics import READ_EVERY_S
-from api.routes import health
-from api.settings import Settings
-from results_db.errors import DatabaseUnavailableError
-from results_db.migrations import migrate
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.process.metrics import READ_EVERY_S
+from layout_tuner.api.routes import health
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api
 from tests.results_db.next_version import NEXT, THIS, become_next_version
 
@@ -128,7 +128,7 @@ def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds
         return look()
 
     monkeypatch.setattr(api.store.statistics, "service_stats", counted)
-    monkeypatch.setattr("api.process.metrics.monotonic", lambda: now)
+    monkeypatch.setattr("layout_tuner.api.process.metrics.monotonic", lambda: now)
     for later, times in ((0.0, 5), (0.99, 1), (0.02, 1)):
         now += later * READ_EVERY_S
         for _ in range(times):

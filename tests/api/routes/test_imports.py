@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.campaigns import imports
-from search_spaces.spec.layout import Layout
-from search_spaces.tables import read_table
+from layout_tuner.api.campaigns import imports
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.tables import read_table
 from tests.kit.api import Api, Command, answered, ends
 from tests.kit.store import failed
 from tests.results_db.campaigns.test_imports import unnumbered, varied_rows

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CLUSTER, Api, Command
 from tests.kit.store import failed
 

@@ -12,17 +12,17 @@ import yaml
 from click.testing import CliRunner
 from fastapi.testclient import TestClient
 
-from api.campaigns import submission
-from search_spaces.belief.plan import make_plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.layout import Layout
-from search_spaces.statistics.job_duration import TrainingJob
+from layout_tuner.api.campaigns import submission
+from layout_tuner.cli.predictions.plan import plan as plan_command
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.driver import Driver
 from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered, ends
 from tests.kit.campaigns import space_of
 from tests.kit.page import Page
 from tests.kit.waiting import wait_until
-from tuner.driver.driver import Driver
-from tuner.estimate.plan_command import plan as plan_command
 
 LAYOUT = Layout(tp=2, num_microbatches=8)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.exporters.export import FORMATS
-from search_spaces.errors import MAX_PARTS
-from search_spaces.spec.layout import Layout
+from layout_tuner.errors import MAX_PARTS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.exports.export import FORMATS
 from tests.kit.allocation import NODES, node, register
 from tests.kit.api import CAMPAIGN, CLUSTER, INTRODUCTION, MACHINE, MODEL, Api, answered
 from tests.kit.store import completed, failed

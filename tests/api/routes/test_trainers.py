@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.client.errors import ServiceError
-from search_spaces.spec.layout import Layout
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, CLUSTER, Api, Command, client_of, ends
 from tests.kit.store import make_measurement
 

@@ -11,14 +11,14 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from api.client.campaigns import filter_query
-from api.http.query_parameters import TrialFilterDep, read_trial_filter
-from results_db.trials.filter import LISTED_FIELDS, TrialFilter
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import Layout
-from tests.api.client.samples import full_filter
+from layout_tuner.api.http.query_parameters import TrialFilterDep, read_trial_filter
+from layout_tuner.client.campaigns import filter_query
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.trials.filter import LISTED_FIELDS, TrialFilter
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api
 from tests.kit.store import failed
+from tests.layout_tuner.client.samples import full_filter
 
 PATH = "/campaigns/first/trials"
 

@@ -16,18 +16,18 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.settings import Settings
+from layout_tuner.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.errors import TokenRefusedError
+from layout_tuner.workers.service.lease_client import LeaseClient
+from layout_tuner.workers.worker.outcome_posting import Outbox
+from layout_tuner.workers.worker.outcome_spool import Spool
 from tests.kit.allocation import Place
 from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, Api
 from tests.kit.live import live_service
 from tests.kit.store import completed
-from workers.errors import TokenRefusedError
-from workers.service.lease_client import LeaseClient
-from workers.worker.outcome_posting import Outbox
-from workers.worker.outcome_spool import Spool
 
 
 def test_a_session_that_ended_or_whose_name_was_taken_is_refused(api: Api) -> None:

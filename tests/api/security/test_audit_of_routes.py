@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.api.security.test_gate import GUARDED
 from tests.kit.api import CAMPAIGN, INTRODUCTION, Api
 from tests.kit.store import completed, failed

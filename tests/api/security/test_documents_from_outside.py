@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from api.app import create_app
-from api.errors import DocumentInvalidError, DocumentMalformedError
-from api.http.documents import read_json
-from api.http.request_bodies import BodyRoute
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.documents.limits import MAX_DEPTH, text_problem
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.app import create_app
+from layout_tuner.api.errors import DocumentInvalidError, DocumentMalformedError
+from layout_tuner.api.http.documents import read_json
+from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.settings import Settings
+from layout_tuner.documents.limits import MAX_DEPTH, text_problem
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, Api, answered
 from tests.kit.bodies import BODIES, Body
 from tests.kit.hostile_texts import Place, changed, mappings, text_places
@@ -187,7 +187,7 @@ def _routes() -> Iterator[APIRoute]:
         *("access", "allocations", "campaigns", "catalogue", "events", "exports", "imports"),
         *("leaderboard", "plans", "reports", "trials", "workers"),
     ):
-        router = importlib.import_module(f"api.routes.{name}").router
+        router = importlib.import_module(f"layout_tuner.api.routes.{name}").router
         yield from (route for route in router.routes if isinstance(route, APIRoute))
 
 

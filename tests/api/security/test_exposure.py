@@ -10,16 +10,16 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from api.client import Client, Retries
-from api.client.errors import ServiceError
-from api.command_packages import token as token_command
-from api.http.bind_address import Endpoint, listening
-from results_db.database.data_dir import DataDir
-from search_spaces.protocol.worker_messages import WorkerCreate
+from layout_tuner.api.http.bind_address import Endpoint, listening
+from layout_tuner.cli.command_table import token as token_command
+from layout_tuner.client import Client, Retries
+from layout_tuner.client.errors import ServiceError
+from layout_tuner.protocol.worker_messages import WorkerCreate
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.workers.errors import ServiceUnreachableError
+from layout_tuner.workers.service.lease_client import LeaseClient
 from tests.kit.api import INTRODUCTION, answered, ends, refused_line
 from tests.kit.services import ServeProcess, run_here
-from workers.errors import ServiceUnreachableError
-from workers.service.lease_client import LeaseClient
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
-from api.app import create_app
-from api.errors import AccessUndeclaredError
-from api.security.roles import ACCESS, AccessRule, refuse_undeclared
-from api.settings import Settings
-from results_db.actor import TOKEN_ROLES, Actor
-from results_db.errors import DatabaseUnavailableError
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.app import create_app
+from layout_tuner.api.errors import AccessUndeclaredError
+from layout_tuner.api.security.roles import ACCESS, AccessRule, refuse_undeclared
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.actor import TOKEN_ROLES, Actor
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, answered, bearer
 from tests.kit.postgres import upgraded
 

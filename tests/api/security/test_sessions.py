@@ -18,12 +18,12 @@ import pytest
 import trustme
 from fastapi import APIRouter
 
-from api.errors import AccessUndeclaredError
-from api.security.access_check import refuse_unchecked
-from api.security.authentication import local_target
-from api.security.session_cookie import form_token, is_form_token
-from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
-from results_db.access.tokens import hash_of_token
+from layout_tuner.api.errors import AccessUndeclaredError
+from layout_tuner.api.security.access_check import refuse_unchecked
+from layout_tuner.api.security.authentication import local_target
+from layout_tuner.api.security.session_cookie import form_token, is_form_token
+from layout_tuner.results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.tokens import hash_of_token
 from tests.api.security.test_gate import OPERATIONS, Operation
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, answered, bearer
 from tests.kit.persons import NAVIGATION, Person, Signing, served

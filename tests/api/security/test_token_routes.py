@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.security.holders import (
+from layout_tuner.api.app import create_app
+from layout_tuner.api.security.holders import (
     RENEWED_EVERY,
     Holder,
     SessionBook,
@@ -21,10 +21,10 @@ from api.security.holders import (
     local_holders,
     noting_uses,
 )
-from api.settings import Settings
-from results_db.access.sign_ins import SESSION_IDLE_LIFE
-from results_db.access.tokens import hash_of_token
-from results_db.store import Store
+from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.store import Store
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, Api, answered, bearer
 from tests.kit.postgres import upgraded
 from tests.kit.store import TurnableClock

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
-from api.client import Client
-from api.schemas.access import TokenCreate
-from api.schemas.plans import PlanRead
-from results_db.campaigns.filter import CampaignFilter
-from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
-from search_spaces.belief.plan import Plan
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.statistics.job_duration import TrainingJob
+from layout_tuner.api.schemas.access import TokenCreate
+from layout_tuner.api.schemas.plans import PlanRead
+from layout_tuner.client import Client
+from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
 
 
 def full_filter() -> TrialFilter:

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from api.client import Client, Retries
-from api.client.errors import EventsMissedError, ServiceError
-from api.openapi_document import openapi_text
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.connection.http_connection import NO_RETRIES
-from tests.api.client.samples import arguments, described
+from layout_tuner.api.openapi_document import openapi_text
+from layout_tuner.api.settings import Settings
+from layout_tuner.client import Client, Retries
+from layout_tuner.client.errors import EventsMissedError, ServiceError
+from layout_tuner.protocol.connection.http_connection import NO_RETRIES
+from layout_tuner.results_db.store import Store
 from tests.kit.api import TOKEN
 from tests.kit.live import live_service
 from tests.kit.store import make_campaign
+from tests.layout_tuner.client.samples import arguments, described
 
 UNASKED = {"if-none-match"}
 """Headers of programs that show the same page again and again."""
@@ -190,7 +190,7 @@ def refused(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long was waited between requests."""
     pauses: list[float] = []
-    monkeypatch.setattr("api.client.calls.time.sleep", pauses.append)
+    monkeypatch.setattr("layout_tuner.client.calls.time.sleep", pauses.append)
     return pauses
 
 

@@ -21,25 +21,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.documents.duration import read_duration_s, read_walltime_s
-from search_spaces.documents.limits import (
+from layout_tuner.documents.duration import read_duration_s, read_walltime_s
+from layout_tuner.documents.limits import (
     acceptable_log,
     document_problem,
     visible_line,
     visible_text_problem,
 )
-from search_spaces.documents.numbers import (
+from layout_tuner.documents.numbers import (
     core_loader,
     core_value,
     read_number,
     read_printed,
     read_whole,
 )
-from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.measurement import Environment
-from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.protocol.measurement import Environment
+from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
+from layout_tuner.protocol.worker_messages import (
     AllocationBody,
     BeatBody,
     HeartbeatBody,
@@ -49,25 +48,26 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.calibration_file import MeasuredConstants
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.presets.models import model_preset, resolve_model
-from search_spaces.spec.presets.spaces import resolve_space
-from search_spaces.spec.space import SearchSpace
-from search_spaces.tables import read_table
-from search_spaces.tables.fields import Fields
-from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.program import read_trainers
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.calibration_file import MeasuredConstants
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset, resolve_model
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
+from layout_tuner.search_spaces.spaces.space_presets import resolve_space
+from layout_tuner.search_spaces.tables import read_table
+from layout_tuner.search_spaces.tables.fields import Fields
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.program import read_trainers
 from tests.kit.hostile_texts import changed, hostile_texts, mappings, text_places
 from tests.kit.odd_values import ODD_TEXTS, nested, odd_texts, one_of
 from tests.kit.store import completed, failed
+from tests.layout_tuner.trainers.test_program_trainers import ENTRY
 from tests.search_spaces.campaigns.test_campaign_spec import read as campaign
-from tests.search_spaces.spec.test_vocabulary import make_constants
+from tests.search_spaces.layouts.test_vocabulary import make_constants
 from tests.search_spaces.tables.tables import make_row
-from tests.search_spaces.trainers.test_program_trainers import ENTRY
 
 BAD_FAITH: list[Any] = [
     *(text for text in ODD_TEXTS if len(text) < 1000),

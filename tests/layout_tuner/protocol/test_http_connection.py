@@ -11,15 +11,15 @@ import httpx
 import pytest
 import trustme
 
-from search_spaces.connection.http_connection import NO_RETRIES, Retries, ServiceConnection
-from search_spaces.connection.outage_log import MOST_STARTS, START_WINDOW_S, OutageLog
-from search_spaces.connection.tls import trusting
-from search_spaces.errors import (
+from layout_tuner.errors import (
     CertificateUnreadableError,
     LayoutTunerError,
     ServiceUnansweredError,
     UrlInvalidError,
 )
+from layout_tuner.protocol.connection.http_connection import NO_RETRIES, Retries, ServiceConnection
+from layout_tuner.protocol.connection.outage_log import MOST_STARTS, START_WINDOW_S, OutageLog
+from layout_tuner.protocol.connection.tls import trusting
 from tests.kit.store import at_once
 
 OK = httpx.Response(200)

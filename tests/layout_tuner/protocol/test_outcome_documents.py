@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import CampaignInvalidError, OutcomeInvalidError, SearchSpaceError
-from search_spaces.protocol.measurement import (
+from layout_tuner.errors import CampaignInvalidError, OutcomeInvalidError, SearchSpaceError
+from layout_tuner.protocol.measurement import (
     Breakdown,
     Environment,
     Iteration,
     Measurement,
     routing_words,
 )
-from search_spaces.protocol.measurement_checks import refuse_contradictions
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.objectives import OBJECTIVES
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.protocol.measurement_checks import refuse_contradictions
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.objectives import OBJECTIVES
 from tests.kit.campaigns import spec_of
 
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from search_spaces.terminal import live_output
-from search_spaces.terminal.console import clipped, escape_output, escaped, escaped_line, text_width
-from search_spaces.terminal.live_output import LiveBlock, sparkline, work_line
-from search_spaces.terminal.plurals import counted
-from search_spaces.terminal.text_table import print_table, table_lines
+from layout_tuner.cli import live_output
+from layout_tuner.cli.live_output import LiveBlock, sparkline, work_line
+from layout_tuner.terminal.console import clipped, escape_output, escaped, escaped_line, text_width
+from layout_tuner.terminal.plurals import counted
+from layout_tuner.terminal.text_table import print_table, table_lines
 from tests.kit.terminal import Screen, Terminal
 
 COLUMNS = (">rank", ">trial", ">nodes", ">tp", ">pp", ">mbs", ">zero", "also", ">tokens/s", ">step")

@@ -20,25 +20,31 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from api.exporters.base import ExportImpossibleError, KnobsLackingError
-from api.exporters.export import ALIASES, FORMATS, ExportFormatUnknownError, ExportSource, export
-from api.exporters.exported import ExportRead
-from api.exporters.launch_script import exported
-from api.exporters.torchtitan_files import _toml_lines
-from api.formatting import measured_sentence
-from api.report.probe_command import probe_command
-from results_db.records import MeasurementRecord
-from results_db.rows import record_of
-from search_spaces.documents.reading import is_name
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.parameters import parameters_of
-from search_spaces.trainers.placeholders import environment_values
+from layout_tuner.api.formatting import measured_sentence
+from layout_tuner.api.report.probe_command import probe_command
+from layout_tuner.documents.reading import is_name
+from layout_tuner.results_db.records import MeasurementRecord
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.exports.export import (
+    ALIASES,
+    FORMATS,
+    ExportFormatUnknownError,
+    ExportSource,
+    export,
+)
+from layout_tuner.trainers.exports.export_source import ExportImpossibleError, KnobsLackingError
+from layout_tuner.trainers.exports.exported import ExportRead
+from layout_tuner.trainers.exports.launch_script import exported
+from layout_tuner.trainers.exports.torchtitan_files import _toml_lines
+from layout_tuner.trainers.parameters import parameters_of
+from layout_tuner.trainers.placeholders import environment_values
+from layout_tuner.workers.trainer.job.job import TrainJob
 from tests.kit.hostile_texts import hostile_texts
 from tests.kit.store import make_environment, make_measurement
 from tests.search_spaces.campaigns.test_campaign_spec import read as campaign
-from workers.trainer.job.job import TrainJob
 
 MEGATRON = Layout(num_nodes=2, tp=2, pp=2, dp=2, zero_stage=1, recompute="full", precision="bf16")
 LAYOUTS = {

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import yaml
 
-from api.exporters import ExportSource, export
-from search_spaces.spec.layout import CP_COMM_TYPES, Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.accelerate import ACCELERATE
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.deepspeed import DEEPSPEED
-from search_spaces.trainers.embedded import EMBEDDED
-from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
-from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
-from search_spaces.trainers.megatron_lm import MEGATRON_LM
-from search_spaces.trainers.nanotron import NANOTRON
-from search_spaces.trainers.program import read_trainers
-from search_spaces.trainers.registry import ADAPTERS
-from search_spaces.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_0_3, TORCHTITAN_MAIN
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.accelerate import ACCELERATE
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.deepspeed import DEEPSPEED
+from layout_tuner.trainers.embedded import EMBEDDED
+from layout_tuner.trainers.exports import ExportSource, export
+from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE
+from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
+from layout_tuner.trainers.megatron_lm import MEGATRON_LM
+from layout_tuner.trainers.nanotron import NANOTRON
+from layout_tuner.trainers.program import read_trainers
+from layout_tuner.trainers.registry import ADAPTERS
+from layout_tuner.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_0_3, TORCHTITAN_MAIN
 from tests.kit.layouts import EVERY_KNOB
 
 GPT = model_preset("gpt-22b")

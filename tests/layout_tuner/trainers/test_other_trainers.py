@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.registry import ADAPTERS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.registry import ADAPTERS
 from tests.kit.layouts import EVERY_KNOB
 
 LLAMA = model_preset("small-llama")

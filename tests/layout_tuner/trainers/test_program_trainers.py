@@ -14,26 +14,26 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.parameters import (
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.parameters import (
     MAX_VALUE_LENGTH,
     Parameter,
     ParameterInvalidError,
     parameter_texts,
     read_parameters,
 )
-from search_spaces.trainers.placeholders import (
+from layout_tuner.trainers.placeholders import (
     PLACEHOLDERS,
     PlaceholderUnknownError,
     environment_values,
     filled,
     placeholder_values,
 )
-from search_spaces.trainers.program import read_trainers
+from layout_tuner.trainers.program import read_trainers
 from tests.kit.layouts import EVERY_KNOB
 
 ENTRY: dict[str, Any] = {

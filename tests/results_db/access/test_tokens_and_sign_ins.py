@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from results_db.access import sign_ins
-from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE, SESSION_LIFE
-from results_db.access.tokens import hash_of_token
-from results_db.actor import Actor
-from results_db.admin.backup_file import back_up
-from results_db.admin.restore import restore_into_data_dir
-from results_db.database.data_dir import DataDir
-from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
-from results_db.retention import Pruned, Retention
-from results_db.store import Store
+from layout_tuner.results_db.access import sign_ins
+from layout_tuner.results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE, SESSION_LIFE
+from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.admin.backup_file import back_up
+from layout_tuner.results_db.admin.restore import restore_into_data_dir
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.errors import (
+    TokenDuplicateError,
+    TokenInvalidError,
+    TokenNotFoundError,
+)
+from layout_tuner.results_db.retention import Pruned, Retention
+from layout_tuner.results_db.store import Store
 from tests.kit.store import TurnableClock, at_once
 from tests.results_db.sealed import sealed
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from results_db.admin.backup_file import back_up
-from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
-from results_db.database.data_dir import DataDir
-from results_db.database.database import Database
-from results_db.errors import (
+from layout_tuner.results_db.admin.backup_file import back_up
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.errors import (
     BackupInvalidError,
     BackupPathError,
     DatabaseInUseError,
@@ -22,9 +22,9 @@ from results_db.errors import (
     DatabaseUnavailableError,
     SchemaNewerError,
 )
-from results_db.migrations import migrate
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import TurnableClock, make_campaign, make_worker, run_trial
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.migrations.test_migrate import rows
@@ -138,7 +138,7 @@ def test_the_wall_time_of_a_restored_campaign_stands_until_a_worker_is_there(
 def test_a_backup_is_of_the_moment_at_which_it_began(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.admin.backup_file._PAGES_AT_ONCE", 10)
+    monkeypatch.setattr("layout_tuner.results_db.admin.backup_file._PAGES_AT_ONCE", 10)
     said: list[str] = []
     with closing(Store(sqlite_url)) as store:
         campaign = fill(store)

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.admin.backup_file import back_up
-from results_db.admin.commands import db
-from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_postgresql
-from results_db.errors import BackupInvalidError
-from results_db.migrations import migrate
+from layout_tuner.cli.processes.database import db
+from layout_tuner.results_db.admin.backup_file import back_up
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.admin.restore import restore_into_postgresql
+from layout_tuner.results_db.errors import BackupInvalidError
+from layout_tuner.results_db.migrations import migrate
 from tests.results_db.database.test_constraints import fill
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.migrations.test_migrate import rows_of, run

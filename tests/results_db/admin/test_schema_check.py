@@ -14,10 +14,14 @@ from click.testing import CliRunner, Result
 from sqlalchemy import text
 
 from benchmarks.service.postgres_server import PostgresServer
-from results_db.admin.commands import db
-from results_db.admin.integrity import CHECKS, RULES, check_database
-from results_db.database.database import Database
-from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
+from layout_tuner.cli.processes.database import db
+from layout_tuner.results_db.admin.integrity import CHECKS, RULES, check_database
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.errors import (
+    DatabaseUnavailableError,
+    SchemaNewerError,
+    SchemaOutdatedError,
+)
 from tests.kit.python_process import printed_by
 from tests.results_db.database.test_constraints import fill
 from tests.results_db.first_weeks import write_first_weeks
@@ -354,9 +358,13 @@ def test_no_password_is_shown(postgres_server: PostgresServer, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["results_db.admin.restore", "results_db.admin.integrity"])
+@pytest.mark.parametrize(
+    "module", ["layout_tuner.results_db.admin.restore", "layout_tuner.results_db.admin.integrity"]
+)
 def test_a_command_that_imports_little_knows_every_table(module: str) -> None:
-    count = "len(__import__('results_db.models.base').models.base.Base.metadata.tables)"
-    script = f"import {module}; print({count}); import results_db.store; print({count})"
+    count = "len(__import__('layout_tuner.results_db.models.table_base').models.base.Base.metadata.tables)"
+    script = (
+        f"import {module}; print({count}); import layout_tuner.results_db.store; print({count})"
+    )
     known, all_of_them = printed_by(script).split()
     assert known == all_of_them

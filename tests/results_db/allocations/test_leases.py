@@ -7,19 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.service.postgres_server import PostgresServer
-from results_db.allocations.leases import LEASE_S
-from results_db.allocations.node_status import RELEASE_TIME_S, note_quarantines
-from results_db.errors import (
-    NodeNotFoundError,
-    NodeStateError,
-    WorkerNotFoundError,
-    WorkerSupersededError,
-)
-from results_db.models.service_tables import WORKER_ALIVE_S, WorkerRow
-from results_db.records import WorkerRecord
-from results_db.store import Store
-from search_spaces.protocol.states import NodeState
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.protocol.states import NodeState
+from layout_tuner.protocol.worker_messages import (
     BeatBody,
     HeartbeatReply,
     NodeBody,
@@ -28,7 +17,18 @@ from search_spaces.protocol.worker_messages import (
     SetAside,
     StatusBody,
 )
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.allocations.node_status import RELEASE_TIME_S, note_quarantines
+from layout_tuner.results_db.errors import (
+    NodeNotFoundError,
+    NodeStateError,
+    WorkerNotFoundError,
+    WorkerSupersededError,
+)
+from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S, WorkerRow
+from layout_tuner.results_db.records import WorkerRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
     TurnableClock,

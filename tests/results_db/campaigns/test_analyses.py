@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from results_db.records import Analysis, KnobStepRead
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.records import Analysis, KnobStepRead
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import START, TurnableClock, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough

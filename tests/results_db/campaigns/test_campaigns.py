@@ -10,22 +10,22 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from results_db.actor import Actor
-from results_db.campaigns.filter import CampaignFilter
-from results_db.campaigns.idempotency_keys import RequestKey
-from results_db.errors import (
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.protocol.worker_messages import HeartbeatReply
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
+from layout_tuner.results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
     CampaignStateError,
     IdempotencyKeyInUseError,
     IdempotencyKeyReusedError,
 )
-from results_db.models.base import Base
-from results_db.rows import MAX_CLOCK_GAP_S
-from results_db.store import Store
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.protocol.worker_messages import HeartbeatReply
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.models.table_base import Base
+from layout_tuner.results_db.rows import MAX_CLOCK_GAP_S
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import (
     START,
     TurnableClock,

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import pytest
 
-from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
-from results_db.campaigns.plans import MAX_WAITING, PlanOptions
-from results_db.errors import DriverLeaseLostError, PlanLimitError, PlanNotFoundError
-from results_db.store import Store
-from search_spaces.belief.plan import make_plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.layout import Layout
-from search_spaces.statistics.job_duration import TrainingJob
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
+from layout_tuner.results_db.campaigns.plans import MAX_WAITING, PlanOptions
+from layout_tuner.results_db.errors import DriverLeaseLostError, PlanLimitError, PlanNotFoundError
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.campaigns import spec_of
 from tests.kit.store import TurnableClock, at_once, make_spec
 

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from results_db.campaigns.imports import NewImport
-from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
+from layout_tuner.results_db.campaigns.imports import NewImport
+from layout_tuner.results_db.errors import (
+    CampaignDuplicateError,
+    CampaignNotFoundError,
+    CampaignStateError,
+)
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
 from tests.kit.store import front, make_campaign, make_spec, make_worker, take_leases
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 

@@ -6,11 +6,15 @@ from functools import partial
 
 import pytest
 
-from results_db.actor import Actor
-from results_db.campaigns import models_and_clusters
-from results_db.campaigns.models_and_clusters import DescriptionKind
-from results_db.errors import DescriptionLimitError, DescriptionNotFoundError, DescriptionOwnedError
-from results_db.store import Store
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.campaigns import models_and_clusters
+from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionKind
+from layout_tuner.results_db.errors import (
+    DescriptionLimitError,
+    DescriptionNotFoundError,
+    DescriptionOwnedError,
+)
+from layout_tuner.results_db.store import Store
 from tests.kit.store import TurnableClock, at_once
 
 pytestmark = pytest.mark.sqlite_is_enough

@@ -13,14 +13,18 @@ import pytest
 from sqlalchemy import update
 
 from benchmarks.service.postgres_server import PostgresServer
-from results_db.allocations.leases import LEASE_S
-from results_db.campaigns import campaigns
-from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, PlannedCampaign, software_of
-from results_db.errors import CampaignNotFoundError, CampaignStateError
-from results_db.models.tables import Campaign
-from results_db.store import Store
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.layout import Layout
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.campaigns import campaigns
+from layout_tuner.results_db.campaigns.start_from import (
+    MAX_KNOWN_TRIALS,
+    PlannedCampaign,
+    software_of,
+)
+from layout_tuner.results_db.errors import CampaignNotFoundError, CampaignStateError
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
     START,
@@ -158,7 +162,7 @@ def test_named_campaigns_count_whatever_they_ran_on_and_even_while_they_run(lab:
 
 
 def test_only_the_newest_trials_are_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("results_db.campaigns.start_from.MAX_KNOWN_TRIALS", 3)
+    monkeypatch.setattr("layout_tuner.results_db.campaigns.start_from.MAX_KNOWN_TRIALS", 3)
     assert MAX_KNOWN_TRIALS == 2000
     lab.ended("earlier", lab.worker(), A, B, C, D)
     assert lab.known(lab.campaign("mine")) == [B, C, D]

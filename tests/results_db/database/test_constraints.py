@@ -15,10 +15,12 @@ from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.actor import Actor
-from results_db.database.database import Database
-from results_db.database.retry import one_by_one_if_refused
-from results_db.errors import (
+from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.protocol.worker_messages import NodeBody, OutcomeReply, OutcomeReport
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.database.retry import one_by_one_if_refused
+from layout_tuner.results_db.errors import (
     CampaignNotFoundError,
     DatabaseConflictError,
     DatabaseUnavailableError,
@@ -28,16 +30,14 @@ from results_db.errors import (
     TrialNotFoundError,
     ValueUnstorableError,
 )
-from results_db.models.base import insert_many
-from results_db.models.service_tables import EventRow
-from results_db.models.tables import Attempt, IterationRow
-from results_db.store import Store
-from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.documents.reading import MAX_COUNT
-from search_spaces.protocol.worker_messages import NodeBody, OutcomeReply, OutcomeReport
-from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
-from search_spaces.spec.model_shape import MODEL_RANGES
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.results_db.models.service_tables import EventRow
+from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.results_db.models.tables import Attempt, IterationRow
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, KNOBS, Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import MODEL_RANGES
 from tests.kit.postgres import upgraded
 from tests.kit.store import (
     TimelyStore,

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from results_db.database.data_dir import DataDir
-from results_db.database.url import postgresql_url, shown
-from results_db.errors import DatabaseUrlInvalidError, DataDirInvalidError, DataDirLockedError
-from results_db.store import Store
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.url import postgresql_url, shown
+from layout_tuner.results_db.errors import (
+    DatabaseUrlInvalidError,
+    DataDirInvalidError,
+    DataDirLockedError,
+)
+from layout_tuner.results_db.store import Store
 from tests.kit.postgres import upgraded
 from tests.kit.python_process import start_python
 from tests.kit.store import make_campaign
@@ -16,7 +20,7 @@ from tests.kit.store import make_campaign
 HOLD_THE_LOCK = """
 import sys
 from pathlib import Path
-from results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.data_dir import DataDir
 with DataDir(Path(sys.argv[1])).lock("serve"):
     print("held", flush=True)
     sys.stdin.read()

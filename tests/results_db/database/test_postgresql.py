@@ -13,10 +13,14 @@ import pytest
 from sqlalchemy import text
 
 from benchmarks.service.postgres_server import SUPERUSER, PostgresServer, running_server
-from results_db.database import postgresql
-from results_db.database.retry import MOST_TRIES, retried
-from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
-from results_db.store import Store
+from layout_tuner.results_db.database import postgresql
+from layout_tuner.results_db.database.retry import MOST_TRIES, retried
+from layout_tuner.results_db.errors import (
+    DatabaseConflictError,
+    DatabaseUnavailableError,
+    ResultsDbError,
+)
+from layout_tuner.results_db.store import Store
 from tests.kit.store import at_once, make_campaign
 
 PASSWORD = "open-sesame"
@@ -224,9 +228,13 @@ def test_processes_go_by_the_server_clock(fresh: Store, monkeypatch: pytest.Monk
             )
 
     # A machine whose own count jumped by an hour, as one that was asleep.
-    monkeypatch.setattr("results_db.database.store_base.time.monotonic", lambda: 10_000.0)
+    monkeypatch.setattr(
+        "layout_tuner.results_db.database.store_base.time.monotonic", lambda: 10_000.0
+    )
     fresh.agree_on_time()
-    monkeypatch.setattr("results_db.database.store_base.time.monotonic", lambda: 13_600.0)
+    monkeypatch.setattr(
+        "layout_tuner.results_db.database.store_base.time.monotonic", lambda: 13_600.0
+    )
     assert fresh.now().timestamp() > server_time() + 3000
     fresh.agree_on_time()
     assert abs(fresh.now().timestamp() - server_time()) < 60

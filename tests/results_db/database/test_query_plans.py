@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from sqlalchemy import event
 
-from results_db.store import Store
-from results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import LeaderboardListing, TrialFilter, TrialOrder
 from tests.kit.store import TimelyStore, make_campaign, run_trial
 
 READS: Final[dict[str, Callable[[Store], Any]]] = {

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 
-from results_db.database.events import emit
-from results_db.events.live_state import RunningTrial
-from results_db.models.service_tables import WORKER_ALIVE_S
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
-from tests.kit.store import (
-    TurnableClock,
-    completed,
-    make_campaign,
-    post_outcome,
-    send_beats,
-)
+from layout_tuner.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
+from layout_tuner.results_db.database.events import emit
+from layout_tuner.results_db.events.live_state import RunningTrial
+from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S
+from layout_tuner.results_db.store import Store
+from tests.kit.store import TurnableClock, completed, make_campaign, post_outcome, send_beats
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -76,7 +70,7 @@ def test_old_events_go_a_few_at_a_time_and_the_newest_of_each_campaign_stays(
     store: Store, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (store.events.pruned_seq(), store.events.last_seq(), store.events.number()) == (0, 0, 0)
-    monkeypatch.setattr("results_db.events.event_log.MAX_PRUNED", 3)
+    monkeypatch.setattr("layout_tuner.results_db.events.event_log.MAX_PRUNED", 3)
     transactions: list[int] = []
     campaigns = [make_campaign(store, name) for name in ("first", "second", "third")]
     for campaign in campaigns:

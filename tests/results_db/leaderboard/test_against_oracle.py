@@ -14,16 +14,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from results_db.allocations.leases import LEASE_S
-from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
-from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS, LISTING_SORT_KEYS, LeaderboardListing, TrialFilter
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.objectives import OBJECTIVES
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.errors import (
+    CampaignNotFoundError,
+    ListingInvalidError,
+    ObjectiveUnknownError,
+)
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import (
+    KNOB_FIELDS,
+    LISTING_SORT_KEYS,
+    LeaderboardListing,
+    TrialFilter,
+)
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.objectives import OBJECTIVES
 from tests.kit.store import (
     TurnableClock,
     completed,

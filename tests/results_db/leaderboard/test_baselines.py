@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from results_db.leaderboard.leaderboard_records import BaselineRead
-from results_db.records import CampaignRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.layout import Layout
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead
+from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN
 from tests.kit.store import (
     completed,

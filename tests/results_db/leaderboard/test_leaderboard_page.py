@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import delete
 
-from results_db.errors import CampaignNotFoundError
-from results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
-from results_db.leaderboard.leaderboard_records import KnobCell
-from results_db.leaderboard.rank_layouts import Leaderboard
-from results_db.models.tables import Campaign
-from results_db.store import Store
-from results_db.trials.filter import LeaderboardListing
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.errors import CampaignNotFoundError
+from layout_tuner.results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
+from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
+from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.filter import LeaderboardListing
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import (
     failed,
     front,

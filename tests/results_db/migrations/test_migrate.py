@@ -14,21 +14,21 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
-from results_db.admin.backup_file import back_up
-from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_postgresql
-from results_db.database.data_dir import DataDir
-from results_db.database.database import Database
-from results_db.errors import (
+from layout_tuner.protocol.worker_messages import BeatBody
+from layout_tuner.results_db.admin.backup_file import back_up
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.admin.restore import restore_into_postgresql
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.database.database import Database
+from layout_tuner.results_db.errors import (
     DatabaseInvalidError,
     DatabaseUnavailableError,
     SchemaNewerError,
     SchemaOutdatedError,
 )
-from results_db.migrations import migrate
-from results_db.models.base import Base
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.models.table_base import Base
+from layout_tuner.results_db.store import Store
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
     TimelyStore,
@@ -182,7 +182,7 @@ def test_orphaned_rows_stop_an_upgrade(sqlite_url: str, monkeypatch: pytest.Monk
 UPGRADE = """
 import sys
 from pathlib import Path
-from results_db.migrations import migrate
+from layout_tuner.results_db.migrations import migrate
 
 migrate.VERSIONS = tuple(Path(folder) for folder in sys.argv[2:])
 refuse_orphans = migrate._refuse_orphans

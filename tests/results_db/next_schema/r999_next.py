@@ -9,8 +9,8 @@ Revision: r999, after the last of the package.
 import sqlalchemy as sa
 from alembic import op
 
-from results_db.migrations import migrate
-from results_db.models.all_tables import METADATA
+from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.models.all_tables import METADATA
 
 revision = "r999"
 down_revision = migrate.revisions((migrate.SCRIPTS / "versions",))[-1]

@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 
-from results_db.admin.integrity import check_database
-from results_db.campaigns.start_from import knowledge_of
-from results_db.errors import TrialDuplicateError, TrialStateError
-from results_db.records import LeaseRecord, ProbeCount, TrialRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.fidelity import Fidelity, with_layers
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from tests.kit.store import (
-    TurnableClock,
-    completed,
-    failed,
-    lease_one,
-    make_worker,
-    post_outcome,
-)
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.campaigns.start_from import knowledge_of
+from layout_tuner.results_db.errors import TrialDuplicateError, TrialStateError
+from layout_tuner.results_db.records import LeaseRecord, ProbeCount, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, with_layers
+from layout_tuner.search_spaces.layouts.layout import Layout
+from tests.kit.store import TurnableClock, completed, failed, lease_one, make_worker, post_outcome
 from tests.results_db.first_weeks import DEVICES, DOCUMENT
 
 pytestmark = pytest.mark.sqlite_is_enough

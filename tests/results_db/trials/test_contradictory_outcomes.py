@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results_db.errors import MeasurementInvalidError
-from results_db.records import LeaseRecord
-from results_db.store import Store
-from results_db.trials.outcome_checks import CLOCK_MARGIN_S
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.estimates.memory import stage_memory
-from search_spaces.protocol.measurement import Breakdown, Measurement
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.statistics.step_times import quartiles
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.statistics.step_times import quartiles
+from layout_tuner.protocol.measurement import Breakdown, Measurement
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.errors import MeasurementInvalidError
+from layout_tuner.results_db.records import LeaseRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.outcome_checks import CLOCK_MARGIN_S
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from tests.kit.store import (
     TurnableClock,
     completed,
@@ -335,7 +335,7 @@ UNCONTRADICTED: Final[dict[str, str]] = {
         ("oversubscribed", "warmup_settled", "losses_comparable", "others_share", "throttled"),
         "seen by the worker alone",
     ),
-    "balanced_routing": "models with experts (tests/search_spaces/protocol/test_outcome_documents.py)",
+    "balanced_routing": "models with experts (tests/layout_tuner/protocol/test_outcome_documents.py)",
     "expert_load": "models with experts; the router's choice is seen by the worker alone",
 }
 """What nothing contradicts, always or in some outcomes, and why."""

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results_db.allocations.leases import LEASE_S
-from results_db.records import Cost
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody, StatusBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.worker_messages import BeatBody, StatusBody
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.records import Cost
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import (
     TurnableClock,
     completed,

@@ -22,17 +22,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from results_db.allocations.leases import LEASE_S
-from results_db.database.store_base import Clock
-from results_db.errors import ResultsDbError
-from results_db.models.base import Base
-from results_db.records import LeaseRecord
-from results_db.store import Store
-from results_db.trials.outcome_checks import CLOCK_MARGIN_S
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.states import ATTEMPT_PHASES, AttemptPhase
-from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, RoomBody, StatusBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.states import ATTEMPT_PHASES, AttemptPhase
+from layout_tuner.protocol.worker_messages import BeatBody, NodeStatusBody, RoomBody, StatusBody
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.database.store_base import Clock
+from layout_tuner.results_db.errors import ResultsDbError
+from layout_tuner.results_db.models.table_base import Base
+from layout_tuner.results_db.records import LeaseRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.outcome_checks import CLOCK_MARGIN_S
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import upgraded
 from tests.kit.store import (
     TurnableClock,

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results_db.database.data_dir import DataDir
-from results_db.records import TrialRecord
-from results_db.store import Store
-from results_db.trials.loss_check import (
+from layout_tuner.protocol.measurement import Iteration
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials.loss_check import (
     MAX_TOLERANCE,
     MeasuredRun,
     first_difference,
     loss_tolerance,
     vote,
 )
-from search_spaces.protocol.measurement import Iteration
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import PRECISIONS, Layout, Precision
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout, Precision
 from tests.kit.postgres import upgraded
 from tests.kit.store import (
     at_once,

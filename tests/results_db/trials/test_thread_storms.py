@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from results_db.allocations import leases
-from results_db.errors import DatabaseUnavailableError, ResultsDbError
-from results_db.records import LeaseRecord
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
+from layout_tuner.results_db.allocations import leases
+from layout_tuner.results_db.errors import DatabaseUnavailableError, ResultsDbError
+from layout_tuner.results_db.records import LeaseRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import upgraded
 from tests.kit.python_process import start_python
 from tests.kit.store import (
@@ -198,8 +198,8 @@ def test_threads_at_once_never_deadlock_and_leave_a_legal_history(storm: Storm) 
 LEASE_EVERYTHING = """
 import sys
 from pathlib import Path
-from results_db.database.data_dir import DataDir
-from results_db.store import Store
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.store import Store
 from tests.kit.store import take_leases
 store = Store(DataDir(Path(sys.argv[1])).database_url)
 while leases := take_leases(store, sys.argv[2], 1):

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from results_db.campaigns.plans import PlanOptions
-from results_db.errors import MeasurementInvalidError
-from results_db.leaderboard.measured_runs import earlier_repeats
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import CampaignInvalidError
-from search_spaces.protocol.measurement import Iteration
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import BeatBody, StatusBody
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.simulator import (
-    SIMULATED_LAUNCHER,
-    SIMULATOR_VERSION,
-    simulator_trainer,
-)
+from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.protocol.measurement import Iteration
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import BeatBody, StatusBody
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.results_db.errors import MeasurementInvalidError
+from layout_tuner.results_db.leaderboard.measured_runs import earlier_repeats
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, SIMULATOR_VERSION, simulator_trainer
 from tests.kit.store import (
     TurnableClock,
     completed,

@@ -12,15 +12,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from results_db.errors import TrialFilterInvalidError
-from results_db.models.tables import MeasurementRow, Trial
-from results_db.records import TrialRecord
-from results_db.store import Store
-from results_db.trials import pages as pages_module
-from results_db.trials.filter import KNOB_FIELDS, SORT_KEYS, SortKey, TrialFilter, TrialOrder
-from results_db.trials.filter_sql import conditions
-from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import LAYOUT_FIELDS, PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.results_db.errors import TrialFilterInvalidError
+from layout_tuner.results_db.models.tables import MeasurementRow, Trial
+from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.trials import pages as pages_module
+from layout_tuner.results_db.trials.filter import (
+    KNOB_FIELDS,
+    SORT_KEYS,
+    SortKey,
+    TrialFilter,
+    TrialOrder,
+)
+from layout_tuner.results_db.trials.filter_sql import conditions
+from layout_tuner.search_spaces.layouts.layout import (
+    LAYOUT_FIELDS,
+    PRECISIONS,
+    RECOMPUTE_MODES,
+    Layout,
+)
 from tests.kit.store import (
     ODD,
     completed,

@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
-from results_db.actor import Actor
-from results_db.allocations.leases import LEASE_S
-from results_db.errors import (
+from layout_tuner.protocol.worker_messages import BeatBody
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.errors import (
     AttemptNotFoundError,
     CampaignNotFoundError,
     CampaignStateError,
@@ -23,12 +24,11 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models.service_tables import AuditRow, EventRow
-from results_db.models.tables import Campaign
-from results_db.records import REPEAT_REASONS, TrialRecord
-from results_db.store import Store
-from search_spaces.protocol.worker_messages import BeatBody
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.models.service_tables import AuditRow, EventRow
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.results_db.records import REPEAT_REASONS, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import (
     ODD,
     TurnableClock,

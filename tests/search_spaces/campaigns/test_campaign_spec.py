@@ -11,29 +11,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.campaigns.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
-from search_spaces.campaigns.campaign_settings import (
-    Budget,
-    SimulationSettings,
-    StopSettings,
-    changed_budget,
-)
-from search_spaces.documents.not_covered import known_word
-from search_spaces.errors import (
+from layout_tuner.documents.not_covered import known_word
+from layout_tuner.errors import (
     CampaignInvalidError,
     ModelTooLargeError,
     NoLegalLayoutError,
     SearchSpaceError,
 )
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import violations
-from search_spaces.tables.table import CellKey, own_source
-from search_spaces.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
-from search_spaces.units import GIB
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.campaigns.campaign import (
+    ESTIMATE_MARGIN,
+    ROWS_AT_ONCE,
+    CampaignSpec,
+)
+from layout_tuner.search_spaces.campaigns.campaign_settings import (
+    Budget,
+    SimulationSettings,
+    StopSettings,
+    changed_budget,
+)
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.tables.table import CellKey, own_source
+from layout_tuner.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
+from layout_tuner.units import GIB
 from tests.kit.campaigns import spec_of
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
-from search_spaces.errors import SearchSpaceError
-from search_spaces.estimates.fitting import count_fitting
-from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.spaces import SPACE_PRESETS
-from search_spaces.spec.rules import violations
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.predictions.estimates.fitting import count_fitting
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
 from tests.kit.campaigns import spec_of as least_of
 
 BATCH = {"global_batch_size": 1024}

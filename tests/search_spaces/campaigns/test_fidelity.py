@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from search_spaces.campaigns.fidelity import Fidelity, cheap_iterations, fidelities, fidelity_of
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.search_spaces.campaigns.fidelity import (
+    Fidelity,
+    cheap_iterations,
+    fidelities,
+    fidelity_of,
+)
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MODEL = model_preset("gpt-175b")
 QWEN = model_preset("qwen3-30b-a3b")

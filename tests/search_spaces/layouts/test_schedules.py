@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from search_spaces.estimates.step_shape import idle_slots
-from search_spaces.mesh import (
+from layout_tuner.predictions.estimates.step_shape import idle_slots
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.rank_mesh import (
     coordinates,
     expert_coordinates,
     expert_rank,
     global_rank,
     ranks_per_node,
 )
-from search_spaces.schedules import (
+from layout_tuner.search_spaces.layouts.schedules import (
     Action,
     Backward,
     Forward,
@@ -26,8 +28,6 @@ from search_spaces.schedules import (
     WeightGradients,
     pipeline_schedule,
 )
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
 from tests.workers.trainer.simulated_ranks import (
     Message,
     SimulatedRanks,

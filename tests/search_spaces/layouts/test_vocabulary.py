@@ -13,33 +13,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.documents.reading import MAX_COUNT
-from search_spaces.errors import (
+from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.errors import (
     ClusterInvalidError,
     LayoutInvalidError,
     MeasuredConstantsInvalidError,
     ModelShapeInvalidError,
     SearchSpaceError,
 )
-from search_spaces.process_resources import usable_cores
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.knobs import Knob
-from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.calibration_file import (
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.search_spaces.clusters.calibration_file import (
     MeasuredConstants,
     constants_file,
     read_constants,
     with_measured_constants,
     write_constants,
 )
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
-from search_spaces.spec.rules import violations
-from search_spaces.spec.space import SearchSpace
-from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS
-from search_spaces.units import GIB
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.layouts.knobs import Knob
+from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.models.model_presets import (
+    MODEL_PRESETS,
+    model_preset,
+    resolve_model,
+)
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
+from layout_tuner.search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS
+from layout_tuner.units import GIB
 
 CORES = usable_cores()
 

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.errors import NoLegalLayoutError, SpaceInvalidError
-from search_spaces.spec.batch import GlobalBatch
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import code_of
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset
-from search_spaces.spec.presets.spaces import resolve_space
-from search_spaces.spec.rules import ALL_SCOPES, Scope, violations
-from search_spaces.spec.space import SearchSpace, enumerate_legal
-from search_spaces.units import GIB
+from layout_tuner.errors import NoLegalLayoutError, SpaceInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import code_of
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, Scope, violations
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS, model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.spaces.space_presets import resolve_space
+from layout_tuner.units import GIB
 
 BOX = Cluster(name="box", device="card", num_nodes=3, devices_per_node=4, device_memory_bytes=GIB)
 TINY = model_preset("tiny")

@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables import COLUMNS, CellKey, TableCell, TableRow
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.tables import COLUMNS, CellKey, TableCell, TableRow
 
 
 def make_row(**changes: Any) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.tables import TableInvalidError, TableRow, read_table, write_table
-from search_spaces.tables import reading as reading_module
-from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
-from search_spaces.tables.table import own_source, software_of_source
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.tables import TableInvalidError, TableRow, read_table, write_table
+from layout_tuner.search_spaces.tables import reading as reading_module
+from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
+from layout_tuner.search_spaces.tables.table import own_source, software_of_source
 from tests.search_spaces.tables.tables import make_row, make_text
 
 

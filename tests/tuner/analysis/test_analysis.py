@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from results_db.records import Analysis, CampaignRecord
-from results_db.store import Store
-from search_spaces.campaigns.fidelity import fidelities
-from search_spaces.estimates.time import step_time_s as estimated_step_time_s
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.predictions.estimates.step_time import step_time_s as estimated_step_time_s
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.records import Analysis, CampaignRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.fidelity import fidelities
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.analysis.analysis import analyse, calibrated_step_time
+from layout_tuner.tuner.analysis.importance import importances, knobs_of
+from layout_tuner.tuner.driver import driver as driver_module
 from tests.kit.store import completed, failed
 from tests.tuner.factories import DrivenCampaign, FakeWorker, make_spec, run_campaign, submit
-from tuner.analysis.analysis import analyse, calibrated_step_time
-from tuner.analysis.importance import importances, knobs_of
-from tuner.driver import driver as driver_module
 
 
 def speed(layout: Layout) -> float:

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from results_db.records import CampaignRecord, TrialRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.fidelity import (
+    Fidelity,
+    ProbeCosts,
+    fidelities,
+    fidelity_of,
+)
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.campaign_end import Spent, is_reserved
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
+from layout_tuner.tuner.strategies import registry
+from layout_tuner.tuner.strategies.ask_and_tell import History, Proposer
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 from tests.kit.store import completed, failed, post_outcome, take_leases
 from tests.tuner.factories import (
     DrivenCampaign,
@@ -24,11 +34,6 @@ from tests.tuner.factories import (
     run_campaign,
     submit,
 )
-from tuner.driver.campaign_end import Spent, is_reserved
-from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
-from tuner.strategies import registry
-from tuner.strategies.base import History, Proposer
-from tuner.strategies.search_problem import SearchProblem
 
 NUM_CHEAP = 4
 """Layouts that are probed in part before the best of them is measured in full."""
@@ -233,7 +238,7 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
         PartFirst, "possible_improvement", lambda _self, _history: 0.0, raising=False
     )
     spec = make_large_spec(probes=12, stop={"converged_within": 0.5, "remeasure": 0})
-    monkeypatch.setattr("tuner.driver.campaign_end.LEAST_COMPLETED", 2)
+    monkeypatch.setattr("layout_tuner.tuner.driver.campaign_end.LEAST_COMPLETED", 2)
     record = run(store, spec)
     assert record.reason == "converged"
     assert store.leaderboard.winner(record.id, record.objective) is not None

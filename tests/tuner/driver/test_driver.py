@@ -9,12 +9,15 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import text
 
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import SearchSpaceError, SpaceInvalidError
-from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.errors import SearchSpaceError, SpaceInvalidError
+from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch, observe
+from layout_tuner.tuner.driver.driver import Driver
+from layout_tuner.tuner.strategies.deephyper import DeepHyperProposer
 from tests.kit.store import TurnableClock, completed, failed, make_worker, post_outcome, take_leases
 from tests.tuner.factories import (
     DrivenCampaign,
@@ -26,9 +29,6 @@ from tests.tuner.factories import (
     run_campaign,
     submit,
 )
-from tuner.driver.campaign_search import CampaignSearch, observe
-from tuner.driver.driver import Driver
-from tuner.strategies.deephyper import DeepHyperProposer
 
 
 @pytest.mark.parametrize(

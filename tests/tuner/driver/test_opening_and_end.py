@@ -15,12 +15,18 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
-from results_db.database.data_dir import DataDir
-from results_db.errors import CampaignNotFoundError
-from results_db.records import CampaignRecord, TrialRecord, TrialSize, WorkerRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.errors import CampaignNotFoundError
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord, TrialSize, WorkerRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.tuner.driver import driver as driver_module
+from layout_tuner.tuner.driver.campaign_end import Spent, closing_message, time_is_up, trials_left
+from layout_tuner.tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch
+from layout_tuner.tuner.driver.driver import MAX_A_ROUND, Driver
+from layout_tuner.tuner.driver.open_trial_target import MAX_TOO_LARGE, MAX_WAITING, OpenTrialTarget
 from tests.kit.postgres import upgraded
 from tests.kit.store import START, TurnableClock, make_worker, take_leases
 from tests.results_db.intercepted_store import InterceptedStore
@@ -34,12 +40,6 @@ from tests.tuner.factories import (
     submit,
     wait_for,
 )
-from tuner.driver import driver as driver_module
-from tuner.driver.campaign_end import Spent, closing_message, time_is_up, trials_left
-from tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
-from tuner.driver.campaign_search import CampaignSearch
-from tuner.driver.driver import MAX_A_ROUND, Driver
-from tuner.driver.open_trial_target import MAX_TOO_LARGE, MAX_WAITING, OpenTrialTarget
 
 PATIENCE_S = 60.0
 
@@ -125,7 +125,7 @@ def test_a_search_that_cannot_be_opened_breaks_its_campaign_alone(
     def refuse(*_: object, **__: object) -> None:
         raise ArithmeticError("no such strategy")
 
-    monkeypatch.setattr("tuner.driver.campaign_search.make_strategy", refuse)
+    monkeypatch.setattr("layout_tuner.tuner.driver.campaign_search.make_strategy", refuse)
     broken = submit(store, make_spec("broken"))
     driver = Driver(store, opening=BackgroundOpening())
     wait_for(lambda: ended(store, broken), driver.step)
@@ -298,8 +298,8 @@ def test_a_campaign_that_is_deleted_before_any_step_of_a_round_has_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("tuner.driver.driver.ANALYSIS_INTERVAL_S", -1.0)
-    monkeypatch.setattr("tuner.driver.driver.ENDINGS_AN_ANALYSIS", 1)
+    monkeypatch.setattr("layout_tuner.tuner.driver.driver.ANALYSIS_INTERVAL_S", -1.0)
+    monkeypatch.setattr("layout_tuner.tuner.driver.driver.ENDINGS_AN_ANALYSIS", 1)
     was_last = False
     for store, campaign_id, before_call in each_call(prepare, tmp_path):
         vanishing = VanishingStore(store, campaign_id, before_call)

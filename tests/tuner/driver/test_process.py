@@ -16,12 +16,15 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from results_db.campaigns.plans import PlanOptions
-from results_db.errors import DatabaseUnavailableError
-from results_db.store import Store
-from search_spaces.belief.plan import make_plan
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.timing_mark import LONGEST_WAIT_S, TIMING_VARIABLE, timing
+from layout_tuner.cli.processes.driver import driver as driver_command
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.results_db.campaigns.plans import PlanOptions
+from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.timing_mark import LONGEST_WAIT_S, TIMING_VARIABLE, timing
+from layout_tuner.tuner.driver.driver import Driver
+from layout_tuner.tuner.driver.process import HeldLease, Standby
 from tests.kit.postgres import upgraded
 from tests.kit.python_process import printed_by
 from tests.kit.store import TimelyStore
@@ -35,13 +38,10 @@ from tests.tuner.factories import (
     submit,
     wait_for,
 )
-from tuner.driver.commands import driver as driver_command
-from tuner.driver.driver import Driver
-from tuner.driver.process import HeldLease, Standby
 
 THREADS = """
 import click
-from tuner.driver.commands import driver
+from layout_tuner.cli.processes.driver import driver
 try:
     driver.main(["--data-dir", "/dev/null/nowhere"], standalone_mode=False)
 except click.ClickException:
@@ -50,10 +50,10 @@ except click.ClickException:
 """
 IMPORTS = """
 import sys
-from tuner.driver.commands import driver
+from layout_tuner.cli.processes.driver import driver
 driver(["--help"], standalone_mode=False)
 assert not {"sqlalchemy", "deephyper", "numpy"} & set(sys.modules)
-import tuner.driver.driver, tuner.strategies.registry
+import layout_tuner.tuner.driver.driver, layout_tuner.tuner.strategies.registry
 assert not {"deephyper", "pandas", "optuna"} & set(sys.modules)
 """
 
@@ -282,11 +282,11 @@ def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
 ) -> None:
     assert shared.driver.acquire() is not None
     count = [100.0]
-    monkeypatch.setattr("tuner.driver.process.time.monotonic", lambda: count[0])
+    monkeypatch.setattr("layout_tuner.tuner.driver.process.time.monotonic", lambda: count[0])
     standby = Standby(shared)
-    monkeypatch.setattr("tuner.driver.process.DRIVER_LEASE_S", 0.0)
+    monkeypatch.setattr("layout_tuner.tuner.driver.process.DRIVER_LEASE_S", 0.0)
     monkeypatch.setattr(
-        "results_db.campaigns.driver_lease.DRIVER_LEASE_S", 3600.0
+        "layout_tuner.results_db.campaigns.driver_lease.DRIVER_LEASE_S", 3600.0
     )  # the clock was set back
     assert standby.take_over() is None
     count[0] += 1
@@ -297,7 +297,7 @@ def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
 def test_a_driver_keeps_its_lease_while_the_database_is_away(
     shared: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("layout_tuner.tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
     lease = shared.driver.acquire()
     real = shared.driver.renew
     away = iter([True] * 3)
@@ -318,8 +318,8 @@ def test_a_driver_keeps_its_lease_while_the_database_is_away(
 def test_a_driver_whose_round_never_ends_is_succeeded(
     shared: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("tuner.driver.process.STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr("layout_tuner.tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("layout_tuner.tuner.driver.process.STUCK_AFTER_S", 0.0)
     lease = shared.driver.acquire()
     with HeldLease(shared, lease) as held:
         wait_for(lambda: not held.is_held())

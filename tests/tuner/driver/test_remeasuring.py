@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from results_db.records import RepeatReason, TrialRecord
-from results_db.store import Store
-from search_spaces.campaigns.campaign_settings import Budget
-from search_spaces.estimates.time import step_time_s
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.records import RepeatReason, TrialRecord
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.campaign_end import Spent, is_reserved
+from layout_tuner.tuner.driver.campaign_search import CampaignSearch
+from layout_tuner.tuner.driver.remeasuring import most_doubted
+from layout_tuner.tuner.strategies import registry
+from layout_tuner.tuner.strategies.ask_and_tell import History, Proposer
+from layout_tuner.tuner.strategies.registry import FixedOrderProposer
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
 from tests.kit.store import (
     TimelyStore,
     TurnableClock,
@@ -26,13 +33,6 @@ from tests.kit.store import (
     ranked_trials,
 )
 from tests.tuner.factories import DrivenCampaign, make_spec, measured
-from tuner.driver.campaign_end import Spent, is_reserved
-from tuner.driver.campaign_search import CampaignSearch
-from tuner.driver.remeasuring import most_doubted
-from tuner.strategies import registry
-from tuner.strategies.base import History, Proposer
-from tuner.strategies.registry import FixedOrderProposer
-from tuner.strategies.search_problem import SearchProblem
 
 FEW = {"global_batch_size": 16, "tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": 1}
 """A space of six legal layouts."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from search_spaces.tables import TableCell, read_table
+from layout_tuner.search_spaces.tables import TableCell, read_table
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 TOKENS = 8 * 512

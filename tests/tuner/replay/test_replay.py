@@ -11,24 +11,34 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from search_spaces.belief.known_measurements import Knowledge, knowledge_of
-from search_spaces.belief.observation import Observation
-from search_spaces.belief.peaks.memory import MemoryBelief
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.layout import Layout
-from search_spaces.tables import CellKey, MeasurementTable, TableCell, read_table, write_table
+from layout_tuner.cli.predictions.replay import replay
+from layout_tuner.cli.predictions.replay_report import summarize
+from layout_tuner.cli.predictions.simulate import simulate
+from layout_tuner.predictions.belief.known_measurements import Knowledge, knowledge_of
+from layout_tuner.predictions.belief.observation import Observation
+from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.tables import (
+    CellKey,
+    MeasurementTable,
+    TableCell,
+    read_table,
+    write_table,
+)
+from layout_tuner.tuner.errors import ReplayFailedError, StrategyUnknownError
+from layout_tuner.tuner.replay import run as run_module
+from layout_tuner.tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.tuner.replay.judged_estimates import (
+    EstimatedCell,
+    estimates_report,
+    summarize_cells,
+)
+from layout_tuner.tuner.replay.run import ProbeConditions, ReplayedProbe, ReplayRun, ReplayTask
+from layout_tuner.tuner.strategies.ask_and_tell import AskLimits, LayoutSearch, Proposer
+from layout_tuner.workers.simulation.scenarios import SCENARIOS
 from tests.search_spaces.tables.tables import make_measured_cell, make_row, make_text
 from tests.tuner.replay.cells import make_cell, make_cell_text
-from tuner.errors import ReplayFailedError, StrategyUnknownError
-from tuner.replay import run as run_module
-from tuner.replay.cell_layouts import CellLayouts
-from tuner.replay.commands import replay
-from tuner.replay.estimates import EstimatedCell, estimates_report, summarize_cells
-from tuner.replay.report import summarize
-from tuner.replay.run import ProbeConditions, ReplayedProbe, ReplayRun, ReplayTask
-from tuner.replay.simulate_command import simulate
-from tuner.strategies.base import AskLimits, LayoutSearch, Proposer
-from workers.simulation.scenarios import SCENARIOS
 
 
 def replayed(cell: Any, strategy: str = "exhaustive", **changes: Any) -> Any:

@@ -9,16 +9,16 @@ from statistics import median
 import numpy as np
 import pytest
 
-from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
-from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
-from search_spaces.spec.layout import Layout
-from search_spaces.tables import TableCell, TableRow
-from tuner.replay.cell_layouts import CellLayouts
-from tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
-from tuner.strategies.base import AskLimits, LayoutSearch
-from tuner.strategies.registry import make_strategy
-from workers.simulation.scenarios import simulated_part, simulated_table
+from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.observation import FAILED, INFEASIBLE, Observation
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.tables import TableCell, TableRow
+from layout_tuner.tuner.replay.cell_layouts import CellLayouts
+from layout_tuner.tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
+from layout_tuner.tuner.strategies.ask_and_tell import AskLimits, LayoutSearch
+from layout_tuner.tuner.strategies.registry import make_strategy
+from layout_tuner.workers.simulation.scenarios import simulated_part, simulated_table
 
 SCENARIO = "frontier-175b"
 COSTS = ProbeCosts()

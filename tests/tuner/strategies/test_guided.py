@@ -9,27 +9,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search_spaces.belief.known_measurements import Knowledge, Sample
-from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
-from search_spaces.belief.residual import knob_coordinates
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
-from search_spaces.spec.layout import COUNT_KNOBS, Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import pareto_front
-from search_spaces.spec.presets.models import resolve_model
-from search_spaces.units import GIB
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
+from layout_tuner.predictions.belief.observation import FAILED, INFEASIBLE, Observation
+from layout_tuner.predictions.belief.residual import knob_coordinates
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, time_terms
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, Layout
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.objectives import pareto_front
+from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSearch
+from layout_tuner.tuner.strategies.fitting import FittingBelief
+from layout_tuner.tuner.strategies.guided import GuidedProposer
+from layout_tuner.tuner.strategies.improvement import hypervolume, soft_gains
+from layout_tuner.tuner.strategies.predictions import Predictions
+from layout_tuner.tuner.strategies.registry import make_strategy
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
+from layout_tuner.units import GIB
 from tests.tuner.factories import make_spec
 from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
-from tuner.strategies.base import History, LayoutSearch
-from tuner.strategies.fitting import FittingBelief
-from tuner.strategies.guided import GuidedProposer
-from tuner.strategies.improvement import hypervolume, soft_gains
-from tuner.strategies.predictions import Predictions
-from tuner.strategies.registry import make_strategy
-from tuner.strategies.search_problem import SearchProblem
 
 Judge = Callable[[int], Observation]
 

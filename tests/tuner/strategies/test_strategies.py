@@ -16,34 +16,34 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.observation import (
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.belief.observation import (
     FAILED,
     INFEASIBLE,
     Observation,
     ObservationInvalidError,
 )
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.estimates.storage import storage_of
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
-from search_spaces.spec.presets.models import resolve_model
-from search_spaces.spec.space import LegalSet
-from tests.kit.campaigns import spec_of
-from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
-from tuner.errors import LayoutUnknownError, ProblemInvalidError, StrategyUnknownError
-from tuner.strategies.base import LayoutSearch
-from tuner.strategies.communication import communication_s
-from tuner.strategies.deephyper import (
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.predictions.estimates.storage import storage_of
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.search_spaces.spaces.search_space import LegalSet
+from layout_tuner.tuner.errors import LayoutUnknownError, ProblemInvalidError, StrategyUnknownError
+from layout_tuner.tuner.strategies.ask_and_tell import LayoutSearch
+from layout_tuner.tuner.strategies.communication import communication_s
+from layout_tuner.tuner.strategies.deephyper import (
     MAX_CANDIDATES,
     MAX_NEIGHBOURS,
     NUM_BEST,
     DeepHyperProposer,
     KnobRanks,
 )
-from tuner.strategies.predictions import order_by_estimate
-from tuner.strategies.registry import STRATEGIES, make_strategy
-from tuner.strategies.search_problem import SearchProblem
+from layout_tuner.tuner.strategies.predictions import order_by_estimate
+from layout_tuner.tuner.strategies.registry import STRATEGIES, make_strategy
+from layout_tuner.tuner.strategies.search_problem import SearchProblem
+from tests.kit.campaigns import spec_of
+from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
 
 
 def make_layouts(*, devices: int = 8, micro_batch_sizes: tuple[int, ...] = (1, 2)) -> ListedLayouts:

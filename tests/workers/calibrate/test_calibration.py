@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from search_spaces.errors import MeasuredConstantsInvalidError
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.presets.calibration_file import (
+from layout_tuner.cli.predictions.calibrate import calibrate
+from layout_tuner.errors import MeasuredConstantsInvalidError
+from layout_tuner.search_spaces.clusters.calibration_file import (
     MeasuredConstants,
     constants_file,
     write_constants,
 )
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.workers.calibrate.calibration import calibrated_layouts, constants_of
+from layout_tuner.workers.trainer.product_layouts import LAYOUTS, OWN_LAYOUTS, products_in
 from tests.kit.api import ends
 from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import marked
-from workers.calibrate.calibration import calibrated_layouts, constants_of
-from workers.calibrate.command import calibrate
-from workers.trainer.product_layouts import LAYOUTS, OWN_LAYOUTS, products_in
 
 pytestmark = pytest.mark.ranks
 
-PROGRAM = "from workers.calibrate.command import calibrate; calibrate()"
+PROGRAM = "from layout_tuner.cli.predictions.calibrate import calibrate; calibrate()"
 
 
 def timing(operation: str, seconds: float, **what: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_this_machine_is_measured_and_the_figures_are_used(
     write_constants(tmp_path, replace(again, timings=tuple(slowed)))
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path))
     arguments = ["probe", "--model", "tiny-llama", "--num-microbatches=1", "--steps=2", "--json"]
-    probed = json.loads(printed_by("from api.cli import main; main()", *arguments))
+    probed = json.loads(printed_by("from layout_tuner.cli.main import main; main()", *arguments))
     assert "matrix products laid out as calibrated: [['output', 'fp32'," in probed["log_tail"]
 
 

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers import agent_listener
+from layout_tuner.workers.launchers.agent_listener import AgentListener, Receiver
+from layout_tuner.workers.launchers.event_router import EventRouter
+from layout_tuner.workers.launchers.launcher_nodes import NodeEvent
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
 from tests.kit.waiting import wait_until
-from workers.errors import NodeLostError
-from workers.launchers import agent_listener
-from workers.launchers.agent_listener import AgentListener, Receiver
-from workers.launchers.base import NodeEvent
-from workers.launchers.event_router import EventRouter
-from workers.ranks.json_lines import Document, JsonLines
 
 TOKEN = "the token of a launcher"
 

@@ -9,6 +9,13 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.launchers.group import (
+    COMPLETED_LOG_LENGTH,
+    FAILED_LOG_LENGTH,
+    joined_tails,
+)
+from layout_tuner.workers.launchers.launcher_nodes import CAUSE_WITHIN_S, NodeEvent
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.local_ranks import (
     NEVER_S,
     Hanging,
@@ -18,9 +25,6 @@ from tests.kit.local_ranks import (
     several_nodes,
 )
 from tests.workers.process_checks import RANK_PROGRAMS, is_alive, run_group, wait_until_gone
-from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
-from workers.launchers.group import COMPLETED_LOG_LENGTH, FAILED_LOG_LENGTH, joined_tails
-from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.ranks.json_lines import MOST_FDS
 from tests.kit.local_ranks import below_zygote, keeper_of, local_nodes
 from tests.kit.python_process import start_python
 from tests.kit.side_by_side import SideBySide
@@ -22,8 +24,6 @@ from tests.workers.process_checks import (
     run_group,
     wait_until_gone,
 )
-from workers.errors import NodeLostError
-from workers.ranks.json_lines import MOST_FDS
 
 pytestmark = pytest.mark.ranks
 

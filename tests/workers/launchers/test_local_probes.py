@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout, Precision
+from layout_tuner.cli.processes.worker import probe_document
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.local_ranks import below_zygote, local_nodes, make_cluster, make_probe, run_probe
 from tests.kit.python_process import printed_by
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive
-from workers.commands.commands import probe_document
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 
@@ -142,7 +142,7 @@ def device_libraries(maps: str) -> set[str]:
 
 
 def test_a_container_of_half_the_cores_has_half_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 3)
+    monkeypatch.setattr("layout_tuner.workers.launchers.local.usable_cores", lambda: 3)
     nodes = LocalNodes(num_devices=8, rank_entry="tests.workers.rank_programs:main")
     nodes.close()
     assert nodes.nodes[0].num_cores == 3

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.packing.request import Share
 from tests.kit.local_ranks import make_cluster, make_probe, run_probe
 from tests.workers.programs.programs import left_behind, make_request, python_trainer
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
-from workers.packing.request import Share
 
 pytestmark = pytest.mark.ranks
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from workers.errors import PlacementImpossibleError
-from workers.launchers.base import Node
-from workers.launchers.placement import core_share, place
-from workers.packing.request import Placement, Share
-from workers.ranks.rank_task import Device, RankTask
+from layout_tuner.workers.errors import PlacementImpossibleError
+from layout_tuner.workers.launchers.launcher_nodes import Node
+from layout_tuner.workers.launchers.placement import core_share, place
+from layout_tuner.workers.packing.request import Placement, Share
+from layout_tuner.workers.ranks.rank_task import Device, RankTask
 
 
 def make_nodes(count: int, *, num_devices: int = 4, num_cores: int = 8) -> list[Node]:

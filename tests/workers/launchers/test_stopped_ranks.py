@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.program import ProgramTrainer
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import NodeSet
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.local_ranks import SeveralLocalNodes, make_probe, run_probe
 from tests.workers.programs.programs import TWO_CORES, make_request, python_trainer
-from workers.launchers.base import NodeSet
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from workers.packing.packer import MAX_LOANS, Packer
-from workers.packing.request import PackRequest, Placement, Room, Share
+from layout_tuner.workers.packing.packer import MAX_LOANS, Packer
+from layout_tuner.workers.packing.request import PackRequest, Placement, Room, Share
 
 
 def packer_of(*sizes: int, share_nodes: bool = True, switches: str = "") -> Packer:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.packing.packer import Packer
-from workers.packing.request import PackRequest, Placement
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.request import PackRequest, Placement
 
 Scenario = tuple[int, int, bool, list["Arrival"]]
 """Number of nodes, devices of each, whether nodes are shared, and the arrivals."""

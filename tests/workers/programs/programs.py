@@ -8,16 +8,16 @@ from typing import Any
 
 import psutil
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.program import ProgramTrainer
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import NodeSet
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.local_ranks import make_cluster, make_probe
 from tests.workers.process_checks import MARK, environment_of, marked
-from workers.launchers.base import NodeSet
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.local import LocalNodes
 
 SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 256, "seq_length": 32}
 MODEL = replace(model_preset("tiny"), name="small-test", vocab_size=256, **SIZES)

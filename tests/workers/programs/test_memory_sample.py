@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from layout_tuner.workers.launchers.launcher_nodes import Node
+from layout_tuner.workers.launchers.placement import place
+from layout_tuner.workers.programs.memory_sample import MemorySample
+from layout_tuner.workers.ranks.rank_task import Device, RankTask
 from tests.kit.waiting import wait_until
-from workers.launchers.base import Node
-from workers.launchers.placement import place
-from workers.programs.memory_sample import MemorySample
-from workers.ranks.rank_task import Device, RankTask
 
 MIB = 1 << 20
 NODE = Node(name="here", address="127.0.0.1", num_devices=2, num_cores=2, core_ids=(0, 1))
@@ -60,7 +60,8 @@ def test_samples_are_taken_ten_times_a_second_at_most(monkeypatch: pytest.Monkey
     seen = sample()
     looks: list[int] = []
     monkeypatch.setattr(
-        "workers.programs.memory_sample.process_tree", lambda pid: (looks.append(pid), [])[1]
+        "layout_tuner.workers.programs.memory_sample.process_tree",
+        lambda pid: (looks.append(pid), [])[1],
     )
     for _ in range(100):
         seen.take(os.getpid())
@@ -77,7 +78,7 @@ def test_samples_that_take_long_are_taken_rarely(monkeypatch: pytest.MonkeyPatch
         time.sleep(0.02)
         return []
 
-    monkeypatch.setattr("workers.programs.memory_sample.process_tree", look)
+    monkeypatch.setattr("layout_tuner.workers.programs.memory_sample.process_tree", look)
     wait_until("two samples are taken", lambda: (seen.take(1), len(looks) == 2)[1])
     assert looks[1] - looks[0] >= 0.42
 
@@ -86,7 +87,7 @@ def test_on_a_gpu_what_was_in_use_before_does_not_count(monkeypatch: pytest.Monk
     in_use = {"4": 100, "7": 200}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr(
-        "workers.programs.memory_sample.devices_in_use",
+        "layout_tuner.workers.programs.memory_sample.devices_in_use",
         lambda names: {name: in_use[name] for name in names},
     )
     own = sample(task=task("cuda"))
@@ -116,9 +117,9 @@ def test_the_kernels_killer_is_the_cause_only_where_it_struck(
     limit_bytes: int | None,
     reason: str | None,
 ) -> None:
-    monkeypatch.setattr("workers.programs.memory_sample.oom_kills", lambda: before)
+    monkeypatch.setattr("layout_tuner.workers.programs.memory_sample.oom_kills", lambda: before)
     seen = sample(limit_bytes=limit_bytes)
-    monkeypatch.setattr("workers.programs.memory_sample.oom_kills", lambda: now)
+    monkeypatch.setattr("layout_tuner.workers.programs.memory_sample.oom_kills", lambda: now)
     killed = seen.kernel_killed(number)
     assert (None if killed is None else killed[0]) == reason
     if reason == "node_lost":

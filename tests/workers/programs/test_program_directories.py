@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.ranks.scratch import SCRATCH_VARIABLE, directory_of, remove_directories
 from tests.kit.python_process import start_python
 from tests.workers.process_checks import NOBODY, RANK_PROGRAMS, wait_until_gone, wait_until_released
 from tests.workers.programs.test_memory_sample import task
-from workers.launchers.local import LocalNodes
-from workers.ranks.scratch import SCRATCH_VARIABLE, directory_of, remove_directories
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_directories_of_jobs_that_are_no_programs_stay(scratch: Path) -> None:
 AGENT = """
 import sys
 from tests.workers.process_checks import RANK_PROGRAMS, run_group
-from workers.launchers.local import LocalNodes
+from layout_tuner.workers.launchers.local import LocalNodes
 nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
 tell = lambda _: print(nodes.ranks.pids["warden"], nodes.ranks._scratch, flush=True)
 run_group(nodes, "hang", num_ranks=1, on_event=tell, deadline_s=900.0)

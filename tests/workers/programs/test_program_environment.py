@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.parameters import Parameter
+from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.parameters import Parameter
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.python_process import ROOT
 from tests.workers.programs.programs import MODEL, python_trainer, run
-from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.log_patterns import LogPatterns
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.workers.programs.programs import TWO_CORES, left_behind, python_trainer, run
-from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 

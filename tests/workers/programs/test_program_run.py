@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.measurement import Measurement
-from search_spaces.spec.layout import Layout
-from search_spaces.trainers.command import COMMAND
-from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, mentions
-from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.parameters import Parameter, ParameterInvalidError
-from search_spaces.trainers.program import ProgramTrainer
+from layout_tuner.protocol.measurement import Measurement
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.command import COMMAND
+from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, mentions
+from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.parameters import Parameter, ParameterInvalidError
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
 from tests.workers.programs.programs import MODEL, make_request
-from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
 
 TRAINER = ProgramTrainer(name="theirs", version="7", command=("train", "{steps}"))
 GIB = 1 << 30
@@ -290,7 +290,7 @@ def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPa
         lacking=lambda job: {"vpp": f"it has no vpp={job.layout.vpp}"},
         refusals=lambda job: [f"{job.model.num_layers} layers are too few"],
     )
-    monkeypatch.setattr("search_spaces.trainers.program.ADAPTERS", {"command": picky})
+    monkeypatch.setattr("layout_tuner.trainers.program.ADAPTERS", {"command": picky})
     with pytest.raises(ResultRefusedError) as refused:
         program_task(make_request(), TRAINER)
     assert refused.value.reason == "unsupported"

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from search_spaces.protocol.measurement import Measurement
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.disturbance import is_disturbed
-from search_spaces.trainers.program import ProgramTrainer, read_trainers
+from layout_tuner.predictions.statistics.disturbance import is_disturbed
+from layout_tuner.protocol.measurement import Measurement
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.program import ProgramTrainer, read_trainers
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.launchers.placement import core_share
+from layout_tuner.workers.launchers.ray.launcher import ray_launcher
 from tests.kit.local_ranks import SeveralLocalNodes, run_probe
 from tests.workers.busy_cores import busy
 from tests.workers.programs.programs import (
@@ -25,9 +28,6 @@ from tests.workers.programs.programs import (
     python_trainer,
     run,
 )
-from workers.launchers.local import LocalNodes
-from workers.launchers.placement import core_share
-from workers.launchers.ray.launcher import ray_launcher
 
 pytestmark = pytest.mark.ranks
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.errors import MemoryNotBackError
+from layout_tuner.workers.ranks.memory_watch import MemoryWatch, amd_devices
+from layout_tuner.workers.ranks.node_ranks import NodeRanks
+from layout_tuner.workers.ranks.rank_task import Device
 from tests.kit.python_process import start_python
 from tests.kit.side_by_side import make_task
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import RANK_PROGRAMS
-from workers.errors import MemoryNotBackError
-from workers.ranks.memory_watch import MemoryWatch, amd_devices
-from workers.ranks.node_ranks import NodeRanks
-from workers.ranks.rank_task import Device
 
 pytestmark = pytest.mark.ranks
 

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 import psutil
 import pytest
 
-from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from search_spaces.protocol.outcome import Outcome
+from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.launcher_nodes import NodeEvent
+from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.rank_jobs.rank import _one_line
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.rank_reports import RankReports
 from tests.kit.local_ranks import Hanging, failure_of, local_nodes
 from tests.kit.side_by_side import make_task
 from tests.workers.process_checks import RANK_PROGRAMS, kill, marked, run_group, wait_until_gone
-from workers.errors import NodeLostError
-from workers.launchers.base import NodeEvent
-from workers.launchers.local import LocalNodes
-from workers.rank_jobs.rank import _one_line
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_reports import RankReports
 
 pytestmark = pytest.mark.ranks
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.ranks.memory_watch import NvidiaDevices
+from layout_tuner.workers.ranks.memory_watch import NvidiaDevices
 
 
 class NVMLError(Exception):

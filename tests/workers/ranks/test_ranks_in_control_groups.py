@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.units import memory
+from layout_tuner.units import memory
+from layout_tuner.workers.errors import RanksLeftError
+from layout_tuner.workers.launchers.group import GroupEnd
+from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.local_ranks import local_nodes
 from tests.kit.side_by_side import SideBySide
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive, run_group, wait_until_gone
-from workers.errors import RanksLeftError
-from workers.launchers.group import GroupEnd
-from workers.launchers.local import LocalNodes
 
 pytestmark = pytest.mark.ranks
 

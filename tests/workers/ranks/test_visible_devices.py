@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from workers.errors import DeviceHiddenError
-from workers.ranks.visible_devices import (
+from layout_tuner.workers.errors import DeviceHiddenError
+from layout_tuner.workers.ranks.visible_devices import (
     CUDA,
     HIP,
     ROCR,

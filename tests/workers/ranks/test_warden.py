@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.ranks import processes
+from layout_tuner.workers.ranks.processes import end_marked
+from layout_tuner.workers.ranks.scratch import HeldDirectory
+from layout_tuner.workers.ranks.warden import start_under_warden
 from tests.kit.python_process import start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, command_line, marked
-from workers.ranks import processes
-from workers.ranks.processes import end_marked
-from workers.ranks.scratch import HeldDirectory
-from workers.ranks.warden import start_under_warden
 
 pytestmark = pytest.mark.ranks
 
@@ -27,7 +27,7 @@ TREE = "sleep 1000 & (setsid sleep 2000 &) ; sleep 3000"
 
 GUARDED = f"""
 import os, subprocess, sys
-from workers.ranks.warden import start_under_warden
+from layout_tuner.workers.ranks.warden import start_under_warden
 guardians = [int(pid) for pid in sys.argv[1:]]
 start_under_warden(["sh", "-c", "{TREE}"], env=dict(os.environ), other_guardians=guardians)
 sys.stdin.read()

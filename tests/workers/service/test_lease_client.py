@@ -15,26 +15,26 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import (
     HeartbeatBody,
     LeaseRequest,
     SetAside,
     WorkerCreate,
     WorkerCreated,
 )
-from tests.kit.fake_launcher import FakeLauncher
-from tests.kit.fake_service import TOKEN, problem
-from tests.kit.worker_loop import DONE, IDENTITY, WorkedService, launcher_of, make_report
-from workers.backoff import Backoff
-from workers.errors import (
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import (
     RequestRefusedError,
     ServiceFailedError,
     ServiceUnreachableError,
     TokenRefusedError,
 )
-from workers.launchers.base import Cancelled, OnEvent
-from workers.service.lease_client import EncodedOutcome, LeaseClient
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
+from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient
+from tests.kit.fake_launcher import FakeLauncher
+from tests.kit.fake_service import TOKEN, problem
+from tests.kit.worker_loop import DONE, IDENTITY, WorkedService, launcher_of, make_report
 
 
 def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: WorkedService) -> None:
@@ -142,9 +142,9 @@ def test_a_service_that_goes_away_and_comes_back_is_two_lines_of_a_worker_with_t
 ) -> None:
     refusals = Refusals(service)
     # Short pauses: all three loops shall meet the outage, leases although an outcome waits.
-    monkeypatch.setattr("workers.worker.leasing._CATCH_UP_WITHIN_S", 0.05)
+    monkeypatch.setattr("layout_tuner.workers.worker.leasing._CATCH_UP_WITHIN_S", 0.05)
     for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(f"workers.service.lease_client.{limit}", 0.05)
+        monkeypatch.setattr(f"layout_tuner.workers.service.lease_client.{limit}", 0.05)
     service.add(1, num_devices=1)
 
     def run(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
@@ -187,7 +187,7 @@ def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
 def test_a_service_that_is_away_at_the_start_is_two_lines(
     service: WorkedService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 0.0)
+    monkeypatch.setattr("layout_tuner.workers.service.lease_client.OVER_AFTER_S", 0.0)
     service.away = True
 
     def watch() -> bool:
@@ -213,7 +213,7 @@ def test_refused_requests_among_answered_ones_are_one_outage(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 3600.0)
+    monkeypatch.setattr("layout_tuner.workers.service.lease_client.OVER_AFTER_S", 3600.0)
     refusals = Refusals(service)
     client.register(IDENTITY)
     for refusals.status in (503, None, 503, None, 401):

@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from search_spaces.mesh import coordinates, expert_coordinates
-from search_spaces.spec.layout import Layout
-from workers.simulation.placement import Axis, Placement
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
+from layout_tuner.workers.simulation.placement import Axis, Placement
 
 LAYOUTS = [
     Layout(num_nodes=4, tp=2, cp=2, pp=2, dp=4, ep=4, etp=2),

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.measurement import Breakdown
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from workers.simulation.machine import Machine
-from workers.simulation.probe import SimulatedCluster, SimulatedProbe
-from workers.simulation.trace import step_trace
+from layout_tuner.protocol.measurement import Breakdown
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.probe import SimulatedCluster, SimulatedProbe
+from layout_tuner.workers.simulation.trace import step_trace
 
 MODEL = model_preset("gpt-22b")
 LAYOUT = Layout(

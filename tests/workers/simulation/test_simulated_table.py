@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search_spaces.estimates.time import step_time_s, time_terms
-from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.space import SearchSpace
-from search_spaces.tables import read_table, write_table
-from workers.errors import ScenarioUnknownError
-from workers.simulation.machine import STRESS, Machine
-from workers.simulation.scenarios import SCENARIOS, Scenario, scenario, simulated_table
-from workers.simulation.stress import (
+from layout_tuner.predictions.estimates.step_time import step_time_s, time_terms
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
+from layout_tuner.search_spaces.tables import read_table, write_table
+from layout_tuner.workers.errors import ScenarioUnknownError
+from layout_tuner.workers.simulation.machine import STRESS, Machine
+from layout_tuner.workers.simulation.scenarios import SCENARIOS, Scenario, scenario, simulated_table
+from layout_tuner.workers.simulation.stress import (
     DISTORTION,
     MEMORY_ERROR,
     distortion,

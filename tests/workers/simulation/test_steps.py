@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
-from search_spaces.schedules import Backward, Forward, WeightGradients, pipeline_schedule
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from workers.simulation.machine import Machine
-from workers.simulation.memory import RankMemory, rank_memory
-from workers.simulation.placement import Place
-from workers.simulation.steps import PARTS, SimulatedStep, stage_layers, steps
-from workers.simulation.walk import (
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.schedules import (
+    Backward,
+    Forward,
+    WeightGradients,
+    pipeline_schedule,
+)
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.machine import Machine
+from layout_tuner.workers.simulation.placement import Place
+from layout_tuner.workers.simulation.simulated_peaks import RankMemory, rank_memory
+from layout_tuner.workers.simulation.steps import PARTS, SimulatedStep, stage_layers, steps
+from layout_tuner.workers.simulation.walk import (
     BACKWARD,
     FORWARD,
     WEIGHTS,

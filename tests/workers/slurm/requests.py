@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.site import Site
-from workers.slurm.request import AllocationRequest
-from workers.slurm.site_lookup import site_of
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.clusters.site import Site
+from layout_tuner.workers.slurm.request import AllocationRequest
+from layout_tuner.workers.slurm.site_lookup import site_of
 
 
 def make_cluster(**changes: Any) -> Cluster:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from search_spaces.documents.duration import longest_s, read_walltime_s, slurm_time
-from search_spaces.errors import SiteInvalidError
-from search_spaces.spec.site import Site
+from layout_tuner.documents.duration import longest_s, read_walltime_s, slurm_time
+from layout_tuner.errors import SiteInvalidError
+from layout_tuner.search_spaces.clusters.site import Site
+from layout_tuner.workers.errors import AllocationInvalidError
+from layout_tuner.workers.slurm.batch_script import expandable, render
 from tests.workers.slurm.requests import frontier_request, make_cluster, make_request
-from workers.errors import AllocationInvalidError
-from workers.slurm.batch_script import expandable, render
 
 NASTY = """'; touch pwned; $(touch pwned) `touch pwned` "$HOME" \\ ${IFS} & | > pwned #"""
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-import workers.slurm.site_lookup
-from search_spaces.errors import ClusterInvalidError, SiteInvalidError
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from search_spaces.spec.site import SITE_PRESETS, Site, cluster_part
+from layout_tuner.errors import ClusterInvalidError, SiteInvalidError
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.clusters.site import SITE_PRESETS, Site, cluster_part
+from layout_tuner.workers.slurm import site_lookup
+from layout_tuner.workers.slurm.site_lookup import site_of
 from tests.kit.campaigns import spec_of
-from workers.slurm.site_lookup import site_of
 
 CLUSTER: dict[str, Any] = {
     "name": "ours",
@@ -33,7 +33,7 @@ def test_every_site_that_comes_along_is_a_clusters_and_fits_its_devices(name: st
 
 
 def test_every_file_of_a_site_is_a_preset() -> None:
-    files = Path(workers.slurm.site_lookup.__file__).parent.glob("sites/*.yaml")
+    files = Path(site_lookup.__file__).parent.glob("sites/*.yaml")
     assert sorted(file.stem for file in files) == sorted(SITE_PRESETS)
 
 

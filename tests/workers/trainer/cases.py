@@ -13,16 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.mesh import Coordinates
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.comm.mesh import Mesh, build_mesh
+from layout_tuner.workers.trainer.model.model import Stage
+from layout_tuner.workers.trainer.model.parameters import (
+    ModelParameter,
+    ParameterPart,
+    initialise,
+    local_parts,
+)
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import TrainingTolerance, norm_error, training_tolerance
-from workers.trainer.comm.mesh import Mesh, build_mesh
-from workers.trainer.model.model import Stage
-from workers.trainer.model.parameters import ModelParameter, ParameterPart, initialise, local_parts
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.training import Training
 
 CPU = torch.device("cpu")
 STEPS = 5

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import (
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
     RANK_ORDERS,
@@ -22,11 +22,11 @@ from search_spaces.spec.layout import (
     ZERO_STAGES,
     Layout,
 )
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import ALL_SCOPES, PRECISIONS_SUPPORTED, violations
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PRECISIONS_SUPPORTED, violations
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 from tests.workers.trainer.cases import make_shape
 from tests.workers.trainer.tolerances import GLOBAL_BATCH
-from workers.trainer.parallel.optimizer import OptimizerSettings
 
 LAYOUT_FIELDS = {
     **{name: name for name in ("precision", "tp", "cp", "cp_comm_type", "pp", "vpp", "dp")},

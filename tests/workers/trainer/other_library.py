@@ -2,7 +2,7 @@
 
 import functools
 
-from workers.trainer.model import matrix_products
+from layout_tuner.workers.trainer.model import matrix_products
 
 
 def pytest_configure() -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import on_layout
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.training import Training
 
 
 def weight(value: Tensor) -> ModelParameter:

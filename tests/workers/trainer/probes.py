@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import ProbeRequest
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.workers.trainer.probe.probe import RankResult, run_probe
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import make_context, run_ranks
-from workers.trainer.probe.probe import RankResult, run_probe
-from workers.trainer.training import Training
 
 
 def probe(
@@ -34,7 +34,7 @@ class FakeClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         clock = SimpleNamespace(perf_counter=lambda: self.now_s)
-        monkeypatch.setattr("workers.trainer.probe.timing.time", clock)
+        monkeypatch.setattr("layout_tuner.workers.trainer.probe.timing.time", clock)
         step = Training.step
 
         def seven_seconds(training: Training, *args: Any, **options: Any) -> Any:

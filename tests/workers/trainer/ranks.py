@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from workers.trainer.comm import host_transfers
-from workers.trainer.open_training import RankContext
+from layout_tuner.workers.trainer.comm import host_transfers
+from layout_tuner.workers.trainer.open_training import RankContext
 
 # pytest-xdist runs other tests on the other cores: ranks that poll would keep the cores from each
 # other, as ranks that share cores know and these do not.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 def router_gap(chances: Tensor, per_token: int) -> float:

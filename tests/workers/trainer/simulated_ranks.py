@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from search_spaces.schedules import (
+from layout_tuner.search_spaces.layouts.schedules import (
     Action,
     Backward,
     Forward,

@@ -13,10 +13,16 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.model.attention import causal_attention
+from layout_tuner.workers.trainer.open_training import TrainingSettings, open_training
+from layout_tuner.workers.trainer.probe.exception_reasons import classify
+from layout_tuner.workers.trainer.probe.measurement import peak_memory, rehearse
+from layout_tuner.workers.trainer.probe.probe import run_probe
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     ADAMW,
     CUT,
@@ -34,12 +40,6 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.ranks import make_context, run_ranks
 from tests.workers.trainer.test_parity import reference
 from tests.workers.trainer.tolerances import TrainingTolerance, operation_error, training_tolerance
-from workers.trainer.model.attention import causal_attention
-from workers.trainer.open_training import TrainingSettings, open_training
-from workers.trainer.probe.exception_reasons import classify
-from workers.trainer.probe.measurement import peak_memory, rehearse
-from workers.trainer.probe.probe import run_probe
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from search_spaces.statistics.disturbance import DISTURBED_SHARE, is_disturbed
+from layout_tuner.predictions.statistics.disturbance import DISTURBED_SHARE, is_disturbed
+from layout_tuner.workers.ranks.warden import start_under_warden
+from layout_tuner.workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch
+from layout_tuner.workers.trainer.probe.probe import run_probe
 from tests.workers.busy_cores import busy
 from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.probes import make_request
 from tests.workers.trainer.ranks import make_context, run_ranks
-from workers.ranks.warden import start_under_warden
-from workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch
-from workers.trainer.probe.probe import run_probe
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,7 +36,7 @@ class FakeKernel:
         self.own_s = 5.0
         """How long the product's other process, of one thread, has run."""
         clock = SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: self.now_s)
-        monkeypatch.setattr("workers.trainer.disturbance.time", clock)
+        monkeypatch.setattr("layout_tuner.workers.trainer.disturbance.time", clock)
         self.write()
 
     def write(self) -> None:

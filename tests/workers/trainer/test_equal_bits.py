@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import CP_COMM_TYPES
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES
 from tests.workers.trainer.cases import (
     COLUMNS,
     CUT,

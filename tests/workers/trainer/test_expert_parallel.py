@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.comm.collectives import start_all_to_all_rows
+from layout_tuner.workers.trainer.comm.host_lanes import SLOT_BYTES
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     ADAMW,
     assert_same_training,
@@ -21,10 +25,6 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.parallel_layers import sent_in
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.test_parity import reference
-from workers.trainer.comm.collectives import start_all_to_all_rows
-from workers.trainer.comm.host_lanes import SLOT_BYTES
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

@@ -14,12 +14,10 @@ from torch import distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from search_spaces.estimates.memory import peak_memory_bytes, stage_memory
-from search_spaces.mesh import Coordinates
-from search_spaces.protocol.measurement_checks import least_memory_bytes
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.schedules import Schedule
-from search_spaces.spec.layout import (
+from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes, stage_memory
+from layout_tuner.protocol.measurement_checks import least_memory_bytes
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
     RECOMPUTE_MODES,
@@ -28,8 +26,19 @@ from search_spaces.spec.layout import (
     PipelineSplit,
     Recompute,
 )
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.units import memory
+from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
+from layout_tuner.search_spaces.layouts.schedules import Schedule
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.units import memory
+from layout_tuner.workers.trainer.comm.collectives import gather_rows
+from layout_tuner.workers.trainer.comm.mesh import Copies, Mesh, build_mesh
+from layout_tuner.workers.trainer.errors import MemoryLimitExceededError
+from layout_tuner.workers.trainer.model import matrix_products
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.probe.exception_reasons import classify
+from layout_tuner.workers.trainer.probe.measurement import rehearse
+from layout_tuner.workers.trainer.rank_memory import LogicalPeak, enforce_limit
+from layout_tuner.workers.trainer.training import Training, persistent_bytes
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import (
     COLUMNS,
@@ -56,15 +65,6 @@ from tests.workers.trainer.knob_pairs import (
     values_of,
 )
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm.collectives import gather_rows
-from workers.trainer.comm.mesh import Copies, Mesh, build_mesh
-from workers.trainer.errors import MemoryLimitExceededError
-from workers.trainer.memory import LogicalPeak, enforce_limit
-from workers.trainer.model import matrix_products
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.exception_reasons import classify
-from workers.trainer.probe.measurement import rehearse
-from workers.trainer.training import Training, persistent_bytes
 
 pytestmark = pytest.mark.ranks
 

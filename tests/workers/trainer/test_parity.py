@@ -19,8 +19,11 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.batches import SyntheticTokens, cut_batch
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     ADAMW,
     STEPS,
@@ -54,9 +57,6 @@ from tests.workers.trainer.knob_pairs import (
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.reference import ReferenceModel, train_reference
 from tests.workers.trainer.tolerances import parameter_error
-from workers.trainer.batches import SyntheticTokens, cut_batch
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

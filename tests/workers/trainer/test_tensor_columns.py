@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from search_spaces.estimates.tensor_sums import Sums, layer_sums
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.predictions.estimates.tensor_sums import Sums, layer_sums
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.comm import collectives
+from layout_tuner.workers.trainer.comm.mesh import EVERY_OVERLAP, build_mesh
+from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     COLUMNS,
     PP,
@@ -28,10 +32,6 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.parallel_layers import drawn, gradient, weight
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import assert_close
-from workers.trainer.comm import collectives
-from workers.trainer.comm.mesh import EVERY_OVERLAP, build_mesh
-from workers.trainer.model.divided_norms import DividedNorm
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
@@ -105,7 +105,7 @@ def sent_in_blocks(
             return sums(tensor, group, *others)
 
         for module in ("comm.collectives", "model.tensor_parallel", "model.divided_norms"):
-            monkeypatch.setattr(f"workers.trainer.{module}.start_all_reduce", counted)
+            monkeypatch.setattr(f"layout_tuner.workers.trainer.{module}.start_all_reduce", counted)
         tokens = layout.micro_batch_size * shape.seq_length
         x = torch.randn(tokens, shape.hidden_size // layout.tp_columns).requires_grad_()
         training.reduction.begin()
@@ -194,7 +194,9 @@ def test_a_rank_gathers_and_scatters_its_blocks_of_weights(
             ("gathered_weights", "start_gather_of_shares"),
             ("sharded_gradients", "start_sum_of_shares"),
         ):
-            monkeypatch.setattr(f"workers.trainer.parallel.{module}.{name}", counted(name))
+            monkeypatch.setattr(
+                f"layout_tuner.workers.trainer.parallel.{module}.{name}", counted(name)
+            )
         training.step(training.batch(0))
         blocks = training.flat.plan.layers[2:-2]
         return {tuple(sent[bucket].values()) for layer in blocks for bucket in layer}

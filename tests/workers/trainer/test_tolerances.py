@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
 from tests.workers.trainer.cases import (
     ADAMW,
     STEPS,
@@ -44,8 +46,6 @@ from tests.workers.trainer.tolerances import (
     assert_close,
     unit_roundoff,
 )
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
 
 CLIPPED_SGD = OptimizerSettings(kind="sgd", learning_rate=0.1, clip_grad_norm=0.5)
 SHAPES = {

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from search_spaces.spec.layout import CP_COMM_TYPES, Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
-from tests.workers.trainer.cases import make_layout, make_shape, make_training
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm.mesh import Mesh, build_mesh
-from workers.trainer.device_peak_flops import matmul_peak
-from workers.trainer.errors import (
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, Layout, Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.comm.mesh import Mesh, build_mesh
+from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
+from layout_tuner.workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
     LossDivergedError,
     MemoryLimitExceededError,
     PeerLostError,
 )
-from workers.trainer.open_training import refuse_unsupported, unsupported
-from workers.trainer.probe.exception_reasons import classify, is_transport_error
+from layout_tuner.workers.trainer.open_training import refuse_unsupported, unsupported
+from layout_tuner.workers.trainer.probe.exception_reasons import classify, is_transport_error
+from tests.workers.trainer.cases import make_layout, make_shape, make_training
+from tests.workers.trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -106,7 +106,7 @@ def test_a_cpus_peak_is_measured(precision: Precision, monkeypatch: pytest.Monke
     """By a clock that advances 0.01 s for each product, however fast products are here."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
-    monkeypatch.setattr("workers.trainer.device_peak_flops.time", clock)
+    monkeypatch.setattr("layout_tuner.workers.trainer.device_peak_flops.time", clock)
 
     def work(rank: int) -> tuple[float, str]:
         return matmul_peak("cpu", precision)

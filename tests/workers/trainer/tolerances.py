@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from search_spaces.spec.layout import Precision
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 
 FP32 = torch.float32
 GLOBAL_BATCH = 8

@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.worker.node_health import (
+    HealthReport,
+    check_nodes,
+    problems,
+    rounds_of_pairs,
+)
 from tests.kit.local_ranks import SeveralLocalNodes, make_cluster, several_nodes
 from tests.kit.waiting import wait_until
-from workers.launchers.group_launcher import GroupLauncher
-from workers.worker.node_health import HealthReport, check_nodes, problems, rounds_of_pairs
 
 pytestmark = pytest.mark.ranks
 
-RANK = "workers.rank_jobs.rank:main"
+RANK = "layout_tuner.workers.rank_jobs.rank:main"
 CROWDED = "tests.workers.odd_rank:crowded"
 
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import FailureReason, Outcome, ProbeRequest
+from layout_tuner.protocol.outcome import FailureReason, Outcome, ProbeRequest
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.request import PackRequest, Placement
+from layout_tuner.workers.worker.events import WorkerEvent
+from layout_tuner.workers.worker.node_health import HealthReport
+from layout_tuner.workers.worker.quarantine import NodeHistory
+from layout_tuner.workers.worker.roster import NodeRoster
 from tests.kit.fake_launcher import FakeLauncher, make_node
 from tests.kit.store import completed
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import IDENTITY, WorkedService, ends_when, launcher_of
-from workers.launchers.base import Cancelled, OnEvent
-from workers.packing.packer import Packer
-from workers.packing.request import PackRequest, Placement
-from workers.worker.events import WorkerEvent
-from workers.worker.node_health import HealthReport
-from workers.worker.quarantine import NodeHistory
-from workers.worker.roster import NodeRoster
 
 KILLED = "its raylet was killed"
 
@@ -63,7 +63,7 @@ def test_a_lost_node_is_brought_back_while_the_others_work(service: WorkedServic
 def test_a_trial_whose_nodes_do_not_come_back_is_given_back(
     service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.worker.trial_book._GIVE_BACK_AFTER_S", 0.3)
+    monkeypatch.setattr("layout_tuner.workers.worker.trial_book._GIVE_BACK_AFTER_S", 0.3)
     service.add(1)
     service.add(2, num_devices=4, num_nodes=2)
     launcher = launcher_of(2, 2, ends=lambda: False)
@@ -204,7 +204,7 @@ def test_a_node_that_joins_late_is_taken_up_and_what_needs_it_stays_with_the_ser
     service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a trial would be refused for good: the worker can't tell that the node will come."""
-    monkeypatch.setattr("workers.worker.leasing._LONG_POLL_S", 0.2)
+    monkeypatch.setattr("layout_tuner.workers.worker.leasing._LONG_POLL_S", 0.2)
     launcher = launcher_of(2)
 
     def watch() -> bool:

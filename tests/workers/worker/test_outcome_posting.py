@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import pytest
 
-from search_spaces.protocol.worker_messages import OutcomeReport
-from search_spaces.spec.layout import Layout
+from layout_tuner.protocol.worker_messages import OutcomeReport
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.errors import ServiceUnreachableError, SpoolInUseError, SpoolUnusableError
+from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient
+from layout_tuner.workers.worker.outcome_posting import Outbox, Posting
+from layout_tuner.workers.worker.outcome_spool import Spool, adopt_abandoned
 from tests.kit.fake_service import TOKEN, problem
 from tests.kit.store import completed, failed
 from tests.kit.worker_loop import WorkedService, make_report
-from workers.errors import ServiceUnreachableError, SpoolInUseError, SpoolUnusableError
-from workers.service.lease_client import EncodedOutcome, LeaseClient
-from workers.worker.outcome_posting import Outbox, Posting
-from workers.worker.outcome_spool import Spool, adopt_abandoned
 
 PATIENCE_S = 30.0
 
@@ -241,7 +241,7 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting: Posting, service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(f"workers.service.lease_client.{limit}", 3600.0)
+        monkeypatch.setattr(f"layout_tuner.workers.service.lease_client.{limit}", 3600.0)
     posting.take(make_report(2))
     posting.catch_up(PATIENCE_S)  # from here on its pauses are the long ones
     service.away = True

@@ -10,24 +10,17 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.protocol.worker_messages import LeaseRequest, RoomBody
+from layout_tuner.workers.errors import WorkerError
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.request import PackRequest, Placement, Room
+from layout_tuner.workers.worker.events import EndMoved, Events
+from layout_tuner.workers.worker.leasing import END_WITHIN_S, MOST_WAITING, next_request
+from layout_tuner.workers.worker.worker import AllocationEnd, ends_after
 from tests.kit.fake_launcher import FakeLauncher
-from tests.kit.worker_loop import (
-    DONE,
-    FAILED,
-    WorkedService,
-    ends_when,
-    launcher_of,
-    make_request,
-)
-from workers.errors import WorkerError
-from workers.launchers.base import Cancelled, OnEvent
-from workers.packing.packer import Packer
-from workers.packing.request import PackRequest, Placement, Room
-from workers.worker.events import EndMoved, Events
-from workers.worker.leasing import END_WITHIN_S, MOST_WAITING, next_request
-from workers.worker.worker import AllocationEnd, ends_after
+from tests.kit.worker_loop import DONE, FAILED, WorkedService, ends_when, launcher_of, make_request
 
 
 def test_probes_of_different_sizes_run_side_by_side(service: WorkedService) -> None:
@@ -98,7 +91,7 @@ def test_a_trial_that_can_not_end_in_time_is_not_even_leased(service: WorkedServ
 
 def test_the_worker_drains_in_time(service: WorkedService, monkeypatch: pytest.MonkeyPatch) -> None:
     look_often = functools.partial(AllocationEnd, look_every_s=0.05)
-    monkeypatch.setattr("workers.worker.worker.AllocationEnd", look_often)
+    monkeypatch.setattr("layout_tuner.workers.worker.worker.AllocationEnd", look_often)
     service.add(1, deadline_s=0.5)
     ends_at: list[float] = []
 
@@ -230,7 +223,7 @@ def test_how_long_a_probe_is_expected_to_take_follows_from_those_before(
             super().submit(request)
 
     expected: list[float | None] = []
-    monkeypatch.setattr("workers.worker.worker.Packer", WatchedPacker)
+    monkeypatch.setattr("layout_tuner.workers.worker.worker.Packer", WatchedPacker)
     service.add(1, 2, 3, deadline_s=300.0)
     service.work(lambda *_: DONE, until=lambda: len(service.outcomes) == 3)
     assert expected[0] is None

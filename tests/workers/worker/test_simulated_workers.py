@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers.simulator import simulator_trainer
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.trainers.simulator import simulator_trainer
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, fail, running_worker
 

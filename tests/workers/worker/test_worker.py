@@ -11,13 +11,24 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import (
+from layout_tuner.protocol.outcome import Outcome, ProbeRequest
+from layout_tuner.protocol.worker_messages import (
     HeartbeatBody,
     HeartbeatReply,
     LeaseRead,
     OutcomeReport,
 )
+from layout_tuner.workers.errors import RanksLeftError, ServiceUnreachableError, WorkerReplacedError
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
+from layout_tuner.workers.packing.request import Share
+from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient
+from layout_tuner.workers.worker.events import WorkerBroken, WorkerEvent
+from layout_tuner.workers.worker.heartbeat import Heartbeat, News
+from layout_tuner.workers.worker.held_trial import HeldTrial
+from layout_tuner.workers.worker.node_health import HealthReport
+from layout_tuner.workers.worker.outcome_spool import Spool
+from layout_tuner.workers.worker.roster import RosterNode
 from tests.kit.fake_launcher import FakeLauncher
 from tests.kit.fake_service import TOKEN
 from tests.kit.waiting import wait_until
@@ -31,17 +42,6 @@ from tests.kit.worker_loop import (
     make_request,
     run_until_cancelled,
 )
-from workers.errors import RanksLeftError, ServiceUnreachableError, WorkerReplacedError
-from workers.launchers.base import Cancelled, OnEvent
-from workers.launchers.group_launcher import GroupLauncher
-from workers.packing.request import Share
-from workers.service.lease_client import EncodedOutcome, LeaseClient
-from workers.worker.events import WorkerBroken, WorkerEvent
-from workers.worker.heartbeat import Heartbeat, News
-from workers.worker.held_trial import HeldTrial
-from workers.worker.node_health import HealthReport
-from workers.worker.outcome_spool import Spool
-from workers.worker.roster import RosterNode
 
 
 def test_a_trial_is_run_and_its_outcome_posted_once(service: WorkedService) -> None:
@@ -233,7 +233,7 @@ def test_a_trial_that_is_leased_again_ends_its_older_attempt(service: WorkedServ
 def test_a_probe_that_hangs_does_not_keep_the_worker_for_ever(
     service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.worker.scheduler._DRAIN_WITHIN_S", 0.3)
+    monkeypatch.setattr("layout_tuner.workers.worker.scheduler._DRAIN_WITHIN_S", 0.3)
     end = threading.Event()
 
     def hang(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.trainers.parameters import Parameter, read_declarations
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.trainers.parameters import Parameter, read_declarations
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, log_of, running_worker
 

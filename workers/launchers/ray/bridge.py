@@ -25,12 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from search_spaces.timing_mark import is_timing
-from workers.errors import RayClusterFailedError
-from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, NodeAgent, greet
-from workers.launchers.ray.cluster import JoinedRay, LocalRay, RayCluster, prepare_environment
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.processes import die_with_parent
+from layout_tuner.timing_mark import is_timing
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, NodeAgent, greet
+from layout_tuner.workers.launchers.ray.cluster import (
+    JoinedRay,
+    LocalRay,
+    RayCluster,
+    prepare_environment,
+)
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.processes import die_with_parent
 
 prepare_environment()
 
@@ -154,7 +159,9 @@ class Bridge:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workers.launchers.ray.bridge", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="layout_tuner.workers.launchers.ray.bridge", description=__doc__
+    )
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--address")
     parser.add_argument("--entry", required=True)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Final
 
-from workers.launchers.ray.directory import RayDirectory
-from workers.ranks.json_lines import JsonLines
-from workers.ranks.processes import ended_within, last_words
-from workers.ranks.warden import python_module, start_under_warden
+from layout_tuner.workers.launchers.ray.directory import RayDirectory
+from layout_tuner.workers.ranks.json_lines import JsonLines
+from layout_tuner.workers.ranks.processes import ended_within, last_words
+from layout_tuner.workers.ranks.warden import python_module, start_under_warden
 
 _CLOSE_WITHIN_S: Final = 40.0
 _LAST_WORDS: Final = 3
@@ -39,7 +39,11 @@ class BridgeProcess:
             with theirs, closing(RayDirectory.create()) as directory:
                 own_flags = [f"--socket={theirs.fileno()}", f"--directory={directory.path}"]
                 self._warden = start_under_warden(
-                    [*python_module("workers.launchers.ray.bridge"), *own_flags, *flags],
+                    [
+                        *python_module("layout_tuner.workers.launchers.ray.bridge"),
+                        *own_flags,
+                        *flags,
+                    ],
                     env={**os.environ, **variables, **directory.variables},
                     pass_fds=[theirs.fileno()],
                     directory=directory,

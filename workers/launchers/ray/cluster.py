@@ -16,11 +16,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from workers.errors import RayClusterFailedError
-from workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory
-from workers.ranks.processes import ended_within, last_words
-from workers.ranks.visible_devices import ray_variables, with_variables
-from workers.ranks.warden import python_module, start_under_warden
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory
+from layout_tuner.workers.ranks.processes import ended_within, last_words
+from layout_tuner.workers.ranks.visible_devices import ray_variables, with_variables
+from layout_tuner.workers.ranks.warden import python_module, start_under_warden
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from workers.errors import RayClusterFailedError
-from workers.ranks.scratch import DirectoryGoneError, HeldDirectory, take_lock
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.ranks.scratch import DirectoryGoneError, HeldDirectory, take_lock
 
 _LOG = logging.getLogger(__name__)
 

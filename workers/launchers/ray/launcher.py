@@ -15,20 +15,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.trainers.program import ProgramTrainer
-from workers.backoff import Backoff
-from workers.errors import NodeLostError, RayClusterFailedError
-from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, log_tails
-from workers.launchers.agent_listener import AgentListener, Receiver
-from workers.launchers.base import Node, NodeEvent
-from workers.launchers.event_router import EventRouter
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.ray.bridge_process import BridgeProcess
-from workers.launchers.ray.cluster import ALONE, NODE_ADDRESS, resolved
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.node_ranks import START_WITHIN_S
-from workers.ranks.rank_task import RANK_ENTRY, RankTask
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import NodeLostError, RayClusterFailedError
+from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, log_tails
+from layout_tuner.workers.launchers.agent_listener import AgentListener, Receiver
+from layout_tuner.workers.launchers.event_router import EventRouter
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Node, NodeEvent
+from layout_tuner.workers.launchers.ray.bridge_process import BridgeProcess
+from layout_tuner.workers.launchers.ray.cluster import ALONE, NODE_ADDRESS, resolved
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.node_ranks import START_WITHIN_S
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY, RankTask
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.site import Site
-from search_spaces.trainers.program import ProgramTrainer
-from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
-from workers.launchers.agent_listener import AgentListener
-from workers.launchers.base import Node, NodeEvent
-from workers.launchers.group_launcher import GroupLauncher
-from workers.launchers.slurm_step.srun_process import SrunProcess
-from workers.launchers.slurm_step.step import Step
-from workers.launchers.slurm_step.step_node import STEP_VARIABLE
-from workers.ranks.json_lines import Document
-from workers.ranks.rank_task import RANK_ENTRY, RankTask
-from workers.ranks.warden import python_module, with_our_package
-from workers.slurm.jobs import SlurmAllocation
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.site import Site
+from layout_tuner.trainers.program import ProgramTrainer
+from layout_tuner.workers.errors import NodeLostError, RanksLeftError, WorkerError
+from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from layout_tuner.workers.launchers.agent_listener import AgentListener
+from layout_tuner.workers.launchers.group_launcher import GroupLauncher
+from layout_tuner.workers.launchers.launcher_nodes import Node, NodeEvent
+from layout_tuner.workers.launchers.slurm_step.srun_process import SrunProcess
+from layout_tuner.workers.launchers.slurm_step.step import Step
+from layout_tuner.workers.launchers.slurm_step.step_node import STEP_VARIABLE
+from layout_tuner.workers.ranks.json_lines import Document
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY, RankTask
+from layout_tuner.workers.ranks.warden import python_module, with_our_package
+from layout_tuner.workers.slurm.jobs import SlurmAllocation
 
 _LOG = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ class SrunNodes:
                 "--input=none",
                 "--quit-on-interrupt",
                 *settings.options,
-                *python_module("workers.launchers.slurm_step.step_node"),
+                *python_module("layout_tuner.workers.launchers.slurm_step.step_node"),
                 f"--entry={settings.rank_entry}",
                 *(["--look"] if group.startswith(_MEETING) else []),
             ],

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from workers.backoff import Backoff
-from workers.errors import RanksLeftError, SlurmRefusedError, SlurmUnavailableError
-from workers.ranks.processes import ended_within, last_words
-from workers.slurm.jobs import call
+from layout_tuner.workers.backoff import Backoff
+from layout_tuner.workers.errors import RanksLeftError, SlurmRefusedError, SlurmUnavailableError
+from layout_tuner.workers.ranks.processes import ended_within, last_words
+from layout_tuner.workers.slurm.jobs import call
 
 _LOG = logging.getLogger(__name__)
 

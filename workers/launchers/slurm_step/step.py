@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-from workers.errors import NodeLostError
-from workers.launchers.agent import log_tails
-from workers.launchers.agent_listener import Receiver
-from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
-from workers.launchers.slurm_step.srun_process import SrunProcess
-from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_task import RankTask
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.agent import log_tails
+from layout_tuner.workers.launchers.agent_listener import Receiver
+from layout_tuner.workers.launchers.launcher_nodes import CAUSE_WITHIN_S, NodeEvent
+from layout_tuner.workers.launchers.slurm_step.srun_process import SrunProcess
+from layout_tuner.workers.ranks.json_lines import Document, JsonLines
+from layout_tuner.workers.ranks.rank_task import RankTask
 
 _LOOK_EVERY_S: Final = 0.2
 """How often a waiting step checks whether its `srun` still runs."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, NodeAgent, greet
-from workers.ranks.processes import die_with_parent
-from workers.ranks.rank_task import RANK_ENTRY
+from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, NodeAgent, greet
+from layout_tuner.workers.ranks.processes import die_with_parent
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
 
 STEP_VARIABLE: Final = "LAYOUT_TUNER_STEP"
 """Name of the step, in the environment of all of its processes."""
@@ -43,7 +43,7 @@ def living_steps(environment: Mapping[str, str]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="workers.launchers.slurm_step.step_node", description=__doc__
+        prog="layout_tuner.workers.launchers.slurm_step.step_node", description=__doc__
     )
     parser.add_argument("--entry", default=RANK_ENTRY)
     parser.add_argument("--look", action="store_true", help="report other steps on this node")

@@ -24,10 +24,10 @@ from torch import distributed as dist
 from torch.distributed import ReduceOp, Work
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.comm.host_lanes import Reduction
-from workers.trainer.memory import LogicalPeak
-from workers.trainer.stopwatch import communication
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.comm.host_lanes import Reduction
+from layout_tuner.workers.trainer.rank_memory import LogicalPeak
+from layout_tuner.workers.trainer.stopwatch import communication
 
 _RELEASED_WITHIN_S: Final = 1.0
 """How long a collective's tensors may be held after its end; what is held longer is counted."""

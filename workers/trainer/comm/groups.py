@@ -14,10 +14,15 @@ from torch import distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 
-from workers.trainer.comm.host_lanes import Lane
-from workers.trainer.comm.host_transfers import Host
-from workers.trainer.comm.messages import gather_documents, reading_from
-from workers.trainer.comm.shared_memory import Region, SharedFile, can_share, host_identity
+from layout_tuner.workers.trainer.comm.host_lanes import Lane
+from layout_tuner.workers.trainer.comm.host_transfers import Host
+from layout_tuner.workers.trainer.comm.messages import gather_documents, reading_from
+from layout_tuner.workers.trainer.comm.shared_memory import (
+    Region,
+    SharedFile,
+    can_share,
+    host_identity,
+)
 
 MAX_RANKS: Final = 8
 """Largest group that uses shared memory. Each rank reads what every other one writes; in larger

@@ -20,8 +20,13 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from workers.trainer.comm.host_transfers import Host, Operation
-from workers.trainer.comm.shared_memory import SLOT_BYTES, SLOTS_A_HALF, Region, slot_index
+from layout_tuner.workers.trainer.comm.host_transfers import Host, Operation
+from layout_tuner.workers.trainer.comm.shared_memory import (
+    SLOT_BYTES,
+    SLOTS_A_HALF,
+    Region,
+    slot_index,
+)
 
 MESSAGE_BYTES: Final = SLOT_BYTES * SLOTS_A_HALF
 """Largest message that fits into a stream at once, so that its writer need not wait."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from workers.trainer.comm.shared_memory import Region
-from workers.trainer.errors import PeerLostError
+from layout_tuner.workers.trainer.comm.shared_memory import Region
+from layout_tuner.workers.trainer.errors import PeerLostError
 
 _POLL_S: Final = 1e-3
 """How long a rank with a core of its own polls before it sleeps: longer than the delays between

@@ -11,17 +11,17 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
-from search_spaces.mesh import (
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.rank_mesh import (
     Coordinates,
     coordinates,
     expert_coordinates,
     expert_rank,
     global_rank,
 )
-from search_spaces.spec.layout import Layout
-from workers.trainer.batches import own_chunks
-from workers.trainer.comm.groups import AxisGroup, make_groups
-from workers.trainer.errors import RankContextInvalidError
+from layout_tuner.workers.trainer.batches import own_chunks
+from layout_tuner.workers.trainer.comm.groups import AxisGroup, make_groups
+from layout_tuner.workers.trainer.errors import RankContextInvalidError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

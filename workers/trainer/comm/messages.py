@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from search_spaces.errors import SearchSpaceError
-from workers.trainer.errors import MessageInvalidError, TrainerError
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.workers.trainer.errors import MessageInvalidError, TrainerError
 
 MAX_BYTES: Final = 1 << 20
 """Largest size of one rank's document: those of a thousand ranks fit into a host's memory."""

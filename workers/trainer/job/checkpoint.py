@@ -38,9 +38,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from workers.trainer.errors import CheckpointFailedError
-from workers.trainer.parallel.flat_buffers import Rectangle, rectangles
-from workers.trainer.training import Training
+from layout_tuner.workers.trainer.errors import CheckpointFailedError
+from layout_tuner.workers.trainer.parallel.flat_buffers import Rectangle, rectangles
+from layout_tuner.workers.trainer.training import Training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

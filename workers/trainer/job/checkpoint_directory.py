@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from search_spaces.documents.reading import (
+from layout_tuner.documents.reading import (
     MAX_WIDTH,
     is_positive_number,
     shown,
     whole_number_problem,
 )
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.errors import CheckpointInvalidError
-from workers.trainer.job.fields import fields_of_version
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.errors import CheckpointInvalidError
+from layout_tuner.workers.trainer.job.fields import fields_of_version
 
 FORMAT: Final = "layout-tuner/checkpoint"
 VERSION: Final = 1

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
-from workers.trainer.errors import TrainerError, TrainJobInvalidError
+from layout_tuner.workers.trainer.errors import TrainerError, TrainJobInvalidError
 
 
 def fields_of_version(

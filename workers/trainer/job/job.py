@@ -11,24 +11,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from search_spaces.documents.reading import (
+from layout_tuner.documents.reading import (
     MAX_WIDTH,
     is_positive_number,
     shown,
     whole_number_problem,
     why_unreadable,
 )
-from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.errors import TrainerError, TrainJobInvalidError
-from workers.trainer.job.checkpoint_directory import (
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.errors import TrainerError, TrainJobInvalidError
+from layout_tuner.workers.trainer.job.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
     CheckpointSettings,
 )
-from workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
-from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings
+from layout_tuner.workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
+from layout_tuner.workers.trainer.job.training_tokens import TokenFile, TokenFileSettings
 
 FORMAT: Final = "layout-tuner/trainer"
 VERSION: Final = 1

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from search_spaces.documents.reading import why_unreadable
-from workers.trainer.comm.collectives import barrier
-from workers.trainer.comm.messages import broadcast_document, reading_from
-from workers.trainer.errors import CheckpointFailedError, CheckpointInvalidError
-from workers.trainer.job.checkpoint_directory import (
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.workers.trainer.comm.collectives import barrier
+from layout_tuner.workers.trainer.comm.messages import broadcast_document, reading_from
+from layout_tuner.workers.trainer.errors import CheckpointFailedError, CheckpointInvalidError
+from layout_tuner.workers.trainer.job.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
     CheckpointSettings,
 )
-from workers.trainer.job.job import TrainJob
-from workers.trainer.training import Training
+from layout_tuner.workers.trainer.job.job import TrainJob
+from layout_tuner.workers.trainer.training import Training
 
 T = TypeVar("T")
 Report = Callable[[dict[str, Any]], None]
@@ -72,7 +72,7 @@ class JobCheckpoints:
                 "layout": record.layout.key,
             }
         )
-        from workers.trainer.job.checkpoint import load_state
+        from layout_tuner.workers.trainer.job.checkpoint import load_state
 
         load_state(self._training, path)
         self._restore_counts(record)
@@ -102,7 +102,7 @@ class JobCheckpoints:
         """
         if step % self._settings.every and step != self._job.steps:
             return
-        from workers.trainer.job.checkpoint import save_state
+        from layout_tuner.workers.trainer.job.checkpoint import save_state
 
         started = time.perf_counter()
         folder = self._on_rank_0(lambda: str(self._directory.begin(step)), Path)

@@ -10,9 +10,13 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from search_spaces.process_resources import usable_cores
-from workers.trainer.job.launcher_environment import is_rank, slurm_meeting_point, slurm_tasks
-from workers.trainer.open_training import RankContext
+from layout_tuner.process_resources import usable_cores
+from layout_tuner.workers.trainer.job.launcher_environment import (
+    is_rank,
+    slurm_meeting_point,
+    slurm_tasks,
+)
+from layout_tuner.workers.trainer.open_training import RankContext
 
 
 def context_from_environment() -> RankContext:

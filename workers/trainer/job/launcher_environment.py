@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from workers.trainer.errors import RankContextInvalidError
+from layout_tuner.workers.trainer.errors import RankContextInvalidError
 
 _FIRST_PORT: Final = 20000
 _NUM_PORTS: Final = 10000

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from search_spaces.documents.reading import why_unreadable
-from search_spaces.units import memory
-from workers.trainer.errors import TrainJobInvalidError
+from layout_tuner.documents.reading import why_unreadable
+from layout_tuner.units import memory
+from layout_tuner.workers.trainer.errors import TrainJobInvalidError
 
 
 class ProgressLog:

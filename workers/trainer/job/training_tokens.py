@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.documents.reading import shown, whole_number_problem, why_unreadable
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.errors import TrainingTokensInvalidError
+from layout_tuner.documents.reading import shown, whole_number_problem, why_unreadable
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.errors import TrainingTokensInvalidError
 
 DTYPES: Final = ("uint16", "uint32", "int32", "int64")
 """Types of token ids, little-endian."""

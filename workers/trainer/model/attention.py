@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.model.backward import recomputed
-from workers.trainer.model.matrix_products import multiplies_in_fp32
+from layout_tuner.workers.trainer.model.backward import recomputed
+from layout_tuner.workers.trainer.model.matrix_products import multiplies_in_fp32
 
 _POSITIONS_AT_ONCE: Final = 64
 _SCORES_AT_ONCE: Final = 1 << 19

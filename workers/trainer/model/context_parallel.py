@@ -1,9 +1,9 @@
 """Attention of sequences that the ranks of the cp axis share.
 
 A sequence has 2 cp chunks; rank i holds the chunks i and 2 cp - 1 - i, its head and its tail half
-(`search_spaces.mesh.sequence_chunks`). Of the keys of an earlier rank, its queries attend to the
-head half; of a later rank's, only the queries of the tail half attend, to both halves. Attention to
-the own keys is causal.
+(`search_spaces.layouts.rank_mesh.sequence_chunks`). Of the keys of an earlier rank, its queries
+attend to the head half; of a later rank's, only the queries of the tail half attend, to both
+halves. Attention to the own keys is causal.
 
 Three ways of communication, by `cp_comm_type`:
 
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from workers.trainer.comm.collectives import (
+from layout_tuner.workers.trainer.comm.collectives import (
     Pending,
     all_to_all,
     finish,
@@ -42,16 +42,16 @@ from workers.trainer.comm.collectives import (
     start_gather_rows,
     start_ring_step,
 )
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.attention import (
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.attention import (
     AttentionCore,
     attend_block,
     block_gradients,
     causal_attention,
     recomputed_attention,
 )
-from workers.trainer.stopwatch import part
+from layout_tuner.workers.trainer.stopwatch import part
 
 Block = tuple[slice, Tensor]
 """Queries of this rank, and keys and values of others to which all of them attend."""
@@ -61,7 +61,7 @@ def attention_core(mesh: Mesh, window_SS: Tensor | None = None) -> AttentionCore
     """Attention of a rank, with selective recomputation if the layout has it.
 
     `window_SS` says where query i sees key j of the whole sequence. Over cp, only a2a has windows
-    (`search_spaces.spec.rules`).
+    (`search_spaces.legality_rules`).
     """
     recomputes, group = mesh.layout.recompute == "selective", mesh.cp_group
     core: AttentionCore = causal_attention

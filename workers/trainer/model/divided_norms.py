@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from workers.trainer.comm.collectives import all_reduce, finish, start_all_reduce
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.model.kernels import EPSILON
-from workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.comm.collectives import all_reduce, finish, start_all_reduce
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.model.kernels import EPSILON
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 
 class DividedNormFunction(Function):

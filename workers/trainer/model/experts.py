@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.comm.collectives import (
+from layout_tuner.workers.trainer.comm.collectives import (
     Pending,
     finish,
     gather_rows,
@@ -30,11 +30,14 @@ from workers.trainer.comm.collectives import (
     start_all_to_all_rows,
     start_scatter_rows,
 )
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.model.kernels import EAGER, Kernels
-from workers.trainer.model.matrix_products import grouped_products, refuse_without_grouped_products
-from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.stopwatch import part
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.model.kernels import EAGER, Kernels
+from layout_tuner.workers.trainer.model.matrix_products import (
+    grouped_products,
+    refuse_without_grouped_products,
+)
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.stopwatch import part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from workers.trainer.errors import CompilerMissingError
-from workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.errors import CompilerMissingError
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 EPSILON: Final = 1e-5
 """Added to the mean square (RMSNorm) or the variance (LayerNorm)."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workers.trainer.errors import LayoutUnsupportedError
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.product_layouts import Kind, Product
+from layout_tuner.workers.trainer.errors import LayoutUnsupportedError
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.product_layouts import Kind, Product
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 

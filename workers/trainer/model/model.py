@@ -21,19 +21,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from search_spaces.mesh import coordinates, expert_coordinates
-from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.batches import own_chunks
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.attention import attention_window, rotary_tables, rotate
-from workers.trainer.model.backward import recomputed
-from workers.trainer.model.context_parallel import attention_core
-from workers.trainer.model.divided_norms import DividedNorm
-from workers.trainer.model.experts import MixtureOfExperts
-from workers.trainer.model.kernels import EAGER, LayerNorm, QueryKeyNorm, RMSNorm, swiglu
-from workers.trainer.model.parameters import Cut, ModelParameter, ParameterPart, declare
-from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel, whole_features
-from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
+from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.batches import own_chunks
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.attention import attention_window, rotary_tables, rotate
+from layout_tuner.workers.trainer.model.backward import recomputed
+from layout_tuner.workers.trainer.model.context_parallel import attention_core
+from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
+from layout_tuner.workers.trainer.model.experts import MixtureOfExperts
+from layout_tuner.workers.trainer.model.kernels import (
+    EAGER,
+    LayerNorm,
+    QueryKeyNorm,
+    RMSNorm,
+    swiglu,
+)
+from layout_tuner.workers.trainer.model.parameters import (
+    Cut,
+    ModelParameter,
+    ParameterPart,
+    declare,
+)
+from layout_tuner.workers.trainer.model.tensor_parallel import (
+    ColumnParallel,
+    RowParallel,
+    whole_features,
+)
+from layout_tuner.workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

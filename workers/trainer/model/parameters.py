@@ -21,7 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workers.trainer.model.matrix_products import add_product, multiplies_in_fp32, weight_gradient
+from layout_tuner.workers.trainer.model.matrix_products import (
+    add_product,
+    multiplies_in_fp32,
+    weight_gradient,
+)
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Elements that one seed initialises. A rank draws only the blocks that overlap its slice."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from search_spaces.spec.layout import Precision
+from layout_tuner.search_spaces.layouts.layout import Precision
 
 COMPUTE_DTYPES: Final[Mapping[Precision, torch.dtype]] = {
     "fp32": torch.float32,

@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from workers.trainer.comm.collectives import (
+from layout_tuner.workers.trainer.comm.collectives import (
     Pending,
     all_reduce,
     finish,
@@ -39,9 +39,9 @@ from workers.trainer.comm.collectives import (
     start_gather_rows,
     start_scatter_rows,
 )
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.model.matrix_products import input_gradient, linear
-from workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.model.matrix_products import input_gradient, linear
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 
 class ColumnLinear(Function):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.comm.collectives import (
+from layout_tuner.workers.trainer.comm.collectives import (
     all_reduce,
     all_reduce_max,
     gather_columns,
@@ -27,9 +27,9 @@ from workers.trainer.comm.collectives import (
     scatter_columns,
     scatter_rows,
 )
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 _CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits that are processed at once: 1 MiB on a CPU, which fits its cache; on a GPU many, for few

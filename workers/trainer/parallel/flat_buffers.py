@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.model import RankModel
-from workers.trainer.model.parameters import (
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.model import RankModel
+from layout_tuner.workers.trainer.model.parameters import (
     ModelParameter,
     ParameterPart,
     initialise,

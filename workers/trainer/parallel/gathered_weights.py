@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from search_spaces.schedules import Action, Backward, Forward
-from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
-from workers.trainer.model.model import RankModel
-from workers.trainer.model.vocabulary import Embedding
-from workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
-from workers.trainer.stopwatch import part
+from layout_tuner.search_spaces.layouts.schedules import Action, Backward, Forward
+from layout_tuner.workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
+from layout_tuner.workers.trainer.model.model import RankModel
+from layout_tuner.workers.trainer.model.vocabulary import Embedding
+from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
+from layout_tuner.workers.trainer.stopwatch import part
 
 
 class GatheredWeights:

@@ -14,16 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from workers.trainer.comm.collectives import (
+from layout_tuner.workers.trainer.comm.collectives import (
     Pending,
     all_reduce,
     finish,
     start_all_reduce,
     start_sum_of_shares,
 )
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
-from workers.trainer.stopwatch import part
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers, Span
+from layout_tuner.workers.trainer.stopwatch import part
 
 _BUCKETS_IN_FLIGHT: Final = 2
 """Buckets whose shares may be in flight at once on the CPU; the receive buffers take memory."""

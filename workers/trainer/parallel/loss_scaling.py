@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workers.trainer.errors import LossDivergedError
+from layout_tuner.workers.trainer.errors import LossDivergedError
 
 
 @dataclass(kw_only=True, slots=True)

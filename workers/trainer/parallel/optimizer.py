@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.precision import keeps_master_weights
-from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
-from workers.trainer.parallel.loss_scaling import LossScaler
-from workers.trainer.stopwatch import part
+from layout_tuner.workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.precision import keeps_master_weights
+from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers, Span
+from layout_tuner.workers.trainer.parallel.loss_scaling import LossScaler
+from layout_tuner.workers.trainer.stopwatch import part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import P2POp
 
-from search_spaces.schedules import (
+from layout_tuner.search_spaces.layouts.schedules import (
     Backward,
     Forward,
     Transfer,
@@ -26,13 +26,13 @@ from search_spaces.schedules import (
     WeightGradients,
     pipeline_schedule,
 )
-from workers.trainer.batches import Batch
-from workers.trainer.comm.collectives import Pending
-from workers.trainer.comm.host_lanes import MESSAGE_BYTES
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.backward import run_backward
-from workers.trainer.model.model import Stage
-from workers.trainer.stopwatch import part
+from layout_tuner.workers.trainer.batches import Batch
+from layout_tuner.workers.trainer.comm.collectives import Pending
+from layout_tuner.workers.trainer.comm.host_lanes import MESSAGE_BYTES
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.backward import run_backward
+from layout_tuner.workers.trainer.model.model import Stage
+from layout_tuner.workers.trainer.stopwatch import part
 
 _ACTIVATION_TAG: Final = 0
 _GRADIENT_TAG: Final = 1

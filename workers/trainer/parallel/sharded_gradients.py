@@ -14,12 +14,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from workers.trainer.comm.collectives import Pending, finish, start_all_reduce, start_sum_of_shares
-from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
-from workers.trainer.parallel.gradient_reduction import GradientReduction
-from workers.trainer.stopwatch import part
+from layout_tuner.workers.trainer.comm.collectives import (
+    Pending,
+    finish,
+    start_all_reduce,
+    start_sum_of_shares,
+)
+from layout_tuner.workers.trainer.comm.mesh import Mesh
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
+from layout_tuner.workers.trainer.parallel.gradient_reduction import GradientReduction
+from layout_tuner.workers.trainer.stopwatch import part
 
 
 class _Sent(NamedTuple):

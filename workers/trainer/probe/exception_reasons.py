@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import distributed as dist
 
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.outcome import FailureReason
-from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
-from workers.trainer.errors import (
+from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
+from layout_tuner.workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
     LossDivergedError,

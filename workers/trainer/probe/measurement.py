@@ -17,28 +17,28 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.protocol.measurement import (
+from layout_tuner.predictions.statistics.step_times import has_settled, quartiles
+from layout_tuner.protocol.measurement import (
     Breakdown,
     Environment,
     Iteration,
     IterationKind,
     Measurement,
 )
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.step_times import has_settled, quartiles
-from workers.trainer.disturbance import (
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.workers.trainer.disturbance import (
     CoreWatch,
     Disturbance,
     NvidiaWatch,
     Watch,
     own_processes,
 )
-from workers.trainer.memory import LogicalPeak
-from workers.trainer.probe.timing import TimedStep
-from workers.trainer.revision import GIT_REVISION
-from workers.trainer.stopwatch import PARTS, Part
-from workers.trainer.training import Training
+from layout_tuner.workers.trainer.probe.timing import TimedStep
+from layout_tuner.workers.trainer.rank_memory import LogicalPeak
+from layout_tuner.workers.trainer.revision import GIT_REVISION
+from layout_tuner.workers.trainer.stopwatch import PARTS, Part
+from layout_tuner.workers.trainer.training import Training
 
 
 def rehearse(training: Training, *, limit_bytes: int | None) -> int:

@@ -9,17 +9,22 @@ from typing import Any
 
 import torch
 
-from search_spaces.protocol.measurement import Environment, Iteration, IterationKind, Measurement
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.step_times import is_warm
-from search_spaces.timing_mark import timing
-from workers.trainer.comm.collectives import barrier
-from workers.trainer.device_peak_flops import refuse_implausible
-from workers.trainer.errors import LossDivergedError
-from workers.trainer.open_training import RankContext, TrainingSettings, open_training, peak_of
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.measurement import (
+from layout_tuner.predictions.statistics.step_times import is_warm
+from layout_tuner.protocol.measurement import Environment, Iteration, IterationKind, Measurement
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.timing_mark import timing
+from layout_tuner.workers.trainer.comm.collectives import barrier
+from layout_tuner.workers.trainer.device_peak_flops import refuse_implausible
+from layout_tuner.workers.trainer.errors import LossDivergedError
+from layout_tuner.workers.trainer.open_training import (
+    RankContext,
+    TrainingSettings,
+    open_training,
+    peak_of,
+)
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.probe.measurement import (
     break_down,
     describe_environment,
     largest_disturbance,
@@ -29,8 +34,8 @@ from workers.trainer.probe.measurement import (
     summarise,
     watch_device,
 )
-from workers.trainer.probe.timing import TimedStep, stops_early, timed_step
-from workers.trainer.training import Training
+from layout_tuner.workers.trainer.probe.timing import TimedStep, stops_early, timed_step
+from layout_tuner.workers.trainer.training import Training
 
 Report = Callable[[dict[str, Any]], None]
 

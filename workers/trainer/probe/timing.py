@@ -14,11 +14,11 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
-from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from workers.trainer.comm.collectives import barrier
-from workers.trainer.errors import LossDivergedError
-from workers.trainer.stopwatch import Part, part
-from workers.trainer.training import StepStats, Training
+from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED, shows_enough
+from layout_tuner.workers.trainer.comm.collectives import barrier
+from layout_tuner.workers.trainer.errors import LossDivergedError
+from layout_tuner.workers.trainer.stopwatch import Part, part
+from layout_tuner.workers.trainer.training import StepStats, Training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,9 @@
 """Peak memory by the closed form, corrected by measurements and outcomes; mean and spread.
 
-A peak is a sum of terms (`search_spaces.estimates.memory.MEMORY_TERMS`), each with a factor whose
-prior is 1, as far as the trainer's storage is known. Measured peaks, completed runs and runs out
-of memory move the factors, by Bayesian regression on ratios (`memory_fit.py` beside this module).
+A peak is a sum of terms (`MEMORY_TERMS` of `predictions.estimates.peak_memory`), each with a
+factor whose prior is 1, as far as the trainer's storage is known. Measured peaks, completed runs
+and runs out of memory move the factors, by Bayesian regression on ratios (`memory_fit.py` beside
+this module).
 A run out of memory is a censored observation: the true peak is at least the memory of the device.
 So is a completed run without a measured peak. The variance of a factor is divided over levels: all
 samples, this software on this cluster, this model there, this campaign. So samples from elsewhere
@@ -18,9 +19,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.belief.known_measurements import ELSEWHERE
-from search_spaces.belief.peaks.memory_evidence import (
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.known_measurements import ELSEWHERE
+from layout_tuner.predictions.belief.peaks.memory_evidence import (
     Evidence,
     PeakSample,
     StagePeak,
@@ -28,13 +29,18 @@ from search_spaces.belief.peaks.memory_evidence import (
     groups_of,
     usable_bytes,
 )
-from search_spaces.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
-from search_spaces.estimates.memory import MemoryTerms, memory_terms, stage_terms
-from search_spaces.estimates.storage import TrainerStorage, storage_of
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.predictions.belief.peaks.memory_fit import (
+    LOGISTIC_PER_NORMAL,
+    Posterior,
+    fit,
+    logistic,
+)
+from layout_tuner.predictions.estimates.peak_memory import MemoryTerms, memory_terms, stage_terms
+from layout_tuner.predictions.estimates.storage import TrainerStorage, storage_of
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 __all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
 

@@ -9,15 +9,19 @@ from typing import Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.observation import ObservationState
-from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, stage_terms
-from search_spaces.estimates.storage import TrainerStorage, storage_of
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.belief.observation import ObservationState
+from layout_tuner.predictions.estimates.peak_memory import (
+    NUM_MEMORY_FACTORS,
+    memory_terms,
+    stage_terms,
+)
+from layout_tuner.predictions.estimates.storage import TrainerStorage, storage_of
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MEASURED: Final = 0
 RAN: Final = 1

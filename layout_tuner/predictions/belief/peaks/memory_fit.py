@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from search_spaces.arrays import Floats, Ints
-from search_spaces.belief.peaks.memory_evidence import (
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.peaks.memory_evidence import (
     FAILED,
     LEVEL_SHARES,
     MEASURED,
@@ -16,7 +16,7 @@ from search_spaces.belief.peaks.memory_evidence import (
     Evidence,
     SampleGroup,
 )
-from search_spaces.estimates.memory import NUM_MEMORY_FACTORS
+from layout_tuner.predictions.estimates.peak_memory import NUM_MEMORY_FACTORS
 
 LOGISTIC_PER_NORMAL: Final = 1.702
 """The logistic function of 1.702 z is within 0.01 of the normal distribution function of z."""

@@ -1,6 +1,6 @@
 """Memory of a trainer whose storage is not known: a mixture over the ways in which it may store.
 
-What trainers keep differs in kind (`search_spaces.estimates.storage.storage_hypotheses`). Each
+What trainers keep differs in kind (`predictions.estimates.storage.storage_hypotheses`). Each
 hypothesis has a belief of its own, which all measurements correct, and a weight: its prior weight
 times the probability that it gave to the outcomes. A probability of fitting is the weighted mean of
 those of the hypotheses. A known trainer has one hypothesis, and this is its belief.
@@ -17,14 +17,14 @@ from typing import Final, Self
 
 import numpy as np
 
-from search_spaces.arrays import Floats
-from search_spaces.belief.peaks.memory import MemoryBelief, PeakSample
-from search_spaces.estimates.memory import MemoryTerms
-from search_spaces.estimates.storage import TrainerStorage, storage_hypotheses
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief, PeakSample
+from layout_tuner.predictions.estimates.peak_memory import MemoryTerms
+from layout_tuner.predictions.estimates.storage import TrainerStorage, storage_hypotheses
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 Peaks = tuple[Floats, Floats]
 """Means and standard deviations of peaks in bytes."""

@@ -9,16 +9,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from search_spaces.errors import LayoutInvalidError
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.cli.options.command_input import described_cluster
+from layout_tuner.cli.options.shared_options import layout_of
+from layout_tuner.cli.predictions.estimate import estimate
+from layout_tuner.cli.processes.worker import probe
+from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.fake_service import TOKEN
 from tests.kit.services import run_here
 from tests.kit.worker_loop import WorkedService
-from tuner.estimate.commands import estimate
-from workers.command_line.command_input import described_cluster
-from workers.command_line.options import layout_of
-from workers.commands.commands import probe
 
 FRONTIER = CLUSTER_PRESETS["frontier"]
 NOT_GIVEN = dict.fromkeys(("num_microbatches", "global_batch_size", "precision"))

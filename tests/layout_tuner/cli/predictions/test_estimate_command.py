@@ -13,23 +13,23 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from search_spaces.belief.plan import make_plan
-from search_spaces.belief.plan_text import plan_lines
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates.memory import stage_memory
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.presets.calibration_file import write_constants
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.tables import MeasurementTable, read_table, write_table
+from layout_tuner.cli.predictions.estimate import estimate
+from layout_tuner.cli.predictions.plan import plan
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.predictions.belief.plan_text import plan_lines
+from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.calibration_file import write_constants
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.tables import MeasurementTable, read_table, write_table
 from tests.kit.campaigns import space_of
 from tests.kit.layouts import filled_layouts
-from tests.search_spaces.spec.test_vocabulary import make_constants
+from tests.search_spaces.layouts.test_vocabulary import make_constants
 from tests.search_spaces.tables.tables import make_measured_cell
-from tuner.estimate.commands import estimate
-from tuner.estimate.plan_command import plan
 
 MODEL = model_preset("gpt-1.3b")
 CLUSTER = CLUSTER_PRESETS["frontier"]

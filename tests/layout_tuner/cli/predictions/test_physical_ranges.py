@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.documents.reading import MAX_COUNT
-from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError, SearchSpaceError
-from search_spaces.spec.cluster import CLUSTER_RANGES, Cluster
-from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.spec.model_shape import EXPERT_FIELDS, MODEL_RANGES, ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import MODEL_PRESETS
+from layout_tuner.cli.predictions.estimate_report import document
+from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.errors import ModelTooLargeError, NoLegalLayoutError, SearchSpaceError
+from layout_tuner.predictions.estimator import Estimator
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.cluster import CLUSTER_RANGES, Cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
+from layout_tuner.search_spaces.models.model_shape import EXPERT_FIELDS, MODEL_RANGES, ModelShape
 from tests.kit.hostile_texts import walk
-from tuner.estimate.estimator import Estimator
-from tuner.estimate.report import document
 
 EXTREME = [2**63, 2**63 - 1, 2**64, 2**1024, 10**400, 5e-324, 1e-300, 1e308, 1.7e308]
 NUMBERS = st.one_of(

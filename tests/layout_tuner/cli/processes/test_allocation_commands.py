@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from tests.kit.api import ends
-from tests.kit.services import ServeProcess, run_command, run_here
-from tests.workers.slurm.requests import make_request
-from workers.errors import (
+from layout_tuner.cli.processes.allocation import allocation
+from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.workers.errors import (
     RequestRefusedError,
     ServiceFailedError,
     ServiceUnreachableError,
     WorkerError,
 )
-from workers.slurm.batch_script import render
-from workers.slurm.commands import allocation
-from workers.slurm.submission import warnings
+from layout_tuner.workers.slurm.batch_script import render
+from layout_tuner.workers.slurm.submission import warnings
+from tests.kit.api import ends
+from tests.kit.services import ServeProcess, run_command, run_here
+from tests.workers.slurm.requests import make_request
 
 
 @pytest.fixture(scope="module")

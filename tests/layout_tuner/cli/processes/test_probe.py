@@ -18,18 +18,26 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.report.probe_command import MODEL_FILE, probe_command
-from search_spaces.protocol.measurement import Iteration
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
-from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
+from layout_tuner.api.report.probe_command import MODEL_FILE, probe_command
+from layout_tuner.cli.options.command_input import described
+from layout_tuner.cli.options.shared_options import layout_of
+from layout_tuner.cli.processes.worker import probe, probe_document, probe_text, worker
+from layout_tuner.protocol.measurement import Iteration
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster_presets import (
+    CLUSTER_PRESETS,
+    LOCAL_CPU,
+    resolve_cluster,
+)
+from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.models.model_presets import (
+    MODEL_PRESETS,
+    model_preset,
+    resolve_model,
+)
 from tests.kit.api import ends
 from tests.kit.python_process import ROOT, run_python
 from tests.kit.store import completed, make_iterations
-from workers.command_line.command_input import described
-from workers.command_line.options import layout_of
-from workers.commands.commands import probe, probe_document, probe_text, worker
 
 REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2))
 
@@ -177,7 +185,7 @@ def watched_probe(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[st
     log = folder / "events"
     words = ["--tp", "2", "--num-microbatches", "1", "--steps", "2", "--json"]
     done = run_python(
-        "import sys; from api.cli import main; main(sys.argv[1:])",
+        "import sys; from layout_tuner.cli.main import main; main(sys.argv[1:])",
         *("probe", "--model", str(folder / "model.json"), *words),
         PYTHONPATH=os.pathsep.join([str(folder), str(ROOT)]),
         WATCHED_LOG=str(log),

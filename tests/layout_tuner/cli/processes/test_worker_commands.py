@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import api.cli  # noqa: F401 (has click read numbers as the documents' readers do)
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+import layout_tuner.cli.main  # noqa: F401 (has click read numbers as the documents' readers do)
+from layout_tuner.cli.processes.worker import probe, train, worker
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.workers.trainer.job.job import TrainJob
 from tests.kit.api import ends
 from tests.kit.python_process import ROOT, printed_by, run_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import make_decoys, marked
-from workers.commands.commands import probe, train, worker
-from workers.trainer.job.job import TrainJob
 
 pytestmark = pytest.mark.ranks
 
 
 def run(command: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, as the entry point starts it."""
-    program = f"from workers.commands.commands import {command}; {command}()"
+    program = f"from layout_tuner.cli.processes.worker import {command}; {command}()"
     return run_python(program, *arguments, **options)
 
 
@@ -161,7 +161,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_help_imports_neither_torch_nor_ray() -> None:
     printed_by(
-        "import sys, workers.commands.commands\n"
+        "import sys, layout_tuner.cli.processes.worker\n"
         "assert not {'torch', 'ray', 'httpx', 'numpy', 'yaml'} & set(sys.modules)"
     )
 
@@ -171,7 +171,7 @@ def test_help_imports_neither_torch_nor_ray() -> None:
 def test_a_probe_that_is_interrupted_leaves_no_process(mark: str, number: signal.Signals) -> None:
     arguments = ["--model", "tiny", "--steps", "100000", "--num-microbatches", "1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "probe", *arguments],
+        [sys.executable, "-m", "layout_tuner.cli.main", "probe", *arguments],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from api.cli import main
-from results_db.database.data_dir import DataDir
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.cli.main import main
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed, make_worker, run_trial

@@ -12,15 +12,15 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.cli.predictions.estimate import estimate
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Command, ends
 from tests.kit.page import Page
 from tests.kit.python_process import ROOT
 from tests.kit.services import ServeProcess
 from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
 from tests.kit.waiting import wait_until
-from tuner.estimate.commands import estimate
 
 LAYOUT = Layout(num_microbatches=8)
 

@@ -17,15 +17,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from api import cli
-from api.cli import main
-from api.command_packages import (
+from layout_tuner.cli.command_table import (
     COMMANDS,
     NEEDS,
     missing_packages,
     missing_packages_of,
     short_help,
 )
+from layout_tuner.cli.main import INTERRUPTED, main
 from tests.kit.api import ends, refused_line
 from tests.kit.python_process import ROOT, printed_by
 from tests.kit.services import ServeProcess
@@ -34,17 +33,17 @@ from tests.kit.services import ServeProcess
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found = {
-        "serve": "api.commands.serve:serve",
+        "serve": "layout_tuner.cli.processes.serve:serve",
         "broken": "broken_command:broken",
         "missing": "nowhere.to_be_found:missing",
-        "odd": "api.version:version",
+        "odd": "layout_tuner.version:version",
     }
-    monkeypatch.setattr(cli.main, "sources", found)
+    monkeypatch.setattr(main, "sources", found)
     return found
 
 
 def test_help_lists_every_command_with_the_first_sentence_that_click_would_show() -> None:
-    shown = ends(CliRunner().invoke(cli.main, ["--help"]), 0)
+    shown = ends(CliRunner().invoke(main, ["--help"]), 0)
     rows = {
         line.split()[0]: line.split()[1:]
         for line in shown.stdout.partition("Commands:")[2].splitlines()
@@ -57,7 +56,7 @@ def test_help_lists_every_command_with_the_first_sentence_that_click_would_show(
         assert len(rows[name]) > 3, f"{name} has no help"
 
     for name in ("campaign", "export", "leaderboard", "serve"):
-        command = cli.main.get_command(click.Context(cli.main), name)
+        command = main.get_command(click.Context(main), name)
         first_line = (command.help or "").partition("\n")[0]
         assert short_help(COMMANDS[name]) == first_line
 
@@ -69,14 +68,14 @@ def test_a_command_that_cannot_be_imported_breaks_only_itself(
         'import not_there\n\n\ndef broken() -> None:\n    """Break."""\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    ends(CliRunner().invoke(cli.main, ["--help"]), 0, "Break.", "Run the HTTP service")
+    ends(CliRunner().invoke(main, ["--help"]), 0, "Break.", "Run the HTTP service")
     for name, why in [("broken", "not_there"), ("missing", "nowhere"), ("odd", "not one")]:
-        assert why in refused_line(CliRunner().invoke(cli.main, [name]))
-    assert CliRunner().invoke(cli.main, ["serve", "--help"]).exit_code == 0
+        assert why in refused_line(CliRunner().invoke(main, [name]))
+    assert CliRunner().invoke(main, ["serve", "--help"]).exit_code == 0
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    done = CliRunner().invoke(cli.main, ["--version"])
+    done = CliRunner().invoke(main, ["--version"])
     assert done.output == f"layout-tuner {metadata.version('layout-tuner')}\n"
 
 
@@ -86,9 +85,9 @@ def test_a_command_that_ctrl_c_ends_says_so_by_its_name(
     def be_interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("api.commands.serve.serve.callback", be_interrupted)
-    interrupted = CliRunner().invoke(cli.main, ["serve", "--port", "0"])
-    assert interrupted.exit_code == cli.INTERRUPTED
+    monkeypatch.setattr("layout_tuner.cli.processes.serve.serve.callback", be_interrupted)
+    interrupted = CliRunner().invoke(main, ["serve", "--port", "0"])
+    assert interrupted.exit_code == INTERRUPTED
     assert interrupted.stderr == "\nserve was interrupted\n"
 
 
@@ -97,7 +96,7 @@ TALK = {"httpx", "pydantic", "tenacity", "yaml", "ssl", "importlib.metadata", "r
 SHOWING = ["campaign show", "trial list", "leaderboard", "report", "login"]
 PROGRAM = """
 import contextlib, io, json, sys
-from api.cli import main
+from layout_tuner.cli.main import main
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()):
         main(words.split(), standalone_mode=False)
@@ -115,7 +114,7 @@ def imported(commands: Sequence[str], **environment: str) -> list[set[str]]:
     ("commands", "unneeded"),
     [
         (["", "campaign", "model", "cluster", "trial", "token"], SERVICE | TALK),
-        (SHOWING, SERVICE | {"httpx", "api.client"}),
+        (SHOWING, SERVICE | {"httpx", "layout_tuner.client"}),
     ],
     ids=["groups", "commands"],
 )
@@ -126,13 +125,13 @@ def test_help_imports_nothing_that_talks_to_a_service(
     for words, found in zip(commands, imported(helps), strict=True):
         assert not found & unneeded, words
         if unneeded >= TALK:
-            of_commands = ("results_db.records", "api.schemas")
+            of_commands = ("layout_tuner.results_db.records", "layout_tuner.api.schemas")
             assert not [name for name in found if name.startswith(of_commands)], words
 
 
 def test_a_command_that_talks_to_a_service_imports_what_talks_alone(service: ServeProcess) -> None:
     """`rich` and `tornado` are imported by httpx and by tenacity where they are installed."""
-    others = {"rich", "pygments", "tornado", "asyncio", "search_spaces.trainers.registry"}
+    others = {"rich", "pygments", "tornado", "asyncio", "layout_tuner.trainers.registry"}
     commands = ["campaign list", "token list", "model list"]
     first, *rest = imported(commands, LAYOUT_TUNER_DATA_DIR=str(service.data_dir))
     assert "httpx" in first
@@ -159,7 +158,7 @@ def nothing_but_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name in heavy else find(name, package)
 
-    monkeypatch.setattr("api.command_packages.find_spec", find_spec)
+    monkeypatch.setattr("layout_tuner.cli.command_table.find_spec", find_spec)
 
 
 @pytest.mark.parametrize("command", sorted(NEEDS))
@@ -187,7 +186,7 @@ def test_help_is_printed_without_the_extra_and_the_message_names_what_is_missing
 def test_a_command_that_cannot_be_imported_names_its_extra(
     nothing_but_the_base: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("api.commands.serve", "api.app"):
+    for module in ("layout_tuner.cli.processes.serve", "layout_tuner.api.app"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)  # importing it raises ModuleNotFoundError
     refused = ends(CliRunner().invoke(main, ["serve", "--help"]), 1)
@@ -244,11 +243,17 @@ import {modules}
 @pytest.mark.parametrize(
     ("extra", "modules"),
     [
-        ("service", "api.commands.serve, results_db.admin.restore, results_db.admin.integrity"),
-        ("driver", "tuner.driver.process, tuner.strategies.deephyper, tuner.replay.run"),
+        (
+            "service",
+            "layout_tuner.cli.processes.serve, layout_tuner.results_db.admin.restore, layout_tuner.results_db.admin.integrity",
+        ),
+        (
+            "driver",
+            "layout_tuner.tuner.driver.process, layout_tuner.tuner.strategies.deephyper, layout_tuner.tuner.replay.run",
+        ),
         (
             "worker",
-            "workers.worker.run_worker, workers.rank_jobs.rank, workers.launchers.ray.launcher",
+            "layout_tuner.workers.worker.run_worker, layout_tuner.workers.rank_jobs.rank, layout_tuner.workers.launchers.ray.launcher",
         ),
     ],
 )

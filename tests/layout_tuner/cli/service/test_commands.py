@@ -14,12 +14,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from api.cli import main
-from api.client import Client
-from api.exporters.export import FORMATS
-from api.formatting import zero
-from results_db.database.data_dir import DataDir
-from search_spaces.spec.layout import Layout
+from layout_tuner.api.formatting import zero
+from layout_tuner.cli.main import main
+from layout_tuner.client import Client
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.exports.export import FORMATS
 from tests.kit.api import CAMPAIGN, ends
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed, make_worker, run_trial
@@ -274,7 +274,7 @@ def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
     answer |= {"files": files}
     transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=answer))
     client = Client("http://service", "token", transport=transport)
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
+    monkeypatch.setattr("layout_tuner.cli.service.service_connection.connect", lambda *_: client)
     words = ["export", "c", "--format", "trainer", "--out", str(tmp_path / "out"), "--force"]
     done = CliRunner().invoke(main, words)
     ends(done, 1, f"the service sent the file name {name!r}; nothing written")
@@ -289,7 +289,7 @@ def test_watch_survives_a_service_that_is_started_again(tmp_path: Path) -> None:
     store = TimelyStore(DataDir(tmp_path).database_url)
     words = ["campaign", "watch", "first", "--data-dir", str(tmp_path)]
     watching = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "layout_tuner.cli.main", *words], stdout=subprocess.PIPE, text=True
     )
     assert "RUNNING" in watching.stdout.readline()
     service.end()

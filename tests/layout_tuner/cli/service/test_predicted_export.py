@@ -11,10 +11,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from api.cli import main
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU
-from search_spaces.spec.presets.models import MODEL_PRESETS
+from layout_tuner.cli.main import main
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, LOCAL_CPU
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from tests.kit.api import ends
 
 Run = Callable[..., Result]

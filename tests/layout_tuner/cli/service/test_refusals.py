@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from fastapi.testclient import TestClient
 
-from api.cli import main
+from layout_tuner.cli.main import main
 from tests.kit.api import Api, Command, refused_line
 
 HERE = str(Path(__file__).parent)

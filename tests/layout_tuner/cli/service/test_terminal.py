@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from api.cli import main
-from results_db.database.data_dir import DataDir
-from results_db.store import Store
-from search_spaces.spec.layout import Layout
+from layout_tuner.cli.main import main
+from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, ends
 from tests.kit.python_process import run_python
 from tests.kit.services import ServeProcess
@@ -207,7 +207,7 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
     assert spelled_out_or_plain(refused.output), repr(refused.output)
 
     program = (
-        "from api.cli import CommandLine\n"
+        "from layout_tuner.cli.main import CommandLine\n"
         "import click\n"
         "@click.group(cls=CommandLine)\n"
         "def group(): pass\n"

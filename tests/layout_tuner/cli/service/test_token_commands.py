@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.commands.login import sign_in_url
+from layout_tuner.cli.service.login import sign_in_url
 from tests.kit.api import Command, ends
 from tests.kit.persons import Person
 from tests.kit.python_process import printed_by
@@ -140,7 +140,7 @@ def test_the_code_is_not_among_the_arguments_of_the_browser(
     browser.write_text(f'#!/bin/sh\necho "$@" > {seen}\n')
     browser.chmod(0o700)
     where = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "BROWSER": f"{browser} %s"}
-    program = "from api.commands.login import login; login()"
+    program = "from layout_tuner.cli.service.login import login; login()"
     (address,) = printed_by(program, "--open", **where).splitlines()
     code = address.rpartition("=")[2]
     opened = seen.read_text().strip()

@@ -12,11 +12,11 @@ import pytest
 from click.testing import Result
 from pyarrow import parquet
 
-from api.client import Client
-from api.commands.trial import read_conditions
-from api.commands.watching import CampaignView, progress_line
-from results_db.trials.filter import TrialFilter
-from search_spaces.spec.layout import Layout
+from layout_tuner.cli.service.trial import read_conditions
+from layout_tuner.cli.service.watching import CampaignView, progress_line
+from layout_tuner.client import Client
+from layout_tuner.results_db.trials.filter import TrialFilter
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api, Command, ends
 from tests.kit.cheap_campaign import FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
 from tests.kit.store import failed

@@ -13,14 +13,14 @@ from types import MappingProxyType
 import pytest
 import yaml
 
-from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.layout import Layout
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.driver import Driver
 from tests.kit.api import CAMPAIGN, CLUSTER, Api, Command, ends, refused_line
 from tests.kit.campaigns import space_of
 from tests.kit.store import completed, failed, make_worker, run_trial
 from tests.kit.waiting import wait_until
-from tuner.driver.driver import Driver
 
 Measure = Callable[..., int]
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from api.cli import main
-from api.client import Client
-from api.commands.watching import CampaignView
-from api.settings import Settings
-from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import BeatBody
-from search_spaces.spec.layout import Layout
-from search_spaces.terminal import live_output
+from layout_tuner.api.settings import Settings
+from layout_tuner.cli import live_output
+from layout_tuner.cli.main import main
+from layout_tuner.cli.service.watching import CampaignView
+from layout_tuner.client import Client
+from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.protocol.worker_messages import BeatBody
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, TOKEN, ends
 from tests.kit.live import live_service
 from tests.kit.postgres import upgraded

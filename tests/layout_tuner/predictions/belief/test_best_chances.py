@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search_spaces.belief.best_chances import BestChances, LayoutDraws
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
-from search_spaces.belief.pipeline_stalls import PipelineStalls
-from search_spaces.belief.time import TimeCalibration, known_share
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import MODEL_PRESETS
+from layout_tuner.predictions.belief.best_chances import BestChances, LayoutDraws
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration, known_share
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 
 A100 = CLUSTER_PRESETS["a100-sxm"]
 MODEL = MODEL_PRESETS["llama-7b"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search_spaces.belief.cheap_probe_step_time import (
+from layout_tuner.predictions.belief.cheap_probe_step_time import (
     COMMON_LOG_SD,
     LAYERS_LOG_SD,
     MICROBATCHES_LOG_SD,
@@ -17,13 +17,19 @@ from search_spaces.belief.cheap_probe_step_time import (
     extrapolation_log_sd,
     ratio_log_sd,
 )
-from search_spaces.campaigns.fidelity import Fidelity, fidelities
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, TimeTerms, step_time_s, time_terms
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
-from search_spaces.units import NORMAL_95
+from layout_tuner.predictions.estimates.step_time import (
+    PRIOR,
+    TERM_NAMES,
+    TimeTerms,
+    step_time_s,
+    time_terms,
+)
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, fidelities
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.units import NORMAL_95
 
 MODEL = model_preset("llama-7b")
 CLUSTER = CLUSTER_PRESETS["frontier"]

@@ -7,21 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.peaks.memory import MemoryBelief, StagePeak
-from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory, mixed
-from search_spaces.estimates.memory import memory_terms, peak_memory_bytes, stage_memory
-from search_spaces.estimates.storage import (
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief, StagePeak
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory, mixed
+from layout_tuner.predictions.estimates.peak_memory import (
+    memory_terms,
+    peak_memory_bytes,
+    stage_memory,
+)
+from layout_tuner.predictions.estimates.storage import (
     MEGATRON_LIKE,
     NANOTRON,
     score_traffic_of,
     storage_hypotheses,
     storage_of,
 )
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS, model_preset
 from tests.kit.layouts import filled_layouts
 
 GIB = 1 << 30

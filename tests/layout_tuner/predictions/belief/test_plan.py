@@ -11,22 +11,26 @@ from typing import Any
 
 import pytest
 
-from search_spaces.belief import layout_predictions as predictions_module
-from search_spaces.belief.job import estimate_job, extrapolated
-from search_spaces.belief.known_measurements import Knowledge, Sample
-from search_spaces.belief.layout_predictions import LayoutPredictions, _capacity_for
-from search_spaces.belief.peaks.memory import MemoryBelief
-from search_spaces.belief.peaks.memory_evidence import usable_bytes
-from search_spaces.belief.plan import _PARTS, Plan, make_plan, step_shares
-from search_spaces.belief.plan_text import plan_lines
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError
-from search_spaces.estimates.storage import EMBEDDED_ON_GPU, EMBEDDED_TRAINER, MEGATRON_LIKE
-from search_spaces.estimates.time import FACTOR_PRIORS, step_time_s
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.rules import violations
-from search_spaces.statistics.job_duration import StepInterval, TrainingJob
+from layout_tuner.errors import ModelTooLargeError, NoLegalLayoutError
+from layout_tuner.predictions.belief import layout_predictions as predictions_module
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.job import estimate_job, extrapolated
+from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, _capacity_for
+from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief
+from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
+from layout_tuner.predictions.belief.plan import _PARTS, Plan, make_plan, step_shares
+from layout_tuner.predictions.belief.plan_text import plan_lines
+from layout_tuner.predictions.estimates.step_time import FACTOR_PRIORS, step_time_s
+from layout_tuner.predictions.estimates.storage import (
+    EMBEDDED_ON_GPU,
+    EMBEDDED_TRAINER,
+    MEGATRON_LIKE,
+)
+from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.legality_rules import violations
 from tests.kit.campaigns import spec_of
 
 SPACE = {

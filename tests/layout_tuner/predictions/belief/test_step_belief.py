@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from search_spaces.belief.residual import ResidualKernel, knob_coordinates, similarity
-from search_spaces.belief.slow_runs import MEAN_EXCESS, SLOW_SHARE, run_weights, sound_probability
-from search_spaces.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
-from search_spaces.spec.layout_columns import LayoutColumns
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.residual import ResidualKernel, knob_coordinates, similarity
+from layout_tuner.predictions.belief.slow_runs import (
+    MEAN_EXCESS,
+    SLOW_SHARE,
+    run_weights,
+    sound_probability,
+)
+from layout_tuner.predictions.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
+from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, time_terms
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.tuner.strategies.predictions import factors_prior
 from tests.tuner.search_problems import make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
-from tuner.strategies.predictions import factors_prior
 
 Floats = NDArray[np.float64]
 

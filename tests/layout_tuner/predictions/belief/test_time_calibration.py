@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.known_residuals import known_residual
-from search_spaces.belief.residual import relative_coordinates
-from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.time_evidence import Origin
-from search_spaces.estimates.storage import score_traffic_of
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.known_measurements import Sample
+from layout_tuner.predictions.belief.known_residuals import known_residual
+from layout_tuner.predictions.belief.residual import relative_coordinates
+from layout_tuner.predictions.belief.time_evidence import Origin
+from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, step_time_s
+from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from tests.kit.layouts import filled_layouts
 
 A100 = CLUSTER_PRESETS["a100-sxm"]

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.estimates.links import GroupLinks, Links
-from search_spaces.estimates.memory import stage_memory
-from search_spaces.estimates.step_shape import StepShape
-from search_spaces.estimates.storage import (
+from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.estimates.step_shape import StepShape
+from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
+from layout_tuner.predictions.estimates.storage import (
     EMBEDDED_TRAINER,
     MEGATRON_BRIDGE,
     MEGATRON_LIKE,
     TrainerStorage,
 )
-from search_spaces.estimates.time import TERM_NAMES, time_terms
-from search_spaces.estimates.time_terms import all_terms
-from search_spaces.mesh import coordinates, expert_coordinates
-from search_spaces.spec.layout import ZERO_STAGES, Layout
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.presets.models import model_preset
+from layout_tuner.predictions.estimates.time_terms import all_terms
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import ZERO_STAGES, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MIXTRAL = model_preset("mixtral-8x7b")
 H100 = resolve_cluster("h100-sxm")[0]

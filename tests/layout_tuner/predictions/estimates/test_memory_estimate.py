@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.estimates.fitting import count_fitting
-from search_spaces.estimates.memory import (
+from layout_tuner.predictions.estimates.fitting import count_fitting
+from layout_tuner.predictions.estimates.peak_memory import (
     StageMemory,
     layers_of_stage,
     memory_terms,
@@ -17,7 +17,7 @@ from search_spaces.estimates.memory import (
     stage_memory,
     stage_terms,
 )
-from search_spaces.estimates.storage import (
+from layout_tuner.predictions.estimates.storage import (
     EMBEDDED_ON_GPU,
     EMBEDDED_TRAINER,
     MEGATRON_LIKE,
@@ -26,15 +26,15 @@ from search_spaces.estimates.storage import (
     TrainerStorage,
     storage_of,
 )
-from search_spaces.schedules import Backward, Forward, pipeline_schedule
-from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, Recompute
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from search_spaces.spec.presets.models import model_preset, resolve_model
-from search_spaces.spec.rules import ALL_SCOPES
-from search_spaces.spec.space import SearchSpace, enumerate_legal
+from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, Recompute
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.schedules import Backward, Forward, pipeline_schedule
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES
+from layout_tuner.search_spaces.models.model_presets import model_preset, resolve_model
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
 
 MIB = 1 << 20
 GPT = model_preset("gpt-175b")

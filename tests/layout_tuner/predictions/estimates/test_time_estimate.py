@@ -13,13 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from search_spaces.estimates.link_fit import fit_link
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_parts, step_time_s, time_terms
-from search_spaces.spec.cluster import MEASURED_SOURCE
-from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from layout_tuner.predictions.estimates.link_fit import fit_link
+from layout_tuner.predictions.estimates.step_time import (
+    PRIOR,
+    TERM_NAMES,
+    step_time_parts,
+    step_time_s,
+    time_terms,
+)
+from layout_tuner.search_spaces.clusters.cluster import MEASURED_SOURCE
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, PipelineSplit
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MACHINE = replace(
     CLUSTER_PRESETS["a100-sxm"],
@@ -88,7 +94,7 @@ layouts = st.builds(
 
 @pytest.fixture
 def products_of_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search_spaces.estimates.time_terms._HALF_SPEED", 0.0)
+    monkeypatch.setattr("layout_tuner.predictions.estimates.time_terms._HALF_SPEED", 0.0)
 
 
 @pytest.mark.usefixtures("products_of_full_speed")

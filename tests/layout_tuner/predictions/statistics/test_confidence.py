@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from search_spaces.statistics import rank_agreement as module
-from search_spaces.statistics.confidence import (
+from layout_tuner.predictions.statistics import rank_agreement as module
+from layout_tuner.predictions.statistics.confidence import (
     Estimate,
     can_be_told_apart,
     is_slower,
@@ -22,22 +22,22 @@ from search_spaces.statistics.confidence import (
     student_quantile,
     student_tail,
 )
-from search_spaces.statistics.disturbance import (
+from layout_tuner.predictions.statistics.disturbance import (
     DISTURBED_SHARE,
     disturbance_words,
     disturbed_least,
     is_disturbed,
     possible_slowdown,
 )
-from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.pooling import MEDIAN_VARIANCE, pooled_reach, reach_within
-from search_spaces.statistics.rank_agreement import (
+from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED, shows_enough
+from layout_tuner.predictions.statistics.pooling import MEDIAN_VARIANCE, pooled_reach, reach_within
+from layout_tuner.predictions.statistics.rank_agreement import (
     MeasuredValue,
     order_of,
     rank_agreement,
     sampled_ranks,
 )
-from search_spaces.statistics.run_spread import MOST_LAYOUTS, RunSpread
+from layout_tuner.predictions.statistics.run_spread import MOST_LAYOUTS, RunSpread
 
 
 def test_quantiles_are_those_of_the_tables() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.statistics.job_duration import (
+from layout_tuner.errors import TrainingJobInvalidError
+from layout_tuner.predictions.statistics.job_duration import (
     StepInterval,
     TrainingJob,
     checkpoint_interval_s,

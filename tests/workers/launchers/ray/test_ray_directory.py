@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.ray.cluster import LocalRay
+from layout_tuner.workers.launchers.ray.directory import DIRECTORY_VARIABLE, PREFIX, RayDirectory
+from layout_tuner.workers.ranks.scratch import remove, remove_abandoned
 from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import NOBODY, is_alive
-from workers.errors import RayClusterFailedError
-from workers.launchers.ray.cluster import LocalRay
-from workers.launchers.ray.directory import DIRECTORY_VARIABLE, PREFIX, RayDirectory
-from workers.ranks.scratch import remove, remove_abandoned
 
 pytestmark = pytest.mark.ranks
 
 HOLDER = """
 import sys, time
-from workers.launchers.ray.directory import RayDirectory
+from layout_tuner.workers.launchers.ray.directory import RayDirectory
 held = RayDirectory.create()
 print(held.path, flush=True)
 time.sleep(1000)
@@ -38,10 +38,10 @@ time.sleep(1000)
 # Starts something with 1, 2, ... descriptors to spare, and prints how many each try has left open.
 WITHOUT_DESCRIPTORS = """
 import gc, os, resource, sys
-from workers.errors import RayClusterFailedError
-from workers.launchers.ray.bridge_process import BridgeProcess
-from workers.ranks.node_ranks import NodeRanks
-from workers.launchers.ray.cluster import RayNodeProcesses
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.ray.bridge_process import BridgeProcess
+from layout_tuner.workers.ranks.node_ranks import NodeRanks
+from layout_tuner.workers.launchers.ray.cluster import RayNodeProcesses
 def open_ones():
     return sorted(map(int, os.listdir("/proc/self/fd")))
 def attempt(start, num_to_spare):
@@ -73,7 +73,7 @@ for num_to_spare in range(1, most):
 def last_resort(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory in /tmp's place, where it is used because another one is not safe."""
     with tempfile.TemporaryDirectory(prefix="lt-", dir="/tmp") as name:
-        monkeypatch.setattr("workers.launchers.ray.directory._LAST_RESORT", name)
+        monkeypatch.setattr("layout_tuner.workers.launchers.ray.directory._LAST_RESORT", name)
         yield Path(name).resolve()
 
 
@@ -131,7 +131,7 @@ def test_a_place_that_is_not_safe_is_not_used(
 
 def test_no_safe_place_is_one_clear_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_too_deep(place, monkeypatch)
-    monkeypatch.setattr("workers.launchers.ray.directory._LAST_RESORT", str(place))
+    monkeypatch.setattr("layout_tuner.workers.launchers.ray.directory._LAST_RESORT", str(place))
     place.chmod(0o777)
     with pytest.raises(RayClusterFailedError) as failed:
         RayDirectory.create()
@@ -274,7 +274,7 @@ def test_a_ray_that_does_not_start_says_its_last_words_and_leaves_nothing(
     command: str, said: str, mark: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     within_s = 0.3 if "within" in said else 60.0
-    monkeypatch.setattr("workers.launchers.ray.cluster._START_WITHIN_S", within_s)
+    monkeypatch.setattr("layout_tuner.workers.launchers.ray.cluster._START_WITHIN_S", within_s)
     with pytest.raises(RayClusterFailedError) as failed:
         LocalRay(["sh", "-c", command])
     assert str(failed.value) == f"Ray {said}"

@@ -16,7 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.spec.presets.clusters import resolve_cluster
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory
+from layout_tuner.workers.launchers.ray.launcher import RayNodes, ray_launcher
 from tests.kit.local_ranks import NEVER_S, Hanging, failure_of, keeper_of
 from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
@@ -32,9 +35,6 @@ from tests.workers.process_checks import (
     wait_until_gone,
     wait_until_released,
 )
-from workers.errors import RayClusterFailedError
-from workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory
-from workers.launchers.ray.launcher import RayNodes, ray_launcher
 
 pytestmark = pytest.mark.ranks
 
@@ -49,7 +49,7 @@ RAYS_SERVICES = (
 HANGING = f"""
 import sys
 from tests.workers.process_checks import run_group
-from workers.launchers.ray.launcher import RayNodes
+from layout_tuner.workers.launchers.ray.launcher import RayNodes
 nodes = RayNodes(num_devices=2, rank_entry={RANK_PROGRAMS!r})
 run_group(nodes, "daemonise", num_ranks=1)
 tell = lambda event: print(event["pid"], flush=True)
@@ -59,7 +59,7 @@ run_group(nodes, "daemonise-then-hang", on_event=tell, deadline_s=100)
 
 IN_A_FULL_DIRECTORY = f"""
 from tests.workers.process_checks import run_group
-from workers.launchers.ray.launcher import RayNodes
+from layout_tuner.workers.launchers.ray.launcher import RayNodes
 nodes = RayNodes(num_devices=2, rank_entry={RANK_PROGRAMS!r})
 failure = run_group(nodes, "succeed").failure
 nodes.close()
@@ -224,7 +224,9 @@ def test_sigkill_of_all_wardens_at_once_leaves_nothing_in_the_end(nodes: RayNode
 
 
 def wardens_among(processes: Iterable[psutil.Process]) -> list[int]:
-    found = [each.pid for each in processes if "workers.ranks.warden" in command_line(each)]
+    found = [
+        each.pid for each in processes if "layout_tuner.workers.ranks.warden" in command_line(each)
+    ]
     assert len(found) == 3
     return found
 

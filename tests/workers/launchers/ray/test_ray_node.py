@@ -13,14 +13,14 @@ from typing import ClassVar
 import psutil
 import pytest
 
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, greet
+from layout_tuner.workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved
+from layout_tuner.workers.launchers.ray.launcher import RayNodes
+from layout_tuner.workers.ranks.json_lines import JsonLines
 from tests.kit.python_process import run_python, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.ray_nodes import PATIENCE_S, make_nodes
-from workers.errors import RayClusterFailedError
-from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, greet
-from workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved
-from workers.launchers.ray.launcher import RayNodes
-from workers.ranks.json_lines import JsonLines
 
 pytestmark = pytest.mark.ranks
 
@@ -49,7 +49,7 @@ def holds_pidfd(pid: int) -> bool:
 
 def test_a_node_without_a_token_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    program = "import runpy; runpy.run_module('workers.ray_node', run_name='__main__')"
+    program = "import runpy; runpy.run_module('layout_tuner.workers.ray_node', run_name='__main__')"
     ended = run_python(program, f"--head={ADDRESS}:1", options=["-P"], cwd=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.startswith("RAY_AUTH_TOKEN is not set")
@@ -153,7 +153,7 @@ class FakeBridge:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
-    monkeypatch.setattr("workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
+    monkeypatch.setattr("layout_tuner.workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
     monkeypatch.setattr(FakeBridge, "starts", 0)
     monkeypatch.setattr(FakeBridge, "agents", [])
     nodes = RayNodes(num_devices=2)

@@ -12,6 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
+from layout_tuner.workers.launchers.ray.launcher import RayNodes
+from layout_tuner.workers.packing.request import Share
 from tests.kit.local_ranks import Hanging
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
@@ -22,10 +26,6 @@ from tests.workers.process_checks import (
     wait_until_gone,
 )
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
-from workers.errors import RayClusterFailedError
-from workers.launchers.group import GroupEnd, GroupFailure
-from workers.launchers.ray.launcher import RayNodes
-from workers.packing.request import Share
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -191,8 +191,8 @@ def test_the_end_of_the_bridge_to_ray_is_no_end_of_the_worker(nodes: RayNodes) -
     (bridge,) = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "workers.launchers.ray.bridge" in command_line(process)
-        and "workers.ranks.warden" not in command_line(process)
+        if "layout_tuner.workers.launchers.ray.bridge" in command_line(process)
+        and "layout_tuner.workers.ranks.warden" not in command_line(process)
     ]
     with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
         bridge.kill()

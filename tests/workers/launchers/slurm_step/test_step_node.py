@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.launchers.slurm_step.srun import SrunNodes, StepSettings
+from layout_tuner.workers.launchers.slurm_step.step_node import STEP_VARIABLE, living_steps
+from layout_tuner.workers.packing.request import Share
 from tests.e2e.test_service_away import Namespace, why_not
 from tests.kit.local_ranks import Hanging, failure_of
 from tests.kit.waiting import wait_until
@@ -28,10 +32,6 @@ from tests.workers.process_checks import (
     run_group,
     wait_until_gone,
 )
-from workers.errors import NodeLostError
-from workers.launchers.slurm_step.srun import SrunNodes, StepSettings
-from workers.launchers.slurm_step.step_node import STEP_VARIABLE, living_steps
-from workers.packing.request import Share
 
 pytestmark = pytest.mark.ranks
 
@@ -120,11 +120,13 @@ def test_the_start_of_a_step_is_none_of_its_groups_time(
 
 
 def test_a_killed_zygote_loses_its_node(nodes: SrunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.launchers.slurm_step.step._WORDS_WITHIN_S", 0.5)
+    monkeypatch.setattr("layout_tuner.workers.launchers.slurm_step.step._WORDS_WITHIN_S", 0.5)
 
     def kill_a_zygote() -> None:
         mark = nodes.settings.environment[MARK]
-        zygotes = [p for p in marked(mark) if "workers.ranks.zygote" in command_line(p)[:5]]
+        zygotes = [
+            p for p in marked(mark) if "layout_tuner.workers.ranks.zygote" in command_line(p)[:5]
+        ]
         on_n2 = [p for p in zygotes if environment_of(p).get("SLURMD_NODENAME") == "n2"]
         kill(on_n2)  # the keepers forked from it go by its name
 

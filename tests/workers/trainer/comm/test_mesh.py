@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
+from layout_tuner.workers.trainer.open_training import TrainingSettings, open_training
 from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
 from tests.workers.trainer.ranks import make_context, run_ranks
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.open_training import TrainingSettings, open_training
 
 pytestmark = pytest.mark.ranks
 

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from tests.workers.trainer.cases import CPU, make_layout
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm import groups
-from workers.trainer.comm.groups import make_groups
-from workers.trainer.comm.messages import (
+from layout_tuner.workers.trainer.comm import groups
+from layout_tuner.workers.trainer.comm.groups import make_groups
+from layout_tuner.workers.trainer.comm.messages import (
     MAX_BYTES,
     broadcast_document,
     gather_documents,
     reading_from,
 )
-from workers.trainer.errors import MessageInvalidError
-from workers.trainer.job.checkpoint_directory import CheckpointSettings
-from workers.trainer.job.job_checkpoints import JobCheckpoints
+from layout_tuner.workers.trainer.errors import MessageInvalidError
+from layout_tuner.workers.trainer.job.checkpoint_directory import CheckpointSettings
+from layout_tuner.workers.trainer.job.job_checkpoints import JobCheckpoints
+from tests.workers.trainer.cases import CPU, make_layout
+from tests.workers.trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -12,7 +12,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.spec.layout import CP_COMM_TYPES, Layout
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, Layout
+from layout_tuner.workers.trainer.comm import groups
+from layout_tuner.workers.trainer.comm.collectives import (
+    all_reduce,
+    all_reduce_max,
+    all_to_all,
+    gather_rows,
+    scatter_rows,
+    start_all_reduce,
+    start_gather_of_shares,
+    start_sum_of_shares,
+)
+from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.comm.host_lanes import MESSAGE_BYTES, Lane
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
+from layout_tuner.workers.trainer.comm.shared_memory import (
+    SLOT_BYTES,
+    SLOTS_A_HALF,
+    Region,
+    SharedFile,
+    can_share,
+)
+from layout_tuner.workers.trainer.parallel.pipeline import Message, start_messages
 from tests.workers.trainer.cases import (
     CUT,
     DP,
@@ -29,28 +51,6 @@ from tests.workers.trainer.cases import (
 )
 from tests.workers.trainer.parallel_layers import CountingCollectives
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm import groups
-from workers.trainer.comm.collectives import (
-    all_reduce,
-    all_reduce_max,
-    all_to_all,
-    gather_rows,
-    scatter_rows,
-    start_all_reduce,
-    start_gather_of_shares,
-    start_sum_of_shares,
-)
-from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.comm.host_lanes import MESSAGE_BYTES, Lane
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.comm.shared_memory import (
-    SLOT_BYTES,
-    SLOTS_A_HALF,
-    Region,
-    SharedFile,
-    can_share,
-)
-from workers.trainer.parallel.pipeline import Message, start_messages
 
 pytestmark = [
     pytest.mark.ranks,

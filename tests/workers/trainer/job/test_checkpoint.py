@@ -19,23 +19,23 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-import workers.trainer.job.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
-from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
-from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
-from tests.workers.trainer.knob_pairs import layout_of, values_of
-from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
-from tests.workers.trainer.tolerances import training_tolerance
-from workers.trainer.errors import CheckpointInvalidError, TrainJobInvalidError
-from workers.trainer.job.checkpoint_directory import (
+import layout_tuner.workers.trainer.job.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.errors import CheckpointInvalidError, TrainJobInvalidError
+from layout_tuner.workers.trainer.job.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
     CheckpointSettings,
 )
-from workers.trainer.job.job import TrainJob
-from workers.trainer.job.training_tokens import TokenFileSettings
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.train import main, run_train
+from layout_tuner.workers.trainer.job.job import TrainJob
+from layout_tuner.workers.trainer.job.training_tokens import TokenFileSettings
+from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.train import main, run_train
+from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
+from tests.workers.trainer.knob_pairs import layout_of, values_of
+from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
+from tests.workers.trainer.tolerances import training_tolerance
 
 pytestmark = pytest.mark.ranks
 

@@ -15,15 +15,19 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.errors import RankContextInvalidError, TrainJobInvalidError
+from layout_tuner.workers.trainer.job.job import TrainJob, read_job
+from layout_tuner.workers.trainer.job.launch import shares_devices
+from layout_tuner.workers.trainer.job.launcher_environment import (
+    first_host,
+    is_rank,
+    slurm_meeting_point,
+)
+from layout_tuner.workers.trainer.train import main
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import make_layout, make_shape, train
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.errors import RankContextInvalidError, TrainJobInvalidError
-from workers.trainer.job.job import TrainJob, read_job
-from workers.trainer.job.launch import shares_devices
-from workers.trainer.job.launcher_environment import first_host, is_rank, slurm_meeting_point
-from workers.trainer.train import main
 
 pytestmark = pytest.mark.ranks
 
@@ -107,7 +111,7 @@ def assert_progress(lines: list[str], job: TrainJob) -> None:
     assert lines[-1].endswith(f"(median of {job.steps - job.warmup} steps)")
 
 
-TRAIN = ("-m", "workers.trainer.train", "--config")
+TRAIN = ("-m", "layout_tuner.workers.trainer.train", "--config")
 
 
 def test_a_job_of_one_rank_runs_without_a_launcher(tmp_path: Path) -> None:
@@ -207,15 +211,15 @@ def test_a_missing_or_malformed_job_file_is_one_clear_error(
 
 def test_reading_and_printing_a_job_need_no_torch() -> None:
     printed_by(
-        "import sys, workers.trainer.job.job, workers.trainer.job.progress\n"
+        "import sys, layout_tuner.workers.trainer.job.job, layout_tuner.workers.trainer.job.progress\n"
         "assert not {'torch', 'ray'} & set(sys.modules)"
     )
 
 
 STEP = {"SLURM_STEP_ID": "0"}
 PROGRAMS = {
-    "module": ["-m", "workers.trainer.train"],
-    "command": ["-c", "from workers.commands.commands import train; train()"],
+    "module": ["-m", "layout_tuner.workers.trainer.train"],
+    "command": ["-c", "from layout_tuner.cli.processes.worker import train; train()"],
 }
 
 
@@ -294,7 +298,9 @@ def test_ranks_meet_on_the_first_host_unless_told_where() -> None:
 
 def test_ranks_that_outnumber_the_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, shared in ((1, True), (2, False)):
-        monkeypatch.setattr("workers.trainer.job.launch.usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(
+            "layout_tuner.workers.trainer.job.launch.usable_cores", lambda cores=cores: cores
+        )
         store = HashStore()
         assert shares_devices(store, 1, 2, "cpu") is False, "rank 0 is the one who is told"
         assert shares_devices(store, 0, 2, "cpu") is shared

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.batches import SyntheticTokens, cut_batch
+from layout_tuner.workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
+from layout_tuner.workers.trainer.job.job import TrainJob, read_job
+from layout_tuner.workers.trainer.job.training_tokens import TokenFile, TokenFileSettings, shuffled
+from layout_tuner.workers.trainer.train import main
 from tests.workers.trainer.cases import make_layout, make_shape
-from workers.trainer.batches import SyntheticTokens, cut_batch
-from workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
-from workers.trainer.job.job import TrainJob, read_job
-from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings, shuffled
-from workers.trainer.train import main
 
 SHAPE = make_shape(seq_length=8, vocab_size=1000)
 

@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.spec.layout import CP_COMM_TYPES, Layout
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, Layout
+from layout_tuner.workers.trainer.comm import collectives
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
+from layout_tuner.workers.trainer.model import attention
+from layout_tuner.workers.trainer.model.attention import causal_attention, recomputed_attention
+from layout_tuner.workers.trainer.model.context_parallel import attention_core
 from tests.workers.trainer.parallel_layers import drawn
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import (
@@ -18,11 +23,6 @@ from tests.workers.trainer.tolerances import (
     relative_distance,
     sum_error,
 )
-from workers.trainer.comm import collectives
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.model import attention
-from workers.trainer.model.attention import causal_attention, recomputed_attention
-from workers.trainer.model.context_parallel import attention_core
 
 HEADS = [pytest.param(4, 4, id="a-key-a-query"), pytest.param(4, 2, id="grouped")]
 
@@ -129,7 +129,7 @@ def test_a_rank_sends_as_many_elements_as_the_formulas_say(
         mesh = build_mesh(rank, Layout(cp=cp, cp_comm_type=comm_type), tied_embeddings=False)
         for name, how in starts.items():
             call = counted(name.rpartition(".")[2], *how)
-            monkeypatch.setattr(f"workers.trainer.{name}", call)
+            monkeypatch.setattr(f"layout_tuner.workers.trainer.{name}", call)
         x = drawn(2, tokens // 2 // cp, heads + 2 * kv_heads, size, seed=0).requires_grad_()
         y = attention_core(mesh)(x, heads)
         forward = sum(sent)

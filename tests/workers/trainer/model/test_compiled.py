@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.spec.layout import Precision
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.workers.trainer.errors import CompilerMissingError
+from layout_tuner.workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     ADAMW,
     CUT,
@@ -33,9 +36,6 @@ from tests.workers.trainer.tolerances import (
     relative_distance,
     training_tolerance,
 )
-from workers.trainer.errors import CompilerMissingError
-from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
-from workers.trainer.training import Training
 
 # torch's compiler warns of torch's own deprecations while it loads.
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

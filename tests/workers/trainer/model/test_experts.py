@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from search_spaces.spec.model_shape import ModelShape
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.trainer.errors import LayoutUnsupportedError
+from layout_tuner.workers.trainer.model import matrix_products
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import initial_weights, make_layout, make_shape, make_training
 from tests.workers.trainer.parallel_layers import drawn, weight
 from tests.workers.trainer.reference import ReferenceModel
 from tests.workers.trainer.tolerances import operation_error
-from workers.trainer.errors import LayoutUnsupportedError
-from workers.trainer.model import matrix_products
-from workers.trainer.training import Training
 
 EXPERTS = {"num_experts": 6, "experts_per_token": 2, "moe_ffn_hidden_size": 64, "num_layers": 1}
 

@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from search_spaces.spec.layout import Precision
-from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
-from tests.workers.trainer.parallel_layers import drawn
-from tests.workers.trainer.ranks import make_context, run_ranks
-from tests.workers.trainer.tolerances import assert_close
-from workers.trainer.model import matrix_products
-from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.open_training import TrainingSettings, open_training
-from workers.trainer.product_layouts import (
+from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.workers.trainer.model import matrix_products
+from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
+from layout_tuner.workers.trainer.open_training import TrainingSettings, open_training
+from layout_tuner.workers.trainer.product_layouts import (
     LAYOUTS,
     OWN_LAYOUTS,
     Product,
@@ -25,7 +21,11 @@ from workers.trainer.product_layouts import (
     products_of,
     to_rows,
 )
-from workers.trainer.training import Training
+from layout_tuner.workers.trainer.training import Training
+from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
+from tests.workers.trainer.parallel_layers import drawn
+from tests.workers.trainer.ranks import make_context, run_ranks
+from tests.workers.trainer.tolerances import assert_close
 
 pytestmark = pytest.mark.ranks
 

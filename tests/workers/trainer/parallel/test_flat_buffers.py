@@ -11,7 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.model.parameters import Cut, ParameterPart, declare, initialise
+from layout_tuner.workers.trainer.parallel import flat_buffers
+from layout_tuner.workers.trainer.parallel.flat_buffers import (
+    ALIGNMENT,
+    MAX_BUCKETS,
+    Slot,
+    Span,
+    plan_flat,
+    rectangles,
+)
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     DP,
     REPLICAS,
@@ -24,17 +35,6 @@ from tests.workers.trainer.cases import (
     on_layout,
     over_axes,
 )
-from workers.trainer.model.parameters import Cut, ParameterPart, declare, initialise
-from workers.trainer.parallel import flat_buffers
-from workers.trainer.parallel.flat_buffers import (
-    ALIGNMENT,
-    MAX_BUCKETS,
-    Slot,
-    Span,
-    plan_flat,
-    rectangles,
-)
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

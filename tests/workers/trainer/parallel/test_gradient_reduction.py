@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.parallel import flat_buffers
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import make_shape, on_layout
 from tests.workers.trainer.parallel_layers import sent_in
-from workers.trainer.parallel import flat_buffers
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

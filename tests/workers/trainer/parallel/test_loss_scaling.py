@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from layout_tuner.workers.trainer.errors import LossDivergedError
+from layout_tuner.workers.trainer.job.progress import print_event
+from layout_tuner.workers.trainer.parallel import optimizer
+from layout_tuner.workers.trainer.parallel.loss_scaling import LossScaler
+from layout_tuner.workers.trainer.probe.measurement import rehearse
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     CUT,
     DP,
@@ -27,12 +33,6 @@ from tests.workers.trainer.cases import (
 )
 from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError
-from workers.trainer.errors import LossDivergedError
-from workers.trainer.job.progress import print_event
-from workers.trainer.parallel import optimizer
-from workers.trainer.parallel.loss_scaling import LossScaler
-from workers.trainer.probe.measurement import rehearse
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
+from layout_tuner.workers.trainer.model import vocabulary
+from layout_tuner.workers.trainer.model.kernels import LayerNorm, RMSNorm
+from layout_tuner.workers.trainer.model.vocabulary import vocab_cross_entropy
 from tests.workers.trainer.cases import CUT, TP, lone_mesh, make_layout, make_shape, make_training
 from tests.workers.trainer.parallel_layers import drawn, gradient, sent_in, weight
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import assert_close
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.model import vocabulary
-from workers.trainer.model.kernels import LayerNorm, RMSNorm
-from workers.trainer.model.vocabulary import vocab_cross_entropy
 
 pytestmark = pytest.mark.ranks
 

@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from search_spaces.schedules import Schedule, Transfer, VirtualMicrobatch, pipeline_schedule
+from layout_tuner.search_spaces.layouts.schedules import (
+    Schedule,
+    Transfer,
+    VirtualMicrobatch,
+    pipeline_schedule,
+)
+from layout_tuner.workers.trainer.model.model import Stage
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import make_layout, make_shape, on_layout
-from workers.trainer.model.model import Stage
-from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 

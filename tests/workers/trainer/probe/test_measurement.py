@@ -12,10 +12,25 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from search_spaces.protocol.measurement import Breakdown, Measurement
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.throughput import MEASURED_PEAK
+from layout_tuner.protocol.measurement import Breakdown, Measurement
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.throughput import MEASURED_PEAK
+from layout_tuner.workers.trainer import training as training_module
+from layout_tuner.workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, known_device
+from layout_tuner.workers.trainer.errors import ResultImplausibleError
+from layout_tuner.workers.trainer.probe import probe as probe_module
+from layout_tuner.workers.trainer.probe import timing
+from layout_tuner.workers.trainer.probe.exception_reasons import classify
+from layout_tuner.workers.trainer.probe.measurement import (
+    backend_of,
+    break_down,
+    breakdown_of,
+    median_breakdown,
+)
+from layout_tuner.workers.trainer.probe.timing import TimedStep, timed_step
+from layout_tuner.workers.trainer.stopwatch import PARTS, Part, Stopwatch, communication, part
+from layout_tuner.workers.trainer.training import StepStats, Training
 from tests.workers.trainer.cases import (
     CPU,
     DP,
@@ -30,16 +45,6 @@ from tests.workers.trainer.cases import (
 )
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
-from workers.trainer import training as training_module
-from workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, known_device
-from workers.trainer.errors import ResultImplausibleError
-from workers.trainer.probe import probe as probe_module
-from workers.trainer.probe import timing
-from workers.trainer.probe.exception_reasons import classify
-from workers.trainer.probe.measurement import backend_of, break_down, breakdown_of, median_breakdown
-from workers.trainer.probe.timing import TimedStep, timed_step
-from workers.trainer.stopwatch import PARTS, Part, Stopwatch, communication, part
-from workers.trainer.training import StepStats, Training
 
 pytestmark = pytest.mark.ranks
 
@@ -117,7 +122,7 @@ def test_a_result_above_the_peak_is_refused() -> None:
 def test_a_measured_peak_that_is_passed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may have been busy the first time; the best of several further ones counts."""
     context = {"peak_tflops_per_device": 1e-6, "peak_source": f"{MEASURED_PEAK} (fp32)"}
-    again = "workers.trainer.device_peak_flops.measured_tflops"
+    again = "layout_tuner.workers.trainer.device_peak_flops.measured_tflops"
     request = make_request(layout=make_layout(dp=2))
     rates = iter([2e-6, 0.1, 2e-6])
     monkeypatch.setattr(again, lambda device, precision: (next(rates) + dist.get_rank(), 0.0))

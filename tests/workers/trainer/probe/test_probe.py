@@ -15,15 +15,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from search_spaces.protocol.measurement_checks import refuse_contradictions
-from search_spaces.spec.layout import Layout
-from search_spaces.statistics.step_times import (
+from layout_tuner.predictions.statistics.step_times import (
     MAX_EXTRA_WARMUP,
     MIN_WARMUP,
     has_settled,
     is_warm,
     quartiles,
 )
+from layout_tuner.protocol.measurement_checks import refuse_contradictions
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.workers.trainer.batches import Batch
+from layout_tuner.workers.trainer.probe.exception_reasons import classify
+from layout_tuner.workers.trainer.probe.probe import run_probe
+from layout_tuner.workers.trainer.probe.timing import TimedStep, timed_step
+from layout_tuner.workers.trainer.revision import GIT_REVISION, git_revision
+from layout_tuner.workers.trainer.training import StepStats, Training
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import (
     CUT,
@@ -40,12 +46,6 @@ from tests.workers.trainer.cases import (
 )
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
-from workers.trainer.batches import Batch
-from workers.trainer.probe.exception_reasons import classify
-from workers.trainer.probe.probe import run_probe
-from workers.trainer.probe.timing import TimedStep, timed_step
-from workers.trainer.revision import GIT_REVISION, git_revision
-from workers.trainer.training import StepStats, Training
 
 pytestmark = pytest.mark.ranks
 
@@ -113,7 +113,7 @@ def test_warm_up_goes_on_while_step_times_have_not_settled(monkeypatch: pytest.M
     def halving(training: Training, index: int) -> TimedStep:
         return dataclasses.replace(timed_step(training, index), step_time_s=max(0.5**index, 0.01))
 
-    monkeypatch.setattr("workers.trainer.probe.probe.timed_step", halving)
+    monkeypatch.setattr("layout_tuner.workers.trainer.probe.probe.timed_step", halving)
     request = make_request(layout=make_layout(dp=2), iterations=2)
     m = measured(request)
     assert [i.step_time_s for i in m.iterations][5:] == [0.5**5, 0.5**6, 0.01, 0.01, 0.01, 0.01]
@@ -275,9 +275,9 @@ def repeated(q: tuple[int, ...], kv: tuple[int, ...]) -> tuple[int, ...]:
 PROBE_ALONE = """
 import os, sys, torch
 from torch.distributed import HashStore
-import workers.rank_jobs.rank, workers.trainer.train, workers.trainer.probe.exception_reasons
-import workers.trainer.probe.probe as probe
-from search_spaces.protocol.outcome import ProbeRequest
+import layout_tuner.workers.rank_jobs.rank, layout_tuner.workers.trainer.train, layout_tuner.workers.trainer.probe.exception_reasons
+import layout_tuner.workers.trainer.probe.probe as probe
+from layout_tuner.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import make_context
 assert len(os.listdir("/proc/self/task")) == 1, "a thread was started"

@@ -1,0 +1,1 @@
+"""The command line: all commands, their options and their output."""

@@ -1,0 +1,1 @@
+"""Commands of predictions, which need no service: estimate, plan, replay, simulate, calibrate."""

@@ -1,0 +1,1 @@
+"""Commands that run the processes: service, driver, workers, allocations, database."""

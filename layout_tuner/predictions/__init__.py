@@ -1,0 +1,1 @@
+"""What is predicted of layouts: closed forms, their correction by measurements, statistics."""

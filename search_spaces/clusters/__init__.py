@@ -1,0 +1,1 @@
+"""The cluster: its description, presets, measured constants, and its Slurm site."""

@@ -1,0 +1,1 @@
+"""The model: its shape, and presets."""
