@@ -93,7 +93,7 @@ def running_up(data_dir: Path, *options: str) -> Iterator[psutil.Process]:
     command = [
         sys.executable,
         "-m",
-        "layout_tuner.cli.main",
+        "layout_tuner",
         "up",
         "--data-dir",
         str(data_dir),
@@ -151,8 +151,8 @@ def _part(process: psutil.Process, up: int) -> str:
         return "up"
     for above in (process, *process.parents()):
         words = above.cmdline()
-        if "layout_tuner.cli.main" in words:
-            return _COMMANDS.get(words[words.index("layout_tuner.cli.main") + 1], "other")
+        if "layout_tuner" in words:
+            return _COMMANDS.get(words[words.index("layout_tuner") + 1], "other")
         if _is_of_ray(above):
             return "ray"
     return "other"

@@ -98,7 +98,9 @@ def by_hand(trainer: ProgramTrainer, num_steps: int) -> Run:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "layout_tuner.py").write_bytes((ROOT / "layout_tuner.py").read_bytes())
+        (Path(folder) / "layout_tuner.py").write_bytes(
+            (ROOT / "layout_tuner/step_reports.py").read_bytes()
+        )
         common = {
             **os.environ,
             "PYTHONPATH": folder,

@@ -18,6 +18,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 
 MODULES_OF_FOLDER: Final = {
+    "layout_tuner": 20,
     "search_spaces": 20,
     "results_db": 20,
     "tuner": 20,
@@ -28,7 +29,7 @@ MODULES_OF_FOLDER: Final = {
 }
 """Most modules that one folder of a top-level folder may hold, `__init__.py` not counted."""
 
-PRODUCT: Final = ("search_spaces", "results_db", "tuner", "workers", "api")
+PRODUCT: Final = ("layout_tuner", "search_spaces", "results_db", "tuner", "workers", "api")
 UNIQUE_CLASSES: Final = (*PRODUCT, "benchmarks")
 """Folders over which the name of a class has one meaning."""
 

@@ -86,7 +86,9 @@ def search(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
 def _runs(each: StudyLandscape, effort: StudyEffort) -> dict[str, list[ReplayRun]]:
     """The searches of a space, kept by strategy."""
     cell, seeds = each.cell(), range(effort.seeds(SEEDS[each.size]))
-    sources = sources_hash("workers/simulation", "tuner", "search_spaces")
+    sources = sources_hash(
+        "workers/simulation", "tuner", "search_spaces", "layout_tuner/predictions"
+    )
     # What a space is worth searching by belongs to its layouts and their times.
     belongs = sha256(f"{sources} {NOISE} {COSTS} {len(seeds)}".encode())
     belongs.update(each.rates.tobytes())

@@ -41,11 +41,7 @@ class ApiProcess:
             command += ["--database", database]
         self._process = LiveProcess(
             [
-                *(
-                    [str(program)]
-                    if program
-                    else [sys.executable, "-P", "-m", "layout_tuner.cli.main"]
-                ),
+                *([str(program)] if program else [sys.executable, "-P", "-m", "layout_tuner"]),
                 *command,
             ],
             environment=dict(os.environ) if program else {**os.environ, "PYTHONPATH": str(ROOT)},

@@ -148,7 +148,7 @@ class LiveService:
         trusted = [] if host.startswith("127.") else ["--behind-proxy"]
         where = ["--data-dir", str(self.data.path), "--host", host]
         command = ["serve", *trusted, *where, "--port", "0"]
-        self.serve = self.make("serve", ["layout_tuner.cli.main", *command], environment or {})
+        self.serve = self.make("serve", ["layout_tuner", *command], environment or {})
 
     def __enter__(self) -> Self:
         try:
@@ -236,9 +236,7 @@ class LiveService:
         spool = spool_dir or self.folder / f"spool-{name}"
         where = ["--url", self.url, "--token-file", str(self.data.token_file)]
         program = (
-            ["layout_tuner.cli.main", "worker"]
-            if rank_entry is None
-            else ["benchmarks.workers.live_worker"]
+            ["layout_tuner", "worker"] if rank_entry is None else ["benchmarks.workers.live_worker"]
         )
         entry = [] if rank_entry is None else ["--rank-entry", rank_entry]
         named = ["--name", name, "--spool-dir", str(spool)]
@@ -248,9 +246,7 @@ class LiveService:
 
     def driver(self) -> LiveProcess:
         """The driver on this service's data directory, not started yet."""
-        return self.make(
-            "driver", ["layout_tuner.cli.main", "driver", "--data-dir", str(self.data.path)]
-        )
+        return self.make("driver", ["layout_tuner", "driver", "--data-dir", str(self.data.path)])
 
     def post(self, path: str, body: Any = None) -> Any:
         answer = self.http.post(path, json=body)

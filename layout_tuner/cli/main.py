@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -86,7 +85,3 @@ def main(**_: Any) -> None:
 
     Start with `layout-tuner up`, then `layout-tuner campaign submit FILE`.
     """
-
-
-if __name__ == "__main__":
-    sys.exit(main(prog_name="layout-tuner"))

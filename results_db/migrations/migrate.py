@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SCRIPTS: Final = Path(__file__).parent
 
 VERSIONS: Final[tuple[Path, ...]] = (SCRIPTS / "versions",)
-"""Folders of migrations. A file's name begins with its revision, as in r001_schema.py. Tests
+"""Folders of migrations. A file's name begins with its revision, as in r007_first_schema.py. Tests
 replace this value to add a migration of their own."""
 
 

@@ -115,7 +115,7 @@ class Service:
         return [
             process
             for process in self.processes()
-            if ["layout_tuner.cli.main", command] == _module_and_command(process)
+            if ["layout_tuner", command] == _module_and_command(process)
         ]
 
     def process(self, command: str) -> psutil.Process:

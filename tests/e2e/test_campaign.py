@@ -22,7 +22,7 @@ from layout_tuner.protocol.outcome import Outcome
 def note(what):
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().replace("\\0", " ")
-    names = {"zygote": "rank", "RayAgent": "agent", "layout_tuner.cli.main worker": "worker", "layout_tuner.cli.main serve": "api"}
+    names = {"zygote": "rank", "RayAgent": "agent", "-m layout_tuner worker": "worker", "-m layout_tuner serve": "api"}
     name = next((names[part] for part in names if part in words), words)
     with open(os.environ["NOTES"], "a") as notes:
         notes.write(f"{os.getpid()} {name} {what}\\n")

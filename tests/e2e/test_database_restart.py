@@ -60,7 +60,7 @@ def start_all(commands: Iterable[str], folder: Path, url: str) -> dict[str, Live
         command = [
             sys.executable,
             "-m",
-            "layout_tuner.cli.main",
+            "layout_tuner",
             *COMMANDS[name][0],
             "--data-dir",
             str(place),
@@ -125,7 +125,7 @@ def test_an_outage_of_the_database_is_two_lines_in_the_log_of_each_process(
         driver = service.driver()
         driver.start()
         wait_for_words(driver, COMMANDS["driver"][1])
-        again = ["layout_tuner.cli.main", "driver", "--data-dir", str(service.data.path)]
+        again = ["layout_tuner", "driver", "--data-dir", str(service.data.path)]
         standby = service.make("standby", again)
         standby.start()
         wait_for_words(standby, "standing by")

@@ -30,7 +30,7 @@
 Fixtures that the tests of several folders share are in the nearest `conftest.py`: `api`, `http`,
 `client` and `command` of a service in this process in tests/api, with `data_dir` and `store` for
 tests that start their own; `service`, `store`, `run` and `measured` of a service in a process of
-its own in tests/layout_tuner/cli/service; a small `service` with its `client`, `mark`, which finds whatever
-processes a test leaves, and `place` for its temporary files in tests/workers; databases in
+its own in tests/layout_tuner/cli/service; a small `service` with its `client`, `mark`, which finds
+whatever processes a test leaves, and `place` for its temporary files in tests/workers; databases in
 tests/conftest.py.
 """

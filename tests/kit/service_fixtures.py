@@ -1,3 +1,5 @@
+"""Fixtures of a service: its settings, its database, its clients and commands."""
+
 from __future__ import annotations
 
 import ssl
@@ -26,12 +28,6 @@ from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Spares the fast suite the seconds in which the cases of every route are made."""
-    is_slow = collection_path.name == "test_any_request.py"
-    return True if is_slow and "not slow" in config.option.markexpr else None
 
 
 @pytest.fixture

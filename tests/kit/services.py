@@ -22,7 +22,7 @@ from tests.kit.waiting import wait_until
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command of the command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "layout_tuner.cli.main", *arguments],
+        [sys.executable, "-m", "layout_tuner", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -33,7 +33,7 @@ def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProc
 
 def run_here(*arguments: str, **environment: str) -> Result:
     """A command in this process, which is faster: for one that is refused before it starts."""
-    loggers = [logging.getLogger(name) for name in ("api", "results_db", "tuner", "uvicorn")]
+    loggers = [logging.getLogger(name) for name in ("layout_tuner", "uvicorn")]
     before = [(logger.handlers, logger.level) for logger in loggers]
     umask = os.umask(0o022)
     handlers_of_signals = {
@@ -64,7 +64,7 @@ class ServeProcess:
     def start(self, port: str = "0", umask: int = -1) -> None:
         command = ["serve", "--port", port, "--data-dir", str(self.data_dir), *self._options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "layout_tuner.cli.main", *command],
+            [sys.executable, "-m", "layout_tuner", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

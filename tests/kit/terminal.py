@@ -62,7 +62,7 @@ class Terminal:
         """Starts a command of the command line in a process of its own, at this terminal."""
         kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "layout_tuner.cli.main", *command],
+            [sys.executable, "-m", "layout_tuner", *command],
             stdin=self.inner,
             stdout=self.inner,
             stderr=self.inner,

@@ -50,9 +50,9 @@ def copied(change: Change | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="seeded-fault-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder).resolve()
         for name in listed.stdout.decode().split("\0"):
-            if name and (ROOT / name).is_file():
+            if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink()):
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, copy / name)
+                shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
         if change is not None:
             (copy / change.path).write_text(change.text)
         yield copy
@@ -100,7 +100,7 @@ def measured(name: str, change: Change | None, tests: list[str]) -> dict[str, An
     path = Path("none.py") if change is None else change.path
     result, test = "missed", ""
     with copied(change) as copy:
-        _, imported = _python(copy, "-c", "import api; print(api.__file__)")
+        _, imported = _python(copy, "-c", "import layout_tuner; print(layout_tuner.__file__)")
         if not Path(imported.strip()).is_relative_to(copy):
             raise SystemExit(f"the copy {copy} is not what is imported: {imported}")
         _say(f"{name} in {path}: testing {imported.strip()}")

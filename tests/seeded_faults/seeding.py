@@ -13,7 +13,7 @@ from typing import Final
 from tests.seeded_faults.faults import Fault
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("search_spaces", "results_db", "tuner", "workers", "api")
+PACKAGES: Final = ("layout_tuner", "search_spaces", "results_db", "tuner", "workers", "api")
 
 
 class FaultInapplicableError(Exception):

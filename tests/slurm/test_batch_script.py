@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 # Stands in for workers and Ray nodes: records its arguments and ends at SIGTERM, or as told.
 STAND_IN = """#!/bin/bash
 case "$*" in
-  *layout_tuner.cli.main*) who=worker;;
+  *"-m layout_tuner "*) who=worker;;
   *) who="ray-$SLURMD_NODENAME";;
 esac
 printf '%s\\n' "$@" >"$NOTES/$who.arguments"

@@ -34,7 +34,7 @@ class Tuning:
             [
                 sys.executable,
                 "-m",
-                "layout_tuner.cli.main",
+                "layout_tuner",
                 "driver",
                 "--data-dir",
                 str(directory / "data"),

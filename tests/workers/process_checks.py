@@ -27,7 +27,7 @@ MARK = "LAYOUT_TUNER_TEST_MARK"
 
 def make_decoys(directory: Path) -> Path:
     """Writes packages with our names and Ray's into a directory; none of them may be imported."""
-    for name in ("workers", "search_spaces", "ray"):
+    for name in ("workers", "search_spaces", "layout_tuner", "ray"):
         (directory / name).mkdir()
         (directory / name / "__init__.py").write_text("raise ImportError('a decoy was imported')")
     return directory

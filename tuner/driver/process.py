@@ -55,7 +55,7 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
         ResultsDbError: it cannot be used, or a newer version wrote it.
     """
     data = DataDir.default() if data_dir is None else DataDir(data_dir)
-    log_to_stderr("tuner", "results_db")
+    log_to_stderr("layout_tuner")
     stop = StopRequest()
     for number in STOP_SIGNALS:
         signal.signal(number, stop.note)

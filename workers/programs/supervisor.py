@@ -8,7 +8,6 @@ has started.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import operator
@@ -25,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from layout_tuner import step_reports
 from layout_tuner.protocol.outcome import FailureReason
 from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from layout_tuner.trainers.log_patterns import LogPatterns
@@ -40,7 +40,7 @@ from layout_tuner.workers.trainer.disturbance import CoreWatch
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""
 
-_PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
+_PACKAGE_ROOT: Final = Path(step_reports.__file__).resolve().parents[1]
 _LOOPBACK: Final = "127."
 _CHUNK: Final = 1 << 16
 _LONGEST_WAIT_S: Final = 0.25
@@ -180,7 +180,7 @@ class _Supervisor:
     def _start(self, output: int) -> subprocess.Popen[bytes]:
         program, values = self._program, self._values
         (self._directory / "values.json").write_text(json.dumps(program.configuration))
-        shutil.copy(_reporting_module(), self._directory / "layout_tuner.py")
+        shutil.copy(step_reports.__file__, self._directory / "layout_tuner.py")
         command = [filled(each, values) for each in program.command]
         own = {name: filled(value, values) for name, value in program.environment.items()}
         where = filled(program.working_directory, values) or str(self._directory)
@@ -380,14 +380,6 @@ class _Supervisor:
         last = f"; its last line: {_short(self._last_line)}" if self._last_line else ""
         may_wait = is_last or bool(self._peer_ended)
         return ProgramFailedError("crashed", f"the program {how}{last}", transport=may_wait)
-
-
-def _reporting_module() -> Path:
-    """The file of `layout_tuner`: a module in a checkout, a package in an installed wheel."""
-    spec = importlib.util.find_spec("layout_tuner")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin)
 
 
 def _run_values(task: RankTask, port: int, directory: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from layout_tuner import step_reports
 from layout_tuner.workers.ranks.processes import (
     OnReaped,
     become_subreaper,
@@ -46,7 +47,7 @@ def python_module(name: str) -> list[str]:
 
 def with_our_package(env: Mapping[str, str]) -> dict[str, str]:
     """The environment with this package first in PYTHONPATH, before others of its name."""
-    package_root = str(Path(__file__).parents[2])
+    package_root = str(Path(step_reports.__file__).parents[1])
     inherited = env.get("PYTHONPATH")
     return {**env, "PYTHONPATH": f"{package_root}:{inherited}" if inherited else package_root}
 

@@ -111,7 +111,7 @@ start_ray() {
 # The worker hears of SIGTERM (it comes before the wall time is over, or from `allocation cancel`), gives its
 # trials back and ends. A trap ends `wait` before the worker does: then it is waited for again.
 run_worker() {
-  env "${worker_environment[@]}" "$python" -P -m layout_tuner.cli.main worker --cluster "$cluster" --launcher "$launcher" \
+  env "${worker_environment[@]}" "$python" -P -m layout_tuner worker --cluster "$cluster" --launcher "$launcher" \
     --url "$url" --token-file "$token_file" --name "$worker_name-$SLURM_JOB_ID" "${worker_options[@]}" &
   worker=$!
   local code told

@@ -27,7 +27,7 @@ _STOLEN: Final = 7
 
 _PROC: Final = Path("/proc")
 _COMMAND: Final = "layout-tuner"
-_OUR_MODULES: Final = ("layout_tuner.cli.main", "workers.")
+_OUR_MODULE: Final = "layout_tuner"
 _ZYGOTE: Final = "layout_tuner.workers.ranks.zygote"
 _MOST_OF_PYTHON: Final = 6
 """Words of a command line among which the module stands: Python, its options, the module."""
@@ -196,7 +196,7 @@ def _module_of(words: Sequence[bytes]) -> str:
     names = [os.fsdecode(word) for word in words[:_MOST_OF_PYTHON]]
     if "-m" in names[:-1]:
         module = names[names.index("-m") + 1]
-        return module if module.startswith(_OUR_MODULES) else ""
+        return module if module.partition(".")[0] == _OUR_MODULE else ""
     return next((_COMMAND for name in names[:2] if Path(name).name == _COMMAND), "")
 
 

@@ -81,7 +81,7 @@ def serve(
         tls = endpoint.tls_context()
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         retention = Retention.read(keep)
-        log_to_stderr("api", "results_db", "uvicorn")
+        log_to_stderr("layout_tuner", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
         data.create()
         # The store is opened before the token is made: nothing is written to a directory of a

@@ -135,7 +135,7 @@ def _serve(data: DataDir, endpoint: Endpoint, database: str | None) -> Child:
 
 def _child(data: DataDir, command: str, *options: str, database: str | None = None) -> Child:
     # -P: do not import modules from the current directory.
-    argv = [sys.executable, "-P", "-m", "layout_tuner.cli.main", command, *options]
+    argv = [sys.executable, "-P", "-m", "layout_tuner", command, *options]
     # In the environment: all users of the machine can list arguments. Only processes that open the
     # database get it; a worker and its ranks have no password of the database.
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}

@@ -143,7 +143,7 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
         [
             sys.executable,
             "-m",
-            "layout_tuner.cli.main",
+            "layout_tuner",
             "serve",
             "--port",
             "0",
@@ -315,7 +315,7 @@ def test_ending_up_ends_its_service_no_token_is_printed_and_a_second_up_names_th
     command = [
         sys.executable,
         "-m",
-        "layout_tuner.cli.main",
+        "layout_tuner",
         "up",
         "--port",
         "0",

@@ -19,7 +19,8 @@ from layout_tuner.trainers.accelerate import ACCELERATE
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
 from layout_tuner.trainers.deepspeed import DEEPSPEED
 from layout_tuner.trainers.embedded import EMBEDDED
-from layout_tuner.trainers.exports import ExportSource, export
+from layout_tuner.trainers.exports.export import export
+from layout_tuner.trainers.exports.export_source import ExportSource
 from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE
 from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM

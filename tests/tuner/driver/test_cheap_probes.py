@@ -119,7 +119,7 @@ def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = make_large_spec()
-    with caplog.at_level(logging.INFO, logger="tuner"):
+    with caplog.at_level(logging.INFO, logger="layout_tuner.tuner"):
         record = run(store, spec)
     trials = store.trials.find(record.id)
     assert cheap(trials) == trials[:NUM_CHEAP], "those of parts come first"
@@ -397,7 +397,7 @@ def test_the_search_learns_from_a_baseline_inside_and_one_outside_is_no_warning(
     store: Store, caplog: pytest.LogCaptureFixture, baseline: dict[str, Any]
 ) -> None:
     spec = with_baseline(baseline, strategy="guided", budget={"trials": 2})
-    with caplog.at_level(logging.WARNING, logger="tuner"):
+    with caplog.at_level(logging.WARNING, logger="layout_tuner.tuner"):
         campaign = run_campaign(store, spec)
         trials = store.trials.find(campaign.id)
         search = CampaignSearch.rebuild(campaign, trials)

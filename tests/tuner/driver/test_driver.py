@@ -151,7 +151,7 @@ def test_what_cannot_be_used_fails_its_campaign_and_no_other(
         Driver(store).step()
         damage(store, "UPDATE trials SET zero_stage = 7")
     sound = DrivenCampaign(store, make_spec("sound", budget={"trials": 2}))
-    with caplog.at_level(logging.INFO, logger="tuner"):
+    with caplog.at_level(logging.INFO, logger="layout_tuner.tuner"):
         sound.to_end()
         sound.until(lambda: ended(store, campaign))
     record = store.campaigns.get(campaign.id)
@@ -233,7 +233,7 @@ def test_a_driver_waits_for_a_database_that_is_away(
         worker.run_one()
         return ended(store, campaign)
 
-    with caplog.at_level(logging.INFO, logger="tuner"):
+    with caplog.at_level(logging.INFO, logger="layout_tuner.tuner"):
         Driver(store).run(wait)
     assert len(attempts) == 3
     assert pauses[1:4] == sorted(pauses[1:4])

@@ -162,7 +162,9 @@ class DriverProcess:
         )
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tuner", *where], stderr=output, stdout=output
+                [sys.executable, "-m", "layout_tuner", "driver", *where],
+                stderr=output,
+                stdout=output,
             )
 
     def said(self, words: str) -> bool:
@@ -308,7 +310,7 @@ def test_a_driver_keeps_its_lease_while_the_database_is_away(
         real(fence)
 
     monkeypatch.setattr(shared.driver, "renew", renew)
-    with caplog.at_level("INFO", logger="tuner"), HeldLease(shared, lease) as held:
+    with caplog.at_level("INFO", logger="layout_tuner.tuner"), HeldLease(shared, lease) as held:
         wait_for(lambda: shared.driver.lease().seen_at != lease.seen_at)
         assert held.is_held()
     assert "driver lease 1 is not renewed: it is away" in caplog.text

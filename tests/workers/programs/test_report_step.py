@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-import layout_tuner
-from layout_tuner import report_step
+from layout_tuner import report_step, step_reports
 from tests.kit.python_process import printed_by
 
-FILE = Path(layout_tuner.__file__)
+FILE = Path(step_reports.__file__)
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_a_full_pipe_that_is_read_again_loses_nothing(pipe: int) -> None:
 def test_a_full_pipe_that_nobody_reads_does_not_stop_the_training(
     pipe: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layout_tuner._TRIES", 20)
+    monkeypatch.setattr("layout_tuner.step_reports._TRIES", 20)
     with suppress(BlockingIOError):
         while os.write(pipe, b"x" * 4096):
             pass

@@ -171,7 +171,7 @@ def test_help_imports_neither_torch_nor_ray() -> None:
 def test_a_probe_that_is_interrupted_leaves_no_process(mark: str, number: signal.Signals) -> None:
     arguments = ["--model", "tiny", "--steps", "100000", "--num-microbatches", "1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "layout_tuner.cli.main", "probe", *arguments],
+        [sys.executable, "-m", "layout_tuner", "probe", *arguments],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,8 +14,35 @@ from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
+from tests.kit.service_fixtures import (
+    api,
+    client,
+    command,
+    data_dir,
+    http,
+    lasting,
+    module_api,
+    service,
+    settings,
+    shared,
+    tls,
+)
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed, make_worker, run_trial
+
+__all__ = [
+    "api",
+    "client",
+    "command",
+    "data_dir",
+    "http",
+    "lasting",
+    "module_api",
+    "service",
+    "settings",
+    "shared",
+    "tls",
+]
 
 
 @pytest.fixture

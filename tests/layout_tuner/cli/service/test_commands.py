@@ -289,7 +289,7 @@ def test_watch_survives_a_service_that_is_started_again(tmp_path: Path) -> None:
     store = TimelyStore(DataDir(tmp_path).database_url)
     words = ["campaign", "watch", "first", "--data-dir", str(tmp_path)]
     watching = subprocess.Popen(
-        [sys.executable, "-m", "layout_tuner.cli.main", *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "layout_tuner", *words], stdout=subprocess.PIPE, text=True
     )
     assert "RUNNING" in watching.stdout.readline()
     service.end()
