@@ -27,7 +27,7 @@ from benchmarks.arguments import count
 from benchmarks.bench_idle import processor_times, running_up
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.protocol.connection.running_service import find_service
 
 SMALL_PROBES: Final = 60

@@ -63,10 +63,11 @@ if TYPE_CHECKING:
         ModelRead,
     )
     from layout_tuner.api.schemas.plans import PlanRead
-    from layout_tuner.client import Client, Retries
+    from layout_tuner.client.clients import Client
     from layout_tuner.client.errors import EventsMissedError, ServiceError
     from layout_tuner.predictions.belief.plan import Plan
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
+    from layout_tuner.protocol.connection.http_connection import Retries
     from layout_tuner.results_db.campaigns.filter import CampaignFilter
     from layout_tuner.results_db.database.data_dir import DataDir
     from layout_tuner.results_db.errors import TrialFilterInvalidError
@@ -131,7 +132,8 @@ __all__ = [
 ]
 
 _SOURCES: Final = (
-    "layout_tuner.client",
+    "layout_tuner.client.clients",
+    "layout_tuner.protocol.connection.http_connection",
     "layout_tuner.client.errors",
     "layout_tuner.api.errors",
     "layout_tuner.trainers.exports.exported",

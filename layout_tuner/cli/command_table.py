@@ -195,12 +195,12 @@ def campaign() -> None:
     """Submit, follow and steer campaigns."""
 
 
-@click.group(cls=LazyGroup, sources=_sources({"catalogue": _MODEL}))
+@click.group(cls=LazyGroup, sources=_sources({"models_and_clusters": _MODEL}))
 def model() -> None:
     """List, show, put and delete models that campaign files name."""
 
 
-@click.group(cls=LazyGroup, sources=_sources({"catalogue": _CLUSTER}))
+@click.group(cls=LazyGroup, sources=_sources({"models_and_clusters": _CLUSTER}))
 def cluster() -> None:
     """List, show, put and delete clusters that campaign files name."""
 

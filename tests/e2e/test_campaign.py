@@ -13,10 +13,23 @@ from tests.e2e.conftest import Service, started
 pytestmark = pytest.mark.ranks
 
 NUM_TRIALS = 4
-TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "examples" / "tiny.yaml"
 
 HOOKS = """
-import json, os
+import importlib.machinery, json, os, sys
+
+def loading(loader, module, load=importlib.machinery.SourceFileLoader.exec_module):
+    file = os.path.realpath(loader.path)
+    if file.startswith(os.environ["SOURCES"]) and "NOTES" in os.environ:
+        with open("/proc/self/cmdline", "rb") as words:
+            ran = (words.read().decode().split("\\0-m\\0")[1:] or ["-"])[0].split("\\0")[0]
+        with open(os.environ["NOTES"] + ".modules", "a") as notes:
+            notes.write(f"{os.getpid()} {ran} {module.__name__} {file}\\n")
+    load(loader, module)
+
+importlib.machinery.SourceFileLoader.exec_module = loading
+
 from layout_tuner.protocol.outcome import Outcome
 
 def note(what):
@@ -45,7 +58,8 @@ json.dumps = noting(json.dumps, "encodes", lambda arguments, result: result)
 json.loads = noting(json.loads, "decodes", lambda arguments, result: arguments[0])
 Outcome.__post_init__ = checked
 """
-"""Every Python process of the service notes when it encodes, decodes or checks the measurement."""
+"""Every Python process of the service notes when it encodes, decodes or checks the measurement, and
+each module of the product that it loads: its process, what `-m` started, its name, its file."""
 
 
 @pytest.fixture
@@ -54,7 +68,11 @@ def service(tmp_path: Path) -> Iterator[Service]:
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks" / "sitecustomize.py").write_text(HOOKS)
     service = Service(tmp_path / "data")
-    notes = {"PYTHONPATH": str(tmp_path / "hooks"), "NOTES": str(tmp_path / "notes")}
+    notes = {
+        "PYTHONPATH": str(tmp_path / "hooks"),
+        "NOTES": str(tmp_path / "notes"),
+        "SOURCES": f"{ROOT}/",
+    }
     service.environment |= notes
     with started(service):
         for name in notes:  # commands write none
@@ -74,6 +92,22 @@ def assert_outcomes_are_encoded_thrice_and_checked_twice(notes: Path, number: in
     assert checks == {"worker": number, "api": number}
 
 
+def assert_every_module_has_one_name(notes: Path) -> None:
+    """In `up`, service, driver, worker, agent and ranks; as the program that -m ran, too."""
+    noted = [line.split() for line in notes.read_text().splitlines()]
+    names: dict[str, set[str]] = {}
+    for pid, ran, name, file in noted:
+        assert name.split(".")[0] == "layout_tuner", (pid, ran, name)
+        assert name != ran, f"process {pid} ran {ran} as a program and loaded it as a module"
+        names.setdefault(file, set()).add(name)
+    assert all(len(each) == 1 for each in names.values())
+    loaded = {name for each in names.values() for name in each}
+    started = {ran for _, ran, _, _ in noted}
+    assert "layout_tuner.workers.ranks.zygote" in started, "a rank's parent noted what it loads"
+    for folder in ("api.app", "tuner.driver.driver", "workers.trainer.probe.probe"):
+        assert f"layout_tuner.{folder}" in loaded
+
+
 @pytest.mark.timeout(280)
 def test_a_campaign_goes_from_http_to_a_training_job(service: Service, tmp_path: Path) -> None:
     # All sixteen trials of it run in the tests of the tutorial.
@@ -87,6 +121,7 @@ def test_a_campaign_goes_from_http_to_a_training_job(service: Service, tmp_path:
     completed = service.trials("tiny", state="COMPLETED")
     assert len(completed) == NUM_TRIALS, service.logs()
     assert_outcomes_are_encoded_thrice_and_checked_twice(tmp_path / "notes", NUM_TRIALS)
+    assert_every_module_has_one_name(tmp_path / "notes.modules")
 
     board = service.get("/campaigns/tiny/leaderboard")["trials"]
     figures = [trial["value"] for trial in board]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from click.testing import Result
 from httpx import Response
 
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.outcome import Outcome, ProbeRequest
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity

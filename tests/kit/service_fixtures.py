@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 from layout_tuner.api.app import create_app
 from layout_tuner.api.settings import Settings
 from layout_tuner.cli.main import main
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.store import Store
 from tests.kit.api import HEADERS, TOKEN, Api, Command, client_of

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 import layout_tuner
 from layout_tuner.api.schemas.plans import PlanRead
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.version import version
 from tests.kit.python_process import printed_by

@@ -26,7 +26,7 @@ from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.simulation_options import with_simulation_options
 from layout_tuner.cli.service.login import sign_in_url
 from layout_tuner.cli.service.service_connection import EXISTING_FILE, refuse
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import ServiceError
 from layout_tuner.errors import CertificateUnreadableError
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK

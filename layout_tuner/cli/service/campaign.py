@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         CampaignRead,
         CostRead,
     )
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),

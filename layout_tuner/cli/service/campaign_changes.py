@@ -33,7 +33,7 @@ from layout_tuner.terminal.plurals import counted
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, ImportRead
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
     from layout_tuner.predictions.belief.plan import Plan  # it imports numpy
 
 DELETE_PATIENCE_S: Final = 180.0

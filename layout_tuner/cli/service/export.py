@@ -25,7 +25,7 @@ from layout_tuner.trainers.exports.export_source import PREDICTED
 from layout_tuner.trainers.exports.exported import ExportFileRead, ExportRead
 
 if TYPE_CHECKING:
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
 
 
 @click.command()

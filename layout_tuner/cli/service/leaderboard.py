@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         LeaderboardPage,
         RankedTrial,
     )
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
     from layout_tuner.predictions.belief.job import JobEstimate
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
 

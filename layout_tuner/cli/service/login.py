@@ -15,7 +15,7 @@ from layout_tuner.cli.service.service_connection import service_options
 from layout_tuner.protocol.connection.data_home import default_data_dir
 
 if TYPE_CHECKING:
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
 
 REDIRECT_FILE: Final = "sign-in.html"
 

@@ -34,7 +34,7 @@ from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
 
 
 _MODEL_COLUMNS: Final = {

@@ -10,7 +10,7 @@ import click
 from layout_tuner.cli.service.service_connection import job_options, service_options
 
 if TYPE_CHECKING:
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
 
 

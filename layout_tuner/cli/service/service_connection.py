@@ -24,7 +24,7 @@ from layout_tuner.terminal.console import terminal_width
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignRead
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
     from layout_tuner.predictions.belief.job import JobEstimate  # it imports numpy
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
 
@@ -88,7 +88,7 @@ def connect(
         imports_kept(),
         _without("httpx._main", "tornado"),
     ):  # httpx's own command line; tornado's event loop
-        from layout_tuner.client import (
+        from layout_tuner.client.clients import (
             Client,  # here, so that help imports neither HTTP nor documents
         )
     return Client(place.url, read_token(place.token_file), tls=tls)

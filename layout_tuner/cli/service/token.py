@@ -27,7 +27,7 @@ from layout_tuner.results_db.service_records import AuditEntryRead
 from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
 
 
 @click.command()

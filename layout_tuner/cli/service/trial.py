@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         TrialRead,
         TrialsAdded,
     )
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
     from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
     from layout_tuner.predictions.estimates.prediction import Prediction
     from layout_tuner.results_db.records import AttemptRecord

@@ -37,7 +37,7 @@ from layout_tuner.trainers.parameters import ParameterInvalidError, parameters_o
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
 
 _MOST: Final = 1000
 """Layouts of a leaderboard of which the sample is taken."""

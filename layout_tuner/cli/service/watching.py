@@ -24,7 +24,7 @@ from layout_tuner.terminal.plurals import counted
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
-    from layout_tuner.client import Client
+    from layout_tuner.client.clients import Client
     from layout_tuner.protocol.states import TrialState
 
 POLL_S: Final = 0.5

@@ -18,7 +18,7 @@ from layout_tuner.api.app import create_app
 from layout_tuner.api.errors import ServiceStartError
 from layout_tuner.api.http.url_prefix import read_prefix
 from layout_tuner.api.settings import Settings
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import ServiceError
 from layout_tuner.results_db.store import Store
 from layout_tuner.workers.errors import WorkerError

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import ServiceError
 from layout_tuner.results_db.models.service_tables import WorkerRow
 from layout_tuner.search_spaces.layouts.layout import Layout

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from layout_tuner.api.http.bind_address import Endpoint, listening
 from layout_tuner.cli.command_table import token as token_command
-from layout_tuner.client import Client, Retries
+from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import ServiceError
+from layout_tuner.protocol.connection.http_connection import Retries
 from layout_tuner.protocol.worker_messages import WorkerCreate
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.workers.errors import ServiceUnreachableError

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_h
 
 from layout_tuner.api.schemas.access import TokenCreate
 from layout_tuner.api.schemas.plans import PlanRead
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.metrics import METRICS

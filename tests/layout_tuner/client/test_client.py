@@ -14,9 +14,9 @@ import pytest
 
 from layout_tuner.api.openapi_document import openapi_text
 from layout_tuner.api.settings import Settings
-from layout_tuner.client import Client, Retries
+from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import EventsMissedError, ServiceError
-from layout_tuner.protocol.connection.http_connection import NO_RETRIES
+from layout_tuner.protocol.connection.http_connection import NO_RETRIES, Retries
 from layout_tuner.results_db.store import Store
 from tests.kit.api import TOKEN
 from tests.kit.live import live_service

@@ -114,7 +114,7 @@ def imported(commands: Sequence[str], **environment: str) -> list[set[str]]:
     ("commands", "unneeded"),
     [
         (["", "campaign", "model", "cluster", "trial", "token"], SERVICE | TALK),
-        (SHOWING, SERVICE | {"httpx", "layout_tuner.client"}),
+        (SHOWING, SERVICE | {"httpx", "layout_tuner.client.clients"}),
     ],
     ids=["groups", "commands"],
 )

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from layout_tuner.api.formatting import zero
 from layout_tuner.cli.main import main
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.exports.export import FORMATS

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from layout_tuner.cli.service.trial import read_conditions
 from layout_tuner.cli.service.watching import CampaignView, progress_line
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.results_db.trials.filter import TrialFilter
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import Api, Command, ends

@@ -14,7 +14,7 @@ from layout_tuner.api.settings import Settings
 from layout_tuner.cli import live_output
 from layout_tuner.cli.main import main
 from layout_tuner.cli.service.watching import CampaignView
-from layout_tuner.client import Client
+from layout_tuner.client.clients import Client
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import BeatBody
 from layout_tuner.results_db.store import Store
