@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from email import message_from_bytes
@@ -24,7 +25,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK_TABLE = ROOT / "benchmarks" / "data" / "tiny_local_cpu.csv"
-PACKAGES = ("api", "layout_tuner", "results_db", "search_spaces", "tuner", "workers")
+FOLDERS = ("api", "results_db", "search_spaces", "tuner", "workers")
+"""Folders of the repository's top that are links in layout_tuner/."""
+DECOYS = (*FOLDERS, "docs", "tests")
+"""Names of folders that users have, too."""
 NO_INDEX = ("No matching distribution found", "NewConnectionError", "Could not fetch URL")
 """What pip prints where it reaches no package index."""
 
@@ -39,7 +43,11 @@ class Installed:
         self.command = str(folder / "bin" / "layout-tuner")
         (self.site_packages,) = folder.glob("lib/python3*/site-packages")
         self.empty = folder / "empty"
-        self.empty.mkdir()
+        """A directory with nothing but packages of a user, which refuse to be imported."""
+        for name in DECOYS:
+            (self.empty / name).mkdir(parents=True)
+            decoy = f"raise SystemExit('the decoy {name} was imported')\n"
+            (self.empty / name / "__init__.py").write_text(decoy)
         self.environment = {
             name: value for name, value in os.environ.items() if name != "PYTHONPATH"
         } | {"LAYOUT_TUNER_DATA_DIR": str(folder / "data")}
@@ -114,30 +122,77 @@ def full(wheel: Path, tmp_path: Path) -> Installed:
     return installed
 
 
-def homes(installed: Installed) -> dict[str, str]:
-    """The folder that each of our packages is imported from."""
-    return installed.evaluate(
-        "import importlib, json, pathlib\n"
-        f"modules = [importlib.import_module(name) for name in {PACKAGES}]\n"
-        "print(json.dumps({m.__name__: str(pathlib.Path(m.__file__).parents[1]) for m in modules}))"
+def home(installed: Installed) -> str:
+    """The folder that the one package is imported from."""
+    return str(
+        installed.evaluate(
+            "import json, pathlib, layout_tuner.cli.main\n"
+            "print(json.dumps(str(pathlib.Path(layout_tuner.__file__).parents[1])))"
+        )
     )
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_the_licence(wheel: Path) -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
+def importable(folder: Path) -> set[str]:
+    """The names that a folder on Python's path lets one import."""
+    return {each.name for each in folder.iterdir() if each.is_dir() or each.suffix == ".py"}
+
+
+def tracked_files() -> set[str]:
+    """Every tracked file of the package, by its path in an installation."""
+    listed = subprocess.run(
+        ["git", "ls-files", "layout_tuner", *FOLDERS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
+    files = {name for name in listed if not (ROOT / name).is_symlink()}
+    return {name if name.startswith("layout_tuner/") else f"layout_tuner/{name}" for name in files}
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
         (metadata,) = [name for name in held if name.endswith(".dist-info/METADATA")]
         described = message_from_bytes(archive.read(metadata))
         licence = archive.read(metadata.replace("METADATA", "licenses/LICENSE"))
+    tracked = tracked_files()
     assert len(tracked) > 400
-    assert set(tracked) <= held
-    assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert {name.partition("/")[0] for name in held if "dist-info" not in name} == set(PACKAGES)
+    assert {name for name in held if ".dist-info/" not in name} == tracked
+    assert "layout_tuner/py.typed" in tracked
     assert described["License-Expression"] == "Apache-2.0"
     assert licence == (ROOT / "LICENSE").read_bytes()
+
+
+def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    builder = Installed(tmp_path / "builder")
+    pip("--python", builder.python, "install", "--no-compile", "hatchling")
+    program = f"from hatchling.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    built = subprocess.run(
+        [builder.python, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    archive = tmp_path / built.stdout.split()[-1]
+    with tarfile.open(archive) as members:
+        assert not [member.name for member in members if member.issym()]
+    pip("wheel", "--no-deps", "--wheel-dir", str(tmp_path / "again"), str(archive))
+    (again,) = (tmp_path / "again").glob("*.whl")
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        assert {e.filename: e.CRC for e in first.filelist if ".dist-info/" not in e.filename} == {
+            e.filename: e.CRC for e in second.filelist if ".dist-info/" not in e.filename
+        }
+
+
+def test_an_editable_install_adds_one_name_by_a_line_that_editors_follow(tmp_path: Path) -> None:
+    installed = Installed(tmp_path / "venv")
+    pip("--python", installed.python, "install", "--no-deps", "--editable", str(ROOT))
+    (line,) = [path for path in installed.site_packages.glob("*.pth") if "layout" in path.name]
+    folder = Path(line.read_text().strip())
+    assert folder.is_dir(), "a .pth file with a folder, not an import hook"
+    assert importable(folder) == {"layout_tuner"}
+    assert not importable(installed.site_packages) & {"layout_tuner", *DECOYS}
+    assert installed.evaluate(
+        "import json, layout_tuner.workers.errors as found; print(json.dumps(found.__file__))"
+    ) == str(folder / "layout_tuner/workers/errors.py")
 
 
 def test_the_base_install_has_the_client_and_no_heavy_packages(base: Installed) -> None:
@@ -150,7 +205,8 @@ def test_the_base_install_has_the_client_and_no_heavy_packages(base: Installed) 
     heavy = {"torch", "ray", "deephyper", "scikit-learn", "scipy", "sqlalchemy", "fastapi"}
     assert not heavy & set(installed), installed
     assert len(installed) < 3 * len(pyproject["dependencies"]), installed
-    assert homes(base) == dict.fromkeys(PACKAGES, str(base.site_packages))
+    assert home(base) == str(base.site_packages)
+    assert not importable(base.site_packages) & set(DECOYS)
     names = base.evaluate(
         "import json, layout_tuner\n"
         "print(json.dumps([name for name in layout_tuner.__all__ if getattr(layout_tuner, name)]))"
@@ -195,26 +251,36 @@ def test_the_base_install_estimates_and_renders_a_batch_script(base: Installed) 
     assert "#SBATCH --account=ABC123" in script
 
 
-def test_the_installed_package_runs_a_program_that_reports_its_steps(full: Installed) -> None:
-    """In a wheel `layout_tuner` is a package; the program gets the one file of it."""
-    program = full.folder / "program.py"
-    program.write_text(
-        "import time, layout_tuner\n"
-        "assert layout_tuner.__file__.endswith('layout_tuner.py')\n"
-        "for _ in range(14):\n"
-        "    time.sleep(0.05)\n"
-        "    layout_tuner.report_step(loss=2.0)\n"
-    )
-    trainers = full.folder / "trainers.json"
-    entry = {"name": "theirs", "version": "1", "command": ["{python}", str(program)]}
-    trainers.write_text(json.dumps({"trainers": [entry]}))
-    knobs = ("--model", "tiny", "--num-microbatches", "1", "--steps", "4")
-    found = json.loads(full.done("probe", *knobs, "--trainers", str(trainers), "--json"))
-    assert (found["trainer"], found["tokens"]) == ("theirs", "assumed")
+PROGRAM = """
+import layout_tuner, time
+from layout_tuner import report_step
+{more}
+for _ in range(14):
+    time.sleep(0.05)
+    report_step(loss=2.0)
+"""
+
+
+def test_a_program_reports_its_steps_with_and_without_the_package(full: Installed) -> None:
+    """In the worker's environment it has the client, too; in a bare one the one file alone."""
+    bare = Installed(full.folder / "bare")
+    programs = {
+        full.python: "from layout_tuner import Client, plan",
+        bare.python: "assert layout_tuner.__file__.endswith('/layout_tuner.py')",
+    }
+    for number, (python, more) in enumerate(programs.items()):
+        program = full.folder / f"program{number}.py"
+        program.write_text(PROGRAM.format(more=more))
+        trainers = full.folder / f"trainers{number}.json"
+        entry = {"name": "theirs", "version": "1", "command": [python, str(program)]}
+        trainers.write_text(json.dumps({"trainers": [entry]}))
+        knobs = ("--model", "tiny", "--num-microbatches", "1", "--steps", "4")
+        found = json.loads(full.done("probe", *knobs, "--trainers", str(trainers), "--json"))
+        assert (found["trainer"], found["tokens"]) == ("theirs", "assumed")
 
 
 def test_the_installed_service_runs_a_campaign_from_an_empty_directory(full: Installed) -> None:
-    assert homes(full) == dict.fromkeys(PACKAGES, str(full.site_packages))
+    assert home(full) == str(full.site_packages)
     service = Service(full.folder / "data", command=full.command, cwd=full.empty)
     service.environment.pop("PYTHONPATH", None)
     description = full.empty / "campaign.json"
@@ -227,7 +293,20 @@ def test_the_installed_service_runs_a_campaign_from_an_empty_directory(full: Ins
         board = json.loads(service.done("leaderboard", "e2e", "--json"))
         assert [trial["rank"] for trial in board["trials"]] == [1, 2]
         service.done("export", "e2e", "--format", "trainer", "--out", "job")
-        assert (full.empty / "job" / "job.json").is_file()
+        job = full.empty / "job" / "job.json"
+        layout = json.loads(job.read_text())["layout"]
+        ranks = layout["tp"] * layout["pp"] * layout["dp"]
+        under_torchrun = (
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+        )
+        trained = full.run(
+            *(full.python, *under_torchrun, "-m", "layout_tuner.workers.trainer.train"),
+            *("--config", str(job), "--steps", "3", "--json"),
+        )
+        assert trained.returncode == 0, trained.stdout + trained.stderr
         service.stop()
         wait_until("every process of the service is gone", lambda: not service.processes())
         service.done("db", "check")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from layout_tuner import report_step, step_reports
-from tests.kit.python_process import printed_by
+from tests.kit.python_process import ROOT, printed_by
 
 FILE = Path(step_reports.__file__)
 
@@ -118,8 +118,24 @@ def test_the_file_alone_is_enough_for_a_program(pipe: int, tmp_path: Path) -> No
         "report_step(tokens=5)\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('api', 'httpx', 'workers')])"
     )
-    shutil.copy(FILE, tmp_path)
+    shutil.copy(FILE, tmp_path / "layout_tuner.py")
     assert printed_by(code, options=["-I", "-S"]).strip() == "[]"
+    assert reports(pipe)[0]["tokens"] == 5
+
+
+def test_the_file_does_not_hide_an_installed_package(pipe: int, tmp_path: Path) -> None:
+    """A program may report its steps and use the client, with the file first on its path."""
+    shutil.copy(FILE, tmp_path / "layout_tuner.py")
+    code = (
+        "import layout_tuner\n"
+        "from layout_tuner import Client, report_step\n"
+        "report_step(tokens=5)\n"
+        "import sys; assert sys.modules['layout_tuner'] is layout_tuner\n"
+        "print(layout_tuner.__file__, Client.__module__)"
+    )
+    paths = f"{tmp_path}:{ROOT}"
+    printed = printed_by(code, cwd=tmp_path, PYTHONPATH=paths).split()
+    assert printed == [str(ROOT / "layout_tuner/__init__.py"), "layout_tuner.client.clients"]
     assert reports(pipe)[0]["tokens"] == 5
 
 
@@ -139,7 +155,7 @@ def test_other_versions_of_python_can_report(pipe: int, tmp_path: Path) -> None:
     pythons = other_pythons()
     if not pythons:
         pytest.skip("this machine has no other Python")
-    shutil.copy(FILE, tmp_path)
+    shutil.copy(FILE, tmp_path / "layout_tuner.py")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import layout_tuner as l; l.report_step(tokens=9)"
     for python in pythons:
         subprocess.run([python, "-I", "-c", code], check=True)
