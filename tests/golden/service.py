@@ -278,7 +278,7 @@ def exported(answer: httpx.Response) -> Iterator[str]:
             yield f"prose   {line}" if is_prose else f"    {line}"
     yield from (f"prose   {note}" for note in export.pop("notes"))
     for command in export.pop("commands"):
-        words = re.sub(r"\bworkers(\.\w+)+", "<module>", " ".join(command["words"]))
+        words = re.sub(r"\blayout_tuner(\.\w+)+", "<module>", " ".join(command["words"]))
         yield f"  command {words}"
         yield f"prose   {command['when']}"
     yield f"  {plain(export)}"
