@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from benchmarks.service.postgres_server import PostgresServer
+from benchmarks.service.postgres_server import running_server
 from tests.kit.services import ServeProcess
 
 NEVER_ENDED: Final[list[object]] = []
@@ -32,6 +32,7 @@ def test_with_a_service_and_daemons(tmp_path: Path) -> None:
     wait_for_ever("daemons")
 
 
-def test_with_a_database(postgres_server: PostgresServer) -> None:
-    assert postgres_server.execute("SELECT 1")
-    wait_for_ever("database")
+def test_with_a_database() -> None:
+    with running_server() as server:
+        assert server.execute("SELECT 1")
+        wait_for_ever("database")
