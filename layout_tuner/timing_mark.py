@@ -1,7 +1,8 @@
 """Whether ranks on this machine time iterations at the moment, known to the product's processes.
 
-Ranks hold a shared lock on a file meanwhile. The kernel gives it back when a rank ends for any
-reason. The file is named by the environment, where the product runs on the machine of its ranks.
+Ranks hold a shared lock on a file meanwhile, one for each user and machine, in its memory. The
+kernel gives the lock back when a rank ends for any reason. So service, driver and worker see each
+other's ranks, however they were started; a file that another user has put there is not used.
 Work that can wait does so: a lower priority would not do. Where the kernel groups processes by
 session (sched_autogroup), it has no effect between sessions; without privileges it cannot be taken
 back; and work of an idle class can stand still for minutes beside other users' processes.
@@ -16,14 +17,20 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 TIMING_VARIABLE: Final = "LAYOUT_TUNER_TIMING_MARK"
-"""Path of the file; unset: the product's processes are elsewhere."""
+"""Path of another file; empty: nothing waits. `up` sets it, so that its processes know that they
+share the cores of its ranks."""
 LONGEST_WAIT_S: Final = 10.0
 """Most seconds for which work waits: a probe may be timed for minutes."""
 _LOOK_S: Final = 0.2
 
 
+def default_mark() -> str:
+    """Path of the file of this user on this machine."""
+    return f"/dev/shm/layout-tuner-timing-{os.getuid()}"  # noqa: S108 - see `_open`
+
+
 def shares_cores() -> bool:
-    """Whether this process may run on the cores of ranks, and so is told when they time."""
+    """Whether this process was started by `up`, on the cores of the ranks."""
     return bool(os.environ.get(TIMING_VARIABLE))
 
 
@@ -71,10 +78,14 @@ def wait_while_timing(wait: Callable[[float], bool], *, longest_s: float = LONGE
 
 
 def _open() -> int | None:
-    path = os.environ.get(TIMING_VARIABLE)
+    path = os.environ.get(TIMING_VARIABLE, default_mark())
     if not path:
         return None
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
+    if os.fstat(fd).st_uid != os.getuid():
+        os.close(fd)
+        return None
+    return fd

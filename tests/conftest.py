@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -9,12 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx._transports.default
 import pytest
 from hypothesis import settings
 
+from layout_tuner.timing_mark import TIMING_VARIABLE, default_mark
 from layout_tuner.workers.launchers.ray.cluster import prepare_environment
 from tests.kit.postgres import (
     database_url,
@@ -51,6 +54,10 @@ for _word in (
     "KEEP",
 ):
     os.environ.pop(f"LAYOUT_TUNER_{_word}", None)
+
+# Ranks of a test must not make another test's driver wait.
+os.environ[TIMING_VARIABLE] = f"{default_mark()}-tests-{os.getpid()}"
+atexit.register(Path(os.environ[TIMING_VARIABLE]).unlink, missing_ok=True)
 
 # Processes of pytest-xdist ignore SIGINT, and whatever a test started would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -76,3 +77,31 @@ def test_where_the_mark_is_unknown_or_cannot_be_opened_nobody_waits(
     monkeypatch.setenv(TIMING_VARIABLE, path)
     with timing():
         assert not is_timing()
+
+
+def test_a_mark_of_another_user_or_behind_a_link_is_not_used(mark: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    mark.symlink_to(tmp_path / "elsewhere")
+    with timing():
+        assert not is_timing()
+    mark.unlink()
+    with timing():
+        assert is_timing()
+    if os.getuid() == 0:
+        os.chown(mark, 65534, 65534)
+        with timing():
+            assert not is_timing()
+
+
+def test_processes_that_were_told_nothing_share_the_users_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(TIMING_VARIABLE)
+    assert not shares_cores()
+    rank = start_python(f"import os; os.environ.pop({TIMING_VARIABLE!r}, None)\n{RANK}")
+    try:
+        assert rank.stdout.readline() == "timing\n"
+        assert is_timing()
+    finally:
+        rank.kill()
+        rank.communicate()

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from layout_tuner import step_reports
 from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.timing_mark import timing
 from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.placeholders import filled
@@ -40,7 +41,7 @@ from layout_tuner.workers.trainer.disturbance import CoreWatch
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""
 
-_PACKAGE_ROOT: Final = Path(step_reports.__file__).resolve().parents[1]
+_PACKAGE_ROOT: Final = Path(step_reports.__file__).parents[1].resolve()
 _LOOPBACK: Final = "127."
 _CHUNK: Final = 1 << 16
 _LONGEST_WAIT_S: Final = 0.25
@@ -145,20 +146,21 @@ class _Supervisor:
         poll = select.poll()
         for fd in (pipe, output, ended, self._line.socket.fileno()):
             poll.register(fd, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
-            if self._memory.take(process.pid) and self._cores is not None:
-                self._cores.take()
-            self._refuse_over_limit()
-            asked = any("drain" in order for order in self._line.read(block=False) or ())
-            self._read_reports(pipe)  # before the output: see `_take_line`
-            if output in ready and not self._read_output(output):
-                poll.unregister(output)
-            if asked:
-                self._read_output(output)
-                self._line.send({"event": "drained"})
-            if ended in ready:
-                break
+        with timing():
+            while True:
+                ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
+                if self._memory.take(process.pid) and self._cores is not None:
+                    self._cores.take()
+                self._refuse_over_limit()
+                asked = any("drain" in order for order in self._line.read(block=False) or ())
+                self._read_reports(pipe)  # before the output: see `_take_line`
+                if output in ready and not self._read_output(output):
+                    poll.unregister(output)
+                if asked:
+                    self._read_output(output)
+                    self._line.send({"event": "drained"})
+                if ended in ready:
+                    break
         # What it has left in the pipes; a daemon of it may go on writing.
         for _ in range(_MOST_CHUNKS_LEFT):
             more = self._read_reports(pipe), self._read_output(output)

@@ -35,7 +35,7 @@ from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.wait_for_server import START_PATIENCE_S
 from layout_tuner.results_db.errors import ResultsDbError
-from layout_tuner.timing_mark import TIMING_VARIABLE
+from layout_tuner.timing_mark import TIMING_VARIABLE, default_mark
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
@@ -83,7 +83,7 @@ def up(
             refuse(f"--{option} and --simulate {how}")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
-    os.environ[TIMING_VARIABLE] = str(data.path.absolute() / "timing")  # and this, as do ranks
+    os.environ.setdefault(TIMING_VARIABLE, default_mark())  # and this, as do ranks
     try:
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
