@@ -9,21 +9,6 @@ class ApiError(LayoutTunerError):
     """Base of all errors of `api`."""
 
 
-class DocumentMalformedError(ApiError):
-    """A document is not JSON or YAML; the message states the line."""
-
-
-class DocumentInvalidError(DocumentMalformedError):
-    """A document is nested too deeply, or has a number or text that no field accepts."""
-
-    def __init__(self, problem: str, *, field: str = "") -> None:
-        super().__init__(f"{field}: {problem}" if field else problem)
-        self.problem = problem
-        """The problem, without the field."""
-        self.field = field
-        """Path of the field in the document; empty: the whole document."""
-
-
 class DocumentTypeUnsupportedError(ApiError):
     """The body's content type is neither JSON nor YAML."""
 

@@ -68,6 +68,14 @@ def joined(errors: Iterable[SearchSpaceError]) -> SearchSpaceError:
     return whole
 
 
+class DocumentMalformedError(SearchSpaceError):
+    """A document is not JSON or YAML, or its file cannot be read; the message states the line."""
+
+
+class DocumentInvalidError(DocumentMalformedError):
+    """A document is nested too deeply, or has a number or text that no field accepts."""
+
+
 class LayoutInvalidError(SearchSpaceError):
     """A layout's own fields contradict each other or are out of range."""
 

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from layout_tuner.api.campaigns.named_models_and_clusters import PRESET_NAMES, preset_description
-from layout_tuner.api.errors import DocumentMalformedError
-from layout_tuner.api.http.documents import read_yaml, write_yaml
+from layout_tuner.documents.json_and_yaml import read_yaml, write_yaml
 from layout_tuner.documents.reading import Problems, read_mapping, shown
-from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError
 from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionKind
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store

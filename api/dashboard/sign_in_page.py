@@ -16,7 +16,6 @@ from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.errors import SignInRefusedError, SignInTooOftenError
 from layout_tuner.api.html.rendering import render
 from layout_tuner.api.http.browser_guard import why_foreign
-from layout_tuner.api.http.documents import JSON_TYPE, media_type_of
 from layout_tuner.api.http.error_responses import STATUS_OF, problem_response
 from layout_tuner.api.security.authentication import (
     Authentication,
@@ -24,6 +23,7 @@ from layout_tuner.api.security.authentication import (
     begin_session,
     local_target,
 )
+from layout_tuner.documents.json_and_yaml import JSON_TYPE, media_type_of
 from layout_tuner.results_db.access.tokens import hash_of_token
 from layout_tuner.results_db.store import Store
 

@@ -29,13 +29,13 @@ from layout_tuner.api.dashboard.campaign_form import (
     yaml_of,
 )
 from layout_tuner.api.dependencies import StoreDep, get_campaign
-from layout_tuner.api.errors import ApiError, DocumentInvalidError, DocumentMalformedError
+from layout_tuner.api.errors import ApiError
 from layout_tuner.api.html.rendering import go_to, render
 from layout_tuner.api.http.body_limits import limits_of
-from layout_tuner.api.http.documents import read_json, read_yaml
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.campaigns import SubmissionDep
-from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.documents.json_and_yaml import read_json, read_yaml
+from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError, SearchSpaceError
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import ResultsDbError
@@ -170,8 +170,7 @@ class SubmitPage:
         """The document of the form, in either view.
 
         Raises:
-            SearchSpaceError: fields are no YAML, or the text is too long.
-            ApiError: the text is neither YAML nor JSON.
+            SearchSpaceError: fields or the text are no YAML, or the text is too long.
         """
         if self.form["view"] != YAML:
             return document_of(self.form)
@@ -179,14 +178,11 @@ class SubmitPage:
         body = text.encode("utf-8", "backslashreplace")
         if len(body) > most:
             raise CampaignInvalidError(f"the document is longer than the most, {memory(most)}")
-        try:
-            if text.lstrip().startswith("{"):
-                # JSON with tabs is no YAML.
-                with suppress(DocumentMalformedError):
-                    return read_json(body)
-            return read_yaml(body)
-        except DocumentInvalidError as error:
-            raise CampaignInvalidError(error.problem, field=error.field) from error
+        if text.lstrip().startswith("{"):
+            # JSON with tabs is no YAML.
+            with suppress(DocumentMalformedError):
+                return read_json(body)
+        return read_yaml(body)
 
 
 async def _page_of(request: Request, store: StoreDep, submission: SubmissionDep) -> SubmitPage:

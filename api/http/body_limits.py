@@ -32,7 +32,7 @@ class BodyLimits(NamedTuple):
 
 
 _SMALL: Final = BodyLimits(16 << 10)
-_DOCUMENT: Final = BodyLimits(256 << 10)  # `api.http.documents` counts its values
+_DOCUMENT: Final = BodyLimits(256 << 10)  # `documents.json_and_yaml` counts its values
 _FORM: Final = BodyLimits(1 << 20)  # a document, whose encoding may triple it, and other fields
 _NOTES: Final = BodyLimits(128 << 10)  # 10,000 characters, each written as two escapes
 

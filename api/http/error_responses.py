@@ -23,8 +23,6 @@ from layout_tuner.trainers.exports import export_source as exporters
 MEDIA_TYPE: Final = "application/problem+json"
 
 STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
-    api_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
-    api_errors.DocumentInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.QueryUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -71,6 +69,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.ValueUnstorableError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ListingInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    space_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
+    space_errors.DocumentInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     space_errors.SearchSpaceError: HTTPStatus.UNPROCESSABLE_ENTITY,
     exporters.ExportFormatUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
     exporters.ExportImpossibleError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -133,7 +133,7 @@ def known_error(request: Request, error: Exception) -> Response:
 
 
 def _fields_of(request: Request, error: Exception) -> list[FieldError] | None:
-    if isinstance(error, api_errors.DocumentInvalidError):
+    if isinstance(error, space_errors.DocumentInvalidError):
         return [FieldError(field=_body_field(error.field), message=_printable(error.problem))]
     is_of_body = getattr(request.state, "names_fields_of_body", False)
     if not (is_of_body and isinstance(error, space_errors.SearchSpaceError)):

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
 from layout_tuner.api.http.body_limits import holder_of, limits_of
-from layout_tuner.api.http.documents import (
+from layout_tuner.documents.json_and_yaml import (
     JSON_TYPE,
     YAML_TYPES,
     media_type_of,

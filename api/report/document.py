@@ -24,13 +24,13 @@ from layout_tuner.api.html.leaderboard_table import LeaderboardTable, leaderboar
 from layout_tuner.api.html.rendering import document
 from layout_tuner.api.html.result_sentences import REASONS, bounds, end_of_log, finding_of, lead
 from layout_tuner.api.html.trial_facts import TrialFacts, knob_pairs
-from layout_tuner.api.http.documents import write_yaml
 from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices
 from layout_tuner.api.plots.bars import PlotPart, keys, stacked, swing
 from layout_tuner.api.plots.layout_map import layout_map
 from layout_tuner.api.plots.schedule_plot import schedule_plot
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.report.probe_command import commands
+from layout_tuner.documents.json_and_yaml import write_yaml
 from layout_tuner.predictions.belief.plan_text import PROSE_WIDTH, job_lines
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.states import TrialState

@@ -11,9 +11,9 @@ from layout_tuner.api.campaigns.imports import read_import
 from layout_tuner.api.campaigns.tables import trial_table
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
-from layout_tuner.api.http.documents import media_type_of
 from layout_tuner.api.routes.from_records import campaigns_read
 from layout_tuner.api.schemas.campaigns_and_trials import ImportRead
+from layout_tuner.documents.json_and_yaml import media_type_of
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.search_spaces.tables import write_table
 

@@ -1,6 +1,6 @@
 """Types of texts in requests: search texts, notes, times, idempotency keys, ids.
 
-The parser of bodies (`api.http.documents`) refuses lone surrogates and NUL.
+The parser of bodies (`documents.json_and_yaml`) refuses lone surrogates and NUL.
 """
 
 from __future__ import annotations

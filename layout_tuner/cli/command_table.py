@@ -33,7 +33,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "estimate": "layout_tuner.cli.predictions.estimate:estimate",
     "plan": "layout_tuner.cli.predictions.plan:plan",
     "replay": "layout_tuner.cli.predictions.replay:replay",
-    "simulate": "layout_tuner.cli.predictions.simulate:simulate",
+    "scenario": "layout_tuner.cli.predictions.scenario:scenario",
     "worker": "layout_tuner.cli.processes.worker:worker",
     "probe": "layout_tuner.cli.processes.worker:probe",
     "train": "layout_tuner.cli.processes.worker:train",

@@ -79,13 +79,3 @@ _VALUES: Final[Mapping[str, Callable[[str], Any]]] = {
     "float": lambda scalar: float(scalar.replace(".", "") if scalar[-1] in "fFnN" else scalar),
     "merge": str,
 }
-
-
-def core_loader(loader: Any) -> Any:
-    """A safe loader of PyYAML that reads plain scalars by the core schema of YAML 1.2."""
-    made: Any = type("CoreLoader", (loader,), {"yaml_implicit_resolvers": {}})
-    for resolver in CORE_SCHEMA:
-        made.add_implicit_resolver(*resolver)
-    for kind in ("int", "float"):
-        made.add_constructor(_TAG + kind, lambda _, node, kind=kind: _VALUES[kind](node.value))
-    return made

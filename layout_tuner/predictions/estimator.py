@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.search_spaces.throughput import Throughput
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,66 @@ class Calibration:
     @cached_property
     def time(self) -> TimeCalibration:
         return TimeCalibration.fit(self.knowledge)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What is predicted of one layout; nothing was run."""
+
+    model: ModelShape
+    cluster: str
+    constants: str
+    """Where the constants of the cluster come from."""
+    layout: Layout
+    precision: str
+    num_nodes: int
+    num_devices: int
+    global_batch_size: int
+    tokens_per_step: int
+    tokens_per_s: float
+    """Of all devices together."""
+    tokens_per_s_per_device: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    """Recomputation included."""
+    peak_tflops_per_device: float | None
+    """None: the cluster states no peak for the precision, so there is no mfu and no hfu."""
+    mfu: float | None
+    """Share of the peak that the model's FLOPs use."""
+    hfu: float | None
+    """The same with recomputation."""
+    step_time_s: float
+    """Predicted median."""
+    step_time_low_s: float
+    """Lower end of its 95 % interval."""
+    step_time_high_s: float
+    """Upper end of it."""
+    device_memory_bytes: int
+    peak_memory_bytes: float
+    """Expected peak of the fullest device."""
+    peak_memory_deviation_bytes: float
+    """One standard deviation of it."""
+    fits: float
+    """Probability that it fits into a device."""
+    stages: tuple[Mapping[str, float], ...]
+    """The memory of each pipeline stage by parts, as `Estimator.stages` has it."""
+    time_parts: tuple[TimePart, ...]
+    """The parts of the step; their seconds add up to its time."""
+    calibrated_on: Mapping[str, Any]
+    """Numbers of measurements that calibrated it; their models, clusters and device counts."""
+    warnings: tuple[str, ...]
+    """In which respects it lies outside of what is known."""
+    job: TrainingJob | None
+    """The training job that was described."""
+    job_estimate: JobEstimate | None
+    """The training job with this layout."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain JSON values by name, the estimate of the job among its fields."""
+        values = asdict(self)
+        of_job = values.pop("job_estimate")
+        values["job"] = None if of_job is None else values["job"] | of_job
+        return values | {"model": self.model.to_mapping(), "layout": self.layout.to_mapping()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +128,47 @@ class Estimator:
         """Expected seconds of a step of one layout, and their 95 % interval."""
         (log_mean,), (log_sd,) = self.step_times(LayoutColumns.of(layout))
         return predicted_step(log_mean, log_sd)
+
+    def estimate(
+        self, layout: Layout, job: TrainingJob | None = None, *, warnings: Iterable[str] = ()
+    ) -> Estimate:
+        """All that is predicted of one layout; `warnings` are further ones."""
+        (peak,), (deviation,), (fits,) = self.peaks(LayoutColumns.of(layout))
+        step = self.step(layout)
+        tokens = layout.global_batch_size * self.model.seq_length
+        flops = self.cluster.peak_flops_per_s.get(layout.precision)
+        rate = Throughput(
+            model=self.model,
+            layout=layout,
+            tokens_per_s=tokens / step.expected_s,
+            peak_tflops_per_device=(flops or math.inf) / 1e12,
+        )
+        unknown = {} if flops else dict.fromkeys(("peak_tflops_per_device", "mfu", "hfu"))
+        return Estimate(
+            model=self.model,
+            cluster=self.cluster.name,
+            constants=self.cluster.source,
+            layout=layout,
+            precision=layout.precision,
+            num_nodes=layout.num_nodes,
+            num_devices=layout.num_devices,
+            global_batch_size=layout.global_batch_size,
+            tokens_per_step=tokens,
+            **(rate.figures | unknown),
+            step_time_s=step.expected_s,
+            step_time_low_s=step.low_s,
+            step_time_high_s=step.high_s,
+            device_memory_bytes=self.cluster.device_memory_bytes,
+            peak_memory_bytes=float(peak),
+            peak_memory_deviation_bytes=float(deviation),
+            fits=float(fits),
+            stages=tuple(self.stages(layout)),
+            time_parts=tuple(self.time_parts(layout, step.expected_s)),
+            calibrated_on=_calibrated_on(self.calibration.knowledge),
+            warnings=(*warnings, *self.warnings(layout)),
+            job=job,
+            job_estimate=None if job is None else self.job(job, layout),
+        )
 
     def stages(self, layout: Layout) -> Iterator[dict[str, float]]:
         """The memory of each pipeline stage, the first one first.
@@ -123,6 +226,17 @@ class Estimator:
         return prior.told(self.calibration.knowledge, elsewhere=True)
 
 
+def _calibrated_on(known: Knowledge) -> dict[str, Any]:
+    return {
+        "samples": len(known),
+        "with_step_time": sum(each.step_time_s is not None for each in known),
+        "with_peak_memory": sum(each.peak_memory_bytes is not None for each in known),
+        "models": sorted({each.model.name for each in known}),
+        "clusters": sorted({each.cluster.name for each in known}),
+        "num_devices": sorted({each.layout.num_devices for each in known}),
+    }
+
+
 PREDICTED_COLUMNS: Final = (
     "predicted_step_time_s",
     "predicted_peak_memory_bytes",
@@ -135,11 +249,12 @@ def with_predictions(
     table: MeasurementTable,
     calibration: Calibration,
     *,
+    software: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[MeasurementTable, list[str]]:
     """The table with `PREDICTED_COLUMNS` added, and the distinct warnings of its cells.
 
-    Its own measurements are not used.
+    Its own measurements are not used. `software` is what would run its rows; None: what did.
     """
     cells: list[TableCell] = []
     warnings: dict[str, None] = {}
@@ -150,7 +265,7 @@ def with_predictions(
         estimator = Estimator(
             model=cell.model,
             cluster=cell.cluster,
-            software=cell.key.software,
+            software=cell.key.software if software is None else software,
             calibration=calibration,
         )
         cells.append(_predicted(cell, columns, estimator))

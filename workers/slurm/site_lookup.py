@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 
-from layout_tuner.documents.numbers import core_loader
+from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import SiteInvalidError
 from layout_tuner.search_spaces.clusters.site import SITE_PRESETS, Site, refuse_unknown_site
@@ -16,10 +16,8 @@ def site_preset(name: str) -> Site | None:
     """The preset of that name, or None."""
     if name not in SITE_PRESETS:
         return None
-    import yaml
-
-    text = resources.files(__package__).joinpath("sites", f"{name}.yaml").read_text()
-    return Site.from_mapping(yaml.load(text, core_loader(yaml.SafeLoader)))  # noqa: S506
+    content = resources.files(__package__).joinpath("sites", f"{name}.yaml").read_bytes()
+    return Site.from_mapping(read_yaml(content))
 
 
 def site_of(described: object) -> Site | None:

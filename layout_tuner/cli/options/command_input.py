@@ -1,19 +1,18 @@
-"""Input and errors of commands: files that users describe, clusters, token files, exit codes."""
+"""Input of commands: clusters by name, files of trainers, token files."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import click
 
-from layout_tuner.documents.numbers import core_loader
-from layout_tuner.documents.reading import why_unreadable
-from layout_tuner.errors import SearchSpaceError, ServiceNotFoundError, TokenFileUnusableError
+from layout_tuner.cli.options.refusals import fail, refusals, refuse
+from layout_tuner.documents.json_and_yaml import described, read_file
+from layout_tuner.documents.limits import text_problem
+from layout_tuner.errors import SearchSpaceError, TokenFileUnusableError
 from layout_tuner.protocol.connection.bearer_token import token_in
 from layout_tuner.protocol.connection.service_address import ServicePlace, locate_service
 from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset, unknown_cluster
@@ -24,29 +23,6 @@ if TYPE_CHECKING:
     from layout_tuner.search_spaces.clusters.cluster import Cluster
     from layout_tuner.workers.service.lease_client import ServiceHttp
 
-_REFUSED: Final = 2
-_DOCUMENT_SUFFIXES: Final = (".json", ".yaml", ".yml")
-
-
-def described(name: str) -> Any:
-    """A preset's name as it is, or the document of the JSON or YAML file of that name."""
-    path = Path(name)
-    if path.suffix not in _DOCUMENT_SUFFIXES:
-        return name
-    import yaml
-
-    try:
-        document = yaml.load(path.read_text(), core_loader(yaml.SafeLoader))  # noqa: S506
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        refuse(f"{path} is not a readable JSON or YAML file: {where}{error.problem}")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        refuse(f"{path} is not a readable JSON or YAML file: {why_unreadable(error)}")
-    if document is None:
-        refuse(f"{path} is empty")
-    return document
-
 
 def trainers_of(path: Path | None) -> dict[str, ProgramTrainer]:
     """The trainers of the file that --trainers names, by name; None: there are none.
@@ -55,10 +31,11 @@ def trainers_of(path: Path | None) -> dict[str, ProgramTrainer]:
     """
     if path is None:
         return {}
-    if path.suffix not in _DOCUMENT_SUFFIXES:
-        refuse(f"{path} is not a JSON or YAML file: its name ends with none of .json, .yaml, .yml")
+    with refusals():
+        # The owner of a worker may write programs of several lines.
+        document = read_file(path, text_rule=text_problem)
     try:
-        return read_trainers(described(str(path)), str(path.absolute().parent))
+        return read_trainers(document, str(path.absolute().parent))
     except SearchSpaceError as error:
         refuse(f"{path}: {error}")
 
@@ -71,33 +48,7 @@ def read_token(path: Path) -> str:
         fail(f"{error}: name another with --token-file")
 
 
-def refuse(*sentences: str) -> NoReturn:
-    """Ends the command with these sentences and exit code 2."""
-    for sentence in sentences:
-        click.echo(f"error: {sentence}", err=True)
-    sys.exit(_REFUSED)
-
-
-def fail(sentence: str) -> NoReturn:
-    """Ends the command with one sentence and exit code 1."""
-    click.echo(f"error: {sentence}", err=True)
-    sys.exit(1)
-
-
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Ends the command with exit code 2 for invalid input, and with 1 for other errors."""
-    try:
-        yield
-    except ServiceNotFoundError as error:
-        fail(str(error))
-    except SearchSpaceError as error:
-        refuse(str(error))
-    except WorkerError as error:
-        fail(str(error))
 
 
 def described_cluster(

@@ -1,21 +1,27 @@
-"""Options that the commands `estimate` and `plan` share, and the cluster that these describe."""
+"""Options of the commands that predict, and the campaigns and clusters that these describe."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from layout_tuner.cli.options.command_input import described_cluster
+from layout_tuner.documents.json_and_yaml import read_file
+from layout_tuner.documents.reading import read_mapping
+from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from layout_tuner.search_spaces.clusters.site import cluster_part
 
-software_option: Final = click.option(
-    "--software",
-    default="",
-    help="What would run it: layout-tuner (this project's trainer, the default), nanotron or "
-    "megatron-lm, or what a table's source says; any other software is taken to store what "
-    "Megatron-LM does.",
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FILE: Final = click.Path(path_type=Path)
+"""A file that our own readers open: all commands say the same of one that they cannot read."""
+
+campaign_cluster_option: Final = click.option(
+    "--cluster", help="A preset, a cluster of the service or a file, for the campaign's."
 )
 calibrate_from_option: Final = click.option(
     "--calibrate-from",
@@ -32,17 +38,32 @@ data_dir_option: Final = click.option(
 )
 
 
-def measured_cluster(cluster: Any, data_dir: Path | None) -> Any:
-    """The description of a cluster, with the constants that were measured on it, where any were.
+def software_option(default: str) -> Callable[[Function], Function]:
+    """Adds --software; `default` is what the command takes where it is not given."""
+    return click.option(
+        "--software",
+        help="What would run it: layout-tuner (this project's trainer), nanotron or megatron-lm, or "
+        "what a table's source says; any other software is taken to store what Megatron-LM does.  "
+        f"[default: {default}]",
+    )
 
-    A text names a preset, a cluster of the service or a file.
+
+def campaign_document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
+    """The campaign of a file, with the chosen cluster; a cluster of the service is written out.
+
+    Raises:
+        SearchSpaceError: the file holds no mapping, or the cluster is unknown.
     """
-    from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
-    from layout_tuner.search_spaces.clusters.site import cluster_part
+    document = read_mapping(read_file(path), CampaignInvalidError, "the campaign")
+    if named := cluster or document.get("cluster"):
+        document["cluster"] = written_out(named, data_dir)
+    return document
 
-    directory = data_dir or default_data_dir()
-    if isinstance(cluster, str):
-        # The option's variable names no service: one that the environment names goes before it.
-        service_dir = None if data_dir == default_data_dir() else data_dir
-        cluster = cluster_part(described_cluster(cluster, data_dir=service_dir))
-    return with_measured_constants(cluster, directory)
+
+def written_out(cluster: Any, data_dir: Path | None) -> Any:
+    """The description of a cluster whose name may be a preset's, the service's or a file's."""
+    if not isinstance(cluster, str):
+        return cluster
+    # The option's variable names no service: one that the environment names goes before it.
+    service_dir = None if data_dir == default_data_dir() else data_dir
+    return cluster_part(described_cluster(cluster, data_dir=service_dir))

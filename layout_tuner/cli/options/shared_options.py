@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
-from layout_tuner.cli.options.command_input import fail, refuse
-from layout_tuner.cli.options.job_options import with_job_options
-from layout_tuner.cli.options.simulation_options import with_simulation_options
-from layout_tuner.documents.reading import whole_number_problem
-from layout_tuner.errors import LayoutInvalidError, ServiceNotFoundError
+from layout_tuner.cli.options.refusals import fail
+from layout_tuner.errors import ServiceNotFoundError
 from layout_tuner.protocol.connection.service_address import SERVICE_OPTIONS, locate_service
 from layout_tuner.search_spaces.layouts.knobs import Knob
-from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
-
-if TYPE_CHECKING:
-    from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout import KNOBS
 
 _Command = Callable[..., Any]
 
@@ -162,59 +156,6 @@ def _option(knob: Knob) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         both = f"{knob.option}/{knob.option.replace('--', '--no-')}"
         return click.option(both, default=knob.default, show_default=True, help=words)
     return click.option(knob.option, type=kind, default=knob.default, show_default=True, help=words)
-
-
-def layout_of(given: Mapping[str, Any], cluster: Cluster, *, num_nodes: int = 1) -> Layout:
-    """The layout that the options of `layout_options` describe, for a number of nodes.
-
-    The cluster decides the precision where none is given.
-
-    Raises:
-        LayoutInvalidError: a value is out of range, or the batch is missing or contradicts itself.
-    """
-    knobs = dict(given)
-    knobs["num_microbatches"] = _num_microbatches(knobs, knobs.pop("global_batch_size"))
-    knobs["precision"] = knobs["precision"] or cluster.default_precision
-    return Layout(num_nodes=num_nodes, **knobs)
-
-
-def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
-    """Micro-batches a step, as given or as they follow from the global batch."""
-    given: int | None = knobs["num_microbatches"]
-    if batch is None:
-        if given is None:
-            raise LayoutInvalidError(
-                "the batch is missing: give --num-microbatches or --global-batch-size (the step time "
-                "and the pipeline's bubble depend on it)"
-            )
-        return given
-    for name, value in (
-        ("--global-batch-size", batch),
-        ("dp", knobs["dp"]),
-        ("micro_batch_size", knobs["micro_batch_size"]),
-    ):
-        if problem := whole_number_problem(value):
-            raise LayoutInvalidError(f"{name}={problem}")
-    at_once: int = knobs["dp"] * knobs["micro_batch_size"]
-    product = f"dp*micro_batch_size={knobs['dp']}*{knobs['micro_batch_size']}={at_once}"
-    if batch % at_once:
-        below = batch // at_once * at_once
-        nearest = f"{below} or {below + at_once}" if below else str(at_once)
-        raise LayoutInvalidError(
-            f"--global-batch-size={batch} is not divisible by {product}; the nearest that is: {nearest}"
-        )
-    if given is not None and given != batch // at_once:
-        raise LayoutInvalidError(
-            f"--num-microbatches={given} makes a global batch of {given * at_once} ({product} times "
-            f"{given}), not of --global-batch-size={batch}; leave one of the two out"
-        )
-    return batch // at_once
-
-
-simulation_options: Final = functools.partial(
-    with_simulation_options, option=click.option, refuse=refuse
-)
-job_options: Final = functools.partial(with_job_options, option=click.option, refuse=refuse)
 
 
 class PositiveNumber(click.FloatRange):

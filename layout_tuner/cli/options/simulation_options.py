@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
+import click
+
+from layout_tuner.cli.options.refusals import refuse
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -29,16 +32,14 @@ _OPTIONS: Final = {
 """By option its kind, its default and its help."""
 
 
-def with_simulation_options(
-    function: Function, *, option: Callable[..., Any], refuse: Callable[[str], NoReturn]
-) -> Function:
+def simulation_options(function: Function) -> Function:
     """Adds the options; passes on `simulation`, or None where nothing is to be simulated."""
 
     @functools.wraps(function)
     def command(*arguments: Any, simulate: str | None, **options: Any) -> Any:
         given = {name: options.pop(name) for name in _OPTIONS}
         if simulate is not None:
-            _refuse_wrong(given, refuse)
+            _refuse_wrong(given)
             return function(
                 *arguments, simulation=SimulationOptions(cluster=simulate, **given), **options
             )
@@ -48,7 +49,7 @@ def with_simulation_options(
         return function(*arguments, simulation=None, **options)
 
     for name, (kind, default, text) in reversed(list(_OPTIONS.items())):
-        command = option(
+        command = click.option(
             f"--{name.replace('_', '-')}",
             name,
             type=int if kind == "integer" else float,
@@ -56,16 +57,15 @@ def with_simulation_options(
             show_default=True,
             help=text,
         )(command)
-    simulate: Callable[[Function], Function] = option(
+    return click.option(
         "--simulate",
         metavar="CLUSTER",
         help="Simulate nodes of a cluster, such as frontier, in place of measuring: for trials of "
         "simulated campaigns, and of no others.",
-    )
-    return simulate(command)  # type: ignore[arg-type]
+    )(command)  # type: ignore[return-value]
 
 
-def _refuse_wrong(given: dict[str, Any], refuse: Callable[[str], NoReturn]) -> None:
+def _refuse_wrong(given: dict[str, Any]) -> None:
     if not 1 <= given["workers"] <= MOST_WORKERS:
         refuse(f"--workers={given['workers']} is not a number of workers from 1 to {MOST_WORKERS}")
     if not 0 <= given["time_scale"] <= 1e6:

@@ -1,1 +1,1 @@
-"""Commands of predictions, which need no service: estimate, plan, replay, simulate, calibrate."""
+"""Commands of predictions, which need no service: estimate, plan, replay, scenario, calibrate."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from layout_tuner.cli.live_output import WorkLine, work_line
-from layout_tuner.cli.options.command_input import described as document_of
-from layout_tuner.cli.options.command_input import described_machine, fail, refusals
+from layout_tuner.cli.options.command_input import described_machine
+from layout_tuner.cli.options.refusals import fail, refusals
 from layout_tuner.cli.options.shared_options import PositiveNumber, cluster_option
+from layout_tuner.documents.json_and_yaml import described as document_of
 from layout_tuner.protocol.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 
 if TYPE_CHECKING:

@@ -1,17 +1,12 @@
-"""The estimate of one layout as a JSON document and as text."""
+"""The estimate of one layout as text."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any, Final
 
-from layout_tuner.predictions.estimator import Estimator
-from layout_tuner.predictions.statistics.job_duration import TrainingJob
-from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.throughput import Throughput
+from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.terminal.plurals import counted, figure
 from layout_tuner.units import GIB
 
@@ -20,39 +15,6 @@ SMALL_SHARE: Final = 0.01
 
 WIDTH: Final = 80
 """Longest line of the text, in columns."""
-
-
-def document(
-    estimator: Estimator, layout: Layout, job: TrainingJob | None = None
-) -> dict[str, Any]:
-    """The estimate as plain JSON values, with that of a training job where one is described."""
-    (peak,), (deviation,), (fits,) = estimator.peaks(LayoutColumns.of(layout))
-    step = estimator.step(layout)
-    tokens = layout.global_batch_size * estimator.model.seq_length
-    return {
-        "model": estimator.model.to_mapping(),
-        "cluster": estimator.cluster.name,
-        "constants": estimator.cluster.source,
-        "layout": layout.to_mapping(),
-        "precision": layout.precision,
-        "num_nodes": layout.num_nodes,
-        "num_devices": layout.num_devices,
-        "global_batch_size": layout.global_batch_size,
-        "tokens_per_step": tokens,
-        **_throughput(estimator, layout, tokens / step.expected_s),
-        "step_time_s": step.expected_s,
-        "step_time_low_s": step.low_s,
-        "step_time_high_s": step.high_s,
-        "device_memory_bytes": estimator.cluster.device_memory_bytes,
-        "peak_memory_bytes": float(peak),
-        "peak_memory_deviation_bytes": float(deviation),
-        "fits": float(fits),
-        "stages": list(estimator.stages(layout)),
-        "time_parts": [asdict(part) for part in estimator.time_parts(layout, step.expected_s)],
-        "calibrated_on": _calibrated_on(estimator),
-        "warnings": list(estimator.warnings(layout)),
-        "job": None if job is None else asdict(job) | asdict(estimator.job(job, layout)),
-    }
 
 
 def text(report: dict[str, Any], *, all_terms: bool = False) -> str:
@@ -68,38 +30,6 @@ def text(report: dict[str, Any], *, all_terms: bool = False) -> str:
         *_calibration_lines(report),
     ]
     return "\n".join(lines)
-
-
-def _throughput(estimator: Estimator, layout: Layout, tokens_per_s: float) -> dict[str, Any]:
-    """Rates defined as in a measurement; mfu and hfu are None where the cluster states no peak."""
-    peak = estimator.cluster.peak_flops_per_s.get(layout.precision)
-    rate = Throughput(
-        model=estimator.model,
-        layout=layout,
-        tokens_per_s=tokens_per_s,
-        peak_tflops_per_device=(peak or 0.0) / 1e12,
-    )
-    return {
-        "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_device": rate.tokens_per_s_per_device,
-        "model_tflops_per_device": rate.model_tflops_per_device,
-        "hardware_tflops_per_device": rate.hardware_tflops_per_device,
-        "peak_tflops_per_device": rate.peak_tflops_per_device if peak else None,
-        "mfu": rate.mfu if peak else None,
-        "hfu": rate.hfu if peak else None,
-    }
-
-
-def _calibrated_on(estimator: Estimator) -> dict[str, Any]:
-    known = estimator.calibration.knowledge
-    return {
-        "samples": len(known),
-        "with_step_time": sum(each.step_time_s is not None for each in known),
-        "with_peak_memory": sum(each.peak_memory_bytes is not None for each in known),
-        "models": sorted({each.model.name for each in known}),
-        "clusters": sorted({each.cluster.name for each in known}),
-        "num_devices": sorted({each.layout.num_devices for each in known}),
-    }
 
 
 def _headline(report: dict[str, Any]) -> Iterator[str]:

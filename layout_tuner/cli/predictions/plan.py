@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from layout_tuner.cli.options.command_input import described, refuse
+from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.options.prediction_options import (
+    FILE,
     calibrate_from_option,
+    campaign_cluster_option,
+    campaign_document,
     data_dir_option,
-    measured_cluster,
     software_option,
 )
-from layout_tuner.cli.options.shared_options import job_options
-from layout_tuner.errors import SearchSpaceError
+from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.terminal.console import terminal_width
 
@@ -32,9 +33,9 @@ _TEXT: Final = "text"
 
 
 @click.command()
-@click.argument("campaign", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--cluster", help="A preset, a cluster of the service or a file, for the campaign's.")
-@software_option
+@click.argument("campaign", type=FILE)
+@campaign_cluster_option
+@software_option("layout-tuner")
 @calibrate_from_option
 @data_dir_option
 @click.option(
@@ -58,7 +59,7 @@ _TEXT: Final = "text"
 def plan(
     campaign: Path,
     cluster: str | None,
-    software: str,
+    software: str | None,
     calibrate_from: tuple[str, ...],
     data_dir: Path | None,
     top: int,
@@ -72,29 +73,21 @@ def plan(
     It needs no service. Beside the layouts it prints what is illegal and why, what the budget buys,
     and on what the predictions rest; with --tokens, the days of the training job.
     """
-    from layout_tuner.predictions.belief.known_measurements import (
-        knowledge_of,
-        read_calibrating_cells,
-    )
-    from layout_tuner.predictions.belief.plan import make_plan
-    from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+    from layout_tuner.predictions import offline
     from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
-    try:
-        spec = CampaignSpec.from_document(_document(campaign, cluster, data_dir))
-        cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
-        planned = make_plan(
-            spec,
-            knowledge=knowledge_of(cells),
-            software=software,
+    with refusals():
+        planned = offline.plan(
+            campaign_document(campaign, cluster, data_dir),
+            software=software or "",
+            calibrate_from=calibrate_from,
+            data_dir=data_dir,
             top=top,
             probe_start_s=PROBE_START_S if probe_start_s is None else probe_start_s,
             job=job,
         )
-    except SearchSpaceError as error:
-        refuse(*(str(part) for part in error.parts))
     if as_json or form == "json":
         click.echo(json.dumps(asdict(planned), indent=2))
     elif form == "csv":
@@ -103,18 +96,6 @@ def plan(
         from layout_tuner.predictions.belief.plan_text import plan_lines
 
         click.echo("\n".join(plan_lines(planned, terminal_width(sys.stdout))))
-
-
-def _document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
-    """The campaign of a file, with the chosen cluster and the constants measured on it."""
-    from layout_tuner.documents.reading import read_mapping
-    from layout_tuner.errors import CampaignInvalidError
-
-    document = read_mapping(described(str(path)), CampaignInvalidError, "the campaign")
-    named = cluster or document.get("cluster")
-    if named is not None:
-        document["cluster"] = measured_cluster(named, data_dir)
-    return document
 
 
 def _csv(planned: Plan) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layout_tuner.cli.options.prediction_options import calibrate_from_option
+from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.process_resources import usable_cores, use_one_blas_thread
 
 if TYPE_CHECKING:
@@ -47,13 +49,7 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE[,...]",
     help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
 )
-@click.option(
-    "--calibrate-from",
-    "calibrate_from",
-    multiple=True,
-    metavar="TABLE[:KEY=VALUE,...]",
-    help="Measurements known beforehand, of some cells of a table; may be repeated. Without: cold.",
-)
+@calibrate_from_option
 @click.option("--estimates", is_flag=True, help="Judge the estimates alone: no search.")
 @click.option(
     "--jobs",
@@ -81,17 +77,16 @@ def replay(
     use_one_blas_thread()  # `jobs` says how many cores are busy
     # Imported here, so that `layout-tuner --help` starts fast.
     from layout_tuner.cli.live_output import work_line
-    from layout_tuner.errors import SearchSpaceError
     from layout_tuner.predictions.belief.known_measurements import (
         knowledge_of,
         read_calibrating_cells,
     )
     from layout_tuner.search_spaces.tables import read_table
     from layout_tuner.search_spaces.tables.selection import CellFilter, select
-    from layout_tuner.tuner.errors import StrategyUnknownError, TunerError
+    from layout_tuner.tuner.errors import StrategyUnknownError
     from layout_tuner.tuner.replay.run import ReplayPlan
 
-    try:
+    with refusals():
         with work_line(sys.stderr, ticks=True) as line:
             line.say(f"reading {table.name}")
             read = read_table(table)
@@ -119,11 +114,11 @@ def replay(
                 probes=probes,
                 knowledge=knowledge_of(known),
             )
+            try:
+                plan.check()
+            except StrategyUnknownError as error:
+                refuse(f"--strategy: {error}")
             report = _search(table, plan, jobs or usable_cores())
-    except StrategyUnknownError as error:
-        raise click.BadParameter(str(error), param_hint="--strategy") from error
-    except (SearchSpaceError, TunerError) as error:
-        raise click.ClickException(str(error)) from error
     report["notes"] = [*notes, *report.get("notes", ())]
     _print(report, as_json=as_json, estimates=estimates)
 
@@ -160,7 +155,6 @@ def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:
     from layout_tuner.cli.predictions.replay_report import replay_report
     from layout_tuner.tuner.replay.run import replay_all
 
-    plan.check()
     tasks = plan.tasks()
     runs = []
     # The processes of the searches are spawned, so a thread may update the line.

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import click
 
-from layout_tuner.cli.options.command_input import json_option, read_token, refusals, refuse
+from layout_tuner.cli.options.command_input import json_option, read_token
+from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.cli.options.shared_options import service_options, trainers_option
 from layout_tuner.protocol.connection.service_address import (
     WORKER_TOKEN_FILE_VARIABLE,

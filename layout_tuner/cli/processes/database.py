@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import click
 
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.database_options import database_option, keep_option
+from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.terminal.plurals import counted
 
 # Other modules are imported where they are needed, so that `--help` is fast.
@@ -35,16 +36,6 @@ def _place_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-@contextmanager
-def _refusals_as_messages() -> Iterator[None]:
-    from layout_tuner.results_db.errors import ResultsDbError
-
-    try:
-        yield
-    except ResultsDbError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _url(data_dir: Path | None, database: str | None) -> str:
@@ -81,7 +72,7 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
     """
     from layout_tuner.results_db.admin.backup_file import back_up
 
-    with _refusals_as_messages(), work_line(sys.stderr, ticks=True) as line:
+    with refusals(), work_line(sys.stderr, ticks=True) as line:
         report = back_up(_url(data_dir, database), file, replace=force, say=line.say)
     click.echo(
         f"{report.path}: {counted(report.num_campaigns, 'campaign')}, "
@@ -103,7 +94,7 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
     from layout_tuner.results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
     from layout_tuner.results_db.database.data_dir import DataDir
 
-    with _refusals_as_messages():
+    with refusals():
         if database is not None:
             report = restore_into_postgresql(file, database, replace=force)
             place = _shown(database)
@@ -129,7 +120,7 @@ def upgrade(data_dir: Path | None, database: str | None) -> None:
     from layout_tuner.results_db.database.wait_for_server import once_it_answers
     from layout_tuner.results_db.migrations import migrate
 
-    with _refusals_as_messages():
+    with refusals():
         url = _url(data_dir, database)
         before = once_it_answers(lambda: migrate.revision(url))
         once_it_answers(lambda: migrate.upgrade(url))
@@ -150,7 +141,7 @@ def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
     """
     from layout_tuner.results_db.admin.integrity import check_database
 
-    with _refusals_as_messages():
+    with refusals():
         url = _url(data_dir, database)
         report = check_database(url)
     if as_json:
@@ -181,7 +172,7 @@ def prune(keep: tuple[str, ...], data_dir: Path | None, database: str | None) ->
     from layout_tuner.results_db.retention import KINDS, Retention
     from layout_tuner.results_db.store import Store
 
-    with _refusals_as_messages():
+    with refusals():
         retention = Retention.read(keep)
         url = _url(data_dir, database)
         migrate.check(url)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from layout_tuner.cli.options.database_options import database_option
+from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.process_resources import use_one_blas_thread
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 
@@ -28,12 +29,8 @@ def driver(data_dir: Path | None, database: str | None) -> None:
     """
     use_one_blas_thread()
     # Imported here, so that `layout-tuner --help` starts fast.
-    from layout_tuner.results_db.errors import ResultsDbError
     from layout_tuner.tuner.driver.process import drive
-    from layout_tuner.tuner.errors import TunerError
 
     os.umask(PRIVATE_UMASK)
-    try:
+    with refusals():
         drive(data_dir, database)
-    except (ResultsDbError, TunerError) as error:
-        raise click.ClickException(str(error)) from error

@@ -16,7 +16,6 @@ from typing import Final
 import click
 
 from layout_tuner.api.app import create_app
-from layout_tuner.api.errors import ApiError
 from layout_tuner.api.http.bind_address import Endpoint, is_loopback, listening
 from layout_tuner.api.http.connection_limits import (
     MAX_CONNECTIONS,
@@ -31,11 +30,11 @@ from layout_tuner.api.security.local_tokens import load_or_make_token
 from layout_tuner.api.settings import Settings
 from layout_tuner.cli.options.database_options import database_option, keep_option
 from layout_tuner.cli.options.endpoint_options import endpoint_options
+from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.stderr_log import log_to_stderr
 from layout_tuner.results_db.database.wait_for_server import once_it_answers
-from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.retention import Retention
 from layout_tuner.results_db.store import Store
 
@@ -77,7 +76,7 @@ def serve(
     """
     os.umask(PRIVATE_UMASK)
     data = DataDir(data_dir) if data_dir else DataDir.default()
-    try:
+    with refusals():
         tls = endpoint.tls_context()
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         retention = Retention.read(keep)
@@ -94,8 +93,6 @@ def serve(
             _serve(
                 data, store, endpoint, listener, tls, requests_per_s, limits, retention, supervisor
             )
-    except (ApiError, ResultsDbError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _serve(

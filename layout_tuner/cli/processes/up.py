@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,27 @@ import click
 import httpx
 from click.core import ParameterSource
 
-from layout_tuner.api.errors import ApiError
 from layout_tuner.api.http.bind_address import Endpoint
 from layout_tuner.api.http.url_prefix import read_prefix
 from layout_tuner.api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.options.database_options import database_option
 from layout_tuner.cli.options.endpoint_options import endpoint_options
-from layout_tuner.cli.options.simulation_options import with_simulation_options
+from layout_tuner.cli.options.refusals import refusals, refuse
+from layout_tuner.cli.options.simulation_options import simulation_options
 from layout_tuner.cli.service.login import sign_in_url
-from layout_tuner.cli.service.service_connection import EXISTING_FILE, refuse
 from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import ServiceError
-from layout_tuner.errors import CertificateUnreadableError
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.protocol.connection.running_service import LocalService, find_service
 from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.wait_for_server import START_PATIENCE_S
-from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.timing_mark import TIMING_VARIABLE, default_mark
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""
-
-
-simulation_options = partial(with_simulation_options, option=click.option, refuse=refuse)
 
 
 @click.command()
@@ -51,7 +44,7 @@ simulation_options = partial(with_simulation_options, option=click.option, refus
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
 @click.option(
     "--trainers",
-    type=EXISTING_FILE,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
 @click.option(
@@ -84,12 +77,10 @@ def up(
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     os.environ.setdefault(TIMING_VARIABLE, default_mark())  # and this, as do ranks
-    try:
+    with refusals():
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
         _run(data, endpoint, _worker_options(cluster, trainers, nodes, simulation), database)
-    except (ApiError, ResultsDbError, CertificateUnreadableError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _run(

@@ -17,28 +17,26 @@ from click.core import ParameterSource
 
 from layout_tuner.cli.live_output import WorkLine, work_line
 from layout_tuner.cli.options.command_input import (
-    described,
+    described_cluster,
     described_machine,
-    fail,
     read_token,
-    refusals,
-    refuse,
     trainers_of,
 )
+from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.shared_options import (
     PositiveNumber,
     allocation_options,
     cluster_option,
-    layout_of,
     layout_options,
     service_options,
-    simulation_options,
     trainers_option,
 )
-from layout_tuner.errors import SearchSpaceError
+from layout_tuner.cli.options.simulation_options import simulation_options
+from layout_tuner.documents.json_and_yaml import described
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.protocol.connection.service_address import ServicePlace
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from layout_tuner.terminal.console import on_interrupt
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.units import GIB
@@ -94,8 +92,6 @@ def worker(
 
     With --simulate it measures nothing: a simulator answers the probes, in simulated time.
     """
-    from layout_tuner.cli.options.command_input import described_cluster
-    from layout_tuner.workers.errors import WorkerError
     from layout_tuner.workers.worker.run_worker import run_simulated_workers, run_worker
 
     if simulation is not None:
@@ -103,7 +99,7 @@ def worker(
     os.umask(PRIVATE_UMASK)  # a directory that --spool-dir names may be open to others
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
+    with refusals():
         named = cluster if simulation is None else simulation.cluster
         shared: dict[str, Any] = {
             "url": place.url,
@@ -120,8 +116,6 @@ def worker(
         else:
             del shared["launcher"], shared["ray_address"]
             run_simulated_workers(simulation=simulation, **shared)
-    except (WorkerError, SearchSpaceError) as error:
-        fail(str(error))
 
 
 def _refuse_options_of_measuring() -> None:
@@ -217,7 +211,7 @@ def probe(
     with refusals():
         request = ProbeRequest(
             model=resolve_model(described(model)),
-            layout=layout_of(knobs, machine),
+            layout=stated_layout(knobs, precision=machine.default_precision),
             seed=seed,
             warmup=warmup,
             iterations=steps,

@@ -6,28 +6,32 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from layout_tuner.api.errors import DocumentMalformedError
 from layout_tuner.api.formatting import budget_words
-from layout_tuner.api.http.documents import read_json, read_yaml
 from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.options.prediction_options import FILE, campaign_cluster_option
+from layout_tuner.cli.options.refusals import refuse
 from layout_tuner.cli.service.campaign import precision_words
 from layout_tuner.cli.service.service_connection import (
-    EXISTING_FILE,
     Function,
     answers,
     json_option,
     print_json,
     service_options,
+    service_when_called,
 )
 from layout_tuner.client.errors import ServiceError
+from layout_tuner.documents.json_and_yaml import described, read_file, read_yaml
+from layout_tuner.documents.reading import read_mapping, why_unreadable
+from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError
 from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.terminal.console import on_interrupt, terminal_width
 from layout_tuner.terminal.plurals import counted
 
@@ -59,17 +63,23 @@ def budget_options(function: Function) -> Function:
 
 
 @click.command()
-@click.argument("file", type=EXISTING_FILE)
+@click.argument("file", type=FILE)
+@campaign_cluster_option
 @click.option("--dry-run", is_flag=True, help="Print the service's plan of it, and submit nothing.")
 @json_option
-@service_options
-def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
+@service_when_called
+def submit(
+    file: Path, cluster: str | None, dry_run: bool, as_json: bool, service: Callable[[], Client]
+) -> None:
     """Submit the campaign in FILE (YAML, or JSON where its name ends in .json).
 
-    A file that is not YAML or JSON is bad usage (exit code 2); a campaign that the service refuses
-    is a failure (exit code 1).
+    The service plans with the measurements that its database holds, and for the trainer of the
+    campaign's probes; `layout-tuner plan` has --calibrate-from and --software.
     """
-    document = read_document_file(file, "the campaign")
+    document = read_mapping(read_file(file), CampaignInvalidError, "the campaign")
+    if cluster is not None:
+        document["cluster"] = cluster_part(described(cluster))
+    client = service()
     if not dry_run:
         submitted = client.create_campaign(document)
         (print_json if as_json else print_submitted)(submitted)
@@ -97,12 +107,12 @@ def _planned(client: Client, document: dict[str, Any]) -> Plan:
             time.sleep(POLL_S)
             planned = client.planned(planned.id)
     if planned.plan is None:
-        raise click.ClickException(planned.problem)
+        refuse(planned.problem)
     return planned.plan
 
 
 @click.command("import")
-@click.argument("table", type=EXISTING_FILE)
+@click.argument("table", type=FILE)
 @click.option("--name", help="Name of the campaign; several are numbered after it.")
 @click.option(
     "--cell",
@@ -124,7 +134,7 @@ def import_table(
     try:
         content = table.read_bytes()
     except OSError as error:
-        raise click.UsageError(f"{table} cannot be read: {error.strerror}") from error
+        refuse(f"{table}: cannot be read: {error.strerror}")
     with work_line(sys.stderr, ticks=True) as line:
         line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
         return client.import_table(content, name=name, cells=cells)
@@ -144,7 +154,7 @@ def _print_imported(imported: ImportRead) -> None:
 @click.option("--no-node-hours", is_flag=True, help="Remove this bound.")
 @click.option("--no-wall-time", is_flag=True, help="Remove this bound.")
 @click.option("--notes", help="New notes, instead of the old ones.")
-@click.option("--notes-file", type=EXISTING_FILE, help="File with the new notes.")
+@click.option("--notes-file", type=FILE, help="File with the new notes.")
 @answers(
     lambda changed: click.echo(f"campaign {changed.name}: {budget_words(changed.spec['budget'])}")
 )
@@ -171,7 +181,7 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{file} cannot be read as UTF-8 text: {error}") from error
+        refuse(f"{file}: cannot be read: {why_unreadable(error)}")
 
 
 def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,23 +193,6 @@ def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
         if bounds[bound] is not None or bounds[f"no_{bound}"]:
             changed[bound] = bounds[bound]
     return changed
-
-
-def read_document_file(file: Path, what: str) -> dict[str, Any]:
-    """The mapping in a YAML file, or a JSON file where its name ends in .json."""
-    read = read_json if file.suffix.lower() == ".json" else read_yaml
-    try:
-        content = file.read_bytes()
-        if not content.strip():
-            raise click.UsageError(f"{file} is empty")
-        document = read(content)
-    except OSError as error:
-        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
-    except DocumentMalformedError as error:
-        raise click.UsageError(f"{file}: {error}") from error
-    if not isinstance(document, dict):
-        raise click.UsageError(f"{file}: {what} is not a mapping of fields to values")
-    return document
 
 
 def print_submitted(campaign: CampaignDetail) -> None:

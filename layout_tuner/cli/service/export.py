@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
+from layout_tuner.cli.options.prediction_options import (
+    FILE,
+    calibrate_from_option,
+    software_option,
+)
 from layout_tuner.cli.service.service_connection import (
-    EXISTING_FILE,
     json_option,
     print_json,
     service_when_called,
@@ -41,14 +45,20 @@ if TYPE_CHECKING:
 @click.option(
     "--plan",
     "plan_file",
-    type=EXISTING_FILE,
+    type=FILE,
     help="Campaign file: export a layout of its plan instead, predicted and not measured.",
 )
 @click.option(
     "--rank", type=click.IntRange(1, 1000), help="With --plan: rank of the layout; default: 1."
 )
 @click.option("--model", help="With --layout: a preset, or a file.")
-@click.option("--cluster", help="With --layout: a preset, or a file.")
+@click.option(
+    "--cluster",
+    help="With --plan: a preset, a cluster of the service or a file, for the campaign's. With "
+    "--layout: what it would run on.",
+)
+@software_option("the trainer of the format")
+@calibrate_from_option
 @click.option("--layout", "layout_key", metavar="KEY", help="Export any layout by its key instead.")
 @click.option(
     "--nodes",
@@ -80,6 +90,8 @@ def export(
     rank: int | None,
     model: str | None,
     cluster: str | None,
+    software: str | None,
+    calibrate_from: tuple[str, ...],
     layout_key: str | None,
     nodes: int | None,
     without: tuple[str, ...],
@@ -91,8 +103,10 @@ def export(
 ) -> None:
     """Write a training job's files for a campaign's best trial, or another.
 
-    --plan FILE takes a layout of a plan, and --model, --cluster and --layout take any layout; both
-    need no service, and the files say at their top that the layout was predicted, not measured.
+    --plan FILE takes a layout of the plan that `plan FILE` prints with the same options, and
+    --model, --cluster and --layout take any layout. Both need no service, and are predicted for the
+    trainer of the format unless --software names another; the files say at their top for which
+    software, and that nothing was measured.
 
     With --json the files are printed in one JSON document, and none is written. --list prints a
     table of the formats, and what each needs to run; it takes no CAMPAIGN.
@@ -100,8 +114,8 @@ def export(
     if lists_formats:
         _list_formats(as_json)
         return
-    described = (plan_file, rank, model, cluster, layout_key)
-    _refuse_mixed(campaign, (trial, nodes), described)
+    predicted = (plan_file, rank, model, layout_key, cluster, software, calibrate_from or None)
+    _refuse_mixed(campaign, (trial, nodes), predicted)
     if format_name is None:
         raise click.UsageError("--format is missing; --list shows the formats")
     if campaign is not None:
@@ -111,14 +125,20 @@ def export(
         from layout_tuner.cli.service import predicted_export
 
         data_dir = click.get_current_context().params["data_dir"]
-        kept: dict[str, Any] = {"data_dir": data_dir, "without": without}
+        kept: dict[str, Any] = {
+            "cluster": cluster,
+            "software": software,
+            "calibrate_from": calibrate_from,
+            "data_dir": data_dir,
+            "without": without,
+        }
         if plan_file is not None:
             bundle = predicted_export.of_plan(plan_file, rank or 1, format_name, **kept)
-            what = f"rank {rank or 1} of the plan of {plan_file}, {PREDICTED}"
+            what = f"rank {rank or 1} of the plan of {plan_file}"
         else:
-            words = (str(model), str(cluster), str(layout_key))
-            bundle = predicted_export.of_layout(*words, format_name, **kept)
-            what = f"{layout_key}, {PREDICTED}"
+            bundle = predicted_export.of_layout(str(model), str(layout_key), format_name, **kept)
+            what = str(layout_key)
+        what += f" for {predicted_export.software_of(format_name, software)}, {PREDICTED}"
     if as_json:
         print_json(bundle)
         return
@@ -136,21 +156,24 @@ def export(
 
 
 def _refuse_mixed(
-    campaign: str | None, of_campaign: Sequence[object], described: Sequence[object]
+    campaign: str | None, of_campaign: Sequence[object], predicted: Sequence[object]
 ) -> None:
     """Refuses anything but one of: a campaign, a plan's file, a layout on a cluster."""
-    plan_file, rank, *of_layout = described
-    if campaign is not None and any(each is not None for each in described):
+    plan_file, rank, model, layout_key, cluster, *_ = predicted
+    of_layout = (model, layout_key)
+    if campaign is not None and any(each is not None for each in predicted):
         raise click.UsageError("name a CAMPAIGN, or --plan, or --layout: only one of them")
     if campaign is None and any(each is not None for each in of_campaign):
         raise click.UsageError("--trial and --nodes are for a CAMPAIGN")
     if plan_file is not None and any(each is not None for each in of_layout):
-        raise click.UsageError("--plan has model, cluster and layouts of its own")
+        raise click.UsageError("--plan has a model and layouts of its own")
     if rank is not None and plan_file is None:
         raise click.UsageError("--rank is for --plan")
-    if campaign is None and plan_file is None and None in of_layout:
+    if campaign is None and plan_file is None and None in (*of_layout, cluster):
         missing = (
-            "--layout needs --model and --cluster too" if any(of_layout) else "CAMPAIGN is missing"
+            "--layout needs --model and --cluster too"
+            if any((*of_layout, cluster))
+            else "CAMPAIGN is missing"
         )
         raise click.UsageError(f"{missing}; --list shows the formats")
 

@@ -24,8 +24,8 @@ from layout_tuner.api.formatting import (
     percent,
     unit,
 )
+from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.service.service_connection import (
-    job_options,
     json_option,
     print_jobs,
     print_json,

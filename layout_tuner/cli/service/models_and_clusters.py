@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from layout_tuner.api.formatting import memory
-from layout_tuner.api.http.documents import write_yaml
 from layout_tuner.api.schemas.model_and_cluster_documents import (
     CatalogueEntry,
     ClusterPage,
@@ -17,9 +16,8 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelPage,
     ModelRead,
 )
-from layout_tuner.cli.service.campaign_changes import read_document_file
+from layout_tuner.cli.options.prediction_options import FILE
 from layout_tuner.cli.service.service_connection import (
-    EXISTING_FILE,
     answers,
     json_option,
     print_json,
@@ -27,7 +25,9 @@ from layout_tuner.cli.service.service_connection import (
     service_when_called,
     without_service,
 )
-from layout_tuner.errors import SiteInvalidError
+from layout_tuner.documents.json_and_yaml import read_file, write_yaml
+from layout_tuner.documents.reading import read_mapping
+from layout_tuner.errors import ClusterInvalidError, ModelShapeInvalidError
 from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset
 from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
@@ -122,17 +122,19 @@ def show_cluster(name: str, service: Callable[[], Client]) -> ClusterRead:
 
 @click.command("put")
 @click.argument("name")
-@click.argument("file", type=EXISTING_FILE)
+@click.argument("file", type=FILE)
 @answers(lambda made: click.echo(f"model {made.name} is stored; campaign files can name it"))
 @service_options
 def put_model(name: str, file: Path, client: Client) -> ModelRead:
     """Store the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}."""
-    return client.put_model(name, read_document_file(file, "the model"))
+    return client.put_model(
+        name, read_mapping(read_file(file), ModelShapeInvalidError, "the model")
+    )
 
 
 @click.command("put")
 @click.argument("name")
-@click.argument("file", type=EXISTING_FILE)
+@click.argument("file", type=FILE)
 @json_option
 @service_options
 def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
@@ -140,12 +142,8 @@ def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
 
     A section `site` is checked and stays on this machine: it is for `allocation submit`.
     """
-    document = read_document_file(file, "the cluster")
-    try:
-        described = cluster_part(document)
-    except SiteInvalidError as error:
-        raise click.UsageError(f"{file}: {error}") from error
-    made = client.put_cluster(name, described)
+    document = read_mapping(read_file(file), ClusterInvalidError, "the cluster")
+    made = client.put_cluster(name, cluster_part(document))
     if as_json:
         print_json(made)
     else:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layout_tuner.cli.service.service_connection import job_options, service_options
+from layout_tuner.cli.options.job_options import job_options
+from layout_tuner.cli.service.service_connection import service_options
 
 if TYPE_CHECKING:
     from layout_tuner.client.clients import Client

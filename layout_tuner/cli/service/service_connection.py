@@ -7,17 +7,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from layout_tuner.api.errors import ApiError
 from layout_tuner.api.formatting import figure, unit
 from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.command_table import imports_kept
-from layout_tuner.cli.options.job_options import with_job_options
-from layout_tuner.client.errors import ServiceError
-from layout_tuner.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError
+from layout_tuner.cli.options.refusals import refusals
+from layout_tuner.errors import ServiceNotFoundError
 from layout_tuner.protocol.connection.service_address import SERVICE_OPTIONS, locate_service
 from layout_tuner.protocol.connection.tls import trusting
 from layout_tuner.terminal.console import terminal_width
@@ -32,8 +30,6 @@ Document = TypeVar("Document")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LABEL_WIDTH: Final = 14
-
-EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -63,7 +59,7 @@ def service_when_called(function: Function) -> Function:
         data_dir: Path | None,
         **options: Any,
     ) -> Any:
-        with refusals_as_messages(), ExitStack() as stack:
+        with refusals(), ExitStack() as stack:
 
             def service() -> Client:
                 return stack.enter_context(connect(url, token_file, data_dir, certificate))
@@ -115,29 +111,6 @@ def without_service(read: Callable[[], Document], of_presets: Callable[[], Docum
         return of_presets()
 
 
-@contextmanager
-def refusals_as_messages() -> Iterator[None]:
-    """Errors of requests end the command with a message and exit code 1.
-
-    Several wrong fields of a document have a line each.
-    """
-    try:
-        yield
-    except ServiceError as error:
-        raise click.ClickException(_refusal(error)) from error
-    except (ApiError, CertificateUnreadableError, ServiceNotFoundError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _refusal(error: ServiceError) -> str:
-    fields = (error.problem and error.problem.errors) or []
-    if len(fields) < 2:
-        return str(error)
-    most = "the first " if len(fields) == MAX_PARTS else ""
-    lines = [f"  {each.field.removeprefix('body.')}: {each.message}" for each in fields]
-    return "\n".join([f"the service refuses {most}{len(fields)} things:", *lines])
-
-
 def answers(show: Callable[[Any], None]) -> Callable[[Function], Function]:
     """Adds --json to a command that returns a document, which is printed so or by `show`."""
 
@@ -170,13 +143,6 @@ def best_words(campaign: CampaignRead) -> str:
     """The best value so far with its unit, and whether it is disturbed."""
     words = f"{figure(campaign.progress.best)} {unit(campaign.objective)}"
     return f"{words}, disturbed" if campaign.progress.best_disturbed else words
-
-
-def refuse(sentence: str) -> NoReturn:
-    raise click.UsageError(sentence)
-
-
-job_options: Final = functools.partial(with_job_options, option=click.option, refuse=refuse)
 
 
 def print_jobs(job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]]) -> None:

@@ -24,7 +24,7 @@ from layout_tuner.api.dashboard.campaign_form import (
     yaml_of,
 )
 from layout_tuner.api.errors import ApiError
-from layout_tuner.api.http.documents import read_yaml
+from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.errors import SearchSpaceError
 from tests.api.dashboard.browser import Visitor, look_at, visiting
 from tests.kit.api import CAMPAIGN, answered

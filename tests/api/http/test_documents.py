@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layout_tuner.api.errors import DocumentInvalidError, DocumentMalformedError
-from layout_tuner.api.http import documents
-from layout_tuner.api.http.documents import read_json, read_yaml, write_yaml
+from layout_tuner.documents import json_and_yaml as documents
+from layout_tuner.documents.json_and_yaml import read_json, read_yaml, write_yaml
+from layout_tuner.errors import DocumentInvalidError, DocumentMalformedError
 from tests.kit.api import CAMPAIGN
 
 YAML = {"Content-Type": "application/yaml"}

@@ -14,10 +14,10 @@ import yaml
 from fastapi.testclient import TestClient
 
 from layout_tuner.api.html.result_sentences import CampaignFinding, gain_over_median, ratio_interval
-from layout_tuner.api.http.documents import read_yaml
 from layout_tuner.api.plots import static_plot
 from layout_tuner.api.report import document
 from layout_tuner.api.report.document import POLICY, report
+from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.protocol.measurement import Environment
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import AllocationBody, WorkerCreate

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from layout_tuner.api.app import create_app
-from layout_tuner.api.errors import DocumentInvalidError, DocumentMalformedError
-from layout_tuner.api.http.documents import read_json
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.settings import Settings
+from layout_tuner.documents.json_and_yaml import read_json
 from layout_tuner.documents.limits import MAX_DEPTH, text_problem
+from layout_tuner.errors import DocumentInvalidError, DocumentMalformedError
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, Api, answered

@@ -1,4 +1,4 @@
-"""The command `layout-tuner simulate`: a simulated campaign as a measurement table, or a trace."""
+"""`layout-tuner scenario`: a fixed simulation as a measurement table, or one step as a trace."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from layout_tuner.cli.options.refusals import fail, refuse
+
 
 @click.command()
-@click.argument("scenario", required=False)
+@click.argument("name", metavar="SCENARIO", required=False)
 @click.option(
     "--seed",
     default=0,
@@ -28,7 +30,7 @@ import click
     help="In place of the table, a step of the layout of this key as a trace for Perfetto "
     "(https://ui.perfetto.dev): the passes of each pipeline stage and the transfers to it.",
 )
-def simulate(scenario: str | None, seed: int, out: Path | None, trace: str | None) -> None:
+def scenario(name: str | None, seed: int, out: Path | None, trace: str | None) -> None:
     """Measure every layout of SCENARIO on a simulated cluster: something to try a search on.
 
     The table is read by `layout-tuner replay`; the source of its rows says "simulated". Without a
@@ -44,23 +46,21 @@ def simulate(scenario: str | None, seed: int, out: Path | None, trace: str | Non
         simulated_trace,
     )
 
-    if scenario is None:
-        for name, known in SCENARIOS.items():
-            click.echo(f"{name:<14} {known.about}")
+    if name is None:
+        for known, scene in SCENARIOS.items():
+            click.echo(f"{known:<14} {scene.about}")
         return
     try:
         if trace is not None:
-            _write(json.dumps(simulated_trace(scenario, seed, trace)), out)
+            _write(json.dumps(simulated_trace(name, seed, trace)), out)
             return
-        table = simulated_table(scenario, seed)
+        table = simulated_table(name, seed)
     except (WorkerError, LayoutInvalidError) as error:
-        raise click.UsageError(str(error)) from error
+        refuse(str(error))
     _write(write_table(table), out)
     completed = sum(cell.num_completed for cell in table.cells)
     rows = len(table.rows)
-    click.echo(
-        f"{scenario}, seed {seed}: {rows} simulated layouts, {completed} completed", err=True
-    )
+    click.echo(f"{name}, seed {seed}: {rows} simulated layouts, {completed} completed", err=True)
 
 
 def _write(text: str, out: Path | None) -> None:
@@ -70,4 +70,4 @@ def _write(text: str, out: Path | None) -> None:
     try:
         out.write_text(text)
     except OSError as error:
-        raise click.ClickException(f"{out} can't be written: {error.strerror}") from error
+        fail(f"{out} cannot be written: {error.strerror}")

@@ -1,4 +1,4 @@
-"""Strict parsers of JSON and YAML documents; errors state the line."""
+"""The one reader of JSON and YAML: files and bodies of requests; errors state the line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import yaml
 
-from layout_tuner.api.errors import DocumentInvalidError, DocumentMalformedError
 from layout_tuner.documents.limits import (
     MAX_DEPTH,
     MAX_FIELDS,
@@ -19,7 +19,8 @@ from layout_tuner.documents.limits import (
     visible_text_problem,
 )
 from layout_tuner.documents.numbers import CORE_SCHEMA, core_value
-from layout_tuner.documents.reading import shown
+from layout_tuner.documents.reading import shown, why_unreadable
+from layout_tuner.errors import DocumentInvalidError, DocumentMalformedError
 
 try:
     from yaml import CSafeLoader as _SafeLoader
@@ -29,11 +30,45 @@ except ImportError:  # without libyaml: slower, same results
 JSON_TYPE: Final = "application/json"
 YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
+_FILE_SUFFIXES: Final = (".json", ".yaml", ".yml")
+
 MAX_NUMBER_LENGTH: Final = 400
 """Most characters of a number in YAML; the largest finite one has 309 digits."""
 
 MAX_VALUES: Final = 50_000
 """Most values of a document, in YAML with its keys: 1,000 listed layouts have 40,000 with them."""
+
+
+def described(named: object) -> Any:
+    """The document of a file where this is a path, or a text that ends as the name of one does.
+
+    Anything else, such as the name of a preset, is returned as it is.
+
+    Raises:
+        DocumentMalformedError: see `read_file`.
+    """
+    is_file = isinstance(named, str) and Path(named).suffix in _FILE_SUFFIXES
+    return read_file(Path(named)) if is_file or isinstance(named, Path) else named  # type: ignore[arg-type]
+
+
+def read_file(path: Path, *, text_rule: TextRule = visible_text_problem) -> Any:
+    """The document in a file: JSON where its name ends in .json, YAML otherwise.
+
+    Raises:
+        DocumentMalformedError: it cannot be read, is empty, or is refused by `read_json` or
+            `read_yaml`; the message begins with the file.
+    """
+    read = read_json if path.suffix.lower() == ".json" else read_yaml
+    try:
+        content = path.read_bytes()
+        document = read(content, text_rule=text_rule) if content.strip() else None
+    except DocumentMalformedError as error:
+        raise DocumentMalformedError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise DocumentMalformedError(f"{path}: cannot be read: {why_unreadable(error)}") from error
+    if document is None:
+        raise DocumentMalformedError(f"{path}: is empty")
+    return document
 
 
 def read_json(
@@ -58,6 +93,8 @@ def read_json(
         raise DocumentMalformedError(
             f"malformed JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from error
+    except DocumentMalformedError:
+        raise
     except ValueError as error:
         raise DocumentInvalidError(_TOO_MANY_DIGITS) from error
     except RecursionError as error:
@@ -79,7 +116,7 @@ _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string, or the rest of a body that ends in one: the search is over in one pass."""
 
 
-def read_yaml(body: bytes) -> Any:
+def read_yaml(body: bytes, *, text_rule: TextRule = visible_text_problem) -> Any:
     """Parses YAML that JSON can express: no tags, aliases, merge keys or repeated keys.
 
     Raises:
@@ -95,10 +132,12 @@ def read_yaml(body: bytes) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f" at {_place(mark)}" if mark else ""
         raise DocumentMalformedError(f"malformed YAML{where}: {error.problem}") from error
+    except DocumentMalformedError:
+        raise
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML's own reader raises the last two for an escape that is no character.
         raise DocumentMalformedError(f"malformed YAML: {_one_line(error)}") from error
-    _refuse_invalid(document_problem(document, visible_text_problem))
+    _refuse_invalid(document_problem(document, text_rule))
     return document
 
 

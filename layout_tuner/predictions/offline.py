@@ -1,0 +1,149 @@
+"""Plans and estimates without a service: `layout_tuner.plan`, `layout_tuner.estimate`, commands.
+
+Campaigns, models and clusters are names of presets, mappings of fields, or files in JSON or YAML.
+Clusters have the constants that `layout-tuner calibrate` measured on a cluster of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from layout_tuner.documents.json_and_yaml import described, read_file
+from layout_tuner.documents.reading import read_mapping, refuse_all
+from layout_tuner.errors import CampaignInvalidError, LayoutInvalidError
+from layout_tuner.predictions.belief.known_measurements import (
+    Knowledge,
+    knowledge_of,
+    read_calibrating_cells,
+)
+from layout_tuner.predictions.belief.plan import DEFAULT_TOP, Plan, make_plan
+from layout_tuner.predictions.estimator import Calibration, Estimate, Estimator
+from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.protocol.connection.data_home import default_data_dir
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
+from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+from layout_tuner.search_spaces.clusters.cluster_presets import LOCAL_CPU, resolve_cluster
+from layout_tuner.search_spaces.clusters.site import cluster_part
+from layout_tuner.search_spaces.layouts.layout import DEGREES, Layout
+from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
+from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
+from layout_tuner.search_spaces.models.model_presets import resolve_model
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+
+Described = str | Path | Mapping[str, Any]
+"""A preset's name, a file in JSON or YAML, or fields."""
+
+OWN_SOFTWARE: Final = "layout-tuner"
+"""What `software` may call the trainer of this project; so does an empty text."""
+
+
+def plan(
+    campaign: Described,
+    *,
+    cluster: Described | None = None,
+    software: str = "",
+    calibrate_from: Iterable[str] = (),
+    data_dir: Path | None = None,
+    top: int = DEFAULT_TOP,
+    probe_start_s: float = PROBE_START_S,
+    job: TrainingJob | None = None,
+) -> Plan:
+    """Ranks the legal layouts of a campaign by predictions, without running any.
+
+    Args:
+        campaign: a file, or its fields.
+        cluster: takes the place of the campaign's; None: that of the campaign.
+        software: what would run the layouts, such as megatron-lm; empty: this project's trainer.
+        calibrate_from: measurement tables, or some of their cells (`TABLE:KEY=VALUE,...`).
+        data_dir: where `layout-tuner calibrate` keeps constants; None: the environment's.
+        top: most layouts to list.
+        probe_start_s: seconds that a probe is taken to last besides its steps.
+        job: a training job, to be predicted with each listed layout.
+
+    Raises:
+        SearchSpaceError: a file, a name or a field is wrong, or no layout is legal.
+    """
+    spec = read_campaign(campaign, cluster=cluster, data_dir=data_dir)
+    known = read_knowledge(calibrate_from)
+    return make_plan(
+        spec,
+        knowledge=known,
+        software=software_named(software),
+        top=top,
+        probe_start_s=probe_start_s,
+        job=job,
+    )
+
+
+def read_campaign(
+    campaign: Described, *, cluster: Described | None = None, data_dir: Path | None = None
+) -> CampaignSpec:
+    """The campaign of a file or of fields, with the constants that were measured on its cluster."""
+    document = campaign if isinstance(campaign, Mapping) else read_file(Path(campaign))
+    fields = read_mapping(document, CampaignInvalidError, "the campaign")
+    if cluster is not None:
+        fields["cluster"] = cluster
+    if "cluster" in fields:
+        fields["cluster"] = _measured(fields["cluster"], data_dir)
+    return CampaignSpec.from_document(fields)
+
+
+def estimate(
+    model: Described,
+    layout: Layout | Mapping[str, Any],
+    *,
+    cluster: Described = LOCAL_CPU,
+    software: str = "",
+    calibrate_from: Iterable[str] = (),
+    data_dir: Path | None = None,
+    job: TrainingJob | None = None,
+) -> Estimate:
+    """Predicts throughput, step time and memory of one layout, without running it.
+
+    Args:
+        model: the shape of the model.
+        layout: a layout, or knobs of it, as `{"tp": 8, "global_batch_size": 64}`: knobs that are
+            left out have their defaults, and as many nodes are taken as its ranks fill.
+        cluster: what it would run on.
+        software: what would run it; empty: this project's trainer.
+        calibrate_from: measurement tables, or some of their cells (`TABLE:KEY=VALUE,...`).
+        data_dir: where `layout-tuner calibrate` keeps constants; None: the environment's.
+        job: a training job, to be predicted with the layout.
+
+    Raises:
+        SearchSpaceError: a file, a name or a knob is wrong, or the layout is illegal.
+    """
+    calibration = Calibration(read_knowledge(calibrate_from))
+    machine, guessed = resolve_cluster(_measured(cluster, data_dir))
+    shape = resolve_model(described(model))
+    if not isinstance(layout, Layout):
+        knobs = read_mapping(layout, LayoutInvalidError, "the layout")
+        degrees = [each for name in DEGREES if isinstance(each := knobs.get(name), int)]
+        nodes = max(-(-prod(degrees) // machine.devices_per_node), 1)
+        layout = stated_layout(knobs, precision=machine.default_precision, num_nodes=nodes)
+    software = software_named(software)
+    # Other trainers have other rules.
+    scopes = PROBE_SCOPES - {"trainer", "model"} if software else PROBE_SCOPES
+    broken = violations(layout, shape, machine, scopes=scopes)
+    refuse_all(LayoutInvalidError(rule) for rule in broken)
+    estimator = Estimator(model=shape, cluster=machine, software=software, calibration=calibration)
+    return estimator.estimate(layout, job, warnings=filter(None, (guessed,)))
+
+
+def software_named(software: str) -> str:
+    """The software as tables and estimates name it: empty for the trainer of this project."""
+    return "" if software in (OWN_SOFTWARE, EMBEDDED_TRAINER) else software
+
+
+def read_knowledge(calibrate_from: Iterable[str]) -> Knowledge:
+    """What the cells of some tables measured; TableInvalidError if one cannot be used."""
+    return knowledge_of(cell for text in calibrate_from for cell in read_calibrating_cells(text))
+
+
+def _measured(cluster: Described, data_dir: Path | None) -> Any:
+    """The description of a cluster, with the constants that were measured on it, where any were."""
+    return with_measured_constants(cluster_part(described(cluster)), data_dir or default_data_dir())
