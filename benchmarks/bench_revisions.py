@@ -236,7 +236,9 @@ def running(bin_folder: Path, folder: Path) -> Iterator[Revision]:
         )
         stack.enter_context(as_worker)
         revision = Revision(bin=bin_folder, folder=folder, http=api.http, as_worker=as_worker)
-        revision.run("simulate", SCENARIO, "--out", "table.csv")
+        # Older revisions call the command `simulate`.
+        is_old = "  simulate " in _output([bin_folder / "layout-tuner", "--help"], folder)
+        revision.run("simulate" if is_old else "scenario", SCENARIO, "--out", "table.csv")
         of_service = ("--url", f"http://{host}:{port}", "--token-file", str(api.data.token_file))
         revision.run("campaign", "import", "table.csv", "--name", "ranked", *of_service)
         yield revision

@@ -1,4 +1,4 @@
-"""The Python client of a layout-tuner service, and `report_step` for training programs.
+"""The Python client of a service, predictions without one, and `report_step` for trainers.
 
 ```python
 from layout_tuner import Client
@@ -7,6 +7,17 @@ with Client("http://127.0.0.1:8080", token) as client:
     client.create_campaign({"name": "mine", "model": "tiny", "budget": {"trials": 16}})
     for trial in client.leaderboard("mine").trials:
         print(trial.rank, trial.layout_key, trial.measurement.tokens_per_s)
+```
+
+Without a service, `plan` ranks the layouts of a campaign by predictions, and `estimate` predicts
+one layout; nothing is run:
+
+```python
+import layout_tuner
+
+best = layout_tuner.plan("campaign.yaml", software="megatron-lm").layouts[0]
+one = layout_tuner.estimate("gpt-22b", {"tp": 8, "num_microbatches": 8}, cluster="frontier")
+print(best.layout_key, best.predicted.step_time_s, one.tokens_per_s, one.fits)
 ```
 
 A training program that a worker runs as a probe calls `report_step` after each optimizer step.
@@ -65,7 +76,10 @@ if TYPE_CHECKING:
     from layout_tuner.api.schemas.plans import PlanRead
     from layout_tuner.client.clients import Client
     from layout_tuner.client.errors import EventsMissedError, ServiceError
+    from layout_tuner.errors import SearchSpaceError
     from layout_tuner.predictions.belief.plan import Plan
+    from layout_tuner.predictions.estimator import Estimate
+    from layout_tuner.predictions.offline import estimate, plan
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
     from layout_tuner.protocol.connection.http_connection import Retries
     from layout_tuner.results_db.campaigns.filter import CampaignFilter
@@ -94,6 +108,7 @@ __all__ = [
     "ClusterPage",
     "ClusterRead",
     "DataDir",
+    "Estimate",
     "EventRead",
     "EventsMissedError",
     "ExportFormatPage",
@@ -111,6 +126,7 @@ __all__ = [
     "RankedTrial",
     "Readiness",
     "Retries",
+    "SearchSpaceError",
     "ServiceError",
     "SignInCodeCreated",
     "TokenCreate",
@@ -128,6 +144,8 @@ __all__ = [
     "WhoAmI",
     "WorkerPage",
     "__version__",
+    "estimate",
+    "plan",
     "report_step",
 ]
 
@@ -148,10 +166,18 @@ _SOURCES: Final = (
     "layout_tuner.results_db.records",
     "layout_tuner.results_db.service_records",
     "layout_tuner.results_db.trials.filter",
-    "layout_tuner.predictions.belief.plan",
-    "layout_tuner.predictions.statistics.job_duration",
 )
 """Modules that define the names of `__all__`; importing the client imports all of them."""
+
+_WITHOUT_CLIENT: Final = {
+    "Estimate": "layout_tuner.predictions.estimator",
+    "Plan": "layout_tuner.predictions.belief.plan",
+    "SearchSpaceError": "layout_tuner.errors",
+    "TrainingJob": "layout_tuner.predictions.statistics.job_duration",
+    "estimate": "layout_tuner.predictions.offline",
+    "plan": "layout_tuner.predictions.offline",
+}
+"""Modules of names for which no client is imported."""
 
 
 def __getattr__(name: str) -> Any:
@@ -161,7 +187,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("layout_tuner.version").version()
     else:
-        modules = map(import_module, _SOURCES)
+        sources = (_WITHOUT_CLIENT[name],) if name in _WITHOUT_CLIENT else _SOURCES
+        modules = map(import_module, sources)
         value = next(vars(module)[name] for module in modules if name in vars(module))
     globals()[name] = value
     return value

@@ -33,11 +33,12 @@ version. Commands that print a table or a result also have `--json`.
 | exit code | meaning |
 |---|---|
 | 0 | the command did what was asked |
-| 1 | it failed, was refused, or found what it looks for (such as `db check`) |
-| 2 | bad usage: an unknown option, a value out of range, an unreadable file |
+| 1 | it failed, may not be done, or found what it looks for (such as `db check`) |
+| 2 | what was written is wrong: an option, a file or its content, also where a service refuses it |
 | 130 | it was interrupted by Ctrl-C |
 
-Errors go to stderr and say what was wrong and what to do.
+Errors go to stderr, begin with `Error:`, and say what was wrong and what to do. A mistake in a file
+is said in the same words by every command that reads the file.
 """
 
 _CONNECTION: Final = """\

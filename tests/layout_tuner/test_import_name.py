@@ -36,6 +36,22 @@ def test_importing_it_imports_nothing_and_its_client_what_the_base_install_has()
     assert not with_client & HEAVY
 
 
+PREDICTING = """
+import sys, layout_tuner
+plan = layout_tuner.plan({"name": "x", "model": "tiny", "cluster": "local-cpu",
+    "space": {"global_batch_size": 8}, "budget": {"trials": 3}})
+one = layout_tuner.estimate("tiny", {"dp": 2, "global_batch_size": 8})
+assert plan.layouts and one.tokens_per_s > 0
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+
+
+def test_predictions_need_neither_a_client_nor_more_than_the_base_install() -> None:
+    imported = set(printed_by(PREDICTING).split())
+    assert {"layout_tuner", "numpy", "yaml"} <= imported
+    assert not imported & (HEAVY | {"click", "httpx", "pydantic"})
+
+
 def test_every_name_is_there_and_is_kept() -> None:
     for name in layout_tuner.__all__:
         assert getattr(layout_tuner, name) is vars(layout_tuner)[name]

@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         stream = sys.stderr if options.as_json else sys.stdout
         progress = ProgressLog(stream=stream, log=options.log if ctx.rank == 0 else None)
     except TrainerError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"Error: {error}\n")
         return 2
     result = run_train(job, ctx, progress)
     if result is not None:

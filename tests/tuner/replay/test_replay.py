@@ -1,4 +1,4 @@
-"""A replayed search: what may be asked, the answers and the report; `replay` and `simulate`."""
+"""A replayed search: what may be asked, the answers and the report; `replay` and `scenario`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from layout_tuner.cli.predictions.replay import replay
 from layout_tuner.cli.predictions.replay_report import summarize
-from layout_tuner.cli.predictions.simulate import simulate
+from layout_tuner.cli.predictions.scenario import scenario
 from layout_tuner.predictions.belief.known_measurements import Knowledge, knowledge_of
 from layout_tuner.predictions.belief.observation import Observation
 from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief
@@ -410,13 +410,13 @@ def test_a_cell_without_a_measurement_is_left_out_aloud(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "reason"),
     [
-        (("--cell", "model=nothing"), 1, "no cell is selected; the table has small-gpt on 8 x"),
+        (("--cell", "model=nothing"), 2, "no cell is selected; the table has small-gpt on 8 x"),
         (
             ("--cell", "colour=red"),
-            1,
+            2,
             "'colour=red' selects no cells; write KEY=VALUE with KEY one",
         ),
-        (("--calibrate-from", "none.csv"), 1, "none.csv: cannot be read: No such file"),
+        (("--calibrate-from", "none.csv"), 2, "none.csv: cannot be read: No such file"),
         (("--strategy", "clever"), 2, "strategy='clever' is not one of"),
         (("--strategy", ","), 2, "no strategy is named"),
         (("--seeds", "0"), 2, "0 is not in the range"),
@@ -435,46 +435,46 @@ def test_a_bad_table_is_refused_with_its_name_the_row_and_the_reason(tmp_path: P
     path = tmp_path / "bad.csv"
     path.write_text(make_text(make_row(tp=4)))
     result = run(str(path), "--strategy", "random")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     reason = "row 1 (line 2): tp*pp*dp=4*2*2=16 is not num_devices=8"
     assert result.stderr.startswith(f"Error: {path}: {reason}")
 
 
 def test_a_table_is_written_that_replays_can_read(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    ended = CliRunner().invoke(simulate, ["a100-1.3b", "--seed", "2", "--out", str(path)])
+    ended = CliRunner().invoke(scenario, ["a100-1.3b", "--seed", "2", "--out", str(path)])
     assert ended.exit_code == 0, ended.output
     assert "simulated layouts" in ended.stderr
     [cell] = read_table(path).cells
     assert cell.key.source == "simulated a100-1.3b, seed 2"
-    printed = CliRunner().invoke(simulate, ["a100-1.3b", "--seed", "2"])
+    printed = CliRunner().invoke(scenario, ["a100-1.3b", "--seed", "2"])
     assert printed.stdout == path.read_text()
 
 
 def test_without_a_scenario_the_known_ones_are_listed() -> None:
-    ended = CliRunner().invoke(simulate, [])
+    ended = CliRunner().invoke(scenario, [])
     assert [line.split()[0] for line in ended.stdout.splitlines()] == list(SCENARIOS)
 
 
 def test_an_unknown_scenario_is_bad_usage_and_a_folder_no_file(tmp_path: Path) -> None:
-    unknown = CliRunner().invoke(simulate, ["h100"])
+    unknown = CliRunner().invoke(scenario, ["h100"])
     assert unknown.exit_code == 2
     assert "unknown scenario 'h100'" in unknown.stderr
     missing = str(tmp_path / "nowhere" / "table.csv")
-    unwritable = CliRunner().invoke(simulate, ["a100-1.3b", "--out", missing])
+    unwritable = CliRunner().invoke(scenario, ["a100-1.3b", "--out", missing])
     assert unwritable.exit_code == 1
-    assert "can't be written" in unwritable.stderr
+    assert "cannot be written" in unwritable.stderr
 
 
 def test_a_step_is_written_as_a_trace_and_an_impossible_one_refused() -> None:
     key = "n1-tp2-pp4-dp1-vpp1-mbs1-mb8-z0-rc_none-sp0-bf16"
-    ended = CliRunner().invoke(simulate, ["a100-1.3b", "--trace", key])
+    ended = CliRunner().invoke(scenario, ["a100-1.3b", "--trace", key])
     assert ended.exit_code == 0, ended.output
     passes = [each for each in json.loads(ended.stdout)["traceEvents"] if each["ph"] == "X"]
     # 8 micro-batches pass 4 stages twice, and 3 boundaries twice.
     assert len(passes) == 8 * 4 * 2 + 8 * 3 * 2
     for wrong in ("tp2", key.replace("tp2", "tp7")):
-        refused = CliRunner().invoke(simulate, ["a100-1.3b", "--trace", wrong])
+        refused = CliRunner().invoke(scenario, ["a100-1.3b", "--trace", wrong])
         assert refused.exit_code == 2
         assert wrong in refused.stderr
 

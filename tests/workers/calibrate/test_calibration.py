@@ -164,7 +164,7 @@ def test_a_missing_and_an_unreadable_calibration_are_told_apart(tmp_path: Path) 
     path.parent.mkdir()
     path.write_text("nonsense")
     nonsense = CliRunner().invoke(calibrate, arguments)
-    ends(nonsense, 1, f"error: {path} is not a readable file of measured constants")
+    ends(nonsense, 1, f"Error: {path} is not a readable file of measured constants")
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
@@ -173,4 +173,4 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path: Pa
     arguments = ["--data-dir", str(occupied / "data"), "--seconds", "600"]
     ended = CliRunner().invoke(calibrate, arguments)
     assert ended.exit_code == 1
-    assert ended.stderr == f"error: {occupied}/data/measured can't be made: Not a directory\n"
+    assert ended.stderr == f"Error: {occupied}/data/measured can't be made: Not a directory\n"

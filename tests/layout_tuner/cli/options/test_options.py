@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from layout_tuner.cli.options.command_input import described_cluster
-from layout_tuner.cli.options.shared_options import layout_of
 from layout_tuner.cli.predictions.estimate import estimate
 from layout_tuner.cli.processes.worker import probe
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from tests.kit.fake_service import TOKEN
 from tests.kit.services import run_here
 from tests.kit.worker_loop import WorkedService
@@ -26,7 +26,7 @@ GIVEN: dict[str, Any] = {"dp": 4, "micro_batch_size": 2, **NOT_GIVEN}
 
 
 def layout(**given: Any) -> Layout:
-    return layout_of({**GIVEN, **given}, FRONTIER)
+    return stated_layout({**GIVEN, **given}, precision=FRONTIER.default_precision)
 
 
 def test_the_global_batch_decides_the_micro_batches() -> None:
@@ -38,19 +38,19 @@ def test_the_global_batch_decides_the_micro_batches() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "give --num-microbatches or --global-batch-size"),
+        ({}, "give num_microbatches or global_batch_size"),
         (
             {"global_batch_size": 20},
-            "--global-batch-size=20 is not divisible by dp*micro_batch_size=4*2=8; the nearest that "
+            "global_batch_size=20 is not divisible by dp*micro_batch_size=4*2=8; the nearest that "
             "is: 16 or 24",
         ),
         ({"global_batch_size": 3}, "the nearest that is: 8"),
         (
             {"global_batch_size": 64, "num_microbatches": 3},
-            "--num-microbatches=3 makes a global batch of 24 (dp*micro_batch_size=4*2=8 times 3), not "
-            "of --global-batch-size=64; leave one of the two out",
+            "num_microbatches=3 makes a global batch of 24 (dp*micro_batch_size=4*2=8 times 3), not "
+            "of global_batch_size=64; leave one of the two out",
         ),
-        ({"global_batch_size": 0}, "--global-batch-size=0 is not a whole number of at least 1"),
+        ({"global_batch_size": 0}, "global_batch_size=0 is not a whole number of at least 1"),
         ({"global_batch_size": 8, "dp": 0}, "dp=0 is not a whole number of at least 1"),
         ({"num_microbatches": 0}, "num_microbatches=0 is not a whole number of at least 1"),
     ],
@@ -65,7 +65,8 @@ def test_the_precision_is_the_clusters_where_none_is_given() -> None:
     assert layout(num_microbatches=1).precision == "bf16"
     assert layout(num_microbatches=1, precision="fp32").precision == "fp32"
     local, _ = resolve_cluster("local-cpu")
-    assert layout_of({**GIVEN, "num_microbatches": 1}, local).precision == "fp32"
+    stated = {**GIVEN, "num_microbatches": 1}
+    assert stated_layout(stated, precision=local.default_precision).precision == "fp32"
 
 
 MISSING = {"v1/clusters/mine": (404, {})}
@@ -80,7 +81,7 @@ def sentence_of(url: str, token_file: Path, command: click.Command = probe) -> s
     refused = CliRunner().invoke(command, ["--model=tiny", "--cluster=mine"], env=where)
     assert refused.exit_code == 2, refused.exception
     (sentence,) = refused.stderr.splitlines()
-    assert sentence.startswith("error: unknown cluster 'mine'")
+    assert sentence.startswith("Error: unknown cluster 'mine'")
     return sentence
 
 

@@ -253,18 +253,43 @@ def test_a_table_with_predictions_may_be_predicted_again_after_calibration(tmp_p
     assert read.rows[0].step_time_s == read_table(source).rows[0].step_time_s
 
 
+def test_the_stated_software_takes_the_place_of_the_one_in_the_tables_source(
+    tmp_path: Path,
+) -> None:
+    out, source = tmp_path / "out.csv", table(tmp_path)
+
+    def predicted(*flags: str) -> list[str]:
+        result = run(f"--table={source}", f"--out={out}", *flags)
+        assert result.exit_code == 0, result.output
+        return [row.aside["predicted_step_time_s"] for row in read_table(out).rows]
+
+    of_the_source = predicted()
+    assert predicted(f"--software={SOURCE}") == of_the_source
+    nanotron = predicted("--software=nanotron")
+    assert nanotron != of_the_source
+    assert predicted("--software=layout-tuner") not in (of_the_source, nanotron)
+    told = predicted("--software=nanotron", f"--calibrate-from={source}")
+    assert told != nanotron
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         ((), "say either --model, for one layout, or --table"),
         (("--model=tiny", "--table=x.csv"), "say either --model"),
         (("--model=tiny", "--out=x.csv"), "--out x.csv goes with --table"),
-        (("--model=tiny",), "give --num-microbatches or --global-batch-size"),
+        (("--model=tiny",), "give num_microbatches or global_batch_size"),
         (("--model=tny",), "unknown model"),
-        (("--model=tiny", "--cluster=frontierr.yaml"), "frontierr.yaml is not a readable"),
+        (("--model=tiny", "--cluster=frontierr.yaml"), "frontierr.yaml: cannot be read"),
         (("--model=tiny", "--vpp=2", "--num-microbatches=1"), "vpp=2"),
         (("--model=tiny", "--tp=0", "--num-microbatches=1"), "tp=0"),
         (("--table=/nowhere/x.csv",), "/nowhere/x.csv: cannot be read"),
+        (
+            ("--table=x.csv", "--tp=2"),
+            "--tp goes with --model; a table says it of each of its rows",
+        ),
+        (("--table=x.csv", "--cluster=frontier"), "--cluster goes with --model"),
+        (("--table=x.csv", "--tokens=1B"), "--tokens goes with --model"),
         (("--model=tiny", "--calibrate-from=/nowhere/x.csv"), "/nowhere/x.csv: cannot be read"),
     ],
 )
@@ -443,8 +468,8 @@ def test_all_wrong_fields_of_the_campaign_are_said(tmp_path: Path) -> None:
     result = run_plan(path)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 2
-    assert "error: model: unknown model 'gpt-9'" in result.stderr
-    assert "error: budget.trials: 0 is not" in result.stderr
+    assert "Error: model: unknown model 'gpt-9'" in result.stderr
+    assert "Error: budget.trials: 0 is not" in result.stderr
 
 
 def test_an_estimate_of_one_layout_predicts_its_training_job_too() -> None:

@@ -237,7 +237,7 @@ def test_allocations_of_the_data_directory_are_listed_where_there_is_no_slurm(
 def test_where_no_service_runs_a_sentence_says_so(words: list[str], tmp_path: Path) -> None:
     refused = ends(run_here(*words, LAYOUT_TUNER_DATA_DIR=str(tmp_path)), 1)
     (sentence,) = refused.stderr.splitlines()
-    assert sentence.startswith(f"error: no service runs on the data directory {tmp_path}: start")
+    assert sentence.startswith(f"Error: no service runs on the data directory {tmp_path}: start")
 
 
 def test_a_named_token_is_used_with_a_data_directory(serve: ServeProcess, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_worker_finds_the_service_of_a_data_directory(
     (serve.data_dir / "worker-token").write_text("lt_wrong")
     refused = ends(run_here(*words), 1)
     (sentence,) = refused.stderr.splitlines()
-    assert sentence.startswith(f"error: the service at {serve.url} answered 401: ")
+    assert sentence.startswith(f"Error: the service at {serve.url} answered 401: ")
     assert sentence.endswith("; check the token file")
 
 
@@ -317,7 +317,7 @@ def test_a_missing_interpreter_and_a_file_of_no_yaml_are_refused(
     ends(submit_with(token, f"--environment={tmp_path}"), 2, missing)
     (tmp_path / "ours.yaml").write_text("name: ours\nsite: [\n")
     (sentence,) = submit_with(token, f"--cluster={tmp_path}/ours.yaml").stderr.splitlines()
-    assert sentence.startswith(f"error: {tmp_path}/ours.yaml is not a readable JSON or YAML file")
+    assert sentence.startswith(f"Error: {tmp_path}/ours.yaml: malformed YAML at line 3")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_file_of_no_token_or_that_others_can_read_is_refused(
 def test_a_host_without_slurm_says_so(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
     (sentence,) = ends(CliRunner().invoke(allocation, words), 1).stderr.splitlines()
-    assert sentence.startswith("error: there is no Slurm here (squeue is not installed)")
+    assert sentence.startswith("Error: there is no Slurm here (squeue is not installed)")
 
 
 def test_submitting_without_slurm_says_what_to_do(

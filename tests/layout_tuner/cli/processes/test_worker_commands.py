@@ -153,10 +153,10 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     command = ["--url", "http://127.0.0.1:9", "--token-file", str(token)]
     ended = ends(CliRunner().invoke(worker, command), 1)
     why = f"the token file {token} cannot be read (No such file or directory): name another with"
-    assert ended.stderr == f"error: {why} --token-file\n"
+    assert ended.stderr == f"Error: {why} --token-file\n"
     token.write_text("secret")
     ended = CliRunner(env={"SLURM_JOB_ID": None}).invoke(worker, [*command, "--launcher", "srun"])
-    ends(ended, 1, "error: launcher=srun works inside a Slurm job")
+    ends(ended, 1, "Error: launcher=srun works inside a Slurm job")
 
 
 def test_help_imports_neither_torch_nor_ray() -> None:
@@ -189,7 +189,7 @@ def test_a_probe_that_is_interrupted_leaves_no_process(mark: str, number: signal
 
 def test_a_probe_needs_its_batch_and_takes_a_model_from_a_file(tmp_path: Path) -> None:
     ended = CliRunner().invoke(probe, ["--model", "tiny"])
-    ends(ended, 2, "error: the batch is missing: give --num-microbatches or")
+    ends(ended, 2, "Error: the batch is missing: give num_microbatches or")
     (tmp_path / "model.yaml").write_text("preset: tiny\nnum_heads: 5\n")
     ended = CliRunner().invoke(probe, ["--model", str(tmp_path / "model.yaml")])
     ends(ended, 2, "hidden_size=128 is not divisible by num_heads=5")

@@ -1,4 +1,4 @@
-"""What commands refuse, in a sentence: bad usage ends with 2, what the service refuses with 1."""
+"""What commands refuse, in a sentence: what was written wrong ends with 2, all else with 1."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ BAD_USAGE: list[tuple[str, str]] = [
     (f"token create {'n' * 65} --role viewer", "the name of a token"),
     ("audit --within ever", "ever"),
     ("dance", "dance"),
+    ("campaign clone first --set colour=red", "colour"),
 ]
 REFUSED: list[tuple[str, str]] = [
-    ("campaign clone first --set colour=red", "colour"),
     ("campaign show nobody", "nobody"),
     ("report nobody", "nobody"),
     ("trial show first/9", "no trial number 9"),

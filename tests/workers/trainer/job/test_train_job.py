@@ -177,7 +177,7 @@ def test_what_cannot_run_is_refused_before_any_rank_works(
     assert main(["--config", write_job(tmp_path, job), *changes]) == 2
     shown = capsys.readouterr()
     assert sentence in shown.err
-    assert shown.err.startswith("error: ")
+    assert shown.err.startswith("Error: ")
     assert shown.out == ""
 
 
