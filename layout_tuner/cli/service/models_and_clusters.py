@@ -124,26 +124,26 @@ def show_cluster(name: str, service: Callable[[], Client]) -> ClusterRead:
 @click.argument("name")
 @click.argument("file", type=FILE)
 @answers(lambda made: click.echo(f"model {made.name} is stored; campaign files can name it"))
-@service_options
-def put_model(name: str, file: Path, client: Client) -> ModelRead:
+@service_when_called
+def put_model(name: str, file: Path, service: Callable[[], Client]) -> ModelRead:
     """Store the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}."""
-    return client.put_model(
-        name, read_mapping(read_file(file), ModelShapeInvalidError, "the model")
-    )
+    document = read_mapping(read_file(file), ModelShapeInvalidError, "the model")
+    return service().put_model(name, document)
 
 
 @click.command("put")
 @click.argument("name")
 @click.argument("file", type=FILE)
 @json_option
-@service_options
-def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
+@service_when_called
+def put_cluster(name: str, file: Path, as_json: bool, service: Callable[[], Client]) -> None:
     """Store the cluster in FILE (YAML or JSON) under NAME: fields, or {preset: ..., field: ...}.
 
     A section `site` is checked and stays on this machine: it is for `allocation submit`.
     """
     document = read_mapping(read_file(file), ClusterInvalidError, "the cluster")
-    made = client.put_cluster(name, cluster_part(document))
+    described = cluster_part(document)
+    made = service().put_cluster(name, described)
     if as_json:
         print_json(made)
     else:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layout_tuner.cli.predictions.estimate_report import document
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.errors import ModelTooLargeError, NoLegalLayoutError, SearchSpaceError
 from layout_tuner.predictions.estimator import Estimator
@@ -93,7 +92,7 @@ def test_estimates_of_all_that_is_accepted_are_finite(
     if cluster is None or model is None:
         return
     with np.errstate(over="raise", divide="raise", invalid="raise"):
-        report = document(Estimator(model=model, cluster=cluster), layout)
+        report = Estimator(model=model, cluster=cluster).estimate(layout).to_mapping()
     numbers = {place: value for place, value in walk(report) if isinstance(value, float)}
     assert {place: value for place, value in numbers.items() if not math.isfinite(value)} == {}
     assert report["step_time_s"] > 0

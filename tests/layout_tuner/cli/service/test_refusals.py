@@ -42,13 +42,13 @@ BAD_USAGE: list[tuple[str, str]] = [
     ("audit --within ever", "ever"),
     ("dance", "dance"),
     ("campaign clone first --set colour=red", "colour"),
+    ("token create local --role viewer", "choose another"),
 ]
 REFUSED: list[tuple[str, str]] = [
     ("campaign show nobody", "nobody"),
     ("report nobody", "nobody"),
     ("trial show first/9", "no trial number 9"),
     ("trial show 9", "9"),
-    ("token create local --role viewer", "choose another"),
     ("model delete tiny", "is a preset"),
 ]
 
