@@ -224,19 +224,6 @@ def zero(layout: Layout) -> str:
     return f"{layout.zero_stage}{copies}"
 
 
-def layout_cells(layout: Layout) -> dict[str, str]:
-    """A layout as cells of a table, by the headings of their columns."""
-    cells = {}
-    for knob in KNOBS.values():
-        if knob.heading:
-            value = getattr(layout, knob.name)
-            heading = f">{knob.heading}" if knob.is_number else knob.heading
-            cells[heading] = zero(layout) if knob.name == "zero_stage" else str(value)
-        if knob.name == "num_microbatches":
-            cells[">batch"] = str(layout.global_batch_size)
-    return cells | {"also": other_knobs(layout)}
-
-
 def other_knobs(layout: Layout) -> str:
     """The knobs without a column that are not at their default, as one text."""
     words = [
@@ -245,6 +232,3 @@ def other_knobs(layout: Layout) -> str:
         if knob.is_shown and not knob.heading and getattr(layout, knob.name) != knob.default
     ]
     return ", ".join(words)
-
-
-LAYOUT_HEADINGS: Final = tuple(layout_cells(Layout()))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final
 
+from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
@@ -99,22 +100,8 @@ def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
 
 
 def _row(ranked: RankedLayout) -> dict[str, Any]:
-    measured = ranked.trial.measurement
-    assert measured is not None  # it is ranked
-    row = layout_values(ranked.trial.layout) | {"status": "completed"}
-    row |= {column: getattr(measured, column) for column in MEASURED_COLUMNS}
-    if ranked.num_runs > 1:
-        row["step_time_s"] = ranked.step_time_s
-        row["tokens_per_s"] = measured.tokens_per_step / ranked.step_time_s
-    return row | {
-        "rank": ranked.rank,
-        "num_runs": ranked.num_runs,
-        "disturbed": ranked.disturbed,
-        "step_time_low_s": ranked.step_time_low_s,
-        "step_time_high_s": ranked.step_time_high_s,
-        "shortened": ranked.shortened,
-        "tied_with_first": ranked.is_tied,
-    }
+    figures = {name: COLUMNS[name].value(ranked) for name in (*MEASURED_COLUMNS, *INTERVAL_COLUMNS)}
+    return layout_values(ranked.layout) | {"status": "completed"} | figures
 
 
 def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from layout_tuner.api.campaigns.progress import progress_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
-from layout_tuner.api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
+from layout_tuner.api.html.leaderboard_table import CHOICES, PAGE, leaderboard_table
 from layout_tuner.api.html.rendering import campaign_path, go_to, page_url, render
 from layout_tuner.api.html.result_sentences import finding_of, lead
 from layout_tuner.api.http.query_parameters import TrialFilterDep
@@ -24,7 +24,7 @@ from layout_tuner.search_spaces.objectives import OBJECTIVES
 
 router = APIRouter()
 
-MAX_COLUMNS: Final = len(COLUMNS)
+MAX_COLUMNS: Final = len(CHOICES)
 
 _OF_PAGE: Final = ("column", "facet", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""

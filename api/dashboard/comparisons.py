@@ -39,7 +39,7 @@ MOST_CAMPAIGNS: Final = 8
 
 _OWN: Final = ("trial", "measured")
 """Figures in which trials always differ."""
-_WORDS: Final = ("95 % interval", "runs", "trainer", "memory is", "cheap probe")
+_WORDS: Final = ("95 % interval", "step time, 95 %", "runs", "trainer", "memory is", "cheap probe")
 """Figures whose difference is no percentage."""
 _FIGURE: Final = re.compile(r"(-?[\d,]*\.?\d+(?:e[+-]\d+)?)( ?[^\s,]*)")
 """A number and its unit."""
@@ -242,7 +242,7 @@ def _best(finding: CampaignFinding) -> str:
     if winner is None:
         return "none yet"
     value = f"{objective_figure(objective, winner.value)} {unit(objective)}"
-    return f"{value}, {bounds(objective, winner)}{'; disturbed' if winner.disturbed else ''}"
+    return f"{value}, {bounds(winner)}{'; disturbed' if winner.disturbed else ''}"
 
 
 _Named = tuple[str, CampaignRecord, RankedLayout | None]

@@ -83,9 +83,9 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
         yield _running(facts)
     if ranked is not None:
         value = objective_figure(objective, ranked.value)
-        yield f"Its layout runs at {value} {unit(objective)}, {bounds(objective, ranked)}. "
+        yield f"Its layout runs at {value} {unit(objective)}, {bounds(ranked)}. "
         yield f"Rank {ranked.rank:,} of the leaderboard"
-        if ranked.rank > 1 and ranked.is_tied:
+        if ranked.rank > 1 and ranked.tied_with_first:
             yield ", and cannot be told apart from the first with 95 % confidence"
         yield ". "
         if ranked.shortened:

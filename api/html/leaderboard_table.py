@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from layout_tuner.api.errors import ColumnUnknownError
-from layout_tuner.api.formatting import figure, memory, percent
+from layout_tuner.api.ranked_columns import COLUMNS, cells
 from layout_tuner.documents.reading import nearest, shown, word_of
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
@@ -19,7 +19,7 @@ from layout_tuner.search_spaces.layouts.layout import KNOBS
 PAGE: Final = 100
 """Rows on one page."""
 
-COLUMNS: Final = (*KNOB_FIELDS, *METRICS)
+CHOICES: Final = (*KNOB_FIELDS, *METRICS)
 """Columns that readers can choose, besides rank, trial and value."""
 
 _SHOWN_METRICS: Final = ("mfu", "peak_memory_bytes")
@@ -33,12 +33,6 @@ _COUNTED_AT_ONCE: Final = 5_000
 
 _INTERVAL_WIDTH: Final = 110.0
 _MARGIN: Final = 5.0
-
-_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "peak_memory_bytes": memory,
-    "mfu": percent,
-    "hfu": percent,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,13 +119,13 @@ def leaderboard_table(
         ColumnUnknownError: there is no such column.
     """
     for name in columns:
-        if name not in COLUMNS:
-            raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, COLUMNS)}")
+        if name not in CHOICES:
+            raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, CHOICES)}")
     page = store.leaderboard.page_of_layouts(
         campaign.id, objective, listing=listing, limit=PAGE, offset=offset
     )
     constant = store.leaderboard.constant_knobs(campaign.id, objective, listing=listing)
-    names = [name for name in COLUMNS if name in columns] or [
+    names = [name for name in CHOICES if name in columns] or [
         *(name for name in KNOB_FIELDS if name not in constant),
         *_SHOWN_METRICS,
     ]
@@ -141,33 +135,18 @@ def leaderboard_table(
         columns=[_column(name, listing) for name in names],
         lines=_lines(page, names, has_front=len(campaign.objectives) > 1),
         constant={
-            heading_of(name): word_of(value)
+            COLUMNS[name].label: word_of(value)
             for name, value in constant.items()
             if name not in names and not (name in KNOBS and value == KNOBS[name].default)
         },
         facets=_facets(store, campaign, listing, opened),
-        choices=[(name, heading_of(name)) for name in COLUMNS],
-        bounds=[(name, heading_of(name), *listing.wanted.bounds(name)) for name in METRICS],
+        choices=[(name, COLUMNS[name].label) for name in CHOICES],
+        bounds=[(name, COLUMNS[name].label, *listing.wanted.bounds(name)) for name in METRICS],
         total=page.total,
         source=page.source,
         offset=offset,
         chosen=frozenset(columns),
     )
-
-
-def heading_of(name: str) -> str:
-    """The heading of a knob's or a metric's column."""
-    knob = KNOBS.get(name)
-    if knob is not None:
-        return knob.heading or knob.word
-    return {
-        "num_devices": "devices",
-        "global_batch_size": "batch",
-        "step_time_s": "step time, s",
-        "mfu": "MFU",
-        "hfu": "HFU",
-        "peak_memory_bytes": "peak memory",
-    }.get(name) or name.replace("_per_", "/").replace("tflops", "TFLOP/s").replace("_", " ")
 
 
 def _column(name: str, listing: LeaderboardListing) -> LeaderboardColumn:
@@ -176,8 +155,8 @@ def _column(name: str, listing: LeaderboardListing) -> LeaderboardColumn:
     order = "desc" if listing.descending else "asc"
     return LeaderboardColumn(
         name=name,
-        heading=heading_of(name),
-        is_number=name not in KNOBS or KNOBS[name].is_number,
+        heading=COLUMNS[name].label,
+        is_number=COLUMNS[name].is_number,
         sorted=("descending" if listing.descending else "ascending") if is_sorted else "none",
         next_order=first if not is_sorted else ("asc" if order == "desc" else "desc"),
     )
@@ -198,7 +177,7 @@ def _facets(
     return [
         KnobFacet(
             name=name,
-            label=heading_of(name),
+            label=COLUMNS[name].label,
             counts={word_of(value): number for value, number in counted[name].items()}
             if name in counted
             else None,
@@ -213,38 +192,34 @@ def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> lis
     return [
         LeaderboardLine(
             ranked=each,
-            cells=[_cell(each, name) for name in names],
+            cells=cells(names, _first_run(each)),
             marks=_marks(each, on_front=has_front and each.trial.id in page.front),
-            drawn=(place(each.low), place(each.value), place(each.high)),
+            drawn=(place(each.value_low), place(each.value), place(each.value_high)),
         )
         for each in page.layouts
     ]
 
 
-def _cell(ranked: RankedLayout, name: str) -> str:
-    """A knob of the layout, or a metric of its first run: as filters and orders use it."""
-    trial = ranked.trial
-    if name in KNOB_FIELDS:
-        return word_of(getattr(trial.layout, name))
-    if METRICS[name].is_measured:
-        return _FORMATS.get(name, figure)(getattr(trial.measurement, name))
-    return figure(trial.objective(name))
+def _first_run(ranked: RankedLayout) -> RankedLayout:
+    """A layout with the metrics of its first run: as filters and orders use it."""
+    assert ranked.measurement is not None  # it is ranked
+    return replace(ranked, step_time_s=ranked.measurement.step_time_s)
 
 
 def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
-    found = {
-        "tied": ranked.is_tied and ranked.rank > 1,
-        "stopped early": ranked.shortened,
-        "front": on_front,
-        "baseline": ranked.trial.is_baseline,
+    held = {
+        "tied_with_first": ranked.tied_with_first and ranked.rank > 1,
+        "shortened": ranked.shortened,
+        "on_front": on_front,
+        "is_baseline": ranked.is_baseline,
         "disturbed": ranked.disturbed,
     }
-    return [word for word, holds in found.items() if holds]
+    return [COLUMNS[name].label for name, holds in held.items() if holds]
 
 
 def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
     """Maps values to positions in the plots of a page, which have one scale."""
-    ends = [end for each in layouts for end in (each.low, each.high)]
+    ends = [end for each in layouts for end in (each.value_low, each.value_high)]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     reach = (high - low) or 1.0
     length = _INTERVAL_WIDTH - 2 * _MARGIN

@@ -33,6 +33,7 @@ from layout_tuner.api.formatting import (
 from layout_tuner.api.html.assets import assets, maplibre_style_id
 from layout_tuner.api.html.result_sentences import peak_words, short_layout
 from layout_tuner.api.plots.svg import visible
+from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.predictions.belief.plan_text import chances_words, knowledge_words
 from layout_tuner.predictions.statistics.disturbance import MEANING
 from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord
@@ -163,7 +164,12 @@ def _environment() -> Environment:
         "timestamp": _timestamp,
     }
     environment.filters |= own | {each.__name__: each for each in _FILTERS}
-    environment.globals |= {"zip": zip, "disturbed_meaning": MEANING, "KNOBS": KNOBS}
+    environment.globals |= {
+        "zip": zip,
+        "disturbed_meaning": MEANING,
+        "KNOBS": KNOBS,
+        "COLUMNS": COLUMNS,
+    }
     return environment
 
 

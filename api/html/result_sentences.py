@@ -18,6 +18,7 @@ from layout_tuner.api.formatting import (
     unit,
     zero,
 )
+from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
@@ -96,7 +97,7 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
         yield f"{finding.summary.num_ranked:,} {how} layouts", True
     yield " runs at ", False
     yield f"{best} {unit(campaign.objective)}", True
-    yield f", {bounds(campaign.objective, winner)}: ", False
+    yield f", {bounds(winner)}: ", False
     yield short_layout(winner.trial.layout), True
     yield ". ", False
     if tied := len(finding.tied):
@@ -158,12 +159,9 @@ def short_layout(layout: Layout) -> str:
     return ", ".join(filter(None, (*words, other_knobs(layout), layout.precision)))
 
 
-def bounds(objective: str, ranked: RankedLayout) -> str:
+def bounds(ranked: RankedLayout) -> str:
     """The 95 % interval of a layout's value."""
-    return (
-        f"{objective_figure(objective, ranked.low)} to "
-        f"{objective_figure(objective, ranked.high)} (95 %)"
-    )
+    return f"{COLUMNS['interval'].cell(ranked)} (95 %)"
 
 
 def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
@@ -180,7 +178,7 @@ def ratio_interval(one: RankedLayout, other: RankedLayout) -> tuple[float, float
     between days and machines are not in it.
     """
     below, above = (
-        math.hypot(math.log(a.value / a.low), math.log(b.high / b.value))
+        math.hypot(math.log(a.value / a.value_low), math.log(b.value_high / b.value))
         for a, b in ((one, other), (other, one))
     )
     ratio = one.value / other.value

@@ -7,21 +7,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from layout_tuner.api.campaigns.trials import cheap_probes
-from layout_tuner.api.formatting import (
-    figure,
-    memory_of,
-    moment,
-    objective_figure,
-    percent,
-    step_words,
-    trainer_words,
-    unit,
-)
-from layout_tuner.api.html.result_sentences import bounds
+from layout_tuner.api.formatting import memory_of, moment, step_words, trainer_words
 from layout_tuner.api.plot_data.estimates import memory_by_stage
 from layout_tuner.api.plots.bars import PlotPart, step_parts
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.plots.svg import Plot
+from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.statistics.disturbance import disturbance_words
@@ -177,22 +168,13 @@ def figure_pairs(
     measured, objective = trial.measurement, campaign.objective
     if measured is None:
         return
-    memory_bytes = _device_memory_bytes(campaign)
-    value = trial.objective(objective, device_memory_bytes=memory_bytes)
-    yield unit(objective), objective_figure(objective, value if ranked is None else ranked.value)
-    speedup, step_time_s, within = 1.0, measured.step_time_s, ""
-    if ranked is not None:
-        yield "95 % interval", bounds(objective, ranked).removesuffix(" (95 %)")
-        speedup, step_time_s = measured.step_time_s / ranked.step_time_s, ranked.step_time_s
-        within = f" ({ranked.step_time_low_s:.4g} to {ranked.step_time_high_s:.4g})"
-    yield "step time", f"{step_time_s:.4g} s{within}"
-    if ranked is not None:
-        yield "runs", f"{ranked.num_runs}{', disturbed' if ranked.disturbed else ''}"
-    if objective != "tokens_per_s":
-        yield "tokens/s", figure(measured.tokens_per_s * speedup)
-    yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
-    yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
-    yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
+    figures = ("tokens_per_s", "mfu", "hfu", "model_tflops_per_device")
+    pooled = ("interval", "step_time_s", "step_time_interval", "runs")
+    names = (objective, *(pooled if ranked else ("step_time_s",)), *figures)
+    for column in (COLUMNS[name] for name in dict.fromkeys(names)):
+        yield column.label, column.cell(ranked or trial)
+    peak = COLUMNS["peak_memory_bytes"]
+    yield peak.label, memory_of(peak.value(trial), _device_memory_bytes(campaign))
     if words := disturbance_words(measured.others_share, measured.throttled, measured.own_share):
         yield "taken by others", words
     if words := routing_words(measured.balanced_routing, measured.expert_load):

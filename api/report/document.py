@@ -14,7 +14,6 @@ from layout_tuner.api.campaigns.measured_jobs import RankedStep, measured_jobs
 from layout_tuner.api.formatting import (
     duration,
     effect_words,
-    half_interval,
     machine,
     moment,
     node_time,
@@ -22,7 +21,7 @@ from layout_tuner.api.formatting import (
 from layout_tuner.api.html.assets import assets
 from layout_tuner.api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from layout_tuner.api.html.rendering import document
-from layout_tuner.api.html.result_sentences import REASONS, bounds, end_of_log, finding_of, lead
+from layout_tuner.api.html.result_sentences import REASONS, end_of_log, finding_of, lead
 from layout_tuner.api.html.trial_facts import TrialFacts, knob_pairs
 from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices
 from layout_tuner.api.plots.bars import PlotPart, keys, stacked, swing
@@ -79,8 +78,6 @@ def report(
         lead=list(lead(finding)),
         winner=None if winner is None else _winner(store, winner),
         tied=finding.tied,
-        bounds=bounds,
-        half_interval=half_interval,
         num_constrained=page.constrained,
         cheap=cheap,
         plots=plots,
@@ -131,7 +128,8 @@ def _job_lines(
     job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]
 ) -> Iterator[str]:
     ranked = (
-        RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.low, e.high) for e in best
+        RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.value_low, e.value_high)
+        for e in best
     )
     return job_lines(job, measured_jobs(job, campaign.spec, ranked), PROSE_WIDTH)
 

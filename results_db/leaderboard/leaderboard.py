@@ -230,15 +230,15 @@ def _ranked_layouts(
                 trial=trials[each.trial_id],
                 rank=each.rank,
                 value=each.value,
-                low=low,
-                high=high,
+                value_low=low,
+                value_high=high,
                 step_time_s=each.step_time_s,
                 step_time_low_s=each.step_time_s * each.value / high,
                 step_time_high_s=each.step_time_s * each.value / low,
                 trial_ids=tuple(run.id for run in each.runs),
                 shortened=each.shortened,
                 disturbed=all(is_disturbed(r.others_share, r.throttled) for r in each.runs),
-                is_tied=intervals.is_tied(each),
+                tied_with_first=intervals.is_tied(each),
             )
         )
     return found

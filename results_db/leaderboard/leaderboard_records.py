@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from layout_tuner.protocol.states import TrialState
-from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.results_db.records import MeasurementRecord, TrialRecord
 from layout_tuner.search_spaces.layouts.layout import Layout
 
 KnobValues = Mapping[str, Mapping[Any, int]]
@@ -24,9 +24,9 @@ class RankedLayout:
     """Rank on the whole leaderboard of the campaign, from 1, whichever layouts are listed."""
     value: float
     """The objective at the median step time of its runs; more is better."""
-    low: float
+    value_low: float
     """Lower end of the 95 % interval of the value."""
-    high: float
+    value_high: float
     """Upper end of the interval; that of the first layout is lowered, but not below the value,
     since the best of many is flattered."""
     step_time_s: float
@@ -37,7 +37,7 @@ class RankedLayout:
     """The runs that count, the first one first."""
     shortened: bool
     """Whether every run was stopped early because it was slower than the best."""
-    is_tied: bool
+    tied_with_first: bool
     """Whether it is the first, or does not differ from the first with 95 % confidence."""
     disturbed: bool = False
     """Whether others took its devices during every run that counts. The least disturbed count."""
@@ -46,6 +46,24 @@ class RankedLayout:
     def num_runs(self) -> int:
         """Number of runs that count."""
         return len(self.trial_ids)
+
+    @property
+    def number(self) -> int:
+        """Number of its trial in the campaign."""
+        return self.trial.number
+
+    @property
+    def layout(self) -> Layout:
+        return self.trial.layout
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.trial.is_baseline
+
+    @property
+    def measurement(self) -> MeasurementRecord | None:
+        """What its first run measured; what is ranked was measured."""
+        return self.trial.measurement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -197,14 +197,14 @@ def _standings(
             trial=trials[layout.first.trial_id],
             rank=layouts.index(layout) + 1,
             value=layout.value,
-            low=low,
-            high=high,
+            value_low=low,
+            value_high=high,
             step_time_s=layout.step_time_s,
             step_time_low_s=layout.step_time_s / (high / layout.value),
             step_time_high_s=layout.step_time_s / (low / layout.value),
             trial_ids=tuple(run.trial_id for run in layout.runs),
             shortened=layout.shortened,
-            is_tied=layout is first or not apart,
+            tied_with_first=layout is first or not apart,
         )
 
     return [standing(layout) for layout in page]

@@ -134,7 +134,7 @@ def _tried(
             trial_id=standing.trial.id,
             state="completed",
             value=standing.value,
-            is_apart=not standing.is_tied,
+            is_apart=not standing.tied_with_first,
         )
     return found
 

@@ -47,7 +47,7 @@ def disturbed_layouts(
         if each.disturbed
         and repeats.get(each.trial.layout_key, _NO_REPEATS).disturbed < NUM_QUIET_TRIES
     ]
-    return sorted(lacking, key=lambda each: -each.high)
+    return sorted(lacking, key=lambda each: -each.value_high)
 
 
 def wait_until_quieter(
@@ -71,7 +71,7 @@ def round_of_repeats(
     slower affects all of them alike. The list is empty where no other layout may be the best,
     unless the best one was stopped early.
     """
-    tied = [each for each in best if each.is_tied or each.value >= best[0].value]
+    tied = [each for each in best if each.tied_with_first or each.value >= best[0].value]
     if left is not None:
         tied = tied[:left]
     if not tied or (len(tied) == 1 and not tied[0].shortened):

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from layout_tuner.api.formatting import (
-    LAYOUT_HEADINGS,
-    baseline_words,
-    cheap_count_words,
-    gain_sentence,
-    half_interval,
-    layout_cells,
-    made_by,
-    memory,
-    objective_figure,
-    percent,
-    unit,
-)
+from layout_tuner.api.formatting import baseline_words, cheap_count_words, gain_sentence, made_by
+from layout_tuner.api.ranked_columns import LAYOUT, cells, headings
 from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.service.service_connection import (
     json_option,
@@ -39,11 +28,7 @@ from layout_tuner.terminal.plurals import counted
 from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from layout_tuner.api.schemas.campaigns_and_trials import (
-        CampaignDetail,
-        LeaderboardPage,
-        RankedTrial,
-    )
+    from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage
     from layout_tuner.client.clients import Client
     from layout_tuner.predictions.belief.job import JobEstimate
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
@@ -240,20 +225,11 @@ def _print_ranking(
     within: float | None,
 ) -> None:
     others = [name for name in page.objectives if name != page.objective]
-    has_baseline = any(trial.is_baseline for trial in page.trials)
-    columns = (
-        ">rank",
-        ">trial",
-        *LAYOUT_HEADINGS,
-        f">{unit(page.objective)}",
-        *(f">{unit(name)}" for name in others),
-        *(("front",) if others else ()),
-        *(("baseline",) if has_baseline else ()),
-        ">step",
-        ">95 %",
-        ">runs",
-        ">MFU",
-        ">memory",
+    names = (
+        *("rank", "number", *LAYOUT, page.objective, *others),
+        *(("on_front",) if others else ()),
+        *(("is_baseline",) if any(trial.is_baseline for trial in page.trials) else ()),
+        *("step_time_s", "half_interval", "runs", "mfu", "peak_memory_bytes"),
     )
     what = "of the front, " if front else ""
     which = "best" if within is None else "cheapest"
@@ -263,26 +239,5 @@ def _print_ranking(
         f"{campaign}: {what}the {which} {len(page.trials)} of {page.total} by {page.objective}"
         f"{close}{met}"
     )
-    objectives = (page.objective, *others)
-    rows = [_row(trial, objectives, has_baseline=has_baseline) for trial in page.trials]
-    print_table(columns, rows, title, keys=2)
-
-
-def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool) -> tuple[str, ...]:
-    measured = trial.measurement
-    assert measured is not None  # it is ranked
-    speedup = measured.step_time_s / trial.step_time_s
-    return (
-        str(trial.rank),
-        str(trial.number),
-        *layout_cells(trial.layout).values(),
-        objective_figure(objectives[0], trial.value),
-        *(objective_figure(name, trial.objectives[name]) for name in objectives[1:]),
-        *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
-        *(("*" if trial.is_baseline else "",) if has_baseline else ()),
-        f"{trial.step_time_s:.4g} s",
-        half_interval(trial.value, trial.value_low, trial.value_high),
-        f"{trial.num_runs}{', disturbed' if trial.disturbed else ''}",
-        percent(measured.mfu, speedup),
-        memory(measured.peak_memory_bytes),
-    )
+    rows = [cells(names, trial) for trial in page.trials]
+    print_table(headings(names), rows, title, keys=2)

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from layout_tuner.api.formatting import (
-    LAYOUT_HEADINGS,
     REPEAT_WORDS,
     cheap_probe_words,
     duration,
-    figure,
-    layout_cells,
     memory,
     percent,
     state_words,
     step_words,
     trainer_words,
 )
+from layout_tuner.api.ranked_columns import COLUMNS, LAYOUT, cells, headings
 from layout_tuner.cli.service.service_connection import (
     answers,
     json_option,
@@ -62,6 +60,7 @@ if TYPE_CHECKING:
     from layout_tuner.results_db.records import AttemptRecord
 
 DEFAULT_LIMIT: Final = 50
+_FIGURES: Final = ("tokens_per_s", "step_time_s", "mfu", "peak_memory_bytes")
 _CHEAP_HEADINGS: Final = ("cheap probe", ">step in full")
 
 _CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(=|>=|<=)\s*(.*?)\s*")
@@ -128,8 +127,7 @@ def list_trials(
         columns = (
             *(">id", ">trial", "state"),
             *(("baseline",) if has_baseline else ()),
-            *LAYOUT_HEADINGS,
-            *(">tokens/s", ">step", ">MFU", ">memory"),
+            *headings((*LAYOUT, *_FIGURES)),
             *(_CHEAP_HEADINGS if has_cheap else ()),
         )
         rows = [_row(each, has_baseline=has_baseline, has_cheap=has_cheap) for each in shown]
@@ -296,11 +294,7 @@ def _row(trial: TrialRead, *, has_baseline: bool, has_cheap: bool) -> tuple[str,
         str(trial.number),
         state_words(trial.state, trial.reason) + disturbed,
         *(("*" if trial.is_baseline else "",) if has_baseline else ()),
-        *layout_cells(trial.layout).values(),
-        "-" if measured is None else figure(measured.tokens_per_s),
-        "-" if measured is None else f"{measured.step_time_s:.4g} s",
-        percent(None if measured is None else measured.mfu),
-        "-" if measured is None else memory(measured.peak_memory_bytes),
+        *cells((*LAYOUT, *_FIGURES), trial),
         *(_cheap_cells(trial.cheap_probe) if has_cheap else ()),
     )
 
@@ -328,10 +322,7 @@ def _facts(trial: TrialDetailRead) -> Iterator[tuple[str, str]]:
         yield "repeats", f"trial {trial.repeat_of}, because {why}"
     measured = trial.measurement
     if measured is not None:
-        yield "step time", f"{measured.step_time_s:.4g} s"
-        yield "tokens/s", figure(measured.tokens_per_s)
-        yield "MFU", percent(measured.mfu)
-        yield "peak memory", memory(measured.peak_memory_bytes)
+        yield from ((COLUMNS[name].label, COLUMNS[name].cell(trial)) for name in _FIGURES)
         yield "iterations", str(len(trial.iterations))
         if words := disturbance_words(
             measured.others_share, measured.throttled, measured.own_share

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from layout_tuner.api.formatting import (
-    LAYOUT_HEADINGS,
-    half_interval,
-    layout_cells,
-    objective_figure,
     trainer_words,
     unit,
 )
+from layout_tuner.api.ranked_columns import LAYOUT, cells, headings
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.service.service_connection import json_option, service_options
 from layout_tuner.cli.service.watching import POLL_S
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
     from layout_tuner.client.clients import Client
 
+_SPREAD: Final = ("half_interval", "runs")
 _MOST: Final = 1000
 """Layouts of a leaderboard of which the sample is taken."""
 
@@ -245,9 +243,9 @@ def _print(
     agreement: RankAgreement,
 ) -> None:
     objective = source.objective
-    ours, theirs = ((f">{each.trainer}", ">95 %", ">runs") for each in (source, second))
-    columns = (">rank", *LAYOUT_HEADINGS, *ours, *theirs, ">ratio")
-    rows = [(str(each.ours.rank), *_cells(each, objective)) for each in compared]
+    ours, theirs = ((f">{each.trainer}", *headings(_SPREAD)) for each in (source, second))
+    columns = (*headings(("rank", *LAYOUT)), *ours, *theirs, ">ratio")
+    rows = [_cells(each, objective) for each in compared]
     title = f"{source.name}, {unit(objective)} in {source.trainer} and in {second.trainer}"
     print_table(columns, rows, title, keys=1)
     if any(trial and trial.disturbed for each in compared for trial in (each.ours, each.theirs)):
@@ -264,15 +262,12 @@ def _print(
 
 
 def _cells(each: _Compared, objective: str) -> tuple[str, ...]:
-    cells = [*layout_cells(each.ours.layout).values()]
-    for trial in (each.ours, each.theirs):
-        if trial is None:
-            cells += ["-", "-", "-"]
-        else:
-            half = half_interval(trial.value, trial.value_low, trial.value_high)
-            runs = f"{trial.num_runs}{', disturbed' if trial.disturbed else ''}"
-            cells += [objective_figure(objective, trial.value), half, runs]
-    return (*cells, "-" if each.ratio is None else f"{each.ratio:.3f}")
+    names = (objective, *_SPREAD)
+    return (
+        *cells(("rank", *LAYOUT, *names), each.ours),
+        *("-" * len(names) if each.theirs is None else cells(names, each.theirs)),
+        "-" if each.ratio is None else f"{each.ratio:.3f}",
+    )
 
 
 def _tau_words(agreement: RankAgreement, runs: int) -> str:

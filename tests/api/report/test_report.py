@@ -100,7 +100,7 @@ def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_ag
     campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
     run_all(store, campaign, 2000.0, 1998.0, 1000.0, 1500.0)
     (best, tied, *_others) = store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
-    assert tied.is_tied
+    assert tied.tied_with_first
     steps = (
         make_step(direction="down", stepped_value="1", state="out_of_memory", effect=None),
         make_step(source="measured", effect=-0.25, is_apart=False),
@@ -108,7 +108,7 @@ def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_ag
     store.reports.keep_analysis(campaign, make_analysis(best.trial.id, steps=steps))
     page = page_of(store, campaign)
     for words in (
-        f"2,000 tokens/s, {best.low:,.0f} to {best.high:,.0f} (95 %)",
+        f"2,000 tokens/s, {best.value_low:,.0f} to {best.value_high:,.0f} (95 %)",
         "The best of 4 measured layouts",
         "nodes 1, tp 1, pp 1, dp 1, mbs 1, mb 8, ZeRO 0, fp32",
         "1 other cannot be told apart",
@@ -350,27 +350,27 @@ def ranked(store: Store) -> RankedLayout:
         trial=trial,
         rank=1,
         value=300.0,
-        low=300.0 / 1.1,
-        high=300.0 * 1.1,
+        value_low=300.0 / 1.1,
+        value_high=300.0 * 1.1,
         step_time_s=1.0,
         step_time_low_s=0.9,
         step_time_high_s=1.1,
         trial_ids=(trial.id,),
         shortened=False,
-        is_tied=True,
+        tied_with_first=True,
     )
 
 
 def test_the_interval_of_a_ratio_combines_both_intervals(ranked: RankedLayout) -> None:
-    half = dataclasses.replace(ranked, value=150.0, low=150.0 / 1.2, high=150.0 * 1.2)
+    half = dataclasses.replace(ranked, value=150.0, value_low=150.0 / 1.2, value_high=150.0 * 1.2)
     found = ratio_interval(ranked, half)
     reach = math.hypot(math.log(1.1), math.log(1.2))
     assert found == pytest.approx((2.0 / math.exp(reach), 2.0 * math.exp(reach)))
     # A value without error leaves the other's interval as it is.
-    exact = dataclasses.replace(ranked, low=300.0, high=300.0)
+    exact = dataclasses.replace(ranked, value_low=300.0, value_high=300.0)
     assert ratio_interval(ranked, exact) == pytest.approx((1 / 1.1, 1.1))
     # The lower end of a ratio has the upper end of its divisor.
-    shrunk = dataclasses.replace(ranked, low=300.0 / 1.2, high=300.0)
+    shrunk = dataclasses.replace(ranked, value_low=300.0 / 1.2, value_high=300.0)
     assert ratio_interval(exact, shrunk) == pytest.approx((1.0, 1.2))
 
 

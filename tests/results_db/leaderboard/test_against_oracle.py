@@ -161,7 +161,7 @@ class History:
         post_outcome(self.store, trial.id, lease.attempt, outcome(happening))
 
 
-INTERVALS = ("low", "high", "step_time_low_s", "step_time_high_s")
+INTERVALS = ("value_low", "value_high", "step_time_low_s", "step_time_high_s")
 ROUNDINGS = 1e-9
 """Relative. The oracle takes densities and quantiles from scipy, and adds variances as fractions.
 Everything but the ends of intervals agrees to the last digit."""
@@ -199,7 +199,7 @@ def refuse_a_difference(
         if won is not None and best is not None:
             assert (won.value, won.trial_number) == (best.value, best.trial.number)
             to_beat = store.leaderboard.values_to_beat([campaign.id])[campaign.id]
-            assert to_beat == pytest.approx(best.low, rel=ROUNDINGS, abs=0.0)
+            assert to_beat == pytest.approx(best.value_low, rel=ROUNDINGS, abs=0.0)
         assert front(store, campaign.id) == on_front
         assert store.leaderboard.ranked_summary(campaign.id).num_ranked == len(ranked)
         found = store.leaderboard.page_of_layouts(campaign.id, limit=0).constrained
@@ -328,7 +328,7 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardListing)
     assert page.total == len(expected)
     assert [each.trial.id for each in page.layouts] == [each.trial.id for each in expected[1:3]]
     tied = leaderboard.tied_layouts(*asked, among=3)
-    refuse_other_standings(tied, [each for each in whole[:3] if each.is_tied])
+    refuse_other_standings(tied, [each for each in whole[:3] if each.tied_with_first])
     for each in whole:
         for trial_id in each.trial_ids:
             assert leaderboard.rank_of(run.campaign.id, trial_id, objective) == each.rank

@@ -73,12 +73,14 @@ def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: S
     measure(store, campaign, FASTER, 1300.0)
     found = baseline_of(store, campaign)
     winner, baseline = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
-    assert (found.value_low, found.value_high) == (baseline.low, baseline.high)
+    assert (found.value_low, found.value_high) == (baseline.value_low, baseline.value_high)
     gain = found.gain
     assert (gain.ratio, gain.trial_number) == (pytest.approx(1.3), 2)
     width = math.log(gain.ratio_high / gain.ratio)
     assert width == pytest.approx(math.log(gain.ratio / gain.ratio_low))
-    parts = [math.log(each.high / each.value) for each in (winner, baseline) if each.high]
+    parts = [
+        math.log(each.value_high / each.value) for each in (winner, baseline) if each.value_high
+    ]
     assert max(parts) < width < sum(parts)
     # Runs of both are pooled.
     for layout, speed in ((BASELINE, 1020.0), (FASTER, 1250.0)):
@@ -86,7 +88,7 @@ def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: S
     first, second = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
     found = baseline_of(store, campaign)
     assert found.value == second.value
-    ends = (pytest.approx(second.low), pytest.approx(second.high))
+    ends = (pytest.approx(second.value_low), pytest.approx(second.value_high))
     assert (found.value_low, found.value_high) == ends
     assert found.gain.ratio == pytest.approx(first.value / second.value)
 

@@ -228,8 +228,8 @@ def test_iterations_that_lie_far_apart_make_the_interval(store: Store, by_rate: 
     (best,) = standings(store)
     # sd of five logs 10 % apart: 16 %; the median's error is sqrt(pi/2) times the mean's.
     half = 2.776 * math.sqrt(math.pi / 2 / 5) * 0.1603
-    assert math.log(best.high / best.value) == pytest.approx(half, rel=0.01)
-    assert best.value / best.low == pytest.approx(best.high / best.value)
+    assert math.log(best.value_high / best.value) == pytest.approx(half, rel=0.01)
+    assert best.value / best.value_low == pytest.approx(best.value_high / best.value)
     assert best.step_time_low_s < 0.5 < best.step_time_high_s
 
 
@@ -237,13 +237,13 @@ def test_layouts_close_together_are_tied_until_repeats_agree(store: Store, by_ra
     for layout, step_time_s in ((A, 0.50), (B, 0.52), (C, 0.80)):
         measure(store, by_rate, layout, step_time_s, noise=0.001, timed=1)
     before = standings(store)
-    assert [each.is_tied for each in before] == [True, True, False]
-    assert before[0].high / before[0].value > 1.1, "a run of a single iteration has one, too"
+    assert [each.tied_with_first for each in before] == [True, True, False]
+    assert before[0].value_high / before[0].value > 1.1, "a run of a single iteration has one, too"
     for layout, step_time_s in ((A, 0.50), (B, 0.52)) * 3:
         measure(store, by_rate, layout, step_time_s, noise=0.001, timed=1)
     best, second, third = standings(store)
-    assert [each.is_tied for each in (best, second, third)] == [True, False, False]
-    assert third.high / third.value < 1.04, "it ran once"
+    assert [each.tied_with_first for each in (best, second, third)] == [True, False, False]
+    assert third.value_high / third.value < 1.04, "it ran once"
 
 
 def test_repeats_of_earlier_campaigns_on_the_cluster_narrow_intervals(store: Store) -> None:
@@ -259,12 +259,12 @@ def test_repeats_of_earlier_campaigns_on_the_cluster_narrow_intervals(store: Sto
         new = make_campaign(store, name, cluster=cluster, objective="tokens_per_s")
         measure(store, new, A, 0.7, noise=0.001, worker=workers[cluster])
         (row,) = store.leaderboard.ranked_layouts(new, "tokens_per_s")
-        widths[name] = math.log(row.high / row.low)
+        widths[name] = math.log(row.value_high / row.value_low)
     assert widths["new"] < widths["elsewhere"] / 4
 
 
 def test_an_interval_ends_at_the_peak_of_the_devices(store: Store, by_rate: int) -> None:
     measure(store, by_rate, A, 0.5, hfu=0.95, mfu=0.95)
     (best,) = standings(store)
-    assert best.high == pytest.approx(best.value / 0.95)
-    assert best.low < best.value / 1.1
+    assert best.value_high == pytest.approx(best.value / 0.95)
+    assert best.value_low < best.value / 1.1

@@ -87,7 +87,7 @@ def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(
     best, rival, *others = store.leaderboard.ranked_layouts(record.id, record.objective)
     assert {best.trial.id, rival.trial.id} == {trials[0].id, trials[1].id}
     assert (best.num_runs, rival.num_runs) == (3, 3)
-    assert not any(other.is_tied for other in others)
+    assert not any(other.tied_with_first for other in others)
 
 
 @pytest.mark.parametrize(
