@@ -22,16 +22,13 @@ from layout_tuner.search_spaces.clusters.cluster import (
     Cluster,
     detect_local_cpu,
 )
+from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS
 from layout_tuner.units import GIB
 
 LOCAL_CPU: Final = "local-cpu"
 """The cluster that is detected instead of listed."""
 
 _MAX_DEVICE_MEMORY_GB: Final = MAX_DEVICE_MEMORY_BYTES // GIB
-
-_A100_PEAKS: Final = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
-_HOPPER_PEAKS: Final = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12}
-_B200_PEAKS: Final = {"fp32": 80e12, "bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12}
 
 _DATA_SHEET: Final = "{} data sheet; bandwidths are nominal, inside a node 80 % of that"
 
@@ -52,7 +49,7 @@ _CLUSTERS: Final = (
         num_nodes=9856,
         devices_per_node=8,
         device_memory_bytes=64 * GIB,
-        peak_flops_per_s={"fp32": 47.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
+        peak_flops_per_s=DEVICE_PEAKS["MI250X"],
         memory_bandwidth_bytes_per_s=1.6e12,
         # Not monotonic: four ranks span two packages over the thinnest links.
         intra_node_bandwidth_bytes_per_s={2: 129e9, 4: 52e9, 8: 135e9},
@@ -66,7 +63,7 @@ _CLUSTERS: Final = (
         num_nodes=1536,
         devices_per_node=4,
         device_memory_bytes=40 * GIB,
-        peak_flops_per_s=_A100_PEAKS,
+        peak_flops_per_s=DEVICE_PEAKS["A100"],
         memory_bandwidth_bytes_per_s=1.555e12,
         intra_node_bandwidth_bytes_per_s={2: 80e9, 4: 200e9},
         inter_node_bandwidth_bytes_per_s=25e9,
@@ -76,7 +73,7 @@ _CLUSTERS: Final = (
         name="a100-sxm",
         device="NVIDIA A100-SXM4-80GB",
         device_memory_bytes=80 * GIB,
-        peak_flops_per_s=_A100_PEAKS,
+        peak_flops_per_s=DEVICE_PEAKS["A100"],
         memory_bandwidth_bytes_per_s=2.039e12,
         intra_node_bandwidth_bytes_per_s={2: 230e9, 4: 230e9, 8: 230e9},
         inter_node_bandwidth_bytes_per_s=25e9,
@@ -86,7 +83,7 @@ _CLUSTERS: Final = (
         name="h100-sxm",
         device="NVIDIA H100-SXM5-80GB",
         device_memory_bytes=80 * GIB,
-        peak_flops_per_s=_HOPPER_PEAKS,
+        peak_flops_per_s=DEVICE_PEAKS["H100"],
         memory_bandwidth_bytes_per_s=3.35e12,
         intra_node_bandwidth_bytes_per_s={2: 360e9, 4: 360e9, 8: 360e9},
         inter_node_bandwidth_bytes_per_s=50e9,
@@ -99,7 +96,7 @@ _CLUSTERS: Final = (
         num_nodes=128,
         devices_per_node=4,
         device_memory_bytes=80 * GIB,
-        peak_flops_per_s=_A100_PEAKS,
+        peak_flops_per_s=DEVICE_PEAKS["A100"],
         memory_bandwidth_bytes_per_s=2.039e12,  # A100 80GB data sheet
         # HGX A100 4-GPU has no NVSwitch: each pair has 4 links of 25 GB/s each way.
         intra_node_bandwidth_bytes_per_s={2: _reached(100e9), 4: _reached(300e9)},
@@ -110,8 +107,7 @@ _CLUSTERS: Final = (
         name="h200",
         device="NVIDIA H200-SXM5-141GB",
         device_memory_bytes=141 * GIB,
-        # H200 data sheet: 67 fp32, 1,979 bf16 with sparsity (half of it dense); the H100's die.
-        peak_flops_per_s=_HOPPER_PEAKS,
+        peak_flops_per_s=DEVICE_PEAKS["H200"],
         memory_bandwidth_bytes_per_s=4.8e12,  # H200 data sheet, HBM3e
         # NVLink 4 with NVSwitch: 18 links of 25 GB/s each way, for a group of any size.
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(450e9)),
@@ -122,8 +118,7 @@ _CLUSTERS: Final = (
         name="mi300x",
         device="AMD Instinct MI300X",
         device_memory_bytes=192 * GIB,
-        # MI300X data sheet: matrix units, without sparsity.
-        peak_flops_per_s={"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
+        peak_flops_per_s=DEVICE_PEAKS["MI300X"],
         memory_bandwidth_bytes_per_s=5.3e12,  # MI300X data sheet, HBM3
         # No switch: each pair has one Infinity Fabric link of 64 GB/s each way, 7 links a device.
         intra_node_bandwidth_bytes_per_s={
@@ -139,10 +134,9 @@ _CLUSTERS: Final = (
         device="NVIDIA GB200",
         num_nodes=18,  # compute trays of one NVL72 rack
         devices_per_node=4,
-        # GB200 NVL72 data sheet over its 72 devices: 13.4 TB of HBM3e, 576 TB/s, 5,760 TFLOP/s of
-        # fp32, and with sparsity, half of it dense, 360 PFLOP/s of bf16 and 720 of fp8.
+        # GB200 NVL72 data sheet over its 72 devices: 13.4 TB of HBM3e, 576 TB/s.
         device_memory_bytes=186 * GIB,
-        peak_flops_per_s={"fp32": 80e12, "bf16": 2500e12, "fp16": 2500e12, "fp8": 5000e12},
+        peak_flops_per_s=DEVICE_PEAKS["GB200"],
         memory_bandwidth_bytes_per_s=8e12,
         # NVLink 5: 18 links of 50 GB/s each way.
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
@@ -156,10 +150,9 @@ _CLUSTERS: Final = (
         device="NVIDIA GB300",
         num_nodes=18,  # compute trays of one NVL72 rack
         devices_per_node=4,
-        # GB300 NVL72 data sheet over its 72 devices: 20 TB of HBM3e, 576 TB/s, and with sparsity,
-        # half of it dense, 360 PFLOP/s of bf16 and 720 of fp8; fp32 as in GB200.
+        # GB300 NVL72 data sheet over its 72 devices: 20 TB of HBM3e, 576 TB/s.
         device_memory_bytes=259 * GIB,
-        peak_flops_per_s={"fp32": 80e12, "bf16": 2500e12, "fp16": 2500e12, "fp8": 5000e12},
+        peak_flops_per_s=DEVICE_PEAKS["GB300"],
         memory_bandwidth_bytes_per_s=8e12,
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
         inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device; see gb200
@@ -168,10 +161,9 @@ _CLUSTERS: Final = (
     _of_eight(
         name="b200",
         device="NVIDIA B200-SXM-180GB",
-        # HGX B200 data sheet over its 8 devices: 1.44 TB of HBM3e, 62 TB/s, 640 TFLOP/s of fp32,
-        # and with sparsity, half of it dense, 36 PFLOP/s of bf16 and 72 of fp8.
+        # HGX B200 data sheet over its 8 devices: 1.44 TB of HBM3e, 62 TB/s.
         device_memory_bytes=167 * GIB,
-        peak_flops_per_s=_B200_PEAKS,
+        peak_flops_per_s=DEVICE_PEAKS["B200"],
         memory_bandwidth_bytes_per_s=7.7e12,
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(900e9)),
         inter_node_bandwidth_bytes_per_s=50e9,  # one 400 Gb/s port a device, as in DGX B200
@@ -180,10 +172,9 @@ _CLUSTERS: Final = (
     _of_eight(
         name="b300",
         device="NVIDIA B300-SXM6",
-        # HGX B300 data sheet over its 8 devices: 2.1 TB of HBM3e, 64 TB/s, 600 TFLOP/s of fp32,
-        # and with sparsity, half of it dense, 36 PFLOP/s of bf16 and 72 of fp8.
+        # HGX B300 data sheet over its 8 devices: 2.1 TB of HBM3e, 64 TB/s.
         device_memory_bytes=244 * GIB,
-        peak_flops_per_s=_B200_PEAKS | {"fp32": 75e12},
+        peak_flops_per_s=DEVICE_PEAKS["B300"],
         memory_bandwidth_bytes_per_s=8e12,
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(900e9)),
         inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device, as in DGX B300
@@ -195,7 +186,7 @@ _CLUSTERS: Final = (
         num_nodes=2688,  # docs.cscs.ch/alps/hardware
         devices_per_node=4,
         device_memory_bytes=96 * GIB,  # GH200 data sheet, HBM3
-        peak_flops_per_s=_HOPPER_PEAKS,  # GH200 data sheet, without sparsity
+        peak_flops_per_s=DEVICE_PEAKS["GH200"],
         memory_bandwidth_bytes_per_s=4e12,  # GH200 data sheet, HBM3
         # Six NVLink 4 links, 150 GB/s each way, between each pair (arXiv:2408.11556).
         intra_node_bandwidth_bytes_per_s={2: _reached(150e9), 4: _reached(450e9)},

@@ -13,29 +13,13 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ReduceOp
 
+from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS, known_device
 from layout_tuner.search_spaces.layouts.layout import Precision
 from layout_tuner.search_spaces.throughput import MEASURED_PEAK, Throughput
 from layout_tuner.workers.trainer.comm.collectives import barrier
 from layout_tuner.workers.trainer.errors import ResultImplausibleError
 from layout_tuner.workers.trainer.model.matrix_products import linear
 from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
-
-DENSE_PEAK_TFLOPS: Final[dict[str, dict[Precision, float]]] = {
-    "V100": {"fp32": 15.7, "fp16": 125.0},
-    "A100": {"fp32": 19.5, "bf16": 312.0, "fp16": 312.0},
-    "H100 PCIe": {"fp32": 51.0, "bf16": 756.0, "fp16": 756.0},
-    "H100 NVL": {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
-    "H100": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
-    "H200 NVL": {"fp32": 60.0, "bf16": 835.5, "fp16": 835.5},
-    "H200": {"fp32": 66.9, "bf16": 989.4, "fp16": 989.4},
-    "B200": {"fp32": 80.0, "bf16": 2250.0, "fp16": 2250.0},
-    "B300": {"fp32": 75.0, "bf16": 2250.0, "fp16": 2250.0},
-    "GB200": {"fp32": 80.0, "bf16": 2500.0, "fp16": 2500.0},
-    "GB300": {"fp32": 80.0, "bf16": 2500.0, "fp16": 2500.0},
-    "MI250X": {"fp32": 47.9, "bf16": 191.5, "fp16": 191.5},
-    "MI300X": {"fp32": 163.4, "bf16": 1307.4, "fp16": 1307.4},
-}
-"""Dense matrix peaks in TFLOP/s of one device, from the vendors' data sheets (a GCD for MI250X)."""
 
 _SIZES: Final = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
 """Sides of the square matrices. A small product fits into one time slice of a busy core: the
@@ -53,8 +37,8 @@ def matmul_peak(device: str, precision: Precision, *, again: bool = False) -> tu
     measurement was too low, so the best of several counts.
     """
     known = known_device(torch.cuda.get_device_name()) if device == "cuda" else None
-    if known is not None and precision in DENSE_PEAK_TFLOPS[known]:
-        return DENSE_PEAK_TFLOPS[known][precision], f"table ({known}, {precision})"
+    if known is not None and precision in DEVICE_PEAKS[known]:
+        return DEVICE_PEAKS[known][precision] / 1e12, f"table ({known}, {precision})"
     counts = _COUNTS_AGAIN if again else 1
     tflops = max(measured_tflops(device, precision)[0] for _ in range(counts))
     return tflops, f"{MEASURED_PEAK} ({precision})"
@@ -68,11 +52,6 @@ def measured_tflops(device: str, precision: Precision) -> tuple[float, float]:
     """
     rates = [_measured_tflops(device, precision, size) for size in _SIZES[device]]
     return max(best for best, _ in rates), max(usual for _, usual in rates)
-
-
-def known_device(name: str) -> str | None:
-    """The table's longest entry that is part of torch's name of the device, or None."""
-    return max((known for known in DENSE_PEAK_TFLOPS if known in name), key=len, default=None)
 
 
 def _measured_tflops(device: str, precision: Precision, size: int) -> tuple[float, float]:

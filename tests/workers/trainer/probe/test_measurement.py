@@ -15,9 +15,9 @@ from torch import distributed as dist
 from layout_tuner.protocol.measurement import Breakdown, Measurement
 from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS, known_device
 from layout_tuner.search_spaces.throughput import MEASURED_PEAK
 from layout_tuner.workers.trainer import training as training_module
-from layout_tuner.workers.trainer.device_peak_flops import DENSE_PEAK_TFLOPS, known_device
 from layout_tuner.workers.trainer.errors import ResultImplausibleError
 from layout_tuner.workers.trainer.probe import probe as probe_module
 from layout_tuner.workers.trainer.probe import timing
@@ -146,6 +146,7 @@ def test_a_measured_peak_that_is_passed_is_measured_again(monkeypatch: pytest.Mo
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA H100 NVL", "H100 NVL"),
         ("NVIDIA H200", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
         ("Tesla V100-SXM2-32GB", "V100"),
         ("NVIDIA GeForce RTX 4090", None),
     ],
@@ -154,10 +155,11 @@ def test_devices_are_known_by_the_names_that_torch_gives_them(name: str, known: 
     assert known_device(name) == known
 
 
-def test_the_peak_of_half_an_mi250x_is_that_of_the_preset() -> None:
-    """torch shows each of its two dies as a device."""
-    peaks = {precision: 1e12 * peak for precision, peak in DENSE_PEAK_TFLOPS["MI250X"].items()}
-    assert peaks == pytest.approx(dict(CLUSTER_PRESETS["frontier"].peak_flops_per_s))
+def test_every_preset_has_the_peaks_by_which_the_trainer_judges_its_device() -> None:
+    for cluster in CLUSTER_PRESETS.values():
+        known = known_device(cluster.device)
+        assert known is not None, cluster.device
+        assert cluster.peak_flops_per_s == DEVICE_PEAKS[known]
 
 
 def test_a_rocm_build_says_that_rccl_communicates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,50 @@
+"""The peaks of devices, from the vendors' data sheets: cluster presets and the trainer use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+Peaks = Mapping[str, float]
+"""FLOP/s by precision."""
+
+_A100: Final[Peaks] = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
+_HOPPER: Final[Peaks] = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12}
+_HOPPER_NVL: Final[Peaks] = {"fp32": 60e12, "bf16": 835.5e12, "fp16": 835.5e12}
+_BLACKWELL: Final[Peaks] = {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12}
+_GRACE_BLACKWELL: Final[Peaks] = {
+    "fp32": 80e12,
+    "bf16": 2500e12,
+    "fp16": 2500e12,
+    "fp8": 5000e12,
+}
+
+DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
+    "V100": {"fp32": 15.7e12, "fp16": 125e12},
+    "A100": _A100,
+    "H100 PCIe": {"fp32": 51e12, "bf16": 756e12, "fp16": 756e12},
+    "H100 NVL": _HOPPER_NVL,
+    "H100": _HOPPER,
+    "H200 NVL": _HOPPER_NVL,
+    # H200 data sheet: 67 fp32, 1,979 bf16 with sparsity (half of it dense); the H100's die.
+    "H200": _HOPPER,
+    "GH200": _HOPPER,
+    # HGX B200 data sheet over its 8 devices: 640 TFLOP/s of fp32, and with sparsity, half of it
+    # dense, 36 PFLOP/s of bf16 and 72 of fp8. HGX B300: the same but 600 TFLOP/s of fp32.
+    "B200": {"fp32": 80e12, **_BLACKWELL},
+    "B300": {"fp32": 75e12, **_BLACKWELL},
+    # GB200 NVL72 data sheet over its 72 devices: 5,760 TFLOP/s of fp32, and with sparsity, half of
+    # it dense, 360 PFLOP/s of bf16 and 720 of fp8. GB300 NVL72: the same; fp32 as in GB200.
+    "GB200": _GRACE_BLACKWELL,
+    "GB300": _GRACE_BLACKWELL,
+    # A GCD, which is half of the package, as torch shows it.
+    "MI250X": {"fp32": 47.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
+    # MI300X data sheet: matrix units.
+    "MI300X": {"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
+}
+"""Dense matrix peaks of one device, without sparsity, by a part of the device's name."""
+
+
+def known_device(name: str) -> str | None:
+    """The table's longest entry that is part of a device's name, as torch gives it, or None."""
+    return max((known for known in DEVICE_PEAKS if known in name), key=len, default=None)
