@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -21,7 +21,7 @@ from layout_tuner.documents.reading import (
 from layout_tuner.errors import NoLegalLayoutError, SpaceInvalidError
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
-from layout_tuner.search_spaces.layouts.knobs import WholeNumbers, read_choices
+from layout_tuner.search_spaces.layouts.knobs import read_choices
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, codes_of
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, RULES, RuleContext, Scope
@@ -31,64 +31,69 @@ MAX_COMBINATIONS: Final = 5_000_000
 """Most combinations of a space. All of them may be legal; with more, the memory estimate and the
 encoding for a strategy would take longer than a few seconds."""
 
+SPACE_FIELDS: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes", "auto")
+"""Fields of a space's document. The precision is by default the cluster's, and never fp8
+(`Cluster.default_precision`)."""
+
+DERIVABLE: Final = ("dp", "num_microbatches")
+"""Knobs that follow from the others where they are left out."""
+
 EVERY_ROW: Final = slice(None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class SearchSpace:
     """The choices of every knob of a layout.
 
-    The knobs are the fields of `Layout`, each a scalar, a list or a range (see
-    `search_spaces.layouts.knobs`). After construction each is a tuple of its choices, in the given
-    order. Missing knobs have the defaults below; a campaign that is submitted gets others
-    (`search_spaces.campaigns.default_space`).
+    It is made of `SPACE_FIELDS` by name. A knob is a scalar, a list or a range (see
+    `search_spaces.layouts.knobs`). Missing knobs have the default of `Layout`; a campaign that is
+    submitted gets others (`search_spaces.campaigns.default_space`).
 
     Raises:
         SpaceInvalidError: at construction; the message begins with the knob.
     """
 
-    global_batch_size: int | Mapping[str, int] | GlobalBatch | None = None
-    """Sequences a step: a number, or bounds `{min:, max:}`. There is no default."""
-    num_nodes: WholeNumbers = 1
-    tp: WholeNumbers = 1
-    tp_columns: WholeNumbers = 1
-    cp: WholeNumbers = 1
-    pp: WholeNumbers = 1
-    dp: WholeNumbers | None = None
-    """Data-parallel degree; left out: as many replicas as fill the nodes."""
-    ep: WholeNumbers = 1
-    etp: WholeNumbers = 1
-    vpp: WholeNumbers = 1
-    schedule: str | Sequence[str] = "1f1b"
-    cp_comm_type: str | Sequence[str] = "all_gather"
-    pipeline_split: str | Sequence[str] = "layers"
-    rank_order: str | Sequence[str] = "tp_cp_dp_pp"
-    micro_batch_size: WholeNumbers = 1
-    num_microbatches: WholeNumbers | None = None
-    """Micro-batches a step; derived where the global batch is fixed, a knob where it is bounded."""
-    zero_stage: int | Sequence[int] = 0
-    zero_replicas: WholeNumbers = 1
-    recompute: str | Sequence[str] = "none"
-    sequence_parallel: bool | Sequence[bool] = False
-    precision: str | Sequence[str] = "fp32"
-    """fp32, bf16, fp16, fp8. By default the cluster's (`Cluster.default_precision`), never fp8."""
-    allow_tp_across_nodes: bool = False
+    global_batch: GlobalBatch
+    """Sequences a step: from a number, or bounds `{min:, max:}`. There is no default."""
+    choices: Mapping[str, tuple[Any, ...]] = field(hash=False)
+    """By knob, in the canonical order, its choices in the given order. `DERIVABLE` knobs that are
+    left out are not among them. Then there are as many replicas as fill the nodes, and as many
+    micro-batches as a fixed batch takes; with bounds the micro-batches are a knob."""
+    allow_tp_across_nodes: bool
     """Whether a tensor-parallel group may span nodes."""
-    auto: tuple[str, ...] = ()
+    auto: tuple[str, ...]
     """Knobs that the document left out, and whose choices the service made of the model and the
     cluster (`search_spaces.campaigns.default_space`)."""
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        global_batch_size: Any = None,
+        allow_tp_across_nodes: bool = False,
+        auto: Sequence[str] = (),
+        **knobs: Any,
+    ) -> None:
+        if wrong := knobs.keys() - KNOBS.keys():
+            raise TypeError(f"a space has no knobs {', '.join(sorted(wrong))}")
         problems = Problems(SpaceInvalidError)
+        read: dict[str, Any] = {"choices": {}, "allow_tp_across_nodes": allow_tp_across_nodes}
         with problems.collecting():
-            object.__setattr__(self, "global_batch_size", self._read_batch())
-        for knob in LAYOUT_FIELDS:
+            read["global_batch"] = _read_batch(global_batch_size)
+        for name, knob in KNOBS.items():
+            value = knobs.get(name, None if name in DERIVABLE else knob.default)
             with problems.collecting():
-                self._read_choices(knob)
-        problems.note(switch_problem(self.allow_tp_across_nodes), field="allow_tp_across_nodes")
+                if value is not None:
+                    read["choices"][name] = read_choices(knob, value)
+                elif name not in DERIVABLE:
+                    raise SpaceInvalidError(
+                        "the value is null; leave it out for its default", field=name
+                    )
+        problems.note(switch_problem(allow_tp_across_nodes), field="allow_tp_across_nodes")
         with problems.collecting():
-            object.__setattr__(self, "auto", read_auto(self.auto))
+            read["auto"] = read_auto(auto)
         problems.refuse()
+        for name, value in read.items():
+            object.__setattr__(self, name, value)
         self._check_accumulation()
         if self.num_combinations > MAX_COMBINATIONS:
             raise SpaceInvalidError(
@@ -96,33 +101,15 @@ class SearchSpace:
                 f"{MAX_COMBINATIONS}; give some knob fewer values"
             )
 
-    def _read_choices(self, knob: str) -> None:
-        value = getattr(self, knob)
-        if value is not None:
-            object.__setattr__(self, knob, read_choices(KNOBS[knob], value))
-        elif knob not in DERIVABLE:
-            raise SpaceInvalidError("the value is null; leave it out for its default", field=knob)
-
-    def _read_batch(self) -> GlobalBatch:
-        if self.global_batch_size is None:
-            raise SpaceInvalidError(
-                "there is none; tokens/s grow with the batch, so that layouts compare only at an "
-                "equal one: give a number, or bounds {min:, max:}",
-                field="global_batch_size",
-            )
-        if isinstance(self.global_batch_size, GlobalBatch):
-            return self.global_batch_size
-        return GlobalBatch.read(self.global_batch_size)
-
     def _check_accumulation(self) -> None:
         batch = self.global_batch
-        if batch.is_fixed and self.num_microbatches is not None:
+        if batch.is_fixed and "num_microbatches" in self.choices:
             raise SpaceInvalidError(
                 f"global_batch_size is fixed at {batch.minimum}, so that num_microbatches follows "
                 "from it: leave it out, or bound the batch with {min:, max:}",
                 field="num_microbatches",
             )
-        if not batch.is_fixed and self.num_microbatches is None:
+        if not batch.is_fixed and "num_microbatches" not in self.choices:
             raise SpaceInvalidError(
                 f"global_batch_size is bounded ({batch.minimum} to {batch.maximum}), so that "
                 "num_microbatches does not follow from it: give its values, or fix the batch",
@@ -130,20 +117,13 @@ class SearchSpace:
             )
 
     @property
-    def global_batch(self) -> GlobalBatch:
-        """The global batch, read."""
-        assert isinstance(self.global_batch_size, GlobalBatch), "read at construction"
-        return self.global_batch_size
-
-    @property
     def knobs(self) -> tuple[str, ...]:
         """Layout fields that are chosen rather than derived, in the canonical order."""
-        return tuple(knob for knob in LAYOUT_FIELDS if getattr(self, knob) is not None)
+        return tuple(self.choices)
 
     def values(self, knob: str) -> tuple[Any, ...]:
         """The choices of one knob; empty where it is derived."""
-        choices: tuple[Any, ...] | None = getattr(self, knob)
-        return choices or ()
+        return self.choices.get(knob, ())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -175,7 +155,7 @@ class SearchSpace:
         chosen = {knob: getattr(layout, knob) for knob in self.knobs}
         if any(value not in self.values(knob) for knob, value in chosen.items()):
             return False
-        if self.dp is None and layout.num_devices != layout.num_nodes * devices_per_node:
+        if "dp" not in self.choices and layout.num_devices != layout.num_nodes * devices_per_node:
             return False
         return self.layout_of(chosen, devices_per_node) == layout
 
@@ -183,8 +163,7 @@ class SearchSpace:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Builds a space from its knobs by name; SpaceInvalidError if one is unknown or wrong."""
         values = read_mapping(mapping, SpaceInvalidError, "the search space")
-        known = [f.name for f in fields(cls)]
-        return read_fields_of(cls, values, known, SpaceInvalidError, "knob")
+        return read_fields_of(cls, values, SPACE_FIELDS, SpaceInvalidError, "knob")
 
     def to_mapping(self, *, every_knob: bool = False) -> dict[str, Any]:
         """The knobs by name as plain JSON values, ranges written out, derived knobs left out.
@@ -193,8 +172,7 @@ class SearchSpace:
         a submitted space without a knob leaves its choices to the service.
         """
         mapping: dict[str, Any] = {"global_batch_size": self.global_batch.to_value()}
-        for knob in self.knobs:
-            choices = self.values(knob)
+        for knob, choices in self.choices.items():
             value = choices[0] if len(choices) == 1 else list(choices)
             if every_knob or not KNOBS[knob].is_left_out(value):
                 mapping[knob] = value
@@ -202,8 +180,14 @@ class SearchSpace:
         return mapping | {"auto": list(self.auto)} if self.auto else mapping
 
 
-DERIVABLE: Final = ("dp", "num_microbatches")
-"""Knobs that follow from the others where they are left out."""
+def _read_batch(value: Any) -> GlobalBatch:
+    if value is None:
+        raise SpaceInvalidError(
+            "there is none; tokens/s grow with the batch, so that layouts compare only at an "
+            "equal one: give a number, or bounds {min:, max:}",
+            field="global_batch_size",
+        )
+    return GlobalBatch.read(value)
 
 
 def read_auto(value: object) -> tuple[str, ...]:
@@ -337,7 +321,7 @@ def enumerate_legal(
         cluster=cluster,
         global_batch=space.global_batch,
         allow_tp_across_nodes=space.allow_tp_across_nodes,
-        fill_nodes=space.dp is None,
+        fill_nodes="dp" not in space.choices,
     )
     axes = np.ix_(*(np.arange(length) for length in space.shape))
     grid = {
@@ -379,10 +363,10 @@ def _with_derived(
 ) -> dict[str, Ints]:
     """The chosen columns and the derived ones, rounded down: what does not divide breaks a rule."""
     columns = dict(chosen)
-    if space.dp is None:
+    if "dp" not in columns:
         devices = columns["num_nodes"] * devices_per_node
         columns["dp"] = _filling_dp(devices, columns)
-    if space.num_microbatches is None:
+    if "num_microbatches" not in columns:
         columns["num_microbatches"] = _accumulation(
             columns["dp"], columns["micro_batch_size"], space
         )

@@ -32,7 +32,7 @@ from layout_tuner.results_db.errors import (
 )
 from layout_tuner.results_db.models.service_tables import EventRow
 from layout_tuner.results_db.models.table_base import insert_many
-from layout_tuner.results_db.models.tables import Attempt, IterationRow
+from layout_tuner.results_db.models.tables import Attempt, IterationRow, Trial
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, KNOBS, Layout
@@ -193,6 +193,21 @@ def test_the_database_refuses_what_must_never_be(database: Database) -> None:
     for figure in ("NULL", "9e999") if is_sqlite else ("'NaN'::float8", "'Infinity'::float8"):
         with pytest.raises(IntegrityError):
             run(database, f"UPDATE measurements SET tokens_per_s = {figure}")
+
+
+def test_a_trial_has_a_column_of_its_kind_for_every_knob_in_their_order() -> None:
+    columns = [column for column in Trial.__table__.columns if column.name in KNOBS]
+    assert [column.name for column in columns] == list(KNOBS)
+    for column, knob in zip(columns, KNOBS.values(), strict=True):
+        assert column.type.python_type is type(knob.default), knob.name
+        assert not column.nullable, knob.name
+        assert getattr(column.type, "length", None) is None or (
+            column.type.length >= max(map(len, knob.choices))
+        ), knob.name
+        # Rows of releases without the knob ran at its default.
+        older = column.server_default
+        assert older is None or str(getattr(older.arg, "text", older.arg)) == str(knob.default)
+        assert older is not None or not knob.is_new, knob.name
 
 
 def test_the_choices_of_all_knobs_and_the_longest_key_are_stored(database: Database) -> None:

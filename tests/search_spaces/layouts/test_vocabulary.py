@@ -41,7 +41,7 @@ from layout_tuner.search_spaces.models.model_presets import (
     resolve_model,
 )
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.spaces.search_space import SearchSpace
+from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, SearchSpace
 from layout_tuner.search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS
 from layout_tuner.units import GIB
 
@@ -346,7 +346,13 @@ def test_an_error_knows_the_field_that_it_comes_from() -> None:
 
 def test_columns_and_spaces_have_the_knobs_of_a_layout_and_devices_their_product() -> None:
     assert tuple(field.name for field in fields(LayoutColumns)) == tuple(KNOBS)
-    assert set(KNOBS) < {field.name for field in fields(SearchSpace)}
+    kinds = {"Ints": True, "Codes": False}
+    assert {field.name: kinds[str(field.type)] for field in fields(LayoutColumns)} == {
+        name: knob.is_number for name, knob in KNOBS.items()
+    }
+    space = SearchSpace(global_batch_size=8)
+    defaults = {name: (knob.default,) for name, knob in KNOBS.items() if name not in DERIVABLE}
+    assert space.choices == defaults
     headings = [knob.heading for knob in KNOBS.values() if knob.heading]
     assert len(set(headings)) == len(headings)
     layout = replace(Layout(), **{name: place for place, name in enumerate(DEGREES, start=2)})

@@ -217,7 +217,7 @@ def test_of_millions_of_combinations_the_legal_ones_are_found() -> None:
     # The rules of the world leave what divides: the same set, from the few values that can be legal
     # at all.
     few = {"tp": [1, 2, 4, 8], "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24], "vpp": [1, 2, 3, 4, 6, 8]}
-    narrow = enumerate_legal(replace(space, **few), model, frontier)
+    narrow = enumerate_legal(SearchSpace.from_mapping(space.to_mapping() | few), model, frontier)
     assert len(legal) == len(narrow) > 1000
     for position in range(0, len(legal), 97):
         assert legal.layout(position) == narrow.layout(position)
