@@ -54,7 +54,6 @@ if TYPE_CHECKING:
         CampaignDetail,
         CampaignPage,
         CampaignRead,
-        EventRead,
         ExportFormatPage,
         Health,
         ImportRead,
@@ -85,7 +84,7 @@ if TYPE_CHECKING:
     from layout_tuner.results_db.campaigns.filter import CampaignFilter
     from layout_tuner.results_db.database.data_dir import DataDir
     from layout_tuner.results_db.errors import TrialFilterInvalidError
-    from layout_tuner.results_db.records import MeasurementRecord
+    from layout_tuner.results_db.records import EventRead, MeasurementRecord
     from layout_tuner.results_db.service_records import AuditEntryRead, ClusterNodeRead
     from layout_tuner.results_db.trials.filter import TrialFilter
     from layout_tuner.trainers.exports.exported import ExportRead

@@ -107,6 +107,24 @@ EVENT_KINDS: Final[tuple[EventKind | LiveEventKind, ...]] = (
 )
 """All kinds of events that watchers get."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventRead:
+    """An event of a campaign, or of workers and nodes."""
+
+    seq: int | None
+    """Its number, also the `id` in the stream; numbers increase, with gaps. null: a live event,
+    which is not stored and not sent again."""
+    kind: EventKind | LiveEventKind
+    at: datetime
+    campaign_id: int | None
+    """null: the event concerns a worker or nodes."""
+    trial_id: int | None
+    """null: the event concerns the whole campaign."""
+    data: Mapping[str, Any]
+    """Details; for a trial its number, state, reason and attempt."""
+
+
 PlanState = Literal["WAITING", "DONE", "FAILED"]
 """Of a plan that the driver makes."""
 

@@ -19,8 +19,7 @@ from layout_tuner.api.http.query_parameters import TrialFilterDep
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.results_db.campaigns.history_and_timeline import FailureCount
-from layout_tuner.results_db.events.event_log import EventRecord
-from layout_tuner.results_db.records import CampaignRecord, TrialDetail
+from layout_tuner.results_db.records import CampaignRecord, EventRead, TrialDetail
 from layout_tuner.results_db.store import Store
 from layout_tuner.results_db.trials.filter import TrialFilter, TrialOrder
 
@@ -158,7 +157,7 @@ _SENTENCES: Final[Mapping[str, str]] = {
 """What events say; the template puts a link on the number of a trial before its sentence."""
 
 
-def event_sentence(event: EventRecord) -> str:
+def event_sentence(event: EventRead) -> str:
     data = event.data
     return _SENTENCES.get(event.kind, f"{event.kind}.").format(
         state=data.get("state"),

@@ -16,18 +16,18 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from fastapi.sse import format_sse_event
+from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.background_loops import attempt
 from layout_tuner.api.live.database_changes import DatabaseChanges
 from layout_tuner.api.live.live_events import LiveEvent, first_events, live_events
 from layout_tuner.api.live.open_streams import OpenStreams
-from layout_tuner.api.schemas.campaigns_and_trials import EventRead
 from layout_tuner.api.security.authentication import Authentication, Credential
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.events.event_log import EventRecord
 from layout_tuner.results_db.events.live_state import LiveState
+from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.store import Store
 
 PAGE: Final = 500
@@ -36,10 +36,9 @@ PAGE: Final = 500
 _log = logging.getLogger(__name__)
 
 
-def event_bytes(event: EventRecord) -> bytes:
-    return format_sse_event(
-        data_str=EventRead.of(event).model_dump_json(), event=event.kind, id=str(event.seq)
-    )
+def event_bytes(event: EventRead) -> bytes:
+    seq = None if event.seq is None else str(event.seq)
+    return format_sse_event(data_str=to_json(event).decode(), event=event.kind, id=seq)
 
 
 class Subscription:
@@ -214,15 +213,16 @@ class EventHub:
         now = self._store.live.state(before)
         return now, live_events(before, now, self._store.now())
 
-    def _read(self) -> Sequence[tuple[EventRecord, bytes]]:
+    def _read(self) -> Sequence[tuple[EventRead, bytes]]:
         events = self._store.events.find(after=self._handed_out, limit=PAGE)
         return [(event, event_bytes(event)) for event in events]
 
-    def _hand_out(self, page: Sequence[tuple[EventRecord, bytes]]) -> None:
+    def _hand_out(self, page: Sequence[tuple[EventRead, bytes]]) -> None:
         listeners: dict[int | None, list[Subscription]] = {}
         for subscription in self._subscriptions:
             listeners.setdefault(subscription.campaign_id, []).append(subscription)
         for event, written in page:
+            assert event.seq is not None, "it is stored"
             if event.seq <= self._handed_out:
                 # During the read all watchers left, and a new one came that begins later.
                 continue

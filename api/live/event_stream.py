@@ -127,7 +127,7 @@ class EventStream(Response):
                 )
                 if page:
                     yield b"".join(event_bytes(event) for event in page)
-                    after = page[-1].seq
+                    after = page[-1].seq or after
                 if len(page) < PAGE:
                     # These were all events up to the position.
                     after = max(after, position)

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from fastapi.sse import format_sse_event
+from pydantic_core import to_json
 
-from layout_tuner.api.schemas.campaigns_and_trials import EventRead
 from layout_tuner.results_db.events.live_state import (
     LiveState,
     NodeKey,
@@ -21,7 +21,7 @@ from layout_tuner.results_db.events.live_state import (
     RunningCampaign,
     RunningTrial,
 )
-from layout_tuner.results_db.records import LiveEventKind
+from layout_tuner.results_db.records import EventRead, LiveEventKind
 from layout_tuner.units import SECONDS_PER_HOUR
 
 MAX_LISTED: Final = 100
@@ -152,5 +152,5 @@ def _event(
     document = EventRead(
         seq=None, kind=kind, at=at, campaign_id=campaign_id, trial_id=None, data=data
     )
-    content = format_sse_event(data_str=document.model_dump_json(), event=kind)
+    content = format_sse_event(data_str=to_json(document).decode(), event=kind)
     return LiveEvent(kind=kind, campaign_id=campaign_id, content=content)

@@ -121,9 +121,6 @@ def _ranked_trial(
         simulated=campaign.is_simulated,
         objectives=values,
         on_front=trial.id in page.front,
-        value_low=ranked.value_low,
-        value_high=ranked.value_high,
-        tied_with_first=ranked.tied_with_first,
     )
 
 

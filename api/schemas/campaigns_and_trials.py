@@ -1,4 +1,4 @@
-"""The documents of campaigns, trials, the leaderboard, exports, events, health and errors."""
+"""The documents of campaigns, trials, the leaderboard, exports, health and errors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead
 from layout_tuner.results_db.records import (
     AttemptRecord,
     CampaignState,
-    EventKind,
     KnobStepRead,
-    LiveEventKind,
     MeasurementRecord,
     RepeatReason,
 )
@@ -381,22 +379,6 @@ class ExportFormatPage(Document):
     """All formats of exports."""
 
     formats: list[ExportFormatRead]
-
-
-class EventRead(Document):
-    """An event of a campaign, or of workers and nodes."""
-
-    seq: int | None
-    """Its number, also the `id` in the stream; numbers increase, with gaps. null: a live event,
-    which is not stored and not sent again."""
-    kind: EventKind | LiveEventKind
-    at: datetime
-    campaign_id: int | None
-    """null: the event concerns a worker or nodes."""
-    trial_id: int | None
-    """null: the event concerns the whole campaign."""
-    data: dict[str, Any]
-    """Details; for a trial its number, state, reason and attempt."""
 
 
 class Health(Document):

@@ -18,10 +18,11 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import TypeAdapter, ValidationError
 
-from layout_tuner.api.schemas.campaigns_and_trials import EventRead, Problem
+from layout_tuner.api.schemas.campaigns_and_trials import Problem
 from layout_tuner.client.errors import EventsMissedError, ServiceError
 from layout_tuner.errors import ServiceUnansweredError
 from layout_tuner.protocol.connection.http_connection import ServiceConnection
+from layout_tuner.results_db.records import EventRead
 
 PAGE: Final = 200
 """Items of a list that are requested at once."""
@@ -177,8 +178,9 @@ class Calls:
 
 
 def _event(url: str, data: str) -> EventRead:
+    validator: TypeAdapter[EventRead] = _validator_of(EventRead)
     try:
-        return EventRead.model_validate_json(data)
+        return validator.validate_json(data)
     except ValidationError as error:
         raise ServiceError(
             f"{url} sent an event that this version does not understand; are client and "

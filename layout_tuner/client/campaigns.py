@@ -15,7 +15,6 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignPage,
     CampaignRead,
-    EventRead,
     ExportFormatPage,
     ImportRead,
     LeaderboardPage,
@@ -28,6 +27,7 @@ from layout_tuner.client.calls import PAGE, Calls, segment
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
+from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.trials.filter import SINGULAR, ListingSortKey, SortKey, TrialFilter
 from layout_tuner.trainers.exports.exported import ExportRead
 

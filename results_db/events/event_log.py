@@ -5,8 +5,8 @@ Decision 34 explains why numbers are assigned after the commit, and what readers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -18,7 +18,7 @@ from layout_tuner.results_db.database.events import COUNTER_ID
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.models.service_tables import EventCounter, EventRow
 from layout_tuner.results_db.models.tables import Trial
-from layout_tuner.results_db.records import EventKind
+from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.rows import record_of
 
 MAX_NUMBERED: Final = 5000
@@ -31,20 +31,7 @@ _NUMBERING_LOCK: Final = 0x6C74_6576
 """PostgreSQL's advisory lock for numbering."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventRecord:
-    """An event of a campaign."""
-
-    seq: int
-    """Its number; a reader continues after the last one that it saw."""
-    campaign_id: int
-    trial_id: int | None
-    kind: EventKind
-    at: datetime
-    data: Mapping[str, Any]
-
-
-_COLUMNS: Final = tuple(getattr(EventRow, each.name) for each in fields(EventRecord))
+_COLUMNS: Final = tuple(getattr(EventRow, each.name) for each in fields(EventRead))
 
 _OF_CAMPAIGN: Final = EventRow.campaign_id == bindparam("campaign", type_=Integer)
 
@@ -67,17 +54,15 @@ _LEASED_UNTIL: Final = select(func.max(Trial.lease_expires_at)).where(
 class EventLog(StoreSection):
     """The store's methods for events."""
 
-    def find(self, *, after: int, campaign_id: int | None = None, limit: int) -> list[EventRecord]:
+    def find(self, *, after: int, campaign_id: int | None = None, limit: int) -> list[EventRead]:
         """Numbered events after a number, in order; after 0, from the first that is stored."""
         query = select(*_COLUMNS).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         if campaign_id is not None:
             query = query.where(EventRow.campaign_id == campaign_id)
         with self._db.read() as session:
-            return [record_of(EventRecord, row) for row in session.execute(query)]
+            return [record_of(EventRead, row) for row in session.execute(query)]
 
-    def newest(
-        self, campaign_id: int, *, before: int | None = None, limit: int
-    ) -> list[EventRecord]:
+    def newest(self, campaign_id: int, *, before: int | None = None, limit: int) -> list[EventRead]:
         """Numbered events of a campaign, the newest first."""
         query = (
             select(*_COLUMNS)
@@ -88,7 +73,7 @@ class EventLog(StoreSection):
         if before is not None:
             query = query.where(EventRow.seq < before)
         with self._db.read() as session:
-            return [record_of(EventRecord, row) for row in session.execute(query)]
+            return [record_of(EventRead, row) for row in session.execute(query)]
 
     def last_seq(self) -> int:
         """The last number that was assigned; 0: none."""
