@@ -71,8 +71,8 @@ def objective_figure(name: str, value: float | None) -> str:
     return percent(value) if name == MEMORY_HEADROOM else figure(value)
 
 
-def percent(share: float | None, factor: float = 1.0) -> str:
-    return "-" if share is None else f"{share * factor:.1%}"
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def step_words(step: StepInterval) -> str:

@@ -45,9 +45,9 @@ class RankedColumn:
     """Its name where there is more room."""
     value: Callable[[Any], Any]
     """Its value of what is shown (see `Shown`); None: not measured."""
-    text: Callable[[Any], str]
+    text: Callable[[Any], str] = str
     """A value that is not None, in words."""
-    is_number: bool
+    is_number: bool = True
 
     def cell(self, shown: Shown) -> str:
         """The text of its value."""
@@ -65,23 +65,10 @@ def cells(names: Iterable[str], shown: Shown) -> tuple[str, ...]:
     return tuple(COLUMNS[name].cell(shown) for name in names)
 
 
-def _column(
-    name: str,
-    heading: str,
-    *,
-    label: str = "",
-    value: Callable[[Any], Any] | None = None,
-    text: Callable[[Any], str] = str,
-    is_number: bool = True,
-) -> RankedColumn:
-    return RankedColumn(
-        name=name,
-        heading=heading,
-        label=label or heading,
-        value=value or attrgetter(name),
-        text=text,
-        is_number=is_number,
-    )
+def _column(name: str, heading: str, **stated: Any) -> RankedColumn:
+    """A column; its value is by default what is named like it."""
+    default = {"label": heading, "value": attrgetter(name)}
+    return RankedColumn(name=name, heading=heading, **default | stated)
 
 
 def _layout_columns() -> Iterator[RankedColumn]:

@@ -34,7 +34,7 @@ from layout_tuner.api.html.assets import assets, maplibre_style_id
 from layout_tuner.api.html.result_sentences import peak_words, short_layout
 from layout_tuner.api.plots.svg import visible
 from layout_tuner.api.ranked_columns import COLUMNS
-from layout_tuner.predictions.belief.plan_text import chances_words, knowledge_words
+from layout_tuner.predictions.belief.plan_text import PLAN_COLUMNS, chances_words, knowledge_words
 from layout_tuner.predictions.statistics.disturbance import MEANING
 from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord
 from layout_tuner.search_spaces.layouts.knobs import auto_words
@@ -169,6 +169,7 @@ def _environment() -> Environment:
         "disturbed_meaning": MEANING,
         "KNOBS": KNOBS,
         "COLUMNS": COLUMNS,
+        "PLAN_COLUMNS": PLAN_COLUMNS,
     }
     return environment
 

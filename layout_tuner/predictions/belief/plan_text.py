@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from layout_tuner.predictions.belief.job import JobEstimate
@@ -18,20 +18,26 @@ from layout_tuner.units import GIB
 PROSE_WIDTH: Final = 100
 """Width of sentences in a file."""
 
-_COLUMNS: Final = (
-    ">rank",
-    "layout",
-    ">predicted s",
-    ">95 %",
-    ">tokens/s",
-    ">/device",
-    ">MFU",
-    ">TFLOP/s",
-    ">GiB",
-    ">P(fits)",
-    ">P(best)",
-    "limited by",
-)
+PLAN_COLUMNS: Final[Mapping[str, Callable[[PlannedLayout], str]]] = {
+    ">rank": lambda each: str(each.rank),
+    "layout": lambda each: each.layout_key,
+    ">predicted s": lambda each: figure(each.predicted.step_time_s),
+    ">95 %": lambda each: (
+        f"{figure(each.predicted.step_time_low_s, 3)}-{figure(each.predicted.step_time_high_s, 3)}"
+    ),
+    ">tokens/s": lambda each: figure(each.predicted.tokens_per_s),
+    ">/device": lambda each: figure(each.predicted.tokens_per_s_per_device),
+    ">MFU": lambda each: "-" if each.predicted.mfu is None else f"{each.predicted.mfu:.1%}",
+    ">TFLOP/s": lambda each: f"{each.predicted.model_tflops_per_device:.4g}",
+    ">GiB": lambda each: f"{each.predicted.peak_memory_bytes / GIB:.3g}",
+    ">P(fits)": lambda each: f"{each.predicted.fits:.2f}",
+    ">P(best)": lambda each: "-" if each.best_chance is None else f"{each.best_chance:.2f}",
+    "limited by": lambda each: ", ".join(
+        f"{part.part} {part.share:.0%}" for part in each.shares[:2]
+    ),
+}
+"""What a plan shows of a layout, by the headings (see `table_lines`)."""
+
 _JOB_COLUMNS: Final = (
     "",
     "step time",
@@ -66,8 +72,10 @@ def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
         f"predicted: the best {len(plan.layouts)} of {plan.num_legal:,} by {plan.objective} times "
         f"P(fits){'; all ' if same else ''}{' '.join(same)}"
     )
-    rows = [_row(each, same) for each in plan.layouts]
-    yield from table_lines(_COLUMNS, rows, title, width=width)
+    rows = [[text(each) for text in PLAN_COLUMNS.values()] for each in plan.layouts]
+    for row in rows:
+        row[1] = " ".join(part for part in row[1].split("-") if part not in same)
+    yield from table_lines(tuple(PLAN_COLUMNS), rows, title, width=width)
     yield ""
     yield from _wrapped(chances_words(plan), width)
     if plan.fits_depend_on is not None:
@@ -128,25 +136,6 @@ def _same_parts(layouts: Sequence[PlannedLayout]) -> list[str]:
         return []
     first, *others = (each.layout_key.split("-") for each in layouts)
     return [part for at, part in enumerate(first) if all(key[at] == part for key in others)]
-
-
-def _row(planned: PlannedLayout, same: Sequence[str]) -> tuple[str, ...]:
-    figures = planned.predicted
-    parts = [part for part in planned.layout_key.split("-") if part not in same]
-    return (
-        str(planned.rank),
-        " ".join(parts),
-        figure(figures.step_time_s),
-        f"{figure(figures.step_time_low_s, 3)}-{figure(figures.step_time_high_s, 3)}",
-        figure(figures.tokens_per_s),
-        figure(figures.tokens_per_s_per_device),
-        "-" if figures.mfu is None else f"{figures.mfu:.1%}",
-        f"{figures.model_tflops_per_device:.4g}",
-        f"{figures.peak_memory_bytes / GIB:.3g}",
-        f"{figures.fits:.2f}",
-        "-" if planned.best_chance is None else f"{planned.best_chance:.2f}",
-        ", ".join(f"{each.part} {each.share:.0%}" for each in planned.shares[:2]),
-    )
 
 
 def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
