@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from layout_tuner.results_db.records import TrialRecord
 
     Shown = RankedLayout | RankedTrial | TrialRecord | TrialOfLayout
-    """A ranked layout of the store or of the API, or for metrics and knobs any trial of theirs."""
+    """A ranked layout of the store or the API; for knobs and metrics also any trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ def cells(names: Iterable[str], shown: Shown) -> tuple[str, ...]:
 
 def _column(name: str, heading: str, **stated: Any) -> RankedColumn:
     """A column; its value is by default what is named like it."""
-    default = {"label": heading, "value": attrgetter(name)}
+    default: dict[str, Any] = {"label": heading, "value": attrgetter(name)}
     return RankedColumn(name=name, heading=heading, **default | stated)
 
 
@@ -93,103 +94,84 @@ def _layout_columns() -> Iterator[RankedColumn]:
     yield _column("num_devices", "", label="devices", value=attrgetter("layout.num_devices"))
 
 
-def _step_time_s(shown: Shown) -> float | None:
+def _metric(name: str, shown: Shown) -> float | None:
+    """A figure of the measurement; what goes as the speed is scaled to the median step time."""
     measured = shown.measurement
-    return getattr(shown, "step_time_s", None if measured is None else measured.step_time_s)
-
-
-def _rate(name: str) -> Callable[[Shown], float | None]:
-    """A figure of the measurement that goes as the speed: it is scaled to the median step time."""
-
-    def value(shown: Shown) -> float | None:
-        measured = shown.measurement
-        if measured is None:
-            return None
-        found: float | None = (
-            measured_objective(name, measured, num_nodes=shown.layout.num_nodes)
-            if name in OBJECTIVES
-            else getattr(measured, name)
-        )
-        step_time_s = _step_time_s(shown)
-        assert step_time_s is not None, "it was measured"
-        return None if found is None else found * (measured.step_time_s / step_time_s)
-
-    return value
-
-
-def _peak_memory_bytes(shown: Shown) -> int | None:
-    return None if shown.measurement is None else shown.measurement.peak_memory_bytes
+    if measured is None:
+        return None
+    step_time_s: float = getattr(shown, "step_time_s", measured.step_time_s)
+    if name == "step_time_s":
+        return step_time_s
+    found: float | None = (
+        measured_objective(name, measured, num_nodes=shown.layout.num_nodes)
+        if name in OBJECTIVES
+        else getattr(measured, name)
+    )
+    if found is None or name == "peak_memory_bytes":
+        return found
+    return found * (measured.step_time_s / step_time_s)
 
 
 def _seconds(value: float) -> str:
     return f"{figure(value)} s"
 
 
-def _metric_columns() -> Iterator[RankedColumn]:
-    shares = {"mfu": "MFU", "hfu": "HFU"}
-    for name in METRICS:
-        if name == "step_time_s":
-            yield _column(name, "step", label="step time", value=_step_time_s, text=_seconds)
-        elif name == "peak_memory_bytes":
-            yield _column(
-                name, "memory", label="peak memory", value=_peak_memory_bytes, text=memory
-            )
-        elif name in shares:
-            yield _column(name, shares[name], value=_rate(name), text=percent)
-        else:
-            yield _column(name, unit(name), value=_rate(name), text=figure)
-
-
 def _ends(interval: tuple[float, float]) -> str:
     return " to ".join(map(figure, interval))
 
 
-def _mark(name: str, heading: str) -> RankedColumn:
-    return _column(name, heading, text=lambda holds: "*" if holds else "", is_number=False)
+_OF_METRICS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "step_time_s": {"heading": "step", "label": "step time", "text": _seconds},
+    "peak_memory_bytes": {"heading": "memory", "label": "peak memory", "text": memory},
+    "mfu": {"heading": "MFU", "text": percent},
+    "hfu": {"heading": "HFU", "text": percent},
+}
+"""How some metrics differ from a number under the words of its unit."""
 
+
+def _metric_column(name: str) -> RankedColumn:
+    stated: dict[str, Any] = {"heading": unit(name), "text": figure, **_OF_METRICS.get(name, {})}
+    return _column(name, value=partial(_metric, name), **stated)
+
+
+_OF_MARKS: Final[Mapping[str, Any]] = {
+    "text": lambda holds: "*" if holds else "",
+    "is_number": False,
+}
+_LOW_TO_HIGH: Final = ("step_time_low_s", "step_time_high_s")
 
 _COLUMNS: Final = (
     _column("rank", "rank", text="{:,}".format),
     _column("number", "trial"),
     *_layout_columns(),
-    *_metric_columns(),
+    *map(_metric_column, METRICS),
     _column(
         MEMORY_HEADROOM,
         unit(MEMORY_HEADROOM),
         value=lambda each: each.objectives[MEMORY_HEADROOM],
         text=percent,
     ),
-    _column(
-        "interval",
-        "95 % interval",
-        value=lambda each: (each.value_low, each.value_high),
-        text=_ends,
-    ),
+    _column("interval", "95 % interval", value=attrgetter("value_low", "value_high"), text=_ends),
     _column(
         "half_interval",
         "95 %",
-        value=lambda each: (each.value, each.value_low, each.value_high),
+        value=attrgetter("value", "value_low", "value_high"),
         text=lambda ends: half_interval(*ends),
     ),
-    _column(
-        "step_time_interval",
-        "step time, 95 %",
-        value=lambda each: (each.step_time_low_s, each.step_time_high_s),
-        text=_ends,
-    ),
-    *(_column(f"step_time_{end}_s", f"step time, {end}", text=_seconds) for end in ("low", "high")),
+    _column("step_time_interval", "step time, 95 %", value=attrgetter(*_LOW_TO_HIGH), text=_ends),
+    *(_column(name, unit(name), text=_seconds) for name in _LOW_TO_HIGH),
     _column("num_runs", "runs"),
     _column(
         "runs",
         "runs",
-        value=lambda each: (each.num_runs, each.disturbed),
+        value=attrgetter("num_runs", "disturbed"),
         text=lambda runs: f"{runs[0]}{', disturbed' if runs[1] else ''}",
     ),
-    _mark("tied_with_first", "tied"),
-    _mark("shortened", "stopped early"),
-    _mark("on_front", "front"),
-    _mark("is_baseline", "baseline"),
-    _mark("disturbed", "disturbed"),
+    _column("tied_with_first", "tied", **_OF_MARKS),
+    _column("shortened", "stopped early", **_OF_MARKS),
+    _column("on_front", "front", **_OF_MARKS),
+    _column("is_baseline", "baseline", **_OF_MARKS),
+    _column("disturbed", "disturbed", **_OF_MARKS),
 )
 
 COLUMNS: Final[Mapping[str, RankedColumn]] = {column.name: column for column in _COLUMNS}
