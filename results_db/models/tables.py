@@ -193,6 +193,8 @@ class Trial(WithCosts, Base):
     """None: it repeats none, or was stored before reasons were."""
     is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
 
+    # The knobs. A column also has a length, and a default for rows of releases without the knob; a
+    # test holds the columns to `KNOBS`.
     num_nodes: Mapped[int]
     tp: Mapped[int]
     tp_columns: Mapped[int] = mapped_column(server_default=text("1"))

@@ -33,6 +33,7 @@ class LayoutColumns:
 
     The shapes need not be equal, only broadcast: over a grid of knobs each column varies along its
     own axis, so that whatever is computed from two knobs costs the product of those two alone.
+    The fields are written out because type checkers know no others; a test holds them to `KNOBS`.
     """
 
     num_nodes: Ints
