@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER, Environment
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM
 from layout_tuner.terminal import plurals
@@ -196,14 +197,14 @@ def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
     return f"{memory(value_bytes)} of {memory(capacity_bytes)}, {free:.0%} free"
 
 
-def budget_words(budget: Mapping[str, Any]) -> str:
+def budget_words(budget: Budget) -> str:
     bounds = []
-    if (trials := budget.get("trials")) is not None:
-        bounds.append(counted(trials, "trial"))
-    if (hours := budget.get("node_hours")) is not None:
-        bounds.append(f"{hours:g} node-hours")
-    if (seconds := budget.get("wall_time_s")) is not None:
-        bounds.append(duration(seconds))
+    if budget.trials is not None:
+        bounds.append(counted(budget.trials, "trial"))
+    if budget.node_hours is not None:
+        bounds.append(f"{budget.node_hours:g} node-hours")
+    if budget.wall_time_s is not None:
+        bounds.append(duration(budget.wall_time_s))
     return f"at most {' or '.join(bounds)}" if bounds else "all of them are tried"
 
 

@@ -16,6 +16,7 @@ from layout_tuner.predictions.statistics.disturbance import is_disturbed
 from layout_tuner.protocol.measurement import Breakdown, Environment, Iteration
 from layout_tuner.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
 from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.objectives import measured_objective
 from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, is_simulator, trainers_run
@@ -165,7 +166,7 @@ class CampaignRecord:
     """Why it ended: budget, exhausted, cancelled, ...; None while it is open."""
     message: str
     """The reason as a sentence."""
-    spec: Mapping[str, Any]
+    stored: StoredCampaign
     """The campaign's description, with all names and defaults resolved."""
     model_name: str
     cluster_name: str
@@ -203,7 +204,12 @@ class CampaignRecord:
     @property
     def simulated(self) -> SimulationSettings | None:
         """By what it is simulated; None: it is measured."""
-        return SimulationSettings.read(self.spec["simulated"]) if self.is_simulated else None
+        return self.stored.simulated if self.is_simulated else None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The document of its description, for display."""
+        return self.stored.fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -582,7 +588,7 @@ class LeaseRecord:
     attempt: int
     campaign_id: int
     campaign_name: str
-    spec: Mapping[str, Any]
+    stored: StoredCampaign
     layout: Layout
     repeat_of: int | None
     """The trial that this one deliberately repeats."""

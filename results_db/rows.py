@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache
@@ -12,16 +12,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from layout_tuner.errors import SearchSpaceError
 from layout_tuner.protocol.measurement import Breakdown
 from layout_tuner.results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from layout_tuner.results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRecord
-from layout_tuner.search_spaces.campaigns.campaign_settings import Constraints
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
-from layout_tuner.trainers.simulator import simulator_trainer
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest gap between two ticks of the driver that counts as wall time of a campaign."""
@@ -61,43 +57,6 @@ def clock_seconds(campaign: Campaign, now: datetime) -> float:
     return min(max((now - campaign.clock_at).total_seconds(), 0.0), MAX_CLOCK_GAP_S)
 
 
-def objectives_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The objectives of a description, the ranking one first."""
-    objective = spec.get("objective", ())
-    return (objective,) if isinstance(objective, str) else tuple(objective)
-
-
-def max_peak_memory_bytes(spec: Mapping[str, Any]) -> int | None:
-    """The largest peak that is ranked under a campaign's constraints; None without constraints."""
-    headroom = spec.get("constraints", {}).get("memory_headroom", 0)
-    if not headroom:
-        return None
-    constraints = Constraints(memory_headroom=headroom)
-    return int(constraints.allowed_memory_bytes(spec["cluster"]["device_memory_bytes"]))
-
-
-def baseline_of(spec: Mapping[str, Any]) -> Layout | None:
-    """The baseline of a campaign's description; None: it has none, or it cannot be read."""
-    described = spec.get("baseline")
-    try:
-        return None if described is None else Layout.from_mapping(described)
-    except SearchSpaceError:
-        return None
-
-
-def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:
-    """Longest duration of a probe of the campaign; None if its description has none."""
-    deadline_s = spec.get("probe", {}).get("deadline_s")
-    return None if deadline_s is None else float(deadline_s)
-
-
-def trainer_of(spec: Mapping[str, Any]) -> str:
-    """What a campaign's measurements name as their trainer, by its description."""
-    if (simulated := spec.get("simulated")) is not None:
-        return simulator_trainer(simulated["version"])
-    return str(spec.get("probe", {}).get("trainer", EMBEDDED_TRAINER))
-
-
 def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:
     """Makes a record of a row: copies the fields that have the same name in both.
 
@@ -119,10 +78,12 @@ def _names_of(kind: Callable[..., Any]) -> tuple[str, ...]:
 
 def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
     """The campaign's record, with its wall time up to now."""
+    stored = campaign.stored
     return record_of(
         CampaignRecord,
         campaign,
-        objectives=objectives_of(campaign.spec),
+        stored=stored,
+        objectives=stored.objectives,
         cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
     )

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,13 @@ PRODUCT: Final = ("layout_tuner", "search_spaces", "results_db", "tuner", "worke
 UNIQUE_CLASSES: Final = (*PRODUCT, "benchmarks")
 """Folders over which the name of a class has one meaning."""
 
+CAMPAIGN_READER: Final = "search_spaces/campaigns/stored_campaign.py"
+"""The module that knows the fields of a campaign's stored document."""
+OPENS_CAMPAIGNS: Final = {
+    "api/dashboard/campaign_form.py": "the form shows and changes a document field by field",
+}
+"""Other modules that look into one, and why."""
+
 MIGRATIONS: Final = "results_db/migrations/versions"
 MODULE_LINES: Final = 600
 SUBJECT_LENGTH: Final = 72
@@ -46,6 +53,7 @@ def main() -> None:
         *long_modules(),
         *ambiguous_classes(),
         *lost_decisions(),
+        *opened_campaigns(),
         *long_subjects(),
     ]
     for finding in findings:
@@ -53,7 +61,7 @@ def main() -> None:
     if findings:
         sys.exit(1)
     sys.stdout.write(
-        "structure: folders, modules, class names, decisions and commit subjects are fine\n"
+        "structure: folders, modules, class names, decisions, documents and commit subjects are fine\n"
     )
 
 
@@ -101,6 +109,69 @@ def lost_decisions() -> Iterator[str]:
         for number in re.findall(r"[Dd]ecision\s+(\d+)", (ROOT / path).read_text()):
             if int(number) not in pages:
                 yield f"{path}: decision {number} has no page in docs/decisions"
+
+
+def opened_campaigns() -> Iterator[str]:
+    """Places where a module looks into a campaign's document in place of its reader."""
+    advice = f"read it through {CAMPAIGN_READER}"
+    for path in modules(*PRODUCT):
+        if path.as_posix() not in (CAMPAIGN_READER, *OPENS_CAMPAIGNS):
+            for line in document_reads((ROOT / path).read_text()):
+                yield f"{path}:{line} looks into a campaign's document: {advice}"
+    for path in sorted((ROOT / "api/html/templates").glob("*.html")):
+        if re.search(r"\.(spec|stored\.document|stored\.fields)(\[|\.get\()", path.read_text()):
+            yield f"{path.relative_to(ROOT)} looks into a campaign's document: {advice}"
+
+
+def document_reads(source: str) -> list[int]:
+    """Lines that take a field of a campaign's document by its name, or read it as a whole.
+
+    A document is what is called `spec`, an attribute of that name, what a stored campaign shows,
+    and a name that is bound to one of these in the same module.
+    """
+    tree = ast.parse(source)
+    names = {"spec"}
+
+    def is_document(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            return node.func.id == "dict" and is_document(node.args[0])
+        if isinstance(node, ast.NamedExpr):
+            return is_document(node.value)
+        if isinstance(node, ast.Name):
+            return node.id in names
+        return isinstance(node, ast.Attribute) and (
+            node.attr == "spec"
+            or (node.attr in ("document", "fields") and ast.unparse(node.value).endswith("stored"))
+        )
+
+    bound = [
+        (target, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    names.update(
+        target.id for target, value in bound if isinstance(target, ast.Name) and is_document(value)
+    )
+    return [node.lineno for node in ast.walk(tree) if _reads(node, is_document)]
+
+
+def _reads(node: ast.AST, is_document: Callable[[ast.AST], bool]) -> bool:
+    if isinstance(node, ast.Subscript):
+        return _is_text(node.slice) and is_document(node.value)
+    if isinstance(node, ast.Compare):
+        return _is_text(node.left) and any(map(is_document, node.comparators))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return False
+    method, first = node.func, node.args[0]
+    if method.attr in ("get", "pop", "setdefault"):
+        return _is_text(first) and is_document(method.value)
+    is_whole = isinstance(first, ast.Attribute) and is_document(first)
+    return method.attr == "from_mapping" and is_whole
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def long_subjects() -> Iterator[str]:

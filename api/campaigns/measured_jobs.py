@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job, extrapolated
 from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
-from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 class RankedStep(NamedTuple):
@@ -27,12 +26,10 @@ class RankedStep(NamedTuple):
 
 
 def measured_jobs(
-    job: TrainingJob, spec: Mapping[str, Any], ranked: Iterable[RankedStep]
+    job: TrainingJob, spec: CampaignSpec, ranked: Iterable[RankedStep]
 ) -> list[tuple[str, JobEstimate]]:
     """The job with each layout, by the name of its rank."""
-    model = ModelShape.from_mapping(spec["model"])
-    cluster = Cluster.from_mapping(spec["cluster"])
-    across = bool(spec["space"].get("allow_tp_across_nodes", False))
+    model, cluster, across = spec.model, spec.cluster, spec.space.allow_tp_across_nodes
     found = []
     for rank, layout, step_time_s, value, low, high in ranked:
         measured = StepInterval(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from layout_tuner.api.leases.why_not_leased import why_nowhere
 from layout_tuner.api.schemas.campaigns_and_trials import Progress
@@ -83,7 +83,7 @@ def trials_planned(
     campaign: CampaignRecord, counts: Mapping[TrialState, int], baseline: BaselineRead | None
 ) -> int | None:
     """The number of trials after which the campaign ends; None: their number does not end it."""
-    budgeted: int | None = campaign.spec.get("budget", {}).get("trials")
+    budgeted = campaign.stored.budget.trials
     if budgeted is None and campaign.strategy != "exhaustive":
         return None
     num_layouts = campaign.num_legal_layouts + (baseline is not None and baseline.outside_space)
@@ -94,7 +94,7 @@ def trials_planned(
 
 def node_seconds_left(campaign: CampaignRecord) -> float | None:
     """What the budget leaves for probes; None: it does not bound them."""
-    bound = campaign.spec.get("budget", {}).get("node_hours")
+    bound = campaign.stored.budget.node_hours
     return None if bound is None else max(bound * 3600 - campaign.node_seconds, 0.0)
 
 
@@ -102,10 +102,9 @@ def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> f
     """An estimate from the pace so far, by the part of the budget that runs out first."""
     if campaign.ended_at is not None:
         return 0.0
-    budget: Mapping[str, Any] = campaign.spec.get("budget", {})
-    estimates = []
-    if budget.get("wall_time_s") is not None:
-        estimates.append(budget["wall_time_s"] - campaign.wall_time_s)
+    estimates, bound_s = [], campaign.stored.budget.wall_time_s
+    if bound_s is not None:
+        estimates.append(bound_s - campaign.wall_time_s)
     if planned is not None and ended and campaign.wall_time_s:
         estimates.append((planned - ended) * campaign.wall_time_s / ended)
     node_seconds = node_seconds_left(campaign)

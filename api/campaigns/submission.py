@@ -70,7 +70,7 @@ class Submission:
     ) -> CampaignRecord:
         given = read_mapping(changes, CampaignInvalidError, "the body")
         # A campaign of an older version may lack knobs, which have the defaults of that version.
-        before = CampaignSpec.from_mapping(original.spec)
+        before = original.stored.spec
         space = before.space.to_mapping(every_knob=True)
         document = {**before.to_mapping(), "space": space, **given}
         if "cluster" in given:

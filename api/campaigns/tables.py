@@ -10,9 +10,7 @@ from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
-from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import MEASURED_COLUMNS
 from layout_tuner.search_spaces.tables.table import own_source
 from layout_tuner.search_spaces.tables.writing import (
@@ -81,16 +79,15 @@ def _common(campaign: CampaignRecord) -> dict[str, Any]:
             campaign.trainer,
             seed=simulated.seed if (simulated := campaign.simulated) else 0,
         ),
-        **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
-        **model_values(ModelShape.from_mapping(campaign.spec["model"])),
+        **machine_values(campaign.stored.spec.cluster),
+        **model_values(campaign.stored.spec.model),
     }
 
 
 def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
     row = layout_values(trial.layout) | {"status": _STATUS[trial.state]}
     if trial.num_layers is not None:
-        model = ModelShape.from_mapping(campaign.spec["model"])
-        row |= model_values(with_layers(model, trial.num_layers))
+        row |= model_values(with_layers(campaign.stored.spec.model, trial.num_layers))
     if trial.state == "COMPLETED":
         row |= {
             column: getattr(trial.measurement, column)

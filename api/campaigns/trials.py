@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from layout_tuner.api.errors import PageInvalidError
 from layout_tuner.api.http.cursors import read_trial_cursor, write_trial_cursor
@@ -13,9 +12,9 @@ from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.results_db.trials.filter import PageEnd, TrialFilter, TrialOrder
-from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,26 +75,26 @@ def cheap_probes(store: Store, trials: Iterable[TrialRecord]) -> dict[int, Cheap
     """The cheap probes among trials, and what they say of their layouts, by ids of trials."""
 
     @cache
-    def spec_of(campaign_id: int) -> Mapping[str, Any]:
-        return store.campaigns.get(campaign_id).spec
+    def spec_of(campaign_id: int) -> CampaignSpec | Damaged:
+        return store.campaigns.get(campaign_id).stored.read
 
     found = {}
     for trial in trials:
         layout, num_layers = trial.full_layout, trial.num_layers
-        if layout is not None and num_layers is not None:
-            found[trial.id] = _probe(spec_of(trial.campaign_id), trial, layout, num_layers)
+        if layout is None or num_layers is None:
+            continue
+        if not isinstance(spec := spec_of(trial.campaign_id), Damaged):
+            found[trial.id] = _probe(spec, trial, layout, num_layers)
     return found
 
 
-def _probe(
-    spec: Mapping[str, Any], trial: TrialRecord, layout: Layout, num_layers: int
-) -> CheapProbe:
+def _probe(spec: CampaignSpec, trial: TrialRecord, layout: Layout, num_layers: int) -> CheapProbe:
     measured = trial.measurement if trial.state == "COMPLETED" else None
     return CheapProbe.of(
         layout,
         trial.layout,
         num_layers,
-        ModelShape.from_mapping(spec["model"]),
-        Cluster.from_mapping(spec["cluster"]),
+        spec.model,
+        spec.cluster,
         measured_s=None if measured is None else measured.step_time_s,
     )

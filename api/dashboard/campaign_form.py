@@ -117,7 +117,7 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
         if field in _ALWAYS_SHOWN or value != plain.get(field)
     }
     # An empty field means auto, so that every knob that was stated is shown.
-    stated = CampaignSpec.from_mapping(campaign.spec).space
+    stated = campaign.stored.spec.space
     document["space"] = {
         knob: value
         for knob, value in stated.to_mapping(every_knob=True).items()

@@ -56,7 +56,7 @@ async def campaign_page(
             tabs=TABS,
             progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
             baseline=baselines.get(campaign.id),
-            budget=campaign.spec.get("budget", {}),
+            budget=campaign.stored.budget,
             may_change=request.state.holder.may_change(campaign),
             **context,
         )

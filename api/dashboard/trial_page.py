@@ -26,6 +26,7 @@ from layout_tuner.api.routes.trials import TrialPath
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
@@ -41,9 +42,9 @@ def show_trial(
     facts = TrialFacts.of(store, trial_id)
     trial, campaign, done = facts.trial, facts.campaign, facts.detail.iterations
     command = None
-    if "model" in campaign.spec:
+    if not isinstance(spec := campaign.stored.read, Damaged):
         command = probe_command(
-            campaign.spec,
+            spec,
             trial.layout,
             num_layers=trial.num_layers,
             is_limited=trial.reason == "out_of_memory",
@@ -126,11 +127,11 @@ def _running(facts: TrialFacts) -> str:
         "ending": "is ending",
     }.get(attempt.phase or "", "has been leased")
     why = f" ({attempt.waiting_because})" if attempt.waiting_because else ""
-    probe = facts.campaign.spec.get("probe", {})
-    asked = int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
+    probe = facts.campaign.stored.probe
+    asked = "" if probe is None else f", of about {probe.warmup + probe.iterations:,}"
     return (
         f"Attempt {attempt.attempt} {words} on {attempt.worker_name}{why}: "
-        f"{facts.trial.iterations_done:,} iterations are done, of about {asked:,}. "
+        f"{facts.trial.iterations_done:,} iterations are done{asked}. "
     )
 
 

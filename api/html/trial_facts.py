@@ -22,7 +22,6 @@ from layout_tuner.results_db.records import CampaignRecord, TrialDetail, TrialRe
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
@@ -105,7 +104,7 @@ class TrialFacts:
     def most_bytes(self) -> float:
         """The largest number in the plot of its memory."""
         peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
-        return max((*peaks, _device_memory_bytes(self.campaign) or 0))
+        return max((*peaks, self.campaign.stored.device_memory_bytes or 0))
 
     def memory(self, *, top_bytes: float | None = None) -> Plot | None:
         """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
@@ -113,15 +112,9 @@ class TrialFacts:
         estimated = _estimated_bytes(self.campaign, self.trial)
         if not measured and not estimated:
             return None
-        capacity = _device_memory_bytes(self.campaign)
+        capacity = self.campaign.stored.device_memory_bytes
         data = memory_by_stage(measured, estimated, capacity_bytes=capacity, top_bytes=top_bytes)
         return static_plot(data, "Peak memory by pipeline stage")
-
-
-def _device_memory_bytes(campaign: CampaignRecord) -> int | None:
-    """Memory of a device of the cluster; None: it is not told."""
-    found: int | None = campaign.spec.get("cluster", {}).get("device_memory_bytes")
-    return found
 
 
 def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
@@ -133,9 +126,9 @@ def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
 def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float]:
     """The estimated peak of each stage; empty where the embedded estimate does not apply."""
     layout = trial.layout
-    if campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
+    model = campaign.stored.model
+    if model is None or campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
         return []
-    model = ModelShape.from_mapping(campaign.spec["model"])
     if trial.num_layers is not None:
         model = with_layers(model, trial.num_layers)
     return [stage.total_bytes for stage in stage_memory(layout, model)]
@@ -168,19 +161,20 @@ def figure_pairs(
     measured, objective = trial.measurement, campaign.objective
     if measured is None:
         return
+    stored = campaign.stored
     figures = ("tokens_per_s", "mfu", "hfu", "model_tflops_per_device")
     pooled = ("interval", "step_time_s", "step_time_interval", "runs")
     names = (objective, *(pooled if ranked else ("step_time_s",)), *figures)
     for column in (COLUMNS[name] for name in dict.fromkeys(names)):
         yield column.label, column.cell(ranked or trial)
     peak = COLUMNS["peak_memory_bytes"]
-    yield peak.label, memory_of(peak.value(trial), _device_memory_bytes(campaign))
+    yield peak.label, memory_of(peak.value(trial), stored.device_memory_bytes)
     if words := disturbance_words(measured.others_share, measured.throttled, measured.own_share):
         yield "taken by others", words
     if words := routing_words(measured.balanced_routing, measured.expert_load):
         yield "routing", words
-    if lacks := campaign.spec["model"].get("lacks"):
-        yield "the model lacks", lacks
+    if stored.model is not None and stored.model.lacks:
+        yield "the model lacks", stored.model.lacks
     if words := trainer_words(measured):
         yield "trainer", words
         yield "memory is", measured.memory_kind or "not known"

@@ -29,8 +29,8 @@ from layout_tuner.results_db.errors import DatabaseUnavailableError, ResultsDbEr
 from layout_tuner.results_db.records import LeaseRecord
 from layout_tuner.results_db.rows import record_of
 from layout_tuner.results_db.store import Store
-from layout_tuner.results_db.trials.outcome_checks import ParsedSpecs
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged, StoredCampaign
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
@@ -115,12 +115,10 @@ class WorkerBatches:
 
     @classmethod
     def of(cls, store: Store) -> WorkerBatches:
-        specs = ParsedSpecs()
-
         def lease(
             asks: Sequence[LeaseAsk],
         ) -> Sequence[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-            return _readable(store, specs, store.leases.lease_many(asks))
+            return _readable(store, store.leases.lease_many(asks))
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
@@ -131,45 +129,44 @@ class WorkerBatches:
         )
 
 
-Specs = Mapping[int, CampaignSpec | SearchSpaceError]
-"""Campaigns by their ids; an error for a campaign that cannot be read."""
+Campaigns = Mapping[int, StoredCampaign]
+"""Campaigns by their ids."""
 
 
 def _readable(
-    store: Store, known: ParsedSpecs, answers: Sequence[list[LeaseRecord] | ResultsDbError]
+    store: Store, answers: Sequence[list[LeaseRecord] | ResultsDbError]
 ) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-    """The leases as documents; each campaign is parsed and its winner read once per batch.
+    """The leases as documents; each campaign and its winner are read once per batch.
 
     If a campaign cannot be read, only the requests that leased its trials get the error.
     """
     leases = [
         lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
     ]
-    documents = {lease.campaign_id: lease.spec for lease in leases}
-    specs = {id_: known.of(id_, document) for id_, document in documents.items()}
+    campaigns = {lease.campaign_id: lease.stored for lease in leases}
     to_beat = _to_beat(
         store,
         {
             lease.campaign_id: spec
             for lease in leases
-            if isinstance(spec := specs[lease.campaign_id], CampaignSpec)
+            if isinstance(spec := campaigns[lease.campaign_id].read, CampaignSpec)
             and _has_something_to_beat(spec, lease)
         },
     )
     return [
-        answer if isinstance(answer, ResultsDbError) else _answer(answer, specs, to_beat)
+        answer if isinstance(answer, ResultsDbError) else _answer(answer, campaigns, to_beat)
         for answer in answers
     ]
 
 
 def _answer(
-    leases: Sequence[LeaseRecord], specs: Specs, to_beat: Mapping[int, ToBeat]
+    leases: Sequence[LeaseRecord], campaigns: Campaigns, to_beat: Mapping[int, ToBeat]
 ) -> list[LeaseRead] | SearchSpaceError:
     read = []
     for lease in leases:
-        spec = specs[lease.campaign_id]
-        if isinstance(spec, SearchSpaceError):
-            return spec
+        spec = campaigns[lease.campaign_id].read
+        if isinstance(spec, Damaged):
+            return spec.error
         read.append(_lease_read(spec, lease, to_beat.get(lease.campaign_id)))
     return read
 

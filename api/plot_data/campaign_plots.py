@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import BaseModel
 
@@ -14,15 +14,12 @@ from layout_tuner.api.plot_data.layout_points import PlotFacts
 from layout_tuner.api.plot_data.plot_data import PlottedData, mark_disturbed
 from layout_tuner.api.plot_data.step_times import time_parts
 from layout_tuner.api.plot_data.timeline import timeline
-from layout_tuner.errors import SearchSpaceError
 from layout_tuner.results_db.campaigns.history_and_timeline import MAX_TIMELINE
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
 from layout_tuner.results_db.records import Analysis, CampaignRecord, PredictedTrial
-from layout_tuner.results_db.rows import baseline_of
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
 
 PlotName = Literal[
@@ -120,7 +117,6 @@ class CampaignPlots:
     @cached_property
     def facts(self) -> PlotFacts:
         """The layouts, with the winner and the baseline."""
-        spec = self.campaign.spec
         found = self.store.plot_data.points(self.campaign.id)
         baseline = self._baseline(found.points)
         marks = {} if baseline is None else {"baseline": baseline}
@@ -132,13 +128,13 @@ class CampaignPlots:
             points=found.points,
             num_layouts=found.num_ranked + found.num_unranked,
             marks=marks,
-            model=_model_of(spec),
-            device_memory_bytes=spec["cluster"].get("device_memory_bytes"),
+            model=self.campaign.stored.model,
+            device_memory_bytes=self.campaign.stored.device_memory_bytes,
             num_cheap=self.store.trials.ended_probes(self.campaign.id, cheap=True).number,
         )
 
     def _baseline(self, points: Sequence[PlotPoint]) -> PlotPoint | None:
-        layout = baseline_of(self.campaign.spec)
+        layout = self.campaign.stored.baseline
         if layout is None:
             return None
         knobs = layout.to_mapping(every_knob=True)
@@ -163,7 +159,7 @@ class CampaignPlots:
     @cached_property
     def ranked_baseline(self) -> RankedLayout | None:
         """The baseline on the leaderboard; None: there is none, or it is not ranked."""
-        layout = baseline_of(self.campaign.spec)
+        layout = self.campaign.stored.baseline
         if layout is None:
             return None
         return self.store.leaderboard.ranked_layout(self.campaign, layout)
@@ -208,10 +204,3 @@ class CampaignPlots:
             marks=self.facts.mark_of,
             estimated_s={each.trial_id: each.prediction.step_time_s for each in self.estimated},
         )
-
-
-def _model_of(spec: Mapping[str, Any]) -> ModelShape | None:
-    try:
-        return ModelShape.from_mapping(spec["model"])
-    except SearchSpaceError:
-        return None

@@ -46,14 +46,14 @@ def static_plot(data: PlottedData, says: str, *, width: float = WIDTH) -> Plot:
     layout = data.layout
     legend, top = _legend(data, width)
     top += 22.0 if layout["xaxis"].get("side") == "top" else 14.0
-    y = _Axis(spec=layout["yaxis"], start=0.0, end=top)
+    y = _Axis(given=layout["yaxis"], start=0.0, end=top)
     left = max([62.0, *(24.0 + _CHARACTER * len(words) for _, words in y.ticks)])
     body = 280.0 if width >= WIDTH else 190.0
-    if "barmode" in layout or "categoryarray" in y.spec:
-        low, high = y.spec["range"]
+    if "barmode" in layout or "categoryarray" in y.given:
+        low, high = y.given["range"]
         body = abs(high - low) * (26.0 if "barmode" in layout else 40.0)
     y = replace(y, start=top + body)
-    x = _Axis(spec=layout["xaxis"], start=left, end=width - _RIGHT)
+    x = _Axis(given=layout["xaxis"], start=left, end=width - _RIGHT)
     height = top + body + _BOTTOM
     svg = svg_tag(
         width,
@@ -71,17 +71,17 @@ def static_plot(data: PlottedData, says: str, *, width: float = WIDTH) -> Plot:
 class _Axis:
     """Maps values of one axis to positions in the plot."""
 
-    spec: Mapping[str, Any]
+    given: Mapping[str, Any]
     """Plotly's description."""
     start: float
     end: float
 
     def at(self, value: Any) -> float:
         """The position of a value, which may lie beyond the axis; of a category, its middle."""
-        low, high = self.spec["range"]
+        low, high = self.given["range"]
         if isinstance(value, str):
-            value = self.spec["categoryarray"].index(value)
-        elif self.spec.get("type") == "log":
+            value = self.given["categoryarray"].index(value)
+        elif self.given.get("type") == "log":
             value = math.log10(value)
         return float(self.start + (value - low) / (high - low) * (self.end - self.start))
 
@@ -96,30 +96,30 @@ class _Axis:
     @property
     def ticks(self) -> list[tuple[Any, str]]:
         """Values with their texts."""
-        if names := self.spec.get("categoryarray"):
+        if names := self.given.get("categoryarray"):
             return [(name, name) for name in names]
-        if "tickvals" in self.spec:
-            return list(zip(self.spec["tickvals"], self.spec["ticktext"], strict=True))
-        words = percent if self.spec.get("tickformat") else figure
-        return [(tick, words(tick)) for tick in round_ticks(*self.spec["range"])]
+        if "tickvals" in self.given:
+            return list(zip(self.given["tickvals"], self.given["ticktext"], strict=True))
+        words = percent if self.given.get("tickformat") else figure
+        return [(tick, words(tick)) for tick in round_ticks(*self.given["range"])]
 
 
 def _grid(x: _Axis, y: _Axis) -> Markup:
     """Grid lines, the texts at them, and the titles of the axes."""
     drawn = []
-    on_top = x.spec.get("side") == "top"
+    on_top = x.given.get("side") == "top"
     place = y.end - 8.0 if on_top else y.start + 16.0
     for value, words in x.ticks:
         at = x.at(value)
-        if x.spec.get("showgrid", True):
+        if x.given.get("showgrid", True):
             drawn.append(tag("line", x1=at, x2=at, y1=y.start, y2=y.end, class_="grid"))
         drawn.append(tag("text", words, x=at, y=place, class_="middle"))
-    for value, words in y.ticks if y.spec.get("visible", True) else ():
+    for value, words in y.ticks if y.given.get("visible", True) else ():
         at = y.at(value)
-        if y.spec.get("showgrid", True):
+        if y.given.get("showgrid", True):
             drawn.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
         drawn.append(tag("text", words, x=x.start - 6.0, y=at + 4.0, class_="end"))
-    across, up = (axis.spec.get("title", {}).get("text", "") for axis in (x, y))
+    across, up = (axis.given.get("title", {}).get("text", "") for axis in (x, y))
     return join(
         *drawn,
         tag("text", across, x=(x.start + x.end) / 2, y=y.start + 36.0, class_="middle label"),
@@ -293,8 +293,8 @@ def _legend(data: PlottedData, width: float) -> tuple[Markup, float]:
 
 def _key(trace: Trace, left: float, top: float) -> Markup:
     if "marker" not in trace:
-        line = _Axis(spec={"range": (0, 1)}, start=left, end=left + 14.0)
-        flat = _Axis(spec={"range": (0, 1)}, start=top, end=top)
+        line = _Axis(given={"range": (0, 1)}, start=left, end=left + 14.0)
+        flat = _Axis(given={"range": (0, 1)}, start=top, end=top)
         width = max(trace["line"].get("width", 0), 1.5) if "fillcolor" not in trace else 8
         colour = trace.get("fillcolor", trace["line"].get("color"))
         style = {**trace["line"], "width": width, "color": colour, "shape": None}

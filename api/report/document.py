@@ -69,7 +69,7 @@ def report(
         style=Markup(assets()["dashboard.css"].content.decode()),  # noqa: S704
         campaign=campaign,
         made_at=made_at,
-        cluster=campaign.spec["cluster"],
+        cluster=campaign.stored.cluster,
         objective=campaign.objective,
         counts=counts,
         is_imported=campaign.strategy == IMPORTED,
@@ -131,7 +131,7 @@ def _job_lines(
         RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.value_low, e.value_high)
         for e in best
     )
-    return job_lines(job, measured_jobs(job, campaign.spec, ranked), PROSE_WIDTH)
+    return job_lines(job, measured_jobs(job, campaign.stored.spec, ranked), PROSE_WIDTH)
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
@@ -188,16 +188,16 @@ def _cost(
 
 
 def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
-    budget = campaign.spec["budget"]
+    budget = campaign.stored.budget
     bounds = (
-        ("trials", f"{num_trials:,}", "{:,}".format, budget.get("trials")),
+        ("trials", f"{num_trials:,}", "{:,}".format, budget.trials),
         (
             "node-hours",
             node_time(campaign.node_seconds),
             "{:g} node-hours".format,
-            budget.get("node_hours"),
+            budget.node_hours,
         ),
-        ("wall time", duration(campaign.wall_time_s), duration, budget.get("wall_time_s")),
+        ("wall time", duration(campaign.wall_time_s), duration, budget.wall_time_s),
     )
     return [
         (f"budget: {name}", used if most is None else f"{used} of {words(most)}")

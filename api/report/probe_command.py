@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.campaign_settings import ProbeSettings
 from layout_tuner.search_spaces.campaigns.fidelity import cheap_iterations, with_layers
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 from layout_tuner.search_spaces.clusters.cluster_presets import LOCAL_CPU
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.parameters import ParameterValue
 from layout_tuner.units import GIB
@@ -40,7 +41,7 @@ class ProbeCommand:
 
 
 def probe_command(
-    spec: Mapping[str, Any],
+    spec: CampaignSpec,
     layout: Layout,
     *,
     num_layers: int | None = None,
@@ -52,37 +53,35 @@ def probe_command(
     """
     if layout.num_nodes > 1:
         return None
-    model, probe, default = spec["model"], dict(spec.get("probe", {})), ProbeSettings()
+    model, cluster, probe, default = spec.model, spec.cluster, spec.probe, ProbeSettings()
+    iterations = probe.iterations
     if num_layers is not None:
-        model = with_layers(ModelShape.from_mapping(model), num_layers).to_mapping()
-        probe["iterations"] = cheap_iterations(probe.get("iterations", default.iterations))
-    preset = MODEL_PRESETS.get(model["name"])
-    is_preset = preset is not None and preset.to_mapping() == model
-    words = ["layout-tuner", "probe", "--model", model["name"] if is_preset else MODEL_FILE]
-    if spec["cluster"]["name"] != LOCAL_CPU:
-        words += ["--cluster", spec["cluster"]["name"]]
+        model, iterations = with_layers(model, num_layers), cheap_iterations(iterations)
+    is_preset = MODEL_PRESETS.get(model.name) == model
+    words = ["layout-tuner", "probe", "--model", model.name if is_preset else MODEL_FILE]
+    if cluster.name != LOCAL_CPU:
+        words += ["--cluster", cluster.name]
     for knob in KNOBS.values():
         value = getattr(layout, knob.name)
         if knob.name != "num_nodes" and (value != knob.default or knob.name in _ALWAYS_WRITTEN):
             words += [knob.option] if knob.is_switch else [knob.option, str(value)]
     for option, given, usual in (
-        ("--steps", probe.get("iterations"), default.iterations),
-        ("--warmup", probe.get("warmup"), default.warmup),
-        ("--deadline", probe.get("deadline_s"), default.deadline_s),
-        ("--seed", spec.get("seed"), 0),
+        ("--steps", iterations, default.iterations),
+        ("--warmup", probe.warmup, default.warmup),
+        ("--deadline", probe.deadline_s, default.deadline_s),
+        ("--seed", spec.seed, 0),
     ):
-        if given is not None and given != usual:
+        if given != usual:
             words += [option, str(given)]
-    if is_limited and (limit := spec["cluster"].get("device_memory_bytes")):
-        words += ["--memory-limit-gb", str(limit / GIB)]
-    routes_freely = not probe.get("balanced_routing", default.balanced_routing)
-    switches = {"--compile": probe.get("compile"), "--no-balanced-routing": routes_freely}
+    if is_limited:
+        words += ["--memory-limit-gb", str(cluster.device_memory_bytes / GIB)]
+    switches = {"--compile": probe.compile, "--no-balanced-routing": not probe.balanced_routing}
     words += [option for option, is_set in switches.items() if is_set]
-    if (trainer := probe.get("trainer", default.trainer)) != default.trainer:
-        words += ["--trainers", TRAINERS_FILE, "--trainer", trainer]
-        for name, value in probe["parameters"].items():
+    if probe.trainer != default.trainer:
+        words += ["--trainers", TRAINERS_FILE, "--trainer", probe.trainer]
+        for name, value in probe.parameters.items():
             words += ["--parameter", f"{name}={_parameter(value)}"]
-    return ProbeCommand(line=shlex.join(words), model=None if is_preset else model)
+    return ProbeCommand(line=shlex.join(words), model=None if is_preset else model.to_mapping())
 
 
 def _parameter(value: ParameterValue) -> str:
@@ -105,6 +104,7 @@ def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:
         return
     yield "# the same search again (give it another name where this one is):"
     yield f"layout-tuner campaign submit {name}.yaml"
+    spec = campaign.stored.read
     if winner is not None:
         yield "# the winner as a training job:"
         if campaign.trainer == EMBEDDED_TRAINER:
@@ -112,7 +112,7 @@ def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:
             yield "layout-tuner train --config job/job.json"
         else:
             yield f"layout-tuner export {name} --format command --out job/"
-        probe = probe_command(campaign.spec, winner)
+        probe = None if isinstance(spec, Damaged) else probe_command(spec, winner)
         if probe is not None and probe.model is None:
             yield "# the winner's probe by itself, here and now:"
             yield probe.line

@@ -98,7 +98,7 @@ def export_of(
         ExportImpossibleError: the format cannot express the layout, or it does not scale.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
-    spec = CampaignSpec.from_mapping(campaign.spec)
+    spec = campaign.stored.spec
     if campaign.strategy == IMPORTED:
         _refuse_illegal(spec, campaign, chosen, format_name)
     job = spec.job_of(chosen.stands_for)
@@ -117,8 +117,8 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
     if campaign.strategy == IMPORTED:
         source = store.imports.source(campaign.id) or "a table that does not say where"
         yield f"the layout was not measured here: it is imported, from {source}"
-        if (model := campaign.spec["model"])["family"] == "llama":
-            base = model["rotary_base"]
+        if (model := campaign.stored.spec.model).family == "llama":
+            base = model.rotary_base
             yield f"tables do not state the base of the rotary positions: rotary_base={base:g} is assumed"
     if campaign.simulated is not None:
         yield f"the layout and its figures are {campaign.simulated.words}"

@@ -39,7 +39,7 @@ def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[Ca
             cluster=campaign.cluster_name,
             progress=progress[campaign.id],
             baseline=baselines.get(campaign.id),
-            warnings=campaign.spec.get("warnings", ()),
+            warnings=campaign.stored.warnings,
         )
         for campaign in campaigns
     ]
@@ -108,7 +108,7 @@ def _ranked_trial(
     trial = ranked.trial
     measured = trial.measurement
     assert measured is not None  # it is ranked
-    memory = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    memory = campaign.stored.device_memory_bytes
     values = {name: trial.objective(name, device_memory_bytes=memory) for name in shown}
     for name, value in values.items():
         # Every objective that ranks is a rate.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,7 @@ from layout_tuner.results_db.records import (
     RepeatReason,
 )
 from layout_tuner.search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
 
 
@@ -148,6 +150,11 @@ class CampaignDetail(CampaignRead):
     """The part of `node_seconds` that these took."""
     spec: dict[str, Any]
     """The description without names of presets; it can be submitted again under another name."""
+
+    @cached_property
+    def stored(self) -> StoredCampaign:
+        """The description, of which each part is read once."""
+        return StoredCampaign(document=self.spec)
 
 
 class CampaignPage(Document):

@@ -232,7 +232,7 @@ def _hand_out(
         trial,
         trial_id=trial.id,
         campaign_name=campaign.name,
-        spec=campaign.spec,
+        stored=campaign.stored,
         layout=trial_layout(trial),
     )
 

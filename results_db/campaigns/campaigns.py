@@ -7,6 +7,7 @@ advance it; a gap, because the driver or the service is down, counts for at most
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -41,13 +42,10 @@ from layout_tuner.results_db.records import (
 from layout_tuner.results_db.rows import (
     campaign_record,
     clock_seconds,
-    max_peak_memory_bytes,
-    objectives_of,
-    probe_deadline_s,
-    trainer_of,
 )
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
-from layout_tuner.search_spaces.campaigns.campaign_settings import changed_budget
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
+from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
 from layout_tuner.terminal.plurals import counted
 
 
@@ -63,7 +61,7 @@ def conditions(chosen: CampaignFilter) -> list[ColumnElement[bool]]:
         found.append(Campaign.state.in_(chosen.states))
     if chosen.objective is not None:
         # The first objective has a column; the others are in the description, in quotes.
-        listed = sql_cast(Campaign.spec["objective"], String)
+        listed = sql_cast(Campaign.spec[OBJECTIVES_FIELD], String)
         in_spec = listed.contains(f'"{chosen.objective}"', autoescape=True)
         found.append(or_(Campaign.objective == chosen.objective, in_spec))
     if chosen.name_contains is not None:
@@ -148,24 +146,17 @@ class Campaigns(StoreSection):
         names: Sequence[str],
     ) -> CampaignRecord:
         now = self._clock()
+        stored = StoredCampaign(document=spec)
         row = Campaign(
-            name=spec["name"],
+            **stored.columns(),
             state="RUNNING",
-            spec=dict(spec),
-            model_name=spec["model"]["name"],
-            cluster_name=spec["cluster"]["name"],
-            trainer=trainer_of(spec),
-            objective=objectives_of(spec)[0],
-            strategy=spec["strategy"],
             num_legal_layouts=num_legal_layouts,
-            max_peak_memory_bytes=max_peak_memory_bytes(spec),
-            probe_deadline_s=probe_deadline_s(spec),
             created_at=now,
             created_by=self._actor.name,
             notes=notes,
         )
         with self._db.write() as session:
-            _hold_sources(session, spec.get("start_from", ()), row.trainer)
+            _hold_sources(session, stored.start_from, row.trainer)
             if names:
                 row.name = _first_free(session, names)
                 row.spec = {**spec, "name": row.name}
@@ -299,7 +290,7 @@ class Campaigns(StoreSection):
         reason: str,
         message: str,
         *,
-        budget: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
     ) -> CampaignRecord:
         """Ends a RUNNING campaign; open trials are cancelled as by `cancel_campaign`.
 
@@ -323,9 +314,7 @@ class Campaigns(StoreSection):
             return campaign_record(campaign, now)
 
     @retried
-    def cancel_pending(
-        self, campaign_id: int, why: str, *, budget: Mapping[str, Any] | None = None
-    ) -> int:
+    def cancel_pending(self, campaign_id: int, why: str, *, budget: Budget | None = None) -> int:
         """Cancels the campaign's waiting trials, and returns their number; running ones continue.
 
         Raises:
@@ -438,8 +427,8 @@ def _refuse_if_ended(campaign: Campaign, done: str) -> None:
         )
 
 
-def _refuse_other_budget(campaign: Campaign, budget: Mapping[str, Any] | None) -> None:
-    if budget is not None and campaign.spec["budget"] != budget:
+def _refuse_other_budget(campaign: Campaign, budget: Budget | None) -> None:
+    if budget is not None and campaign.stored.budget != budget:
         raise CampaignStateError(
             f"the budget of campaign {campaign.name!r} was changed meanwhile; it goes on"
         )
@@ -480,12 +469,13 @@ def _change_budget(
             "clone it with another one (`layout-tuner campaign clone`, POST "
             f"/v1/campaigns/{campaign.name}/clone), and the clone starts from what it measured"
         )
-    before = campaign.spec["budget"]
+    stored = campaign.stored
+    before = asdict(stored.budget)
     after = changed_budget(
         before,
         changes,
         strategy=campaign.strategy,
-        is_simulated=campaign.spec.get("simulated") is not None,
+        is_simulated=stored.simulated is not None,
     )
     # A new mapping: SQLAlchemy does not detect a change inside the old one.
     campaign.spec = {**campaign.spec, "budget": after}
@@ -506,8 +496,8 @@ def _refuse_deletion(session: Session, campaign: Campaign) -> None:
             "the campaign when they have (a moment, or until their leases run out)"
         )
     others = session.execute(select(Campaign.name, Campaign.spec).where(Campaign.state.in_(_OPEN)))
-    for name, spec in others:
-        if campaign.name in spec.get("start_from", ()):
+    for name, document in others:
+        if campaign.name in StoredCampaign(document=document).start_from:
             raise CampaignStateError(
                 f"campaign {name!r} starts from {campaign.name!r} and has not ended; delete it "
                 "when that has"

@@ -27,9 +27,8 @@ from layout_tuner.results_db.models.tables import (
 )
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.rows import campaign_record, layout_columns, trial_layout
-from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from layout_tuner.search_spaces.tables.table import Status
 from layout_tuner.search_spaces.throughput import Throughput
@@ -82,8 +81,8 @@ class Imports(StoreSection):
             if row is None or campaign is None:
                 raise CampaignNotFoundError(f"there is no imported campaign {campaign_id}")
             rows = tuple(_table_rows(session, campaign_id))
-        cluster = Cluster.from_mapping(campaign.spec["cluster"])
-        model = ModelShape.from_mapping(campaign.spec["model"])
+            spec = campaign.stored.spec
+        cluster, model = spec.cluster, spec.model
         key = CellKey(
             source=row.source,
             cluster=cluster.name,
@@ -97,18 +96,18 @@ class Imports(StoreSection):
 
 
 def _import(session: Session, new: NewImport, now: datetime, created_by: str) -> CampaignRecord:
-    spec, cell = dict(new.spec), new.cell
+    stored, cell = StoredCampaign(document=new.spec), new.cell
     where = f" from {cell.key.source}" if cell.key.source else ""
     campaign = Campaign(
-        name=spec["name"],
+        name=stored.name,
         state="COMPLETED",
         reason=IMPORTED,
         message=f"{counted(len(cell.rows), 'row')} of a measurement table{where}",
-        spec=spec,
+        spec=dict(new.spec),
         model_name=cell.model.name,
         cluster_name=cell.cluster.name,
         trainer=IMPORTED_TRAINER,
-        objective=spec["objective"],
+        objective=stored.objectives[0],
         strategy=IMPORTED,
         num_legal_layouts=len({row.layout for row in cell.rows}),
         last_number=len(cell.rows),

@@ -23,6 +23,7 @@ from layout_tuner.results_db.records import PlanRecord
 from layout_tuner.results_db.rows import record_of
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
 
 MAX_WAITING: Final = 8
@@ -68,7 +69,7 @@ class Plans(EarlierTrials):
             SearchSpaceError: the campaign would be refused.
         """
         planned = PlannedCampaign(
-            spec=spec.to_mapping(),
+            stored=StoredCampaign(document=spec.to_mapping()),
             cluster_name=spec.cluster.name,
             trainer=spec.trainer,
             created_at=at or self._clock(),

@@ -28,6 +28,7 @@ from layout_tuner.results_db.models.tables import (
 )
 from layout_tuner.results_db.records import Analysis, CampaignState, KnobStepRead, WorkerRecord
 from layout_tuner.results_db.rows import columns_of, record_of
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +182,8 @@ class Reports(StoreSection):
         with self._db.read() as session:
             return [
                 (other, state)
-                for other, state, spec in session.execute(query)
-                if name in spec.get("start_from", ())
+                for other, state, document in session.execute(query)
+                if name in StoredCampaign(document=document).start_from
             ]
 
     def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
@@ -24,9 +25,8 @@ from layout_tuner.results_db.models.tables import Attempt, Campaign, Import, Mea
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.rows import record_of, trial_layout
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
-from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.table import software_of_source
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.simulator import SIMULATED, SIMULATED_LAUNCHER, is_simulator
@@ -46,7 +46,7 @@ _SAMPLE_STATES: Final[Mapping[str, ObservationState]] = {
 class PlannedCampaign:
     """A campaign that was not submitted; its fields are those of a `CampaignRecord`."""
 
-    spec: Mapping[str, Any]
+    stored: StoredCampaign
     cluster_name: str
     trainer: str
     created_at: datetime
@@ -60,10 +60,8 @@ StartingCampaign = CampaignRecord | PlannedCampaign
 class KnownTrial:
     """The result of a layout in another campaign."""
 
-    model: Mapping[str, Any]
-    """The fields of the campaign's model."""
-    cluster: Mapping[str, Any]
-    """The fields of the cluster on which it ran."""
+    campaign: StoredCampaign
+    """The campaign, which has the model and the cluster on which it ran."""
     layout: Layout
     """The layout that ran; of a cheap probe, the part."""
     state: TrialState
@@ -108,8 +106,8 @@ class EarlierTrials(StoreSection):
 class _Sources:
     """The campaigns and worker sessions that count."""
 
-    specs: Mapping[int, Mapping[str, Any]]
-    """Descriptions of the campaigns, by id."""
+    campaigns: Mapping[int, StoredCampaign]
+    """The campaigns, by id."""
     alike: tuple[int, ...]
     """Campaigns on the same hardware that had ended."""
     named: tuple[int, ...]
@@ -124,7 +122,7 @@ class _Sources:
     @classmethod
     def of(cls, session: Session, campaign: StartingCampaign) -> _Sources:
         alike = _alike(session, campaign)
-        names = campaign.spec.get("start_from", ())
+        names = campaign.stored.start_from
         named = session.scalars(
             select(Campaign).where(
                 Campaign.name.in_(names),
@@ -152,7 +150,7 @@ class _Sources:
         imported = session.scalars(select(Import).where(Import.campaign_id.in_(ids)))
         return cls(
             imported={row.campaign_id: software_of_source(row.source) for row in imported},
-            specs={row.id: row.spec for row in (*alike, *named)},
+            campaigns={row.id: row.stored for row in (*alike, *named)},
             alike=tuple(row.id for row in alike),
             named=tuple(row.id for row in named),
             software=software,
@@ -187,7 +185,7 @@ def may_calibrate(trainer: str) -> ColumnElement[bool]:
 
 
 def _alike(session: Session, campaign: StartingCampaign) -> list[Campaign]:
-    if campaign.spec.get("knowledge", "auto") == "none":
+    if not campaign.stored.knows_earlier:
         return []
     query = select(Campaign).where(
         Campaign.cluster_name == campaign.cluster_name,
@@ -195,13 +193,8 @@ def _alike(session: Session, campaign: StartingCampaign) -> list[Campaign]:
         Campaign.id != campaign.id,
         Campaign.ended_at <= campaign.created_at,
     )
-    machine = _hardware(campaign.spec)
-    return [row for row in session.scalars(query) if _hardware(row.spec) == machine]
-
-
-def _hardware(spec: Mapping[str, Any]) -> tuple[Any, ...]:
-    cluster = spec["cluster"]
-    return cluster.get("device"), cluster.get("devices_per_node")
+    machine = campaign.stored.hardware
+    return [row for row in session.scalars(query) if row.stored.hardware == machine]
 
 
 def _known(campaign: StartingCampaign, sources: _Sources, *columns: Any) -> Select[Any]:
@@ -232,7 +225,6 @@ def _known_trial(
     measurement: MeasurementRow | None,
     worker: WorkerRow | None,
 ) -> KnownTrial:
-    spec = sources.specs[trial.campaign_id]
     completed = measurement if trial.state == "COMPLETED" else None
     if worker is None:
         software = sources.imported.get(trial.campaign_id, "")
@@ -240,8 +232,7 @@ def _known_trial(
         ran = _software(worker, trainer)
         software = "" if ran == sources.software else ran
     return KnownTrial(
-        model=spec["model"],
-        cluster=spec["cluster"],
+        campaign=sources.campaigns[trial.campaign_id],
         layout=trial_layout(trial),
         state=cast("TrialState", trial.state),
         step_time_s=None if completed is None else completed.step_time_s,
@@ -252,30 +243,19 @@ def _known_trial(
 
 
 def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
-    """Trials of other campaigns as samples, in their order."""
-    known = list(trials)
-    # Trials of one campaign share its description objects; each is parsed once.
-    models = {(id(trial.model), trial.num_layers): trial for trial in known}
-    clusters = {id(trial.cluster): trial.cluster for trial in known}
-    model_of = {key: _trained_model(trial) for key, trial in models.items()}
-    cluster_of = {key: Cluster.from_mapping(cluster) for key, cluster in clusters.items()}
-    return Knowledge(
-        samples=tuple(
-            record_of(
-                Sample,
-                trial,
-                model=model_of[id(trial.model), trial.num_layers],
-                cluster=cluster_of[id(trial.cluster)],
-                state=_SAMPLE_STATES[trial.state],
-            )
-            for trial in known
-        )
-    )
+    """Trials of other campaigns as samples, in their order.
 
-
-def _trained_model(trial: KnownTrial) -> ModelShape:
-    """The model that ran: a cheap probe may have had fewer layers than its campaign's model."""
-    model = ModelShape.from_mapping(trial.model)
-    if trial.num_layers in (None, model.num_layers):
-        return model
-    return with_layers(model, trial.num_layers)
+    Those of a campaign whose model or cluster cannot be read are left out.
+    """
+    # Samples of one model are told by its object: those of one campaign share it.
+    trained = cache(with_layers)
+    found = []
+    for trial in trials:
+        model, cluster = trial.campaign.model, trial.campaign.cluster
+        if model is None or cluster is None:
+            continue
+        if trial.num_layers is not None and trial.num_layers != model.num_layers:
+            model = trained(model, trial.num_layers)
+        state = _SAMPLE_STATES[trial.state]
+        found.append(record_of(Sample, trial, model=model, cluster=cluster, state=state))
+    return Knowledge(samples=tuple(found))

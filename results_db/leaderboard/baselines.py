@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from layout_tuner.errors import SearchSpaceError
 from layout_tuner.predictions.statistics.confidence import reach_of_ratio
 from layout_tuner.results_db.leaderboard.intervals import Intervals
 from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
@@ -18,10 +17,9 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from layout_tuner.results_db.models.tables import MeasurementRow, Trial
 from layout_tuner.results_db.records import CampaignRecord
-from layout_tuner.results_db.rows import baseline_of
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.objectives import OBJECTIVE_FIGURES, measured_objective
-from layout_tuner.search_spaces.spaces.search_space import SearchSpace
 
 Run = Any
 """A trial of a baseline, with the figures of its measurement; they are None without one."""
@@ -59,7 +57,7 @@ class Baselines(LeaderboardSection):
 
     def gain(self, campaign: CampaignRecord, layout_key: str) -> GainRead | None:
         """What a layout gains over the campaign's baseline; None where either is not ranked."""
-        layout = baseline_of(campaign.spec)
+        layout = campaign.stored.baseline
         if layout is None:
             return None
         with self._db.read() as session:
@@ -72,7 +70,7 @@ class Baselines(LeaderboardSection):
 
 
 def _layouts(campaigns: Sequence[CampaignRecord]) -> dict[int, Layout]:
-    found = {campaign.id: baseline_of(campaign.spec) for campaign in campaigns}
+    found = {campaign.id: campaign.stored.baseline for campaign in campaigns}
     return {id_: layout for id_, layout in found.items() if layout is not None}
 
 
@@ -148,7 +146,7 @@ def _baseline_read(
     return BaselineRead(
         layout=layout,
         layout_key=layout.key,
-        outside_space=_is_outside(campaign.spec, layout),
+        outside_space=_is_outside(campaign, layout),
         trial_id=None if shown is None else shown.id,
         trial_number=None if shown is None else shown.number,
         state=None if shown is None else shown.state,
@@ -171,10 +169,9 @@ def _shown(runs: Sequence[Run], ranked: MeasuredLayout | None) -> Run | None:
     return (completed or runs or [None])[-1]
 
 
-def _is_outside(spec: Mapping[str, Any], layout: Layout) -> bool:
-    """Whether a baseline is outside of the space of a campaign's description."""
-    try:
-        space = SearchSpace.from_mapping(spec["space"])
-    except SearchSpaceError:
+def _is_outside(campaign: CampaignRecord, layout: Layout) -> bool:
+    """Whether a baseline is outside of the space of its campaign."""
+    spec = campaign.stored.read
+    if isinstance(spec, Damaged):
         return True  # No layout is known to be inside of a space that cannot be read.
-    return not space.holds(layout, spec["cluster"]["devices_per_node"])
+    return not spec.space.holds(layout, spec.cluster.devices_per_node)

@@ -16,7 +16,7 @@ from layout_tuner.results_db.errors import ObjectiveUnknownError, campaign_not_f
 from layout_tuner.results_db.leaderboard.measured_runs import measured_runs
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, RankingRules, rank_layouts
 from layout_tuner.results_db.models.tables import Campaign
-from layout_tuner.results_db.rows import objectives_of
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.objectives import OBJECTIVES
 
 MAX_LAYOUTS: Final = 150_000
@@ -102,11 +102,12 @@ class LeaderboardSection(StoreSection):
 def _ranked(
     session: Session, campaign: Row[int, str, int | None, int], objective: str | None
 ) -> Leaderboard:
-    spec = session.scalars(select(Campaign.spec).where(Campaign.id == campaign.id)).one()
+    document = session.scalars(select(Campaign.spec).where(Campaign.id == campaign.id)).one()
+    stored = StoredCampaign(document=document)
     rules = RankingRules(
         objective=objective or campaign.objective,
-        objectives=objectives_of(spec) or (campaign.objective,),
+        objectives=stored.objectives or (campaign.objective,),
         max_peak_memory_bytes=campaign.max_peak_memory_bytes,
-        device_memory_bytes=spec.get("cluster", {}).get("device_memory_bytes"),
+        device_memory_bytes=stored.device_memory_bytes,
     )
     return rank_layouts(measured_runs(session, campaign.id), rules)

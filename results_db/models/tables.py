@@ -46,6 +46,7 @@ from layout_tuner.results_db.records import (
     STEP_STATES,
     Cost,
 )
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, DEGREES, KNOBS
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
@@ -130,6 +131,11 @@ class Campaign(WithCosts, Base):
     """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]
     """Time of the last update of wall_time_s; None while it stands."""
+
+    @property
+    def stored(self) -> StoredCampaign:
+        """Its description, which is read anew each time that this is asked for."""
+        return StoredCampaign(document=self.spec)
 
 
 class Trial(WithCosts, Base):

@@ -7,11 +7,10 @@ MeasurementInvalidError with the figure and what contradicts it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from layout_tuner.errors import OutcomeInvalidError, SearchSpaceError
+from layout_tuner.errors import OutcomeInvalidError
 from layout_tuner.protocol.measurement import FIGURE_TOLERANCE, Measurement
 from layout_tuner.protocol.measurement_checks import refuse_contradictions
 from layout_tuner.protocol.worker_messages import OutcomeReport
@@ -19,6 +18,7 @@ from layout_tuner.results_db.errors import MeasurementInvalidError
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.rows import trial_layout
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.simulator import is_simulator
 
@@ -73,7 +73,7 @@ def refuse_other_probe(
     measured: Measurement,
     campaign: Campaign,
     trial: Trial,
-    spec: CampaignSpec | SearchSpaceError,
+    spec: CampaignSpec | Damaged,
 ) -> None:
     """Refuses a measurement that is not of the trial's probe.
 
@@ -84,7 +84,7 @@ def refuse_other_probe(
             f"the measurement was made by trainer {measured.trainer!r}; campaign {campaign.name!r} "
             f"measures with {campaign.trainer!r}"
         )
-    if isinstance(spec, SearchSpaceError):
+    if isinstance(spec, Damaged):
         return
     layout, num_layers, is_repeat = trial_layout(trial), trial.num_layers, trial.repeat_of
     try:
@@ -96,31 +96,3 @@ def refuse_other_probe(
         )
     except OutcomeInvalidError as error:
         raise MeasurementInvalidError(f"the measurement of {layout.key}: {error}") from error
-
-
-MOST_SPECS: Final = 256
-"""Campaigns whose parsed description a process keeps."""
-
-
-class ParsedSpecs:
-    """The descriptions of campaigns by their ids: parsing one takes as long as a lease.
-
-    Threads may share it.
-    """
-
-    def __init__(self) -> None:
-        self._specs: dict[int, tuple[Mapping[str, Any], CampaignSpec]] = {}
-
-    def of(self, campaign_id: int, document: Mapping[str, Any]) -> CampaignSpec | SearchSpaceError:
-        """The campaign, parsed again if its document has changed; an error if it is damaged."""
-        known = self._specs.get(campaign_id)
-        if known is not None and known[0] == document:
-            return known[1]
-        try:
-            spec = CampaignSpec.from_mapping(document)
-        except SearchSpaceError as error:
-            return error
-        if len(self._specs) >= MOST_SPECS:
-            self._specs.clear()
-        self._specs[campaign_id] = (document, spec)
-        return spec

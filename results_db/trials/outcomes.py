@@ -18,10 +18,9 @@ from sqlalchemy.orm import Session
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.protocol.worker_messages import OutcomeReply, OutcomeReport
-from layout_tuner.results_db.database.database import Database
 from layout_tuner.results_db.database.locks import lock_rows
 from layout_tuner.results_db.database.retry import one_by_one_if_refused, retried
-from layout_tuner.results_db.database.store_base import Clock, StoreSection
+from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
 from layout_tuner.results_db.models.service_tables import WorkerRow
 from layout_tuner.results_db.models.table_base import Base, insert_many
@@ -48,7 +47,6 @@ from layout_tuner.results_db.trials.lifecycle import (
 )
 from layout_tuner.results_db.trials.loss_check import compare_losses
 from layout_tuner.results_db.trials.outcome_checks import (
-    ParsedSpecs,
     longest_s,
     refuse_other_lease,
     refuse_other_probe,
@@ -85,7 +83,6 @@ class OutcomeBatch:
         session: Session,
         trial_ids: Sequence[int],
         now: datetime,
-        parsed: ParsedSpecs,
     ) -> None:
         """Locks the trials and their campaigns, and loads the rows that the outcomes need."""
         of_trials = select(Trial.campaign_id).where(Trial.id.in_(trial_ids))
@@ -107,7 +104,7 @@ class OutcomeBatch:
         ):
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
             self._devices_per_node[attempt.worker_id] = devices
-        self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
+        self._specs = {id_: row.stored.read for id_, row in self._campaigns.items()}
         self._rows: defaultdict[type[Base], list[dict[str, Any]]] = defaultdict(list)
         """Rows of the outcomes besides the trials' own, to be written together."""
         self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
@@ -277,10 +274,6 @@ def _digest(report: OutcomeReport) -> str:
 class Outcomes(StoreSection):
     """The store's methods for outcomes."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        super().__init__(database, clock)
-        self._parsed = ParsedSpecs()
-
     def post_all(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes outcomes of attempts in one transaction. Posting one again changes nothing.
 
@@ -313,5 +306,5 @@ class Outcomes(StoreSection):
         now = self._clock()
         with self._db.write() as session:
             trial_ids = [report.trial_id for report in reports]
-            batch = OutcomeBatch(session, trial_ids, now, self._parsed)
+            batch = OutcomeBatch(session, trial_ids, now)
             return batch.take(reports)

@@ -49,7 +49,6 @@ from layout_tuner.results_db.records import (
 )
 from layout_tuner.results_db.rows import (
     WITH_MEASUREMENT,
-    baseline_of,
     cheap_columns,
     columns_of,
     cost_of,
@@ -62,7 +61,6 @@ from layout_tuner.results_db.trials.lifecycle import cancel_trial
 from layout_tuner.results_db.trials.loss_check import trials_in_doubt
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MAX_TIMES: Final = 20
 """Most repeats of a trial in one request."""
@@ -106,8 +104,7 @@ class Trials(StoreSection):
             campaign = lock_campaign(session, campaign_id)
             columns = layout_columns(layout)
             if fidelity is not None:
-                model = ModelShape.from_mapping(campaign.spec["model"])
-                columns = cheap_columns(layout, fidelity, model)
+                columns = cheap_columns(layout, fidelity, campaign.stored.spec.model)
             trial = add_row(session, campaign, columns, self._clock())
             if prediction is not None:
                 columns = columns_of(prediction, trial_id=trial.id)
@@ -424,7 +421,7 @@ def add_row(
         measurement=None,
         **columns,
     )
-    baseline = baseline_of(campaign.spec)
+    baseline = campaign.stored.baseline
     trial.is_baseline = baseline is not None and trial.layout_key == baseline.key
     session.add(trial)
     session.flush()

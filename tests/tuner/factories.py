@@ -68,7 +68,7 @@ class FakeWorker:
 
 def of_part(lease: LeaseRecord, tokens_per_s: float) -> Outcome:
     """The outcome of a cheap probe."""
-    spec = CampaignSpec.from_mapping(lease.spec)
+    spec = lease.stored.spec
     request = spec.probe_request(lease.layout, num_layers=lease.num_layers)
     return completed(
         lease.layout, model=request.model, timed=request.iterations, tokens_per_s=tokens_per_s

@@ -67,7 +67,7 @@ def analyse(
     if not standings or standings[0].shortened:
         return None
     winner = standings[0]
-    spec = CampaignSpec.from_mapping(campaign.spec)
+    spec = campaign.stored.spec
     layouts = spec.legal_set()
     if layouts.index_of(winner.trial.layout) is None:
         return None  # An imported trial outside the campaign's legal set has no neighbours in it.

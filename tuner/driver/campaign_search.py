@@ -19,7 +19,6 @@ from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.results_db.campaigns.start_from import KnownTrial, knowledge_of
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, fidelity_of
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -69,7 +68,7 @@ class CampaignSearch:
         """
         known = list(trials)
         with _blamed(f"campaign {campaign.name!r} cannot be opened"):
-            spec = CampaignSpec.from_mapping(campaign.spec)
+            spec = campaign.stored.spec
             legal = spec.legal_set()
             problem = SearchProblem(
                 layouts=legal,
@@ -95,7 +94,7 @@ class CampaignSearch:
     def take_budget(self, campaign: CampaignRecord) -> None:
         """Takes over the budget, which users may change; CampaignBrokenError if it is unusable."""
         with _blamed(f"the budget of campaign {campaign.name!r} cannot be used"):
-            budget = Budget.from_mapping(campaign.spec["budget"])
+            budget = campaign.stored.spec.budget
         if budget != self.spec.budget:
             _log.info("campaign %r: the budget is now %s", campaign.name, budget)
             self.spec = replace(self.spec, budget=budget)

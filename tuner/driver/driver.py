@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.protocol.connection.outage_log import OutageLog
@@ -32,7 +32,7 @@ from layout_tuner.results_db.records import (
     TrialSize,
 )
 from layout_tuner.results_db.store import Store
-from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.analysis.analysis import ANALYSIS_INTERVAL_S, ENDINGS_AN_ANALYSIS, analyse
 from layout_tuner.tuner.driver.campaign_end import (
@@ -284,7 +284,7 @@ class Driver:
 
     def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
         """Cancels waiting trials, lets running ones finish, and then ends the campaign."""
-        budget = campaign.spec["budget"]
+        budget = campaign.stored.budget
         num_cancelled = self._store.campaigns.cancel_pending(campaign.id, ending, budget=budget)
         # Counted after the cancellation: a worker may have leased a trial just before.
         num_running = self._store.trials.count_open(campaign.id)
@@ -522,10 +522,10 @@ class Driver:
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
         self._analyse(campaign)
         trials = self._store.trials.find(campaign.id)
-        spec = CampaignSpec.from_mapping(campaign.spec)
+        spec = campaign.stored.spec
         message = closing_message(ending, trials, full_probe_node_s=full_probe_node_s(spec, trials))
         # The store refuses if the user has raised the budget since this round read it.
-        budget = campaign.spec["budget"]
+        budget = campaign.stored.budget
         ran = any(trial.started_at is not None for trial in trials)
         state: CampaignState = "COMPLETED" if ran else "FAILED"
         self._end(campaign, state, reason, message, budget=budget)
@@ -537,7 +537,7 @@ class Driver:
         reason: str,
         message: str,
         *,
-        budget: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._store.campaigns.end(campaign.id, state, reason, message, budget=budget)
         self._searches.pop(campaign.id, None)

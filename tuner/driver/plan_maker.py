@@ -13,7 +13,7 @@ from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import DatabaseUnavailableError
 from layout_tuner.results_db.records import PlanRecord
 from layout_tuner.results_db.store import Store
-from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.tuner.driver.background_work import start_beside
 
 _log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
@@ -43,7 +43,7 @@ class PlanMaker:
 
     def _make(self, record: PlanRecord) -> Plan:
         return self._store.plans.make(
-            CampaignSpec.from_mapping(record.spec),
+            StoredCampaign(document=record.spec).spec,
             PlanOptions.from_mapping(record.options),
             at=record.created_at,
         )

@@ -34,7 +34,6 @@ from layout_tuner.cli.service.service_connection import (
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
 from layout_tuner.results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
 from layout_tuner.search_spaces.campaigns.campaign_settings import STRATEGIES
-from layout_tuner.search_spaces.layouts.knobs import auto_words
 from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.terminal.text_table import print_table
@@ -197,17 +196,18 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
         yield "", campaign.simulated.words
     yield "model", campaign.model
     yield "cluster", campaign.cluster
-    yield "constants", campaign.spec.get("cluster", {}).get("source") or "of unknown origin"
+    cluster = campaign.stored.cluster
+    yield "constants", (cluster and cluster.source) or "of unknown origin"
     yield "precision", precision_words(campaign)
     yield "strategy", _strategy(campaign)
     yield "submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"
-    yield "budget", budget_words(campaign.spec["budget"])
+    yield "budget", budget_words(campaign.stored.budget)
     yield "starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"
     yield "trials", states or "none yet"
     took = f"{duration(campaign.wall_time_s)}{' of real time' if campaign.simulated else ''}"
     yield "used", f"{took}, {node_time(campaign.node_seconds)}"
     yield "cost", _cost(campaign.cost)
-    if auto := auto_words(campaign.spec.get("space", {})):
+    if auto := campaign.stored.auto_words:
         yield "auto", auto
     if number := campaign.cheap_probes:
         yield "cheap probes", cheap_count_words(number, campaign.cheap_probe_node_seconds)
@@ -231,8 +231,7 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
 
 
 def precision_words(campaign: CampaignDetail) -> str:
-    precision = campaign.spec["space"]["precision"]
-    return precision if isinstance(precision, str) else ", ".join(precision)
+    return ", ".join(campaign.stored.precisions)
 
 
 def _strategy(campaign: CampaignDetail) -> str:

@@ -156,7 +156,7 @@ def _print_imported(imported: ImportRead) -> None:
 @click.option("--notes", help="New notes, instead of the old ones.")
 @click.option("--notes-file", type=FILE, help="File with the new notes.")
 @answers(
-    lambda changed: click.echo(f"campaign {changed.name}: {budget_words(changed.spec['budget'])}")
+    lambda changed: click.echo(f"campaign {changed.name}: {budget_words(changed.stored.budget)}")
 )
 @service_options
 def update(
@@ -199,7 +199,7 @@ def print_submitted(campaign: CampaignDetail) -> None:
     """Prints a campaign that `submit` or `clone` made, and its warnings."""
     click.echo(
         f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
-        f"precision {precision_words(campaign)}, {budget_words(campaign.spec['budget'])}"
+        f"precision {precision_words(campaign)}, {budget_words(campaign.stored.budget)}"
     )
     if campaign.baseline is not None:
         where = " (outside of the space)" if campaign.baseline.outside_space else ""
@@ -232,10 +232,11 @@ def clone(
     changes: dict[str, Any] = {} if name is None else {"name": name}
     budget = {bound: value for bound, value in bounds.items() if value is not None}
     if settings or budget:
-        spec = client.campaign(campaign).spec
-        changes |= _changed_fields(spec, settings)
+        original = client.campaign(campaign)
+        changes |= _changed_fields(original.spec, settings)
         if budget:
-            changes["budget"] = _other_budget(changes.get("budget", spec["budget"]), budget)
+            before = asdict(original.stored.budget)
+            changes["budget"] = _other_budget(changes.get("budget", before), budget)
     return client.clone_campaign(campaign, changes)
 
 

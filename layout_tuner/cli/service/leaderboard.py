@@ -153,7 +153,7 @@ def _jobs(
         RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
         for e in page.trials
     )
-    return measured_jobs(job, campaign.spec, ranked)
+    return measured_jobs(job, campaign.stored.spec, ranked)
 
 
 def _print_remarks(page: LeaderboardPage) -> None:

@@ -6,8 +6,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -35,6 +35,7 @@ from layout_tuner.trainers.parameters import ParameterInvalidError, parameters_o
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
     from layout_tuner.client.clients import Client
+    from layout_tuner.search_spaces.campaigns.campaign_settings import ProbeSettings
 
 _SPREAD: Final = ("half_interval", "runs")
 _MOST: Final = 1000
@@ -101,7 +102,7 @@ def verify(
         given = parameters_of(parameters)
     except ParameterInvalidError as error:
         raise click.UsageError(str(error)) from error
-    probe = {**source.spec["probe"], "trainer": trainer, "parameters": dict(given)}
+    probe = replace(source.stored.spec.probe, trainer=trainer, parameters=given)
     second = _second_campaign(client, source, probe, runs, name or f"{source.name}-{trainer}")
     ended = _wait(client, second.name)
     compared = _compare(client, source, ended)
@@ -116,12 +117,12 @@ def verify(
 
 
 def _second_campaign(
-    client: Client, source: CampaignDetail, probe: Mapping[str, Any], runs: int, name: str
+    client: Client, source: CampaignDetail, probe: ProbeSettings, runs: int, name: str
 ) -> CampaignDetail:
     """The campaign that measures the sample: the one of this name, or a new one."""
     try:
         found = client.campaign(name)
-        if found.spec["probe"] == probe and found.spec["layouts"]:
+        if found.stored.spec.probe == probe and found.stored.spec.layouts:
             return found
         raise click.ClickException(
             f"there is another campaign named {name}; choose a name with --name"
@@ -142,7 +143,7 @@ def _second_campaign(
         "budget": {},
         "layouts": layouts,
         "runs": runs,
-        "probe": probe,
+        "probe": probe.to_mapping(),
         "stop": {"early": False, "remeasure": 0},
         "baseline": None,
         "knowledge": "none",
@@ -256,7 +257,7 @@ def _print(
     measured = next((each.theirs for each in compared if each.theirs is not None), None)
     if measured is not None and measured.measurement is not None:
         click.echo(f"the other trainer: {trainer_words(measured.measurement)}")
-    click.echo(_tau_words(agreement, second.spec["runs"]))
+    click.echo(_tau_words(agreement, second.stored.spec.runs))
     if (best := _best_of_theirs(compared)) is not None:
         click.echo(_best_words(*best))
 

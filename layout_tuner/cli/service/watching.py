@@ -227,7 +227,7 @@ def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
         campaign.objective,
         measured,
         num_nodes=trial.layout.num_nodes,
-        device_memory_bytes=campaign.spec.get("cluster", {}).get("device_memory_bytes"),
+        device_memory_bytes=campaign.stored.device_memory_bytes,
     )
 
 
@@ -235,17 +235,19 @@ def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
     """The number of iterations; warm-up may take more of them than were asked for."""
     from layout_tuner.search_spaces.campaigns.fidelity import cheap_iterations  # imports numpy
 
-    probe = campaign.spec.get("probe", {})
-    iterations = probe.get("iterations", 0)
-    planned = probe.get("warmup", 0) + (
+    probe = campaign.stored.probe
+    if probe is None:
+        return ""
+    iterations = probe.iterations
+    planned = probe.warmup + (
         iterations if trial.cheap_probe is None else cheap_iterations(iterations)
     )
-    return f" of {max(planned, trial.iterations_done)}" if planned else ""
+    return f" of {max(planned, trial.iterations_done)}"
 
 
 def _used(campaign: CampaignDetail) -> str:
     used = campaign.node_seconds / 3600
-    budget = campaign.spec.get("budget", {}).get("node_hours")
+    budget = campaign.stored.budget.node_hours
     if budget is None:
         return node_time(campaign.node_seconds)
     return f"{used:.3g} of {budget:g} node-hours, {max(budget - used, 0.0):.3g} left"

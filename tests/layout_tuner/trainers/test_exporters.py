@@ -531,7 +531,6 @@ def test_a_text_is_a_value_of_toml_as_it_is(text: str) -> None:
 @given(value=hostile_texts.filter(str.isprintable) | st.integers() | st.sampled_from(["5", "true"]))
 def test_a_parameter_of_a_probe_is_the_same_when_its_command_is_run_again(value: int | str) -> None:
     given = {"rate": value}
-    spec = campaign(probe={"trainer": "mine", "parameters": given}).to_mapping()
-    found = probe_command(spec, Layout())
+    found = probe_command(campaign(probe={"trainer": "mine", "parameters": given}), Layout())
     words = shlex.split(found.line)
     assert parameters_of([words[words.index("--parameter") + 1]]) == given

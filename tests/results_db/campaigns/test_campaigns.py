@@ -250,7 +250,7 @@ def test_an_ended_campaign_changes_its_notes_alone(store: Store, campaign: int) 
 
 def test_an_ending_that_rests_on_another_budget_is_refused(store: Store, campaign: int) -> None:
     store.trials.add(campaign, Layout())
-    looked_at = store.campaigns.get(campaign).spec["budget"]
+    looked_at = store.campaigns.get(campaign).stored.budget
     store.campaigns.update(campaign, budget={"trials": 40})
     with pytest.raises(CampaignStateError, match="was changed meanwhile"):
         store.campaigns.end(campaign, "COMPLETED", "budget", "10 of 10", budget=looked_at)
@@ -258,7 +258,7 @@ def test_an_ending_that_rests_on_another_budget_is_refused(store: Store, campaig
         store.campaigns.cancel_pending(campaign, "time is up", budget=looked_at)
     assert store.campaigns.get(campaign).state == "RUNNING"
     assert store.campaigns.count_trials(campaign)["PENDING"] == 1
-    budget = store.campaigns.get(campaign).spec["budget"]
+    budget = store.campaigns.get(campaign).stored.budget
     assert store.campaigns.cancel_pending(campaign, "time is up", budget=budget) == 1
     assert store.campaigns.end(campaign, "COMPLETED", "budget", "", budget=budget).ended_at
 

@@ -23,11 +23,8 @@ pytestmark = pytest.mark.sqlite_is_enough
 def make_import(name: str, *rows: dict[str, Any]) -> NewImport:
     table = read_table(make_text(*rows))
     (cell,) = table.cells
-    spec = make_spec(name) | {
-        "model": cell.model.to_mapping(),
-        "cluster": cell.cluster.to_mapping(),
-    }
-    return NewImport(spec=spec, cell=cell, aside_columns=table.aside_columns)
+    spec = spec_of(name=name, model=cell.model.to_mapping(), cluster=cell.cluster.to_mapping())
+    return NewImport(spec=spec.to_mapping(), cell=cell, aside_columns=table.aside_columns)
 
 
 def unnumbered(table: MeasurementTable) -> list[TableCell]:

@@ -24,6 +24,7 @@ from layout_tuner.results_db.campaigns.start_from import (
 from layout_tuner.results_db.errors import CampaignNotFoundError, CampaignStateError
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
@@ -103,7 +104,8 @@ def test_a_campaign_starts_from_what_ended_on_the_same_cluster_before_it(lab: La
     assert lab.known(mine) == [A, B], "neither what still ran nor what came later"
     assert lab.known(earlier) == []
     (first, _) = lab.store.plans.known_trials(lab.store.campaigns.get(mine))
-    assert (first.model, first.cluster, first.software) == ({"name": "other"}, BOX, "")
+    assert (first.campaign.name, first.campaign.hardware) == ("earlier", ("A100", 8))
+    assert first.software == ""
     assert (first.step_time_s, first.peak_memory_bytes) == (0.128, 5 << 30)
 
 
@@ -178,7 +180,10 @@ def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_no
     lab.clock.forward(1)
     spec = make_spec("planned") | {"cluster": dict(BOX)}
     planned = PlannedCampaign(
-        spec=spec, cluster_name="box", trainer="embedded", created_at=lab.store.now()
+        stored=StoredCampaign(document=spec),
+        cluster_name="box",
+        trainer="embedded",
+        created_at=lab.store.now(),
     )
     known = lab.store.plans.known_trials(planned)
     submitted = lab.campaign("planned")

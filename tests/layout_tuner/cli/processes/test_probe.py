@@ -24,6 +24,7 @@ from layout_tuner.cli.options.shared_options import layout_of
 from layout_tuner.cli.processes.worker import probe, probe_document, probe_text, worker
 from layout_tuner.protocol.measurement import Iteration
 from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.cluster_presets import (
     CLUSTER_PRESETS,
     LOCAL_CPU,
@@ -36,6 +37,7 @@ from layout_tuner.search_spaces.models.model_presets import (
     resolve_model,
 )
 from tests.kit.api import ends
+from tests.kit.campaigns import spec_of
 from tests.kit.python_process import ROOT, run_python
 from tests.kit.store import completed, make_iterations
 
@@ -229,8 +231,8 @@ LOCAL, _warning = resolve_cluster(LOCAL_CPU)
 TINY = MODEL_PRESETS["tiny"].to_mapping()
 
 
-def spec(**changes: Any) -> dict[str, Any]:
-    return {"model": TINY, "cluster": {"name": LOCAL_CPU}, "seed": 0, **changes}
+def spec(**changes: Any) -> CampaignSpec:
+    return spec_of(**{"cluster": LOCAL_CPU, **changes})
 
 
 def options_of(line: str) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def test_settings_of_the_probe_are_in_it_and_the_limit_where_memory_ran_out() ->
     changed = spec(
         seed=7,
         probe={"warmup": 3, "iterations": 20, "deadline_s": 60.0, "compile": True},
-        cluster={"name": "frontier", "device_memory_bytes": 123_456_789_013},
+        cluster={"preset": "frontier", "device_memory_bytes": 123_456_789_013},
     )
     given = options_of(probe_command(changed, Layout(tp=2)).line)
     wanted = {"seed": 7, "warmup": 3, "steps": 20, "deadline": 60.0, "compiled": True}
