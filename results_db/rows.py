@@ -83,7 +83,7 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
         CampaignRecord,
         campaign,
         stored=stored,
-        objectives=stored.objectives,
+        objectives=stored.objectives or (campaign.objective,),
         cost=cost_of(campaign) + Cost(idle=campaign.allocation_idle_node_seconds),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
     )

@@ -206,7 +206,7 @@ class CampaignSpec:
         # A wrong field is skipped here, so that one error can list all problems.
         values = {name: value for name, value in given.items() if name in _DOCUMENT_FIELDS}
         values["objectives"] = values.pop("objective", DEFAULT_OBJECTIVES)
-        values["budget"] = Budget(trials=1)
+        values["budget"], values["layouts"] = Budget(trials=1), ()
         if given.get("name") is None:
             values["name"] = "unnamed"
         warning = None

@@ -14,6 +14,7 @@ from layout_tuner.results_db.errors import (
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
+from tests.kit.campaigns import spec_of
 from tests.kit.store import front, make_campaign, make_spec, make_worker, take_leases
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
