@@ -221,7 +221,13 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
         *_simulated(campaigns),
         Row("model", [each.model_name for each in campaigns]),
         Row("cluster", [each.cluster_name for each in campaigns]),
-        Row("nodes of the cluster", [_nodes(each) for each in campaigns]),
+        Row(
+            "nodes of the cluster",
+            [
+                str(each.stored.cluster.num_nodes) if each.stored.cluster else "-"
+                for each in campaigns
+            ],
+        ),
         Row("objective", [", ".join(map(unit, each.objectives)) for each in campaigns]),
         Row("strategy", [each.strategy for each in campaigns]),
         Row("budget", [budget_words(each.stored.budget) for each in campaigns]),
@@ -235,11 +241,6 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
             [str(len(each.tied)) if each.winner else "-" for each in found],
         ),
     ]
-
-
-def _nodes(campaign: CampaignRecord) -> str:
-    cluster = campaign.stored.cluster
-    return "-" if cluster is None else str(cluster.num_nodes)
 
 
 def _best(finding: CampaignFinding) -> str:
@@ -277,7 +278,7 @@ def _compared(store: Store, first: _Named, other: _Named) -> Compared:
         why_not = f"they are ranked by {unit(of_two.objective)} and by {unit(of_one.objective)}"
     elif (by_one := _simulator_of(store, of_one)) != (by_two := _simulator_of(store, of_two)):
         why_not = f"one is {by_two or 'measured'}, the other {by_one or 'measured'}"
-    elif of_one.stored.model != of_two.stored.model:
+    elif (of_one.model_name, of_one.stored.model) != (of_two.model_name, of_two.stored.model):
         why_not = f"they train {of_two.model_name} and {of_one.model_name}"
     return Compared(
         name=two,

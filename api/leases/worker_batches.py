@@ -30,7 +30,7 @@ from layout_tuner.results_db.records import LeaseRecord
 from layout_tuner.results_db.rows import record_of
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged, StoredCampaign
+from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
@@ -129,10 +129,6 @@ class WorkerBatches:
         )
 
 
-Campaigns = Mapping[int, StoredCampaign]
-"""Campaigns by their ids."""
-
-
 def _readable(
     store: Store, answers: Sequence[list[LeaseRecord] | ResultsDbError]
 ) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
@@ -140,31 +136,29 @@ def _readable(
 
     If a campaign cannot be read, only the requests that leased its trials get the error.
     """
-    leases = [
-        lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
-    ]
-    campaigns = {lease.campaign_id: lease.stored for lease in leases}
     to_beat = _to_beat(
         store,
         {
             lease.campaign_id: spec
-            for lease in leases
-            if isinstance(spec := campaigns[lease.campaign_id].read, CampaignSpec)
+            for answer in answers
+            if not isinstance(answer, ResultsDbError)
+            for lease in answer
+            if isinstance(spec := lease.stored.read, CampaignSpec)
             and _has_something_to_beat(spec, lease)
         },
     )
     return [
-        answer if isinstance(answer, ResultsDbError) else _answer(answer, campaigns, to_beat)
+        answer if isinstance(answer, ResultsDbError) else _answer(answer, to_beat)
         for answer in answers
     ]
 
 
 def _answer(
-    leases: Sequence[LeaseRecord], campaigns: Campaigns, to_beat: Mapping[int, ToBeat]
+    leases: Sequence[LeaseRecord], to_beat: Mapping[int, ToBeat]
 ) -> list[LeaseRead] | SearchSpaceError:
     read = []
     for lease in leases:
-        spec = campaigns[lease.campaign_id].read
+        spec = lease.stored.read
         if isinstance(spec, Damaged):
             return spec.error
         read.append(_lease_read(spec, lease, to_beat.get(lease.campaign_id)))

@@ -49,6 +49,31 @@ _kept: Final[dict[str, tuple[object, CampaignSpec | Damaged]]] = {}
 """What was read last, by the name in the document, with that document."""
 
 
+def _part(
+    name: str, read: Callable[[Any], T], unstated: object = None
+) -> cached_property[T | None]:
+    """A section of a document; None where it is missing, or cannot be read."""
+
+    def found(stored: StoredCampaign) -> T | None:
+        described = stored.fields.get(name, unstated)
+        try:
+            return None if described is None else read(described)
+        except SearchSpaceError:
+            return None
+
+    return cached_property(found)
+
+
+def _listed(name: str) -> cached_property[tuple[str, ...]]:
+    return cached_property(lambda stored: _texts(stored.fields.get(name)))
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A text, or those of a list; without what is no text."""
+    found = value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(each for each in found if isinstance(each, str))
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredCampaign:
     """A stored document, of which each part is read once, when it is first asked for.
@@ -96,19 +121,34 @@ class StoredCampaign:
         """Why it cannot be read, as a sentence; empty: it can."""
         return str(self.read.error) if isinstance(self.read, Damaged) else ""
 
-    @cached_property
+    @property
     def name(self) -> str:
         return str(self.fields.get("name", ""))
 
-    @cached_property
-    def model(self) -> ModelShape | None:
-        return self._part("model", ModelShape.from_mapping)
+    model = _part("model", ModelShape.from_mapping)
+    cluster = _part("cluster", Cluster.from_mapping)
+    baseline = _part("baseline", Layout.from_mapping)
+    simulated = _part("simulated", SimulationSettings.read)
+    """By what it is simulated; None: it is measured."""
+    probe = _part("probe", ProbeSettings.from_mapping, {})
+    objectives = _listed(OBJECTIVES_FIELD)
+    """The first one ranks."""
+    warnings = _listed("warnings")
+    start_from = _listed("start_from")
+    """The names of campaigns whose measurements calibrate the search."""
+    _budget = _part("budget", Budget.from_mapping)
+    _constraints = _part("constraints", Constraints.from_mapping)
 
-    @cached_property
-    def cluster(self) -> Cluster | None:
-        return self._part("cluster", Cluster.from_mapping)
+    @property
+    def budget(self) -> Budget:
+        return self._budget or Budget()
 
-    @cached_property
+    @property
+    def knows_earlier(self) -> bool:
+        """Whether all that was measured on the same cluster calibrates the search."""
+        return bool(self.fields.get("knowledge") != "none")
+
+    @property
     def device_memory_bytes(self) -> int | None:
         """Memory of a device of the cluster."""
         found = self._section("cluster").get("device_memory_bytes")
@@ -121,55 +161,18 @@ class StoredCampaign:
         return cluster.get("device"), cluster.get("devices_per_node")
 
     @property
+    def precisions(self) -> tuple[str, ...]:
+        return _texts(self._section("space").get("precision"))
+
+    @property
     def auto_words(self) -> str:
         """The choices that the service made for the space, in a line; empty: it made none."""
         space = self._section("space")
-        return auto_words(space) if isinstance(space.get("auto", ()), (list, tuple)) else ""
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The precisions of the space."""
-        return _texts(self._section("space").get("precision"))
-
-    @cached_property
-    def objectives(self) -> tuple[str, ...]:
-        """The objectives; the first one ranks."""
-        return _texts(self.fields.get(OBJECTIVES_FIELD))
-
-    @cached_property
-    def budget(self) -> Budget:
-        return self._part("budget", Budget.from_mapping) or Budget()
-
-    @cached_property
-    def probe(self) -> ProbeSettings | None:
-        return self._part("probe", ProbeSettings.from_mapping, {})
-
-    @cached_property
-    def baseline(self) -> Layout | None:
-        return self._part("baseline", Layout.from_mapping)
-
-    @cached_property
-    def simulated(self) -> SimulationSettings | None:
-        """By what it is simulated; None: it is measured."""
-        return self._part("simulated", SimulationSettings.read)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return _texts(self.fields.get("warnings"))
-
-    @property
-    def start_from(self) -> tuple[str, ...]:
-        """The names of campaigns whose measurements calibrate the search."""
-        return _texts(self.fields.get("start_from"))
-
-    @property
-    def knows_earlier(self) -> bool:
-        """Whether all that was measured on the same cluster calibrates the search."""
-        return bool(self.fields.get("knowledge") != "none")
+        return auto_words({**space, "auto": _texts(space.get("auto"))})
 
     def columns(self) -> dict[str, Any]:
         """The columns of a new campaign's row that follow from its document."""
-        constraints = self._part("constraints", Constraints.from_mapping) or Constraints()
+        constraints = self._constraints or Constraints()
         memory_bytes = constraints.allowed_memory_bytes(self.device_memory_bytes or 0)
         probe = self._section("probe")
         trainer, deadline_s = probe.get("trainer", EMBEDDED_TRAINER), probe.get("deadline_s")
@@ -189,16 +192,3 @@ class StoredCampaign:
         """The fields of a section; empty where it is missing, or is no mapping."""
         section = self.fields.get(name)
         return section if isinstance(section, Mapping) else {}
-
-    def _part(self, name: str, read: Callable[[Any], T], unstated: object = None) -> T | None:
-        described = self.fields.get(name, unstated)
-        try:
-            return None if described is None else read(described)
-        except SearchSpaceError:
-            return None
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    """A text, or those of a list; without what is no text."""
-    found = value if isinstance(value, (list, tuple)) else (value,)
-    return tuple(each for each in found if isinstance(each, str))
