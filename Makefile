@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # An extra package index to take torch from (a CPU, CUDA or ROCm build); see the README.
 TORCH_INDEX ?=
+# Flags that pip and uv both take, such as --no-index or --find-links.
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
@@ -12,9 +13,8 @@ INSTALLED := $(VENV)/.installed
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install --quiet $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint constraints.txt --editable '.[all,dev,bench]'
+$(INSTALLED): pyproject.toml constraints.txt tools/install.py | $(BIN)/pip
+	$(BIN)/python tools/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(PIP_FLAGS)
 	@touch $@
 
 # Debian's python3 comes without ensurepip, which a virtual environment needs: root gets it
