@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -55,6 +56,9 @@ FILE: Final = re.compile(r".*\.(yaml|yml|json|csv|service|timer|env|ipynb|py)")
 EXAMPLES: Final = ROOT / "examples"
 CAMPAIGN_FILE: Final = ROOT / "docs/reference/campaign-file.md"
 
+WRITTEN_MODULES: Final = {"layout_tuner.py", "torchtitan_layout.py", "torchtitan_model.py"}
+"""Modules that the product writes: for a user's program, and in a job of torchtitan."""
+
 CURRENT: Final = [each for each in documents() if each.name not in NOT_WRAPPED]
 """Documents that describe the current code; records may name older modules."""
 
@@ -91,11 +95,35 @@ def test_prose_is_wrapped(document: Markdown) -> None:
 
 @pytest.mark.parametrize("document", CURRENT, ids=lambda each: each.name)
 def test_modules_that_prose_names_exist(document: Markdown) -> None:
-    """A path of a module that a recipe adds is followed by "a new file"."""
+    """A module is named by its path, its dotted name or the last part of its path.
+
+    A path of a module that a recipe adds is followed by "a new file".
+    """
     text = " ".join(document.path.read_text().split())
-    named = re.finditer(r"`((?:\w+/)+\w+\.py)`(\**, a new file)?", text)
+    named = re.finditer(r"`((?:\w+/)*\w+\.py)`(\**, a new file)?", text)
     missing = {each[1] for each in named if not each[2] and not _is_module(each[1])}
-    assert missing == set()
+    dotted = re.findall(
+        r"`(?:python -m )?((?:layout_tuner|tests|benchmarks)(?:\.(?!py`)[a-z_]\w*)+)`", text
+    )
+    assert missing | {name for name in dotted if not _is_importable(name)} == set()
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=lambda each: each.name)
+def test_folders_that_prose_names_exist(document: Markdown) -> None:
+    tops = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir()))
+    text = " ".join(document.path.read_text().split())
+    named = re.findall(rf"`((?:{tops})/(?:\w+/)*)`", text)
+    assert {folder for folder in named if not (ROOT / folder).is_dir()} == set()
+
+
+def test_the_map_of_the_code_lists_the_floors_that_are_checked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = (ROOT / "docs/architecture.md").read_text().replace("\n  ", "\n")
+    for contract in project["tool"]["importlinter"]["contracts"]:
+        package = contract["name"].removeprefix("the floors of ")
+        if package != contract["name"]:
+            floors = (floor.replace("layout_tuner.", "") for floor in contract["layers"])
+            assert "\n".join((package, *floors)) + "\n" in listed
 
 
 @every_document
@@ -227,7 +255,26 @@ def test_every_dependency_is_described() -> None:
 
 def _is_module(path: str) -> bool:
     """Whether a module exists; documents of the trainer name paths below its folder."""
+    if "/" not in path:
+        return path in _module_names() | WRITTEN_MODULES
     return (ROOT / path).exists() or (ROOT / "workers/trainer" / path).exists()
+
+
+@functools.cache
+def _module_names() -> frozenset[str]:
+    """The file names of all modules in the repository."""
+    folders = (path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return frozenset(path.name for folder in folders for path in folder.rglob("*.py"))
+
+
+def _is_importable(name: str) -> bool:
+    """Whether a dotted name is a module, or a name that a module defines."""
+    path = ROOT.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module = path.parent.with_suffix(".py")
+    source = module if module.is_file() else path.parent / "__init__.py"
+    return source.is_file() and re.search(rf"\b{path.name}\b", source.read_text()) is not None
 
 
 def _is_one_word(line: str) -> bool:
