@@ -107,7 +107,7 @@ def main() -> None:
     promises: list[Promise] = []
     for name in chosen:
         part = bench.run(name)
-        print(f"### {part.title}\n\n{part.text}\n", flush=True)
+        print(f"### {part.title}\n\n{part.text}\n\n{part.details}".rstrip() + "\n", flush=True)
         promises += part.promises
         section.add(part)
         if asked.record:
@@ -190,10 +190,10 @@ class _Bench:
     def _landscape(self, searched: Landscape, promises: list[Promise]) -> Part:
         self.landscapes.append(searched)
         text = f"{searched.about}.\n\n{landscape_table(searched)}"
-        guided = by_strategy(searched.runs).get("guided")
+        guided, details = by_strategy(searched.runs).get("guided"), ""
         if guided:
-            text += f"\n\n`guided` by cell:\n\n{cells_table(guided)}"
-        return Part(title=searched.name, text=text, promises=tuple(promises))
+            details = f"`guided` by cell:\n\n{cells_table(guided)}"
+        return Part(title=searched.name, text=text, details=details, promises=tuple(promises))
 
     def _estimates(self) -> Part:
         """The estimates alone: every table by the priors, and the exams whose tables are there."""

@@ -60,7 +60,8 @@ def first_probe(tables: Tables, effort: Effort) -> Part:
     header = ("cells and strategy", "runs", "median regret", "mean", "worst", "failed")
     return Part(
         title="first-probe",
-        text=f"{table(header, rows)}\n\n{_first_by_cell(guided_runs)}",
+        text=table(header, rows),
+        details=_first_by_cell(guided_runs),
         promises=tuple(promises),
     )
 
@@ -113,8 +114,12 @@ def eight_pending(tables: Tables, effort: Effort) -> Part:
             )
         )
         parts.append(f"{pending} pending, by cell:\n\n{cells_table(runs)}")
-    text = "\n\n".join([table(REACHED, rows), *parts])
-    return Part(title="eight-pending", text=text, promises=tuple(promises))
+    return Part(
+        title="eight-pending",
+        text=table(REACHED, rows),
+        details="\n\n".join(parts),
+        promises=tuple(promises),
+    )
 
 
 REACHED: Final = (
@@ -200,7 +205,8 @@ def _disturbed(
     text = f"{DEFINITIONS}\n\n{table(REACHED, rows)}\n\n{_definitions_table(disturbed_runs)}"
     return Part(
         title=title,
-        text=f"{text}\n\nDisturbed, by cell:\n\n{cells_table(disturbed_runs)}",
+        text=text,
+        details=f"Disturbed, by cell:\n\n{cells_table(disturbed_runs)}",
         promises=_disturbed_promises(title, disturbed_runs),
     )
 

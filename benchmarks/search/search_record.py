@@ -44,10 +44,13 @@ def promises_table(promises: Sequence[Promise]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one benchmark found."""
+    """The results of one part of the benchmark."""
 
     title: str
     text: str
+    """What is recorded."""
+    details: str = ""
+    """What is printed beside it: tables by cell."""
     promises: tuple[Promise, ...] = ()
 
 
