@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt tools/install.py | $(BIN)/pip
 	@touch $@
 
 # Debian's python3 comes without ensurepip, which a virtual environment needs: root gets it
-# installed, aloud; anybody else is told what to install.
+# installed, with a message; for any other user a message names the package.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "layout-tuner needs Python 3.11 or newer; say which: make PYTHON=python3.11" >&2; exit 1; }

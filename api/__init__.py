@@ -1,1 +1,1 @@
-"""The HTTP service and the command line; the only home of FastAPI."""
+"""The HTTP service: routes, pages, reports and live events; the only home of FastAPI."""

@@ -51,9 +51,9 @@ SettingsDep = Annotated[Settings, _from("app.state.settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
 ActorDep = Annotated[Actor, _from("state.actor")]
 HolderDep = Annotated[Holder, _from("state.holder")]
-"""Who asks: the name and the role of the token."""
+"""The name and the role of the token of the request."""
 CredentialDep = Annotated[Credential, _from("state.credential")]
-"""What the request was authenticated with."""
+"""The token or session that authenticated the request."""
 
 
 CampaignName = Annotated[str, Path(description="The campaign's name or id.", max_length=64)]

@@ -35,7 +35,7 @@ def trainer_words(measured: MeasurementRecord) -> str:
 
 
 def made_by(measured: MeasurementRecord) -> str:
-    """How figures came about, where the embedded trainer did not measure them here."""
+    """The origin of figures that the embedded trainer did not measure here."""
     if is_simulator(measured.trainer):
         return f"simulated by {measured.trainer}, not measured"
     words = trainer_words(measured)
@@ -82,7 +82,7 @@ def step_words(step: StepInterval) -> str:
 
 
 def cheap_probe_words(probe: CheapProbe) -> str:
-    """What a cheap probe stands for and runs, and the step that follows from what it measured."""
+    """A cheap probe: its whole layout, the part that ran, and the extrapolated step."""
     words = f"cheap probe of {probe.full_layout_key}: {probe.runs}"
     if probe.full_step is None:
         return words
@@ -98,7 +98,7 @@ def node_time(seconds: float) -> str:
 
 
 def cheap_count_words(number: int, node_seconds: float) -> str:
-    """The number of cheap probes of a campaign, and what they took."""
+    """The number of cheap probes of a campaign, and their cost."""
     probes = counted(number, "cheap probe")
     return f"{probes}, {node_time(node_seconds)}: they run parts of layouts, and are not ranked"
 
@@ -117,7 +117,7 @@ def half_interval(value: float, low: float | None, high: float | None) -> str:
 
 
 def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str:
-    """What a layout gains over the baseline, with the 95 % interval."""
+    """The gain of a layout over the baseline, with the 95 % interval."""
     if gain.trial_number == baseline.trial_number:
         return f"trial {gain.trial_number} is the baseline itself"
     low, high = gain.ratio_low, gain.ratio_high
@@ -133,7 +133,7 @@ def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str
 
 
 def measured_sentence(measurement: MeasurementRecord, environment: Environment | None) -> str:
-    """What a trial measured, and on what, as far as it is known."""
+    """The figures of a measurement and its environment, where they are known."""
     figures = [
         f"{figure(measurement.tokens_per_s_per_device)} tokens/s per device",
         f"{figure(measurement.step_time_s)} s a step",
@@ -169,7 +169,7 @@ def baseline_words(baseline: BaselineRead, objective: str) -> str:
 
 
 def effect_words(effect: float | None, state: str, is_apart: bool | None) -> str:
-    """What one step of a knob does to the objective, or why it has no effect in figures."""
+    """The effect of one step of a knob on the objective, or why none is known."""
     if effect is None:
         words = {"out_of_memory": "out of memory", "failed": "fails"}.get(state, "")
     else:

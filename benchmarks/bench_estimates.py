@@ -168,12 +168,12 @@ def _calibration_s() -> tuple[float, float]:
         )
         for row in range(times_s.size)
     ]
-    calibration = TimeCalibration.fit().told(samples[:SAMPLES], campaign="bench")
+    calibration = TimeCalibration.fit().updated(samples[:SAMPLES], campaign="bench")
     refits = []
     for sample in samples[SAMPLES:]:
         assert calibration.posterior is not None
         start = time.perf_counter()
-        calibration = calibration.told([sample], campaign="bench")
+        calibration = calibration.updated([sample], campaign="bench")
         assert calibration.posterior is not None
         refits.append(time.perf_counter() - start)
     asked = _columns(100_000)

@@ -121,7 +121,7 @@ def intervals_of(
     """Its intervals; ten equal iterations a run, so that only the spread of runs counts."""
     prior = RunSpread.prior()
     if kind.has_earlier:
-        prior = prior.told(
+        prior = prior.updated(
             [[math.exp(dice.gauss(0.0, kind.spread)) for _ in range(2)] for _ in range(EARLIER)]
         )
     timed = {run.id: [run.step_time_s] * 10 for run in runs}

@@ -97,7 +97,7 @@ def judge(run: MemoryRun, peaks_mib: Sequence[float]) -> dict[str, Any]:
     expected, deviation = run.belief.stage_peak_bytes(run.layout, run.model)
     pairs = {}
     for pair in combinations(range(len(peaks_mib)), 2):
-        told = run.belief.told(run.peak(stage, peaks_mib[stage]) for stage in pair)
+        told = run.belief.updated(run.peak(stage, peaks_mib[stage]) for stage in pair)
         found, _ = told.stage_peak_bytes(run.layout, run.model)
         others = np.delete(found / measured - 1.0, pair)
         pairs[pair] = found, summary(others)

@@ -1,1 +1,1 @@
-"""The database room: tables, migrations, and the store that the service and the driver share."""
+"""The database: tables, migrations, and the store that the service and the driver share."""

@@ -203,7 +203,7 @@ class CampaignRecord:
 
     @property
     def simulated(self) -> SimulationSettings | None:
-        """By what it is simulated; None: it is measured."""
+        """Its simulator; None: it is measured."""
         return self.stored.simulated if self.is_simulated else None
 
     @property

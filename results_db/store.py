@@ -145,7 +145,7 @@ class Store:
         return self._db.is_shared
 
     def change_mark(self) -> ChangeMark | None:
-        """Tells whether the database was changed by anybody; None: a PostgreSQL cannot tell."""
+        """Detects changes of the database by any process; None: unavailable on PostgreSQL."""
         return ChangeMark.of(self._db)
 
     def now(self) -> datetime:

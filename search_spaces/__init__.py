@@ -1,6 +1,5 @@
-"""The ground floor, which every package stands on.
+"""Layouts, models, clusters, and the campaigns and search spaces over them.
 
-It has the vocabulary of layouts and campaigns (`spec`, `campaigns`), what is known of them
-(`estimates`, `belief`, `statistics`, `tables`), what processes exchange (`protocol`, `trainers`),
-and what all of them use (`documents`, `terminal`, `connection`).
+Its lower floors describe one layout, model or cluster. A campaign and its tables stand above the
+estimates, which check them (docs/architecture.md).
 """

@@ -1,1 +1,1 @@
-"""The search driver and its strategies; the only home of DeepHyper."""
+"""The search driver, its strategies and replays; the only home of DeepHyper and Optuna."""

@@ -73,8 +73,8 @@ def _names(name: str | None, cells: Sequence[TableCell]) -> list[str]:
 
 def _plain_name(cell: TableCell) -> str:
     key = cell.key
-    told = f"{key.model}-{key.num_devices}x{key.cluster}-s{key.seq_length}-b{key.global_batch_size}"
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", told).lstrip("._-")
+    name = f"{key.model}-{key.num_devices}x{key.cluster}-s{key.seq_length}-b{key.global_batch_size}"
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")
     return plain[:MAX_NAME_LENGTH] or "imported"
 
 

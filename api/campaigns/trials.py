@@ -72,7 +72,7 @@ def page_of_trials(
 
 
 def cheap_probes(store: Store, trials: Iterable[TrialRecord]) -> dict[int, CheapProbe]:
-    """The cheap probes among trials, and what they say of their layouts, by ids of trials."""
+    """The cheap probes among trials, with the extrapolated steps, by ids of trials."""
 
     @cache
     def spec_of(campaign_id: int) -> CampaignSpec | Damaged:

@@ -117,7 +117,7 @@ def do_change_campaign(
 
 @router.get("/campaigns/{campaign}/delete")
 def show_delete_campaign(campaign: OwnCampaignDep, store: StoreDep, show: ShowDep) -> HTMLResponse:
-    """What the deletion of a campaign loses, and what depends on the campaign."""
+    """The data that a deletion of a campaign removes, and the campaigns that depend on it."""
     return show(
         "campaign_delete.html",
         dependents=store.reports.campaigns_from(campaign.name),

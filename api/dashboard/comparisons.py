@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     @property
     def difference(self) -> str:
-        """What the others are relative to the first, or that they differ; empty: they do not."""
+        """The others relative to the first, or that they differ; empty: they do not differ."""
         if len(set(self.values)) == 1:
             return ""
         found = [_FIGURE.match(value) for value in self.values if self.is_figure]
@@ -190,8 +190,8 @@ def _knobs(layouts: Sequence[Layout | None]) -> list[Row]:
 
 
 def _figures(trials: list[TrialFacts]) -> list[Row]:
-    told = [dict(facts.figures) for facts in trials]
-    names = dict.fromkeys(name for each in told for name in each if name not in _OWN)
+    figures = [dict(facts.figures) for facts in trials]
+    names = dict.fromkeys(name for each in figures for name in each if name not in _OWN)
     ranks = ["-" if facts.ranked is None else str(facts.ranked.rank) for facts in trials]
     return [
         Row("campaign", [facts.campaign.name for facts in trials]),
@@ -199,7 +199,7 @@ def _figures(trials: list[TrialFacts]) -> list[Row]:
         *_simulated([facts.campaign for facts in trials]),
         Row("rank", ranks),
         *(
-            Row(name, [each.get(name, "-") for each in told], is_figure=name not in _WORDS)
+            Row(name, [each.get(name, "-") for each in figures], is_figure=name not in _WORDS)
             for name in names
         ),
     ]
@@ -261,7 +261,7 @@ def _verdicts(store: Store, named: Sequence[_Named]) -> list[Compared]:
 
 
 def _simulator_of(store: Store, campaign: CampaignRecord) -> str:
-    """What simulated a campaign or an imported table, for a comparison; empty: it is measured."""
+    """The simulator of a campaign or an imported table, for a comparison; empty: measured."""
     if campaign.strategy == IMPORTED:
         source = store.imports.source(campaign.id) or ""
         return source if source.startswith(SIMULATED) else ""

@@ -62,7 +62,7 @@ _NamedInUrl = Annotated[str, Query(max_length=64)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitPage:
-    """The page with what its user wrote."""
+    """The page with the user's input."""
 
     request: Request
     store: Store

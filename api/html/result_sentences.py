@@ -81,7 +81,7 @@ def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
 
 
 def lead(finding: CampaignFinding) -> Iterator[Phrase]:
-    """The winner with its interval, what is as good, and the gain over the median."""
+    """The winner with its interval, the layouts tied with it, and the gain over the median."""
     campaign, winner = finding.campaign, finding.winner
     if campaign.ended_at is None:
         yield f"The campaign is {campaign.state}: what follows may change. ", False

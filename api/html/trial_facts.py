@@ -92,7 +92,7 @@ class TrialFacts:
 
     @property
     def figures(self) -> Pairs:
-        """What it measured; of a cheap probe also what ran, and the extrapolated step."""
+        """Its measurement; of a cheap probe also the part that ran, and the extrapolated step."""
         found = list(figure_pairs(self.campaign, self.trial, self.ranked))
         if self.cheap is not None:
             if (step := self.cheap.full_step) is not None:
@@ -157,7 +157,7 @@ def knob_text(layout: Layout, name: str) -> str:
 def figure_pairs(
     campaign: CampaignRecord, trial: TrialRecord, ranked: RankedLayout | None
 ) -> Iterator[tuple[str, str]]:
-    """What a trial measured: at the median of its layout's runs where the layout is ranked."""
+    """The measurement of a trial; of a ranked layout, at the median of the layout's runs."""
     measured, objective = trial.measurement, campaign.objective
     if measured is None:
         return

@@ -1,1 +1,1 @@
-"""HTTP: server, limits, documents in requests, errors, OpenAPI pages."""
+"""HTTP: server, limits of connections and rates, documents in requests, errors, API pages."""

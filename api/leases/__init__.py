@@ -1,1 +1,1 @@
-"""Leases, heartbeats and outcomes of workers, in batches, and why a trial is not leased."""
+"""Leases, heartbeats and outcomes of workers in batches; reasons why a trial is not leased."""

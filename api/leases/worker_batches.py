@@ -166,7 +166,7 @@ def _answer(
 
 
 def _to_beat(store: Store, specs: Mapping[int, CampaignSpec]) -> dict[int, ToBeat]:
-    """What the probes of campaigns have to beat; empty if the database does not answer.
+    """The step times that probes of campaigns must beat; empty without a database.
 
     The trials are leased already: an error would cost each of them an attempt. Without anything to
     beat, a probe is not stopped early.

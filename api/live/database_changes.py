@@ -16,7 +16,7 @@ from layout_tuner.results_db.database.change_mark import ChangeMark
 
 
 class DatabaseChanges:
-    """Counts changes while somebody waits for one. For one event loop."""
+    """Counts changes of the database while a caller waits for one. For one event loop."""
 
     def __init__(self, mark: ChangeMark | None, *, stopping: Event, look_s: float) -> None:
         """Without a mark it cannot tell changes. Once `stopping` is set, nothing waits."""

@@ -101,5 +101,5 @@ class OpenStreams:
         next(each for each, of in going_on if of.token_hash == largest).set_result(DISPLACED)
 
     def _going_on(self) -> list[tuple[asyncio.Future[str], Credential]]:
-        """The streams that have not been told to end."""
+        """The streams that have not been asked to end."""
         return [(ended, of) for ended, of in self._open.items() if not ended.done()]

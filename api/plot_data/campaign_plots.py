@@ -49,7 +49,7 @@ else:
 
 
 class PlotChoices(BaseModel):
-    """What a reader has chosen; it is in the URL. None: the page chooses."""
+    """The reader's choices, which are in the URL. None: the page's own choice."""
 
     show: Literal["all"] | None = None
     """all: axes include values that are far out, timelines all attempts."""

@@ -166,7 +166,7 @@ def memory_by_stage(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pair:
-    """A trial with what it measured (x) and what was estimated of it (y), in one unit."""
+    """A trial with its measured (x) and its estimated value (y), in one unit."""
 
     trial: PredictedTrial
     x: float

@@ -104,9 +104,9 @@ def axis_range(
             shown = [*inside, *always]
             low, high = min(shown), max(shown)
     # A single value, or equal ones, need an axis that is longer than 0.
-    air = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
+    margin = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     hidden = sorted(value for value in values if not low <= value <= high)
-    return AxisRange(low=low - air, high=high + air, hidden=hidden)
+    return AxisRange(low=low - margin, high=high + margin, hidden=hidden)
 
 
 def hidden_words(ends: AxisRange, objective: str) -> list[str]:

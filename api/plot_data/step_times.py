@@ -163,7 +163,7 @@ def iterations(found: Sequence[Iteration], median_s: float | None) -> PlottedDat
     """The step times of a probe's iterations in order; `median_s` is drawn as a line."""
     times = [each.step_time_s for each in found]
     low, high = min(times), max(times)
-    air = 0.06 * (high - low) or 0.1 * high
+    margin = 0.06 * (high - low) or 0.1 * high
     first, last = found[0].index - 0.5, found[-1].index + 0.5
     style = {
         "timed": ("timed", {"symbol": "circle", "color": "--part6"}),
@@ -189,6 +189,6 @@ def iterations(found: Sequence[Iteration], median_s: float | None) -> PlottedDat
         traces=traces,
         layout={
             "xaxis": {"title": {"text": "iteration"}, "range": [first, last]},
-            "yaxis": {"title": {"text": "step time, s"}, "range": [low - air, high + air]},
+            "yaxis": {"title": {"text": "step time, s"}, "range": [low - margin, high + margin]},
         },
     )

@@ -271,7 +271,7 @@ class Failure:
         named = [f"{node} ({times})" for node, times in counted[:_NODES_SHOWN]]
         if len(counted) > _NODES_SHOWN:
             named.append(f"{len(counted) - _NODES_SHOWN} more")
-        return ", ".join(named) or "not told"
+        return ", ".join(named) or "unknown"
 
     @property
     def numbers(self) -> str:

@@ -113,7 +113,7 @@ def export_of(
 
 
 def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:
-    """Where the layout comes from, what it gains over the baseline, and what was measured."""
+    """The source of the layout, its gain over the baseline, and its measurement."""
     if campaign.strategy == IMPORTED:
         source = store.imports.source(campaign.id) or "a table that does not say where"
         yield f"the layout was not measured here: it is imported, from {source}"
@@ -134,7 +134,7 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
 
 
 def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:
-    """That the layout was not measured in full, what ran of it, and what follows."""
+    """Notes on a layout of which only a part ran: the part, and the extrapolated step."""
     yield f"the layout was not measured in full: a cheap probe ran {probe.runs}"
     yield f"of what ran, {measured}"
     if probe.full_step is not None:

@@ -1,1 +1,1 @@
-"""Authentication, roles, rate limits and ownership."""
+"""Authentication, sessions of browsers, roles and ownership."""

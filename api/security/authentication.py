@@ -59,7 +59,7 @@ _CONTINUE: Final = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credential:
-    """What a request was authenticated with."""
+    """The token or the session that authenticated a request."""
 
     holder: Holder
     token_hash: str

@@ -69,7 +69,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     OPEN: """
         openapi docs-assets read_docs read_asset read_health read_readiness show_sign_in sign_in
     """,
-    # Workers resolve the cluster that they are told.
+    # Workers resolve the cluster that the service names.
     HOLDER: "list_clusters read_cluster read_whoami",
     # What can be read; workers have no sessions.
     VIEWER: """
@@ -124,7 +124,7 @@ def refuse_undeclared(operations: Iterable[str]) -> None:
 
 
 class Owners:
-    """Finds the owner of what a path names."""
+    """Finds the owner of the resource in a path."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -138,7 +138,7 @@ class Owners:
         }
 
     async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
-        """Why the asker may not change this; None: it may, or there is no such thing."""
+        """Why the token may not change the resource; None: it may, or there is no such resource."""
         parameter, find_owner = self._parameter_and_owner[owned]
         name = named[parameter]
         try:
@@ -160,7 +160,7 @@ class Owners:
 
 
 def whose(owned: Owned, name: str, owner: str, asker: str) -> str:
-    """Why a token may not change what belongs to another."""
+    """Why a token may not change a resource of another user."""
     return (
         f"the {owned} {name[:80]!r} belongs to {owner!r}, and the token {asker!r} changes only "
         f"things of its own name; ask {owner!r} or an admin"

@@ -130,7 +130,7 @@ def _cookies(scope: Scope) -> Iterator[tuple[str, str]]:
 
 
 def _is_https(scope: Scope, is_behind_proxy: bool) -> bool:
-    """Whether the browser uses TLS; a proxy that does not say so is given away by the page."""
+    """Whether the browser uses TLS; behind a proxy, also by the scheme of the page's origin."""
     if scope["scheme"] == "https":
         return True
     return is_behind_proxy and Headers(scope=scope).get("origin", "").startswith("https://")

@@ -96,7 +96,7 @@ def _told_runs(cells: Sequence[TableCell], effort: Effort, num_told: int) -> lis
 def _judge(cell: TableCell, rows: Sequence[TableRow], told: Sequence[TableRow]) -> Judged:
     known = knowledge_of([replace(cell, rows=tuple(told))] if told else [])
     prior = TrainerMemory.prior(cell.cluster, software=cell.key.software, campaign="it")
-    belief = prior.told(known)
+    belief = prior.updated(known)
     columns = LayoutColumns.of_each(row.layout for row in rows)
     capacity = float(cell.cluster.device_memory_bytes)
     return Judged(

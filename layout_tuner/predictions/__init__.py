@@ -1,1 +1,1 @@
-"""What is predicted of layouts: closed forms, their correction by measurements, statistics."""
+"""Predictions of layouts: closed forms, their correction by measurements, and statistics."""

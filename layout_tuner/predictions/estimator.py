@@ -223,7 +223,7 @@ class Estimator:
     @cached_property
     def _memory(self) -> TrainerMemory:
         prior = TrainerMemory.prior(self.cluster, software=self.software)
-        return prior.told(self.calibration.knowledge, elsewhere=True)
+        return prior.updated(self.calibration.knowledge, elsewhere=True)
 
 
 def _calibrated_on(known: Knowledge) -> dict[str, Any]:

@@ -192,15 +192,15 @@ def _in_blocks(
     names = [heading.removeprefix(_RIGHT) for heading in headings]
     inner = width - len(_BLOCK_INDENT)
     for row in rows:
-        told = [f"{name} {cell}" for name, cell in zip(names, row, strict=True)]
-        yield from _lines_of(told[:keys], width)
-        rest = [each for each, cell in zip(told[keys:], row[keys:], strict=True) if cell]
+        values = [f"{name} {cell}" for name, cell in zip(names, row, strict=True)]
+        yield from _lines_of(values[:keys], width)
+        rest = [each for each, cell in zip(values[keys:], row[keys:], strict=True) if cell]
         yield from (f"{_BLOCK_INDENT}{line}" for line in _lines_of(rest, inner, broken=True))
 
 
-def _lines_of(told: Sequence[str], width: int, *, broken: bool = False) -> list[str]:
+def _lines_of(values: Sequence[str], width: int, *, broken: bool = False) -> list[str]:
     """Several values in lines of at most a width, broken between two of them."""
-    ended = [*(f"{each}," for each in told[:-1]), *told[-1:]]
+    ended = [*(f"{each}," for each in values[:-1]), *values[-1:]]
     room = width - len(_CONTINUED)
     pieces: list[str] = []
     for each in ended:

@@ -1,1 +1,1 @@
-"""An adapter for each trainer: its configuration, refusals and log."""
+"""Trainers: an adapter for each, with its configuration, refusals and log; and exports."""

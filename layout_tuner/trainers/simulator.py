@@ -1,9 +1,9 @@
 """The simulator in the place of a trainer: the mark of everything that was simulated.
 
 Simulated workers (`layout-tuner worker --simulate`) measure nothing. Their campaigns, measurements
-and tables name the simulator as their trainer, with its version: so whatever keeps the results of
-one trainer from those of another keeps simulated results from measured ones, and those of one
-version of the simulator from those of the next.
+and tables name the simulator as their trainer, with its version. The simulator counts as a trainer
+of its own, so simulated and measured results are never mixed, nor those of two versions of the
+simulator.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _refusals_of_0_3(job: TrainerJob) -> list[str]:
 
 
 def _pipeline(job: TrainerJob) -> dict[str, Any]:
-    """The stages: if it is not told, torchtitan counts embedding and output as a layer each."""
+    """The stages: without them, torchtitan counts embedding and output as a layer each."""
     layout = job.layout
     embedding, head = layout.counted_ends
     counted = layout.counted_layers(job.model.num_layers)

@@ -1,1 +1,1 @@
-"""Administration of a database: backup, restore, checks, and the commands `db`."""
+"""Administration of a database: backup, restore and checks."""

@@ -35,7 +35,7 @@ UNKNOWN_REVISION: Final = "unknown"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something that must not be."""
+    """A fault that a check has found."""
 
     check: str
     """The check that found it: storage, schema, references, or a rule's name."""
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckReport:
-    """What a check of a database found."""
+    """The findings of a check of a database."""
 
     revision: str
     """Of its schema: this version's, or `UNKNOWN_REVISION`."""

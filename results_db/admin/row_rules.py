@@ -41,7 +41,7 @@ def _differs(total: ColumnElement[Any], parts: ColumnElement[Any]) -> ColumnElem
 
 
 def _costs_off(whole: Any, part: Any, is_part: ColumnElement[bool]) -> Select[Any]:
-    """The rows whose costs are not the sums of those of their parts."""
+    """Selects rows whose stored cost differs from the sum over their parts."""
     sums = {
         column: select(func.sum(getattr(part, column))).where(is_part).scalar_subquery()
         for column in _COSTS

@@ -164,8 +164,8 @@ def _insert_trial(campaign_id: int, example: Mapping[str, Any]) -> Insert:
     first = select(Trial.id).where(
         Trial.campaign_id == campaign_id, Trial.number == bindparam("first_number")
     )
-    told: dict[str, Any] = {name: bindparam(name) for name in example if name != "first_number"}
-    return insert(Trial).values(**told, repeat_of=first.scalar_subquery())
+    values: dict[str, Any] = {name: bindparam(name) for name in example if name != "first_number"}
+    return insert(Trial).values(**values, repeat_of=first.scalar_subquery())
 
 
 def _imported_row(trial_id: int, row: TableRow) -> dict[str, Any]:

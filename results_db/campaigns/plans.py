@@ -34,7 +34,7 @@ KEPT: Final = timedelta(days=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """What a plan lists and assumes."""
+    """The layouts of a plan, and its assumptions."""
 
     top: int = DEFAULT_TOP
     """How many layouts are listed."""

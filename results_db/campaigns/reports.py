@@ -55,7 +55,7 @@ class WorkerShare(WorkerRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningPhase:
-    """What the open attempt of a trial does."""
+    """The progress of a trial's open attempt."""
 
     phase: AttemptPhase | None
     """None: its worker reported none."""
@@ -187,7 +187,7 @@ class Reports(StoreSection):
             ]
 
     def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
-        """What the running trials of a campaign do, by their ids."""
+        """The progress of a campaign's running trials, by their ids."""
         query = (
             select(Attempt.trial_id, Attempt.phase, Attempt.waiting_because)
             .join(Trial, Trial.id == Attempt.trial_id)

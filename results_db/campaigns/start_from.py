@@ -175,7 +175,7 @@ def _software(worker: WorkerRow, trainer: str) -> str:
 
 
 def may_calibrate(trainer: str) -> ColumnElement[bool]:
-    """Whether what a campaign measured says something of a trainer, or is an imported table.
+    """Whether a campaign's measurements apply to a trainer; those of imported tables do.
 
     No imported table does that is simulated.
     """

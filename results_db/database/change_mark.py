@@ -27,7 +27,7 @@ _VERSION: Final = "PRAGMA data_version"
 
 
 class ChangeMark:
-    """Tells whether anything was committed to a SQLite database since the last look.
+    """Detects commits to a SQLite database since the last call.
 
     It has a connection of its own, to which commits of all others show, of this process and of
     other ones. A look takes some microseconds, never waits for a writer, and may be made on an
@@ -48,7 +48,7 @@ class ChangeMark:
         return cls(Path(path))
 
     def has_changed(self) -> bool:
-        """Whether there was a commit since the last call; also where that cannot be seen."""
+        """Whether there was a commit since the last call; True where that is unknown."""
         try:
             (version,) = self._read(_VERSION)
         except sqlite3.Error:
@@ -58,7 +58,7 @@ class ChangeMark:
         return bool(changed)
 
     def finds(self, query: str, *parameters: str) -> bool:
-        """Whether a query has a result; also where that cannot be seen."""
+        """Whether a query has a result; True where that is unknown."""
         try:
             return self._read(query, *parameters) is not None
         except sqlite3.Error:

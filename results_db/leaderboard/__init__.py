@@ -1,1 +1,1 @@
-"""The leaderboard: ranking, pages, and the table that it is read from."""
+"""The leaderboard: ranking, filters, intervals, baselines, and points of plots."""

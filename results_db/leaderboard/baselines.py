@@ -29,7 +29,7 @@ class Baselines(LeaderboardSection):
     """The store's methods for baselines."""
 
     def of_campaigns(self, campaigns: Sequence[CampaignRecord]) -> dict[int, BaselineRead]:
-        """The baselines of campaigns and what the winners gain, by the ids of those with one."""
+        """The baselines of campaigns and the gains of the winners, by ids of campaigns with one."""
         layouts = _layouts(campaigns)
         if not layouts:
             return {}
@@ -56,7 +56,7 @@ class Baselines(LeaderboardSection):
         }
 
     def gain(self, campaign: CampaignRecord, layout_key: str) -> GainRead | None:
-        """What a layout gains over the campaign's baseline; None where either is not ranked."""
+        """The gain of a layout over the campaign's baseline; None where either is not ranked."""
         layout = campaign.stored.baseline
         if layout is None:
             return None

@@ -48,7 +48,7 @@ def _passing(board: Leaderboard, listing: LeaderboardListing) -> Iterator[Measur
 
 
 def _conditions(wanted: TrialFilter) -> Iterator[Callable[[Run], bool]]:
-    """What a filter asks of a run, which has completed."""
+    """Whether a completed run meets the conditions of a filter."""
     if wanted.reasons or (wanted.states and "COMPLETED" not in wanted.states):
         yield lambda _run: False
     for name in ("numbers", "nodes", *KNOB_FIELDS):
@@ -81,7 +81,7 @@ def _is_between(
 
 
 def _metric(name: str) -> Callable[[Run], float | None]:
-    """Reads what a run measured of a metric; None: not measured."""
+    """Reads a run's value of a metric; None: not measured."""
     if METRICS[name].is_measured:
         return attrgetter(name)
     return lambda run: run.tokens_per_s * SECONDS_PER_HOUR / run.num_nodes

@@ -47,9 +47,9 @@ class Intervals:
         board: Leaderboard,
         layouts: Sequence[MeasuredLayout],
     ) -> Self:
-        """Reads what the intervals of some layouts need, and of the first."""
+        """Reads the data for the intervals of some layouts and of the first layout."""
         if board.run_errors is None:
-            prior = RunSpread.prior().told(earlier_repeats(session, campaign_id))
+            prior = RunSpread.prior().updated(earlier_repeats(session, campaign_id))
             board.run_errors = run_errors(board, prior)
         known = [*board.layouts[:1], *layouts]
         timed = timed_iterations(session, [run.id for each in known for run in each.runs])
@@ -90,7 +90,7 @@ def run_errors(board: Leaderboard, prior: RunSpread) -> RunErrors:
 
     `prior` is what is known from earlier campaigns.
     """
-    spread = prior.told(
+    spread = prior.updated(
         [run.step_time_s for run in each.runs] for each in board.layouts if not each.disturbed
     )
     return RunErrors(spread=spread, flattery=_flattery(board, spread))

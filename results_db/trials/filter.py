@@ -54,7 +54,7 @@ _NOTHING_STATED: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, init=False, slots=True)
 class TrialFilter:
-    """What trials must be like: all that is stated must hold. Nothing stated: every trial is meant.
+    """Conditions that trials must all meet; without conditions, every trial matches.
 
     Its fields are given by keyword:
 
@@ -172,7 +172,7 @@ KNOWN_AT_THE_END: Final = frozenset({"ended_at", "node_seconds", *METRICS})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialOrder:
-    """What a list of trials is sorted by. Trials without a value come last, whichever way it goes.
+    """The sort key of a list of trials. Trials without a value come last in both directions.
 
     Of equals the older comes first. Words go by the memory that they save.
     """
@@ -186,7 +186,7 @@ BY_NUMBER: Final = TrialOrder()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageEnd:
-    """The last or the first trial of a page, and as of when the list is."""
+    """The last or the first trial of a page, and the time of the list."""
 
     ended_seq: int
     """The campaign's trial that had ended last when the first page was read: what ended since

@@ -22,7 +22,7 @@ IS_DISTURBED: Final = or_(
 
 
 def metric_column(metric: str) -> ColumnElement[Any]:
-    """What a trial, joined with its measurement, measured of a metric."""
+    """The measured value of a metric, of a trial joined with its measurement."""
     if METRICS[metric].is_measured:
         column: ColumnElement[Any] = getattr(MeasurementRow, metric)
         return column
@@ -49,7 +49,7 @@ def knob_number(name: str, column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def conditions(wanted: TrialFilter) -> list[ColumnElement[bool]]:
-    """What a filter asks of `Trial`, and of `MeasurementRow` where it bounds a metric.
+    """The conditions of a filter on `Trial`, and on `MeasurementRow` if it bounds a metric.
 
     A query that uses them joins the two (`TrialFilter.needs_measurement` says whether it must).
     """

@@ -1,1 +1,1 @@
-"""What a campaign describes: its file, settings and baseline, and the fidelity of its probes."""
+"""The campaign: its file, settings, default space and baseline; the fidelity of its probes."""

@@ -1,1 +1,1 @@
-"""The layout: its knobs, its ranks, its pipeline schedule."""
+"""The layout: its knobs, its ranks, its pipeline schedules."""

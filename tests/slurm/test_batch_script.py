@@ -141,7 +141,7 @@ def test_a_cancelled_allocation_lets_its_worker_end_first(bench: Bench) -> None:
     job = bench.submit()
     bench.wait_for("worker.arguments")
     bench.wait_for("ray-n2.arguments")
-    ends(bench.call("cancel", str(job)), 0, "gives its trials back first")
+    ends(bench.call("cancel", str(job)), 0, "returns its trials first")
     bench.wait_for("worker.told")
     assert not bench.note("ray-n2.told")
     ended = bench.site.wait_for_end(job)

@@ -103,7 +103,7 @@ def calibrated_step_time(spec: CampaignSpec, standings: Sequence[RankedLayout]) 
         )
         for standing in standings
     ]
-    calibration = TimeCalibration.fit().told(samples, campaign=spec.name)
+    calibration = TimeCalibration.fit().updated(samples, campaign=spec.name)
 
     def step_time_s(layout: Layout) -> float:
         (log_s,), _ = calibration.predict(layout, spec.model, spec.cluster, campaign=spec.name)

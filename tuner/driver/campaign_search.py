@@ -1,4 +1,4 @@
-"""The search of one campaign: rebuilt from the database, and told each ended trial."""
+"""The search of one campaign: rebuilt from the database, and updated with each ended trial."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CampaignSearch:
         self.num_layouts = num_layouts
         """Size of the legal set."""
         self.last_ended_seq = 0
-        """The largest `ended_seq` of the trials that the strategy was told."""
+        """The largest `ended_seq` of the trials that the strategy has."""
         self._uses_cheap_probes = spec.uses_cheap_probes
         self._strategy = strategy
         self._baseline_due = spec.baseline
@@ -148,7 +148,7 @@ class CampaignSearch:
                 return None  # a baseline outside of the space
 
     def possible_improvement(self) -> float | None:
-        """See `LayoutSearch.possible_improvement`; the larger one of the last two told trials.
+        """See `LayoutSearch.possible_improvement`; the larger one of the last two ended trials.
 
         One small figure may be a coincidence of the draws. None also before there are two.
         """
@@ -186,7 +186,7 @@ class CampaignSearch:
             self._measured[layout] = trial.repeat_of or trial.id
 
     def resume(self, trial: TrialRecord) -> None:
-        """Tells the strategy that a trial waits or runs which it did not propose now."""
+        """Tells the strategy about an open trial that it did not propose now."""
         try:
             self._strategy.resume(trial.stands_for, fidelity=fidelity_of_trial(trial))
         except LayoutUnknownError as error:
@@ -236,7 +236,7 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
     """The observation of an ended trial; None where the trial shows nothing about its layout.
 
     Cancelled trials and trials whose ranks shared devices give None. A trial that breaks the
-    campaign's constraints did run, so its step time and its peak are told.
+    campaign's constraints did run, so the strategy gets its step time and peak.
 
     Raises:
         ObservationInvalidError: the measured objective cannot be ranked.

@@ -253,7 +253,7 @@ class Driver:
 
     def _drive(self, campaign: CampaignRecord) -> bool:
         """Drives one campaign; returns False while its search is still being opened."""
-        # Counted before the outcomes are read: all ended trials are told before the next ask.
+        # Counted before the outcomes are read: the strategy gets all of them before the next ask.
         search = self._search(campaign)
         if search is None:
             return False

@@ -90,7 +90,7 @@ def estimate_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge)
     layouts = CellLayouts(cell)
     columns, software = layouts.columns(), cell.key.software
     log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
-    belief = TrainerMemory.prior(cell.cluster, software=software).told(knowledge, elsewhere=True)
+    belief = TrainerMemory.prior(cell.cluster, software=software).updated(knowledge, elsewhere=True)
     peak, _ = belief.peak_bytes(columns, cell.model)
     return EstimatedCell(
         cell=cell,

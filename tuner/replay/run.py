@@ -294,7 +294,7 @@ class _Search:
                 prediction=prediction,
             )
             ends_at_s = self._now_s + self._duration_s(probe)
-            # Of probes that end at the same time, the one that was asked for first is told first.
+            # Of probes that end at the same time, the one that started first is reported first.
             heapq.heappush(self._running, (ends_at_s, self._num_asked, probe))
             self._num_asked += 1
 
@@ -314,11 +314,11 @@ class _Search:
         is_full = probe.fidelity is None
         if is_full and measured.tokens_per_s is not None:
             self._measured.setdefault(layout, []).append(_rate(measured))
-        told = replace(observation_of(measured), nodes=probe.conditions.nodes)
+        observed = replace(observation_of(measured), nodes=probe.conditions.nodes)
         started = time.perf_counter()
         if probe.fidelity and not probe.fidelity.keeps_memory(self._task.cell.model):
-            told = replace(told, peak_memory_bytes=None)
-        self._strategy.tell(layout, told, fidelity=probe.fidelity)
+            observed = replace(observed, peak_memory_bytes=None)
+        self._strategy.tell(layout, observed, fidelity=probe.fidelity)
         self.search_s += time.perf_counter() - started
         leader = self._leader()
         expected = self._strategy.possible_improvement() if self._task.expects else None

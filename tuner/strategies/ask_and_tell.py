@@ -63,7 +63,7 @@ class CheapRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskLimits:
-    """What may be proposed next."""
+    """The limits of the next proposal."""
 
     left_node_s: float | None = None
     """Node-seconds that the budget has left; None: it does not count them."""
@@ -82,7 +82,7 @@ class History:
     def __init__(self, layouts: LayoutSet) -> None:
         self.layouts = layouts
         self.is_free: NDArray[np.bool_] = np.ones(len(layouts), dtype=np.bool_)
-        """True where a layout was neither proposed nor told."""
+        """True where a layout was not proposed and has no outcome."""
         self.num_free = len(layouts)
         self.observations: dict[int, Observation] = {}
         """Outcomes by position, in the order of the last tells; runs of one layout are pooled."""
@@ -97,8 +97,8 @@ class History:
         self._withdrawn: set[int] = set()
         """Layouts of which a full run had no outcome; of a cheap probe, a later one may count."""
         self.pending: dict[int, Fidelity | None] = {}
-        """Positions that were proposed and not told, in the order of the asks, with the part that
-        runs; None: all of it."""
+        """Positions that were proposed and have no outcome, in the order of the asks, with the part
+        that runs; None: all of it."""
 
     @property
     def num_taken(self) -> int:
@@ -192,7 +192,7 @@ def pooled(runs: Sequence[Observation]) -> Observation:
 
 
 class Proposer:
-    """What each strategy implements: `propose`, and of the others what it is able to tell."""
+    """The interface of a strategy: `propose`, and methods that it may leave out."""
 
     def propose(self, _history: History, /) -> int | None:
         """The position of the next layout: a free one, or one whose measurement is doubted.
@@ -272,7 +272,7 @@ class LayoutSearch:
         run: int | None = None,
         fidelity: Fidelity | None = None,
     ) -> None:
-        """Learns the outcome of a layout, which need not have been proposed by this search.
+        """Records the outcome of a layout, which need not have been proposed by this search.
 
         Several completed runs of one layout are pooled (`pooled`); beside them failed ones say
         nothing.
@@ -291,7 +291,7 @@ class LayoutSearch:
         self._mark_pending(self._index(layout), fidelity)
 
     def withdraw(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
-        """Learns that a run will have no outcome; its layout is not proposed again.
+        """Records that a run will have no outcome; its layout is not proposed again.
 
         A layout that another cheap probe measured may still be proposed to be measured in full.
         """

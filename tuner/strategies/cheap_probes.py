@@ -29,7 +29,7 @@ _RESERVE: Final = 1.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A layout as the choice of its fidelity sees it."""
+    """The figures of a layout by which its fidelity is chosen."""
 
     row: int
     """Its position."""

@@ -4,14 +4,14 @@ This module holds everything that is specific to DeepHyper 0.13: the strategies 
 `deephyper+memory`. How it deals with DeepHyper's behaviour:
 
 - CBO has no pending set and may propose a layout twice. Its candidates come from `set_sampling_fn`,
-  which here returns free layouts only. Pending layouts are told with a made-up value (constant
+  which here returns free layouts only. Pending layouts are reported with a made-up value (constant
   liar).
 - CBO's state cannot be saved, its generator changes with every call, and it keeps all its
-  surrogates. So a new CBO is built for every proposal and told everything at once: one fit for a
+  surrogates. So a new CBO is built for every proposal and gets all outcomes at once: one fit for a
   proposal, and the same proposal after a restart.
 - CBO refines its trees when it stagnates, depending on its state; here they are always fine.
 - CBO's failures are strings. They do not count as initial points, end the search after a hundred,
-  and are worth as much as the worst success. So failures are told as numbers.
+  and are worth as much as the worst success. So failures are reported as numbers.
 - CBO renames a results.csv in the working directory; `checkpoint_history_to_csv=False` prevents
   that.
 """
@@ -90,15 +90,15 @@ class DeepHyperProposer(Proposer):
         free = np.flatnonzero(history.is_free & self._fits)
         if not len(free):
             free = np.flatnonzero(history.is_free)
-        told, values = _told_values(history, self._successes(history))
-        if history.num_taken < self._num_initial or len(told) == 0 or len(free) == 1:
+        positions, values = _observed_values(history, self._successes(history))
+        if history.num_taken < self._num_initial or len(positions) == 0 or len(free) == 1:
             return int(rng.choice(free))
         candidates = self._candidates(history, free, rng)
-        return self._ask_cbo(told, values, candidates, history.num_taken, rng)
+        return self._ask_cbo(positions, values, candidates, history.num_taken, rng)
 
     def _successes(self, history: History) -> dict[int, float]:
         """Objectives of completed layouts that keep the headroom, by position."""
-        peaks = {index: told.peak_memory_bytes or 0 for index, told in history.observations.items()}
+        peaks = {index: each.peak_memory_bytes or 0 for index, each in history.observations.items()}
         return {
             index: value
             for index, value in history.successes()
@@ -118,7 +118,12 @@ class DeepHyperProposer(Proposer):
         return rng.permutation(np.unique(np.concatenate(groups)))
 
     def _ask_cbo(
-        self, told: Ints, values: Floats, candidates: Ints, num_asked: int, rng: np.random.Generator
+        self,
+        positions: Ints,
+        values: Floats,
+        candidates: Ints,
+        num_asked: int,
+        rng: np.random.Generator,
     ) -> int:
         """Fits one surrogate to all observations and picks among the candidates."""
         names = self._ranks.names
@@ -136,7 +141,7 @@ class DeepHyperProposer(Proposer):
             surrogate_model="ET",
             surrogate_model_kwargs={"n_estimators": NUM_TREES, "min_impurity_decrease": 0.0},
         )
-        search.tell(list(zip(self._points(told), values.tolist(), strict=True)))
+        search.tell(list(zip(self._points(positions), values.tolist(), strict=True)))
         (point,) = search.ask(1)
         wanted = np.array([point[name] for name in names])
         matches = np.flatnonzero((self._ranks.rows(candidates) == wanted).all(axis=1))
@@ -148,7 +153,7 @@ class DeepHyperProposer(Proposer):
         return [dict(zip(names, row, strict=True)) for row in self._ranks.rows(indices).tolist()]
 
 
-def _told_values(history: History, successes: Mapping[int, float]) -> tuple[Ints, Floats]:
+def _observed_values(history: History, successes: Mapping[int, float]) -> tuple[Ints, Floats]:
     """Positions and values to fit, with failures and pending layouts; empty without a success.
 
     A failure gets the value of the worst success, or half of the median success if that is lower:

@@ -91,13 +91,13 @@ class FittingBelief:
         self._problem = problem
         self._points = points
         prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
-        self._prior = prior.told(problem.knowledge.samples, elsewhere=True)
+        self._prior = prior.updated(problem.knowledge.samples, elsewhere=True)
         self._terms = prior.terms(columns, problem.model)
 
     def predict(self, history: History, rows: Ints) -> Fitting:
         """Probabilities and peaks of some layouts after the history."""
         problem = self._problem
-        belief = self._prior.told(samples_of(history, problem))
+        belief = self._prior.updated(samples_of(history, problem))
         peaks = self._peaks(history, belief, rows)
         usable = usable_bytes(float(problem.cluster.device_memory_bytes), belief.storage)
         bound = min(usable, problem.allowed_memory_bytes)
@@ -218,7 +218,7 @@ def _of_rows(terms: HypothesesTerms, rows: Ints | list[int]) -> HypothesesTerms:
 
 
 def _seen(history: History, model: ModelShape) -> dict[int, Observation]:
-    """What ran with the memory of its layout, by position: in full, or in part with all layers."""
+    """Runs with the memory of their layout, by position: in full, or in part with all layers."""
     cheap = {
         row: run.observation
         for row, run in history.cheap.items()

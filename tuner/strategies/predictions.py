@@ -93,7 +93,7 @@ class Predictions:
         return self._last_belief[1]
 
     def _parts(self, rows: NDArray[np.int64], cheap: Mapping[int, CheapRun]) -> MeasuredParts:
-        """What ran: some layouts in full, and then the parts of others."""
+        """The runs: layouts in full, and then parts of others."""
         parts = [self.part(row, run.fidelity) for row, run in cheap.items()]
         off = [self.extrapolation_log_sd(row, run.fidelity) for row, run in cheap.items()]
         is_cheap = np.repeat([0.0, 1.0], [len(rows), len(parts)])

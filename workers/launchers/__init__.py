@@ -1,1 +1,1 @@
-"""Ways to start the ranks of a probe."""
+"""Launchers, which start the ranks of a probe: local, Ray, srun and simulated."""

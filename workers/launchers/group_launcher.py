@@ -39,7 +39,7 @@ from layout_tuner.workers.trainer.product_layouts import Product, to_rows
 from layout_tuner.workers.trainer.revision import GIT_REVISION
 
 _Measured = tuple[Measurement, Environment]
-_Told = Callable[[], _Measured]
+_ReadMeasurement = Callable[[], _Measured]
 
 _PEAK_WITHIN_S: Final = 60.0
 _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
@@ -119,12 +119,14 @@ class GroupLauncher:
             memory_limit_bytes=request.memory_limit_bytes,
             cancelled=cancelled,
         )
-        told: _Told
+        read_measurement: _ReadMeasurement
         try:
             if request.trainer == EMBEDDED_TRAINER:
                 job = {"kind": "probe", "request": request.to_mapping()}
                 end = run(self._with_product_layouts(job), on_event=on_event)
-                told = partial(self._told_by_rank_0, request.layout.precision, end)
+                read_measurement = partial(
+                    self._measurement_of_rank_0, request.layout.precision, end
+                )
             else:
                 trainer = self._trainer(request.trainer)
                 program = ProgramRun(request, trainer, on_event)
@@ -134,13 +136,17 @@ class GroupLauncher:
                     processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
                     verdict=partial(_verdict, program),
                 )
-                told = partial(self._told_by_program, program, end, shares, cancelled)
+                read_measurement = partial(
+                    self._measurement_of_program, program, end, shares, cancelled
+                )
         except (PlacementImpossibleError, TrainerUnknownError, ParameterInvalidError) as error:
             return _refused("unsupported", error)
         except ResultRefusedError as error:
             return _refused(error.reason, error)
         memory_bytes = request.memory_limit_bytes or self._most_memory_bytes
-        return outcome_of(request, end, told, nodes=self._nodes.nodes, memory_bytes=memory_bytes)
+        return outcome_of(
+            request, end, read_measurement, nodes=self._nodes.nodes, memory_bytes=memory_bytes
+        )
 
     def _trainer(self, name: str) -> ProgramTrainer:
         if (trainer := self._trainers.get(name)) is not None:
@@ -148,7 +154,7 @@ class GroupLauncher:
         known = ", ".join(self._trainers) or "none but the embedded one"
         raise TrainerUnknownError(f"this worker has no trainer {name!r}; it has {known}")
 
-    def _told_by_rank_0(self, precision: Precision, end: GroupEnd) -> _Measured:
+    def _measurement_of_rank_0(self, precision: Precision, end: GroupEnd) -> _Measured:
         result = end.results[0]
         measurement = Measurement.from_mapping(result["measurement"])
         if measurement.peak_source.startswith(MEASURED_PEAK):
@@ -157,7 +163,7 @@ class GroupLauncher:
             self.keep_measured_peak(precision, tflops, measurement.peak_source)
         return measurement, Environment.from_mapping(result["environment"])
 
-    def _told_by_program(
+    def _measurement_of_program(
         self, run: ProgramRun, end: GroupEnd, shares: Placement | None, cancelled: Cancelled
     ) -> _Measured:
         """What a program that has ended, or reported all steps before it failed, measured."""
@@ -353,23 +359,28 @@ class GroupLauncher:
 
     @property
     def _most_memory_bytes(self) -> int:
-        """What a rank without a limit may use; on CPU cores, all memory of its node."""
+        """The memory of a rank without a limit; on CPU cores, all memory of its node."""
         cluster = self._cluster
         shared = cluster.devices_per_node if cluster.has_cpu_devices else 1
         return cluster.device_memory_bytes * shared
 
 
 def outcome_of(
-    request: ProbeRequest, end: GroupEnd, told: _Told, *, nodes: Sequence[Node], memory_bytes: int
+    request: ProbeRequest,
+    end: GroupEnd,
+    read_measurement: _ReadMeasurement,
+    *,
+    nodes: Sequence[Node],
+    memory_bytes: int,
 ) -> Outcome:
     """The outcome of a group that has ended; a failure where the service would refuse it.
 
-    `told` is what it measured, where it completed, and `memory_bytes` what a rank may use.
+    `read_measurement` is called if the group completed. A rank may use `memory_bytes`.
     """
     failure, log_tail = end.failure, acceptable_log(end.log_tail, MAX_LOG_LENGTH)
     if failure is None:
         try:
-            measurement, environment = told()
+            measurement, environment = read_measurement()
             refuse_contradictions(
                 measurement,
                 request,

@@ -1,1 +1,1 @@
-"""Which probe gets which devices of an allocation, and when: pure, without a clock of its own."""
+"""Packing of probes into the devices of an allocation: pure functions of the given time."""

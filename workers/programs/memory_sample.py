@@ -25,7 +25,8 @@ ranks."""
 class MemorySample:
     """The peak of a program's memory, as far as samples show it, and whether the kernel ended it.
 
-    On a GPU it is what is in use on the rank's device beyond what was before the program started.
+    On a GPU it is the memory in use on the rank's device, above the memory in use before the
+    program started.
     On CPU devices it is the private and shared memory of the program's processes, without files; of
     a program that is all ranks of its node, each rank's share.
     Construct it before the program starts.

@@ -1,1 +1,1 @@
-"""What a rank runs: probes and training jobs, health checks, and timings of the machine."""
+"""The jobs of a rank: probes, training jobs, health checks, and timings of the machine."""

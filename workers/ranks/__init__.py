@@ -1,4 +1,4 @@
-"""The processes on a node: who starts and ends them, who watches deadlines; and their memory.
+"""The processes on a node: their start, end, deadlines and memory.
 
 Start: agent (`node_ranks`) -> warden -> zygote -> a keeper for each group -> its ranks.
 End: the keeper ends its ranks; the zygote what a dead keeper left; the warden everything below it

@@ -108,8 +108,8 @@ start_ray() {
   worker_options+=(--ray-address "$head")
 }
 
-# The worker hears of SIGTERM (it comes before the wall time is over, or from `allocation cancel`), gives its
-# trials back and ends. A trap ends `wait` before the worker does: then it is waited for again.
+# On SIGTERM (sent before the wall time is over, or by `allocation cancel`) the worker returns its trials
+# and ends. A trap ends `wait` before the worker does: then it is waited for again.
 run_worker() {
   env "${worker_environment[@]}" "$python" -P -m layout_tuner worker --cluster "$cluster" --launcher "$launcher" \
     --url "$url" --token-file "$token_file" --name "$worker_name-$SLURM_JOB_ID" "${worker_options[@]}" &

@@ -1,1 +1,4 @@
-"""The embedded TP/PP/ZeRO-1 trainer: torch, numpy and search_spaces alone."""
+"""The embedded trainer: tensor, context, expert, pipeline and data parallelism, and ZeRO.
+
+Of other projects it imports torch and numpy alone.
+"""

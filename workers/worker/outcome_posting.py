@@ -62,9 +62,9 @@ class Outbox:
     """Outcomes that wait to be posted: in memory, and on disk so that they survive a crash.
 
     An outcome over which the service fails does not delay the others: it is posted again later, and
-    set aside after too many tries. Where it refuses what an outcome says, it is told so in its
-    place: the trial ends with the refusal, and is not run again. One thread may store outcomes
-    while another posts them.
+    set aside after too many tries. If the service refuses an outcome, the trial is reported as
+    failed with the reason, and is not run again. One thread may store outcomes while another posts
+    them.
 
     Raises:
         SpoolUnusableError: at construction, when the directory can't be read.
@@ -164,7 +164,7 @@ def _key(outcome: EncodedOutcome) -> _Key:
 
 
 def _in_place_of(refused: EncodedOutcome, why: str) -> EncodedOutcome | None:
-    """What the service is told in place of an outcome whose content it refuses.
+    """The outcome to post instead of one whose content the service refuses.
 
     A measurement becomes a failure at the same cost. Anything else loses its figures and its log,
     but stays what it was. None: it has neither, or it can't be read.

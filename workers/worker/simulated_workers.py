@@ -10,7 +10,7 @@ outcomes that are being posted, nodes that are being checked, and the driver's n
 they are late. So the driver's real seconds cost next to no simulated ones. The driver keeps as many
 nodes busy as there are, and one trial ahead (`tuner.driver.open_trial_target`); it is late while
 no trial waits and the open ones leave more nodes free than `_LEAST_OPEN` allows. A driver that has
-no further trial does not answer: each wait for nothing halves the next one.
+no further trial sends none. Each empty answer halves the next wait.
 
 A worker asks for a trial when one of its probes ends, and not ahead: no device waits meanwhile. So
 trials wait at the service until some worker has room. A few workers lease one ahead nevertheless,
@@ -80,13 +80,14 @@ _MOST_PATIENCE_S: Final = 10.0
 _LEAST_PATIENCE_S: Final = 0.5
 """Limits of the real seconds for which a late driver is waited for, while it answers."""
 _PATIENCE: Final = 2.0
-"""How many times as long as for the last trial it is waited for the next."""
-_FORGETS: Final = 0.8
+"""The wait for the next trial, as a multiple of the wait for the last one."""
+_PATIENCE_DECAY: Final = 0.8
+"""Smallest factor by which one trial changes the wait for the next."""
 _LEAST_OPEN: Final = 0.99
 """Share of the nodes that open trials must need, or else the clock stands."""
 _LONGEST_ASK_S: Final = 5.0
-_AHEAD: Final = 16
-"""One of so many workers may lease a trial ahead."""
+_WORKERS_PER_TRIAL_AHEAD: Final = 16
+"""One worker of this many may lease a trial ahead."""
 
 
 class SimulatedClock:
@@ -193,7 +194,7 @@ class _Use:
 
 
 class _Patience:
-    """How long the driver is waited for, in real seconds."""
+    """How many real seconds the workers wait for the driver."""
 
     def __init__(self) -> None:
         self._seconds = _MOST_PATIENCE_S
@@ -205,9 +206,9 @@ class _Patience:
         self._since, self._is_over = time.monotonic(), False
 
     def answered(self) -> None:
-        """A trial has come: it is waited longer at once, and less by and by."""
+        """A trial has come: a longer wait counts at once, a shorter one little by little."""
         waited_s = _PATIENCE * (time.monotonic() - self._since)
-        longest_s = max(waited_s, _FORGETS * self._seconds, _LEAST_PATIENCE_S)
+        longest_s = max(waited_s, _PATIENCE_DECAY * self._seconds, _LEAST_PATIENCE_S)
         self._seconds = min(longest_s, _MOST_PATIENCE_S)
         self.began()
 
@@ -510,7 +511,7 @@ class SimulatedWorkers:
     def _may_lease_ahead(self, member: _SimulatedWorker) -> bool:
         """Whether a worker may lease a trial for which it has no devices yet."""
         num_ahead = sum(each.num_waiting > 0 for each in self._members)
-        return not member.num_waiting and num_ahead * _AHEAD < len(self._members)
+        return not member.num_waiting and num_ahead * _WORKERS_PER_TRIAL_AHEAD < len(self._members)
 
     def _step(self) -> float:
         """Moves the clock to the next end, as far as real time allows; returns how long to wait."""

@@ -7,7 +7,7 @@
 
 A trial leaves the book early where the service asks (`stop`), where no devices are expected for it
 (`give_back_unplaceable`), and at the end of the session (`lose_leases`) or worker (`end_all`). A
-probe that runs then is told to stop, and the trial leaves the book when it has ended; at the end of
+running probe is then stopped, and the trial leaves the book when it has ended; at the end of
 a session it runs on, since its measurement may still count.
 
 At the end of a Slurm job all processes are signalled, and ranks may be killed a moment before the

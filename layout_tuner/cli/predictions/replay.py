@@ -142,11 +142,11 @@ def _searchable(
 
 def _calibrating_notes(chosen: tuple[TableCell, ...], known: list[TableCell]) -> list[str]:
     """Notes on cells that are judged and also calibrate: their figures are not a test."""
-    told = {cell.key for cell in known}
+    calibrating = {cell.key for cell in known}
     return [
         f"calibrated from the very cell that is judged: {cell.key}"
         for cell in chosen
-        if cell.key in told
+        if cell.key in calibrating
     ]
 
 

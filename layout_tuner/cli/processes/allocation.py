@@ -183,7 +183,7 @@ def cancel(job_id: str, now: bool, as_json: bool) -> None:
     elif now or job.state != "RUNNING":
         click.echo(f"job {job_id} is cancelled")
     else:
-        click.echo(f"job {job_id} was told to end; it gives its trials back first")
+        click.echo(f"job {job_id} is being ended; it returns its trials first")
 
 
 @allocation.command()

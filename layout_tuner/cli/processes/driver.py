@@ -24,7 +24,7 @@ from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 def driver(data_dir: Path | None, database: str | None) -> None:
     """Drive the campaigns: propose layouts, learn from outcomes.
 
-    Runs until it is told to stop (SIGTERM, SIGINT). It may be killed and started at any moment. Of
+    Runs until it is stopped (SIGTERM, SIGINT). It may be killed and started at any moment. Of
     several on one database one is active; the others stand by and take over within seconds.
     """
     use_one_blas_thread()

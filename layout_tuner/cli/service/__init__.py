@@ -1,1 +1,1 @@
-"""Subcommands of the command line that talk to, or run, the service."""
+"""Commands that send requests to a service: campaigns, trials, leaderboards, exports, tokens."""

@@ -193,9 +193,7 @@ def cancel(trial: str, as_json: bool, client: Client) -> None:
     if as_json:
         print_json(cancelled)
     elif cancelled.state == "RUNNING":
-        click.echo(
-            f"{_named(trial, cancelled)} runs; its worker is told with its next heartbeat to stop it"
-        )
+        click.echo(f"{_named(trial, cancelled)} runs; its worker stops it after the next heartbeat")
     else:
         click.echo(f"{_named(trial, cancelled)} is {cancelled.state}")
 

@@ -1,1 +1,1 @@
-"""What is believed of layouts: step times and peaks, from the estimates and from measurements."""
+"""Step times and peaks of layouts as mean and spread: estimates corrected by measurements."""

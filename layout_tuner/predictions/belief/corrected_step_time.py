@@ -33,7 +33,7 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 class TimeCalibration:
     """Step times of layouts as mean and spread of their logarithm.
 
-    It is immutable: `told` returns a new calibration, whose fit starts from this one.
+    It is immutable: `updated` returns a new calibration, whose fit starts from this one.
     """
 
     evidence: TimeEvidence = field(default_factory=nothing)
@@ -43,9 +43,9 @@ class TimeCalibration:
     @classmethod
     def fit(cls, samples: Iterable[Sample] = ()) -> Self:
         """A calibration on samples from elsewhere; without samples it is the prior."""
-        return cls().told(samples, campaign=ELSEWHERE)
+        return cls().updated(samples, campaign=ELSEWHERE)
 
-    def told(self, samples: Iterable[Sample], *, campaign: str) -> Self:
+    def updated(self, samples: Iterable[Sample], *, campaign: str) -> Self:
         """The calibration after more samples, of one campaign."""
         evidence = evidence_of(samples, campaign)
         if not len(evidence):
@@ -72,7 +72,7 @@ class TimeCalibration:
         """Mean and standard deviation of the logarithm of each layout's step time, in seconds.
 
         `software` is a table's source, empty for this project's own trainer; `campaign` is the
-        campaign that asks, if its own samples were told.
+        campaign that asks, if its own samples were added.
         """
         columns = LayoutColumns.of(layouts).flattened()
         devices = columns.num_devices

@@ -1,4 +1,4 @@
-"""The residual that measurements from elsewhere let expect of the layouts of a campaign.
+"""Prior mean of each layout's residual, from measurements of other campaigns.
 
 What the closed form cannot express is much the same for a model of another size or on more devices
 of the same cluster, under the same software. The errors that the calibration leaves are

@@ -60,7 +60,7 @@ class LayoutPredictions:
     def memory(self) -> TrainerMemory:
         """The belief about peaks."""
         prior = TrainerMemory.prior(self.spec.cluster, software=self.software)
-        return prior.told(self.knowledge, elsewhere=True)
+        return prior.updated(self.knowledge, elsewhere=True)
 
     def rank(self, legal: LegalSet) -> RankedLayouts:
         """All layouts by their first objective times their probability of fitting.

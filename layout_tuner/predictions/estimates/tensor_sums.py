@@ -157,7 +157,8 @@ def _no_longer_hidden(step: StepShape, n: Floats, links: GroupLinks) -> Iterator
     waits = waits & (n > 1.0)
     if not waits.any():
         return
-    sent, product_s = (mean_of_layers(step.model, partial(of, step, is_tp=is_tp)) for of in _OF)
+    sent = mean_of_layers(step.model, partial(_summed_gradients, step, is_tp=is_tp))
+    product_s = mean_of_layers(step.model, partial(_weight_product_s, step, is_tp=is_tp))
     half = np.where(is_tp & (step.token_share < 1.0), 0.5, 1.0)
     sum_s = 2.0 * (n - 1.0) / n * half * step.element_bytes * step.tokens * sent / links.bytes_per_s
     yield np.where(waits, step.layer_slots * np.minimum(sum_s, product_s), 0.0)
@@ -179,6 +180,3 @@ def _weight_product_s(step: StepShape, model: ModelShape, *, is_tp: bool) -> Flo
     width = first if is_tp else float(model.query_size + f)
     flops = 2.0 * step.tokens * model.hidden_size * width / step.tp_ranks
     return np.asarray(flops / step.peak_flops_per_s, dtype=np.float64)
-
-
-_OF: Final = (_summed_gradients, _weight_product_s)

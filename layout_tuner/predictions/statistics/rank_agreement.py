@@ -98,8 +98,8 @@ def _tau(orders: NDArray[Any], weights: NDArray[Any]) -> float | None:
     one, other = orders[:, 0], orders[:, 1]
     if not (weights * one * other).any():
         return None
-    told = float((weights * (one != 0)).sum()) * float((weights * (other != 0)).sum())
-    return float((weights * one * other).sum()) / math.sqrt(told)
+    pairs = float((weights * (one != 0)).sum()) * float((weights * (other != 0)).sum())
+    return float((weights * one * other).sum()) / math.sqrt(pairs)
 
 
 def sampled_ranks(num_ranked: int) -> list[int]:

@@ -53,10 +53,10 @@ class RunSpread:
         """Before any layout was run twice: log-normal."""
         return cls(-0.5 * (np.log(_GRID / PRIOR_MEDIAN) / PRIOR_LOG_SD) ** 2)
 
-    def told(self, layouts: Iterable[Sequence[float]]) -> RunSpread:
+    def updated(self, layouts: Iterable[Sequence[float]]) -> RunSpread:
         """The distribution after some layouts.
 
-        Step times are in seconds. Layouts with one run tell nothing. The first `MOST_LAYOUTS` of
+        Step times are in seconds. Layouts with one run are ignored. The first `MOST_LAYOUTS` of
         the others count.
         """
         by_number: defaultdict[int, list[Sequence[float]]] = defaultdict(list)

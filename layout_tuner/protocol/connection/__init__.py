@@ -1,1 +1,1 @@
-"""How a process finds and reaches its service."""
+"""The connection of a process to its service: address, token, TLS, HTTP, outages."""

@@ -40,7 +40,10 @@ def test_a_document_is_the_campaign_that_was_written_and_is_read_once() -> None:
 
 def test_parts_are_those_of_the_whole() -> None:
     spec = spec_of(
-        baseline={"dp": 8}, objective=["tokens_per_s", "memory_headroom"], warnings=["w"], start_from=["a"]
+        baseline={"dp": 8},
+        objective=["tokens_per_s", "memory_headroom"],
+        warnings=["w"],
+        start_from=["a"],
     )
     found = StoredCampaign(document=spec.to_mapping())
     assert isinstance(spec.baseline, Layout)

@@ -328,7 +328,7 @@ def test_a_presets_name_beside_guesses_is_refused_and_the_preset_offered() -> No
             resolve_cluster({"name": name, **stated})
         assert "device_memory_bytes would have to be guessed" in str(caught.value)
         assert f"say {{preset: {name}, ...}}" in str(caught.value)
-    # A machine that is written out may bear a preset's name, and hears what was guessed.
+    # A cluster that is written out may have a preset's name; a warning lists the guessed values.
     limits = {"num_nodes": 1, "devices_per_node": 640, "device_memory_gb": 2, "device": "CPU core"}
     cluster, warning = resolve_cluster({"name": "local-cpu", **limits})
     assert (cluster.devices_per_node, cluster.device_memory_bytes) == (640, 2 * GIB)

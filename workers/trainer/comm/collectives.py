@@ -305,9 +305,9 @@ def _start_collective(collective: Callable[..., Any], *tensors: Tensor, **option
     """Starts a collective over these tensors.
 
     A thread of gloo's holds the tensors for some microseconds after it has reported the end of the
-    collective, on a busy core for milliseconds. Where live tensors are counted to the byte, these
-    would count for what is allocated meanwhile. There, and only there, waiting for a collective
-    includes waiting until the thread has released its tensors.
+    collective, on a busy core for milliseconds. They would be counted as live memory in tests that
+    count tensors to the byte. There, and only there, waiting for a collective includes waiting
+    until the thread has released its tensors.
     """
     counting = _get_current_dispatch_mode()
     if not isinstance(counting, LogicalPeak):

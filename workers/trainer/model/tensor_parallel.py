@@ -83,7 +83,7 @@ class ColumnLinear(Function):
             summing = start_all_reduce(grad_TI, ctx.layer.group)
         else:
             grad_LI, summing = start_scatter_rows(grad_TI, ctx.layer.token_group)
-        summing = ctx.layer.beside(summing)
+        summing = ctx.layer.overlapped(summing)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         _add_bias_gradient(ctx, grad_TO)
         finish(summing)
@@ -124,7 +124,7 @@ class RowLinear(Function):
         (x_TI,), layer = ctx.saved_tensors, ctx.layer
         if layer.token_group is None:
             grad_TI = input_gradient(grad_LO, ctx.weight_OI)
-            summing = layer.beside(start_all_reduce(grad_TI, layer.columns))
+            summing = layer.overlapped(start_all_reduce(grad_TI, layer.columns))
             ctx.weight_OI.add_product(grad_LO.t(), x_TI)
             _add_bias_gradient(ctx, grad_LO)
             finish(summing)
@@ -193,8 +193,8 @@ class _ParallelLinear(nn.Module):
         self.token_group, self.overlaps = group if cuts_tokens else None, overlaps
         self.register_parameter("bias", bias)
 
-    def beside(self, work: Pending | None) -> Pending | None:
-        """The work to wait for after what follows; without overlap it is awaited here."""
+    def overlapped(self, work: Pending | None) -> Pending | None:
+        """Returns the work, to be awaited later; without overlap, waits for it here."""
         if self.overlaps:
             return work
         finish(work)

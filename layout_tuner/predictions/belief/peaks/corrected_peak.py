@@ -53,7 +53,7 @@ _CHUNK: Final = 4096
 class MemoryBelief:
     """Peak memory of layouts as mean and spread, in one campaign.
 
-    It is immutable: `told` returns a new belief.
+    It is immutable: `updated` returns a new belief.
     """
 
     cluster: str
@@ -82,7 +82,7 @@ class MemoryBelief:
         storage = storage or storage_of(software, cluster)
         return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
 
-    def told(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
+    def updated(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
         """The belief after more samples: of its own campaign, or of other ones and of tables."""
         campaign = ELSEWHERE if elsewhere else self.campaign
         more = evidence_of(samples, campaign, {self.software: self.storage})

@@ -29,7 +29,7 @@ _NOISE_PRIOR_SAMPLES: Final = 4.0
 _BOUNDARY_NOISE: Final = 0.05
 """Spread of the border between what fits and what does not, as a share of the device's memory."""
 _CRASHES: Final = 0.1
-"""Share of layouts that fail although they would fit, where failures are not told apart."""
+"""Share of layouts that fail although they would fit, where the reason of failures is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -53,7 +53,7 @@ class DecidingProperty:
 class TrainerMemory:
     """Peak memory of layouts under every hypothesis about their trainer.
 
-    It is immutable: `told` returns a new one.
+    It is immutable: `updated` returns a new one.
     """
 
     names: tuple[str, ...]
@@ -78,10 +78,10 @@ class TrainerMemory:
             ),
         )
 
-    def told(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
-        """See `MemoryBelief.told`."""
+    def updated(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
+        """See `MemoryBelief.updated`."""
         every = list(samples)
-        beliefs = (each.told(every, elsewhere=elsewhere) for each in self.beliefs)
+        beliefs = (each.updated(every, elsewhere=elsewhere) for each in self.beliefs)
         return replace(self, beliefs=tuple(beliefs))
 
     @cached_property

@@ -91,7 +91,7 @@ def test_trials_are_repeated_queued_again_and_cancelled(run: Command) -> None:
 
 def test_cancelling_a_running_trial_says_that_its_worker_stops_it(run: Command, api: Api) -> None:
     api.lease(api.register("w2"))
-    assert "its worker is told" in run("cancel", "first/3").stdout
+    assert "its worker stops it" in run("cancel", "first/3").stdout
 
 
 def test_conditions_are_combined_into_one_filter() -> None:

@@ -79,19 +79,19 @@ def nearest(gib: float) -> Layout:
 def moved(told: Sample, belief: MemoryBelief = NEW) -> float:
     """By what factor a sample moves its own layout's peak."""
     after, before = (
-        some.peak_bytes(told.layout, MODEL)[0] for some in (belief.told([told]), belief)
+        some.peak_bytes(told.layout, MODEL)[0] for some in (belief.updated([told]), belief)
     )
     return float((after / before).item())
 
 
 def test_a_factor_on_all_of_memory_or_on_one_term_is_found() -> None:
     for factor in (0.7, 1.0, 1.4):
-        belief = NEW.told(outcomes(factor * ESTIMATES, step=6))
+        belief = NEW.updated(outcomes(factor * ESTIMATES, step=6))
         assert np.median(errors(belief, factor * ESTIMATES)) < 0.05, factor
     terms = memory_terms(COLUMNS, MODEL, MEGATRON_LIKE).num_bytes
     of_terms = np.array([1.0, 1.0, 1.5, 1.0, 1.0, 1.0])
     truth = (terms * of_terms[:, None]).sum(axis=1).max(axis=0)
-    assert errors(NEW.told(outcomes(truth)), truth).max() < 0.05
+    assert errors(NEW.updated(outcomes(truth)), truth).max() < 0.05
     assert errors(NEW, truth).max() > 0.2
 
 
@@ -113,7 +113,7 @@ def test_an_outcome_moves_the_peak_of_its_layout() -> None:
 
 def test_the_probability_of_fitting_is_one_and_grows_with_the_memory() -> None:
     sizes = (8, 16, 40, 80, 200, 1000)
-    for belief in (NEW, NEW.told(outcomes(ESTIMATES, step=7))):
+    for belief in (NEW, NEW.updated(outcomes(ESTIMATES, step=7))):
         fits = np.array([belief.fits(COLUMNS, MODEL, gib * GIB) for gib in sizes])
         assert np.all(np.diff(fits, axis=0) >= 0)
         assert np.all((fits >= 0) & (fits <= 1))
@@ -126,7 +126,7 @@ def test_the_probability_of_fitting_is_one_and_grows_with_the_memory() -> None:
 
 def test_many_layouts_or_samples_at_once_are_as_one_at_a_time_in_any_order() -> None:
     samples = outcomes(1.2 * ESTIMATES, step=4)
-    belief = NEW.told(samples)
+    belief = NEW.updated(samples)
     many = np.array(belief.peak_bytes(COLUMNS, MODEL))
     each = np.array([np.ravel(belief.peak_bytes(layout, MODEL)) for layout in LAYOUTS]).T
     np.testing.assert_allclose(many, each, rtol=1e-9)
@@ -136,7 +136,7 @@ def test_many_layouts_or_samples_at_once_are_as_one_at_a_time_in_any_order() -> 
     np.testing.assert_allclose(*fits, rtol=1e-4)
     one_by_one = NEW
     for each_sample in reversed(samples):
-        one_by_one = one_by_one.told([each_sample])
+        one_by_one = one_by_one.updated([each_sample])
     np.testing.assert_allclose(np.array(one_by_one.peak_bytes(COLUMNS, MODEL)), many, rtol=1e-6)
 
 
@@ -150,7 +150,7 @@ def test_samples_count_for_less_the_farther_they_come_from() -> None:
         if each.peak_memory_bytes
         for estimate in [peak_memory_bytes(each.layout, other_model, MEGATRON_LIKE)]
     ]
-    beliefs = [NEW.told(samples), NEW.told(of_other_model, elsewhere=True), NEW]
+    beliefs = [NEW.updated(samples), NEW.updated(of_other_model, elsewhere=True), NEW]
     distances = [float(np.median(errors(belief, truth))) for belief in beliefs]
     assert distances == sorted(distances)
     assert distances[1] < 0.7 * distances[2]
@@ -161,7 +161,7 @@ def test_samples_count_for_less_the_farther_they_come_from() -> None:
 def test_peaks_of_two_stages_correct_those_between() -> None:
     layout = Layout(tp=4, pp=8, dp=2, num_microbatches=32, zero_stage=1, precision="bf16")
     truth = [1.2 * stage.total_bytes for stage in stage_memory(layout, MODEL, MEGATRON_LIKE)]
-    told = NEW.told(
+    told = NEW.updated(
         StagePeak(
             model=MODEL,
             cluster=CLUSTER,
@@ -183,7 +183,7 @@ def test_one_absurd_measurement_does_not_bend_the_others() -> None:
     samples = outcomes(ESTIMATES)
     absurd = [replace(samples[0], state="completed", step_time_s=1.0, peak_memory_bytes=GIB // 2)]
     sane, bent = (
-        NEW.told(some).peak_bytes(COLUMNS, MODEL)[0] for some in (samples, samples + absurd)
+        NEW.updated(some).peak_bytes(COLUMNS, MODEL)[0] for some in (samples, samples + absurd)
     )
     np.testing.assert_allclose(bent, sane, rtol=0.02)
 
@@ -276,7 +276,7 @@ def test_measured_peaks_find_the_gradients_that_a_trainer_keeps() -> None:
         "three copies of a gradient",
     ):
         name = f"{gradients}, fused attention, two copies of the logits"
-        told = UNKNOWN.told(samples(name, with_peaks=True))
+        told = UNKNOWN.updated(samples(name, with_peaks=True))
         assert share(UNKNOWN, f"{gradients},") < 0.4
         assert share(told, f"{gradients},") > 0.9
 
@@ -284,7 +284,7 @@ def test_measured_peaks_find_the_gradients_that_a_trainer_keeps() -> None:
 def test_outcomes_alone_weigh_against_hypotheses_that_they_contradict() -> None:
     name, copies = "16-bit gradients, attention that is not fused", "three copies of a gradient"
     outcomes = samples(name, with_peaks=False)
-    told = UNKNOWN.told(outcomes)
+    told = UNKNOWN.updated(outcomes)
     assert share(told, copies) < share(UNKNOWN, copies)
     ran = np.array([each.state == "completed" for each in outcomes])
     before, after = (memory.fits(GRID_COLUMNS, LLAMA_13B, CAPACITY) for memory in (UNKNOWN, told))
@@ -293,7 +293,7 @@ def test_outcomes_alone_weigh_against_hypotheses_that_they_contradict() -> None:
     # Those of another trainer do not move the weights.
     others = [replace(each, software="megatron-lm") for each in samples(name, with_peaks=True)]
     np.testing.assert_allclose(
-        UNKNOWN.told(others, elsewhere=True).weights, UNKNOWN.weights, atol=1e-9
+        UNKNOWN.updated(others, elsewhere=True).weights, UNKNOWN.weights, atol=1e-9
     )
 
 

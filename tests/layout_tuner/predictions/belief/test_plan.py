@@ -90,7 +90,7 @@ def test_the_order_is_that_of_each_layouts_own_estimates(
     plan = all_of(spec, knowledge=knowledge)
 
     time = TimeCalibration.fit(knowledge)
-    memory = MemoryBelief.prior(spec.cluster).told(knowledge, elsewhere=True)
+    memory = MemoryBelief.prior(spec.cluster).updated(knowledge, elsewhere=True)
     values = {}
     for layout in map(spec.legal_set().layout, range(plan.num_legal)):
         (log_s,), _ = time.predict(layout, spec.model, spec.cluster)

@@ -78,7 +78,7 @@ def test_without_samples_the_estimate_is_the_formula_s() -> None:
     assert np.exp(mean) == pytest.approx(formula_s)
     assert 0.1 < deviation[0] < 1.0
     failed = Sample(model=SMALL, cluster=A100, layout=LAYOUTS[0], state="infeasible")
-    assert COLD.told([failed], campaign="mine") is COLD
+    assert COLD.updated([failed], campaign="mine") is COLD
 
 
 def test_factors_that_made_the_samples_are_found_again() -> None:
@@ -107,11 +107,11 @@ def test_samples_of_the_same_campaign_weigh_most_and_of_another_model_less() -> 
     elsewhere = errors(known, SLOW_LINKS, LARGE).mean()
     assert elsewhere < 0.6 * cold
     two = SLOW_LINKS.samples(LARGE, [LAYOUTS[0], LAYOUTS[-1]])
-    own = errors(known.told(two, campaign="mine"), SLOW_LINKS, LARGE, campaign="mine").mean()
+    own = errors(known.updated(two, campaign="mine"), SLOW_LINKS, LARGE, campaign="mine").mean()
     assert own < elsewhere
     known = TimeCalibration.fit(Truth(factors={}).samples(SMALL, LAYOUTS[::6]))
     slow = Truth(factors=dict.fromkeys(TERM_NAMES, 1.3))
-    told = known.told(slow.samples(SMALL, LAYOUTS[::6]), campaign="mine")
+    told = known.updated(slow.samples(SMALL, LAYOUTS[::6]), campaign="mine")
     here = errors(told, slow, SMALL, campaign="mine").mean()
     there = errors(told, slow, SMALL, campaign="another").mean()
     assert here < 0.7 * there
@@ -129,8 +129,8 @@ def test_telling_one_by_one_comes_to_the_same_as_telling_at_once() -> None:
     samples = SLOW_LINKS.samples(SMALL, LAYOUTS[::12])
     step_by_step = COLD
     for sample in samples:
-        step_by_step = step_by_step.told([sample], campaign="mine")
-    at_once = COLD.told(samples, campaign="mine")
+        step_by_step = step_by_step.updated([sample], campaign="mine")
+    at_once = COLD.updated(samples, campaign="mine")
     one, other = (
         each.predict(COLUMNS, SMALL, A100, campaign="mine")[0] for each in (step_by_step, at_once)
     )
