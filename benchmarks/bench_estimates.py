@@ -73,7 +73,7 @@ def main() -> None:
 | step time, layouts a second | 1,000,000 | {LAYOUTS / judging_s:,.0f} |
 | every term of it kept, layouts a second | | {LAYOUTS / terms_s:,.0f} |
 | peak memory, layouts a second | | {LAYOUTS / memory_s:,.0f} |
-| calibration told one more sample, {SAMPLES} before | 30 ms | {refit_s * 1e3:.1f} ms |
+| calibration with one more sample, {SAMPLES} before | 30 ms | {refit_s * 1e3:.1f} ms |
 | its mean and spread over 100,000 layouts | | {predict_s * 1e3:.0f} ms |
 {judged}{scaling}{recipes}{runs}"""
     print(table)

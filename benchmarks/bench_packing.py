@@ -38,7 +38,7 @@ DEADLINES: Final[dict[str, Callable[[float], float]]] = {
     "three times": lambda duration_s: 3.0 * duration_s,
     "600 s for all": lambda _: 600.0,
 }
-"""What the packer is told of a probe's duration."""
+"""The duration of a probe that the packer is given."""
 
 
 def steady_row(sizes: str, deadlines: str, *, ended: int, seed: int) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def section(*, ended: int, batches: int) -> str:
     return f"""`make bench-packing`; {describe_machine("numpy")}.
 
 A pretended allocation of {NUM_NODES:,} nodes of {DEVICES_PER_NODE} devices; sizes log-uniform from 2 to 512 devices, durations uniform from 10 to 300 s.
-*Deadlines*: what the packer is told of a duration.
+*Deadlines*: the duration that the packer is given.
 
 Steady state: {AT_ONCE} probes wait or run at any time (each that ends is followed by another), counted over {ended:,} ends after the first
 {AT_ONCE} have ended. *Used*: device-seconds that the probes asked for, of the allocation's {NUM_DEVICES:,} devices times the time; *held*: with the devices of

@@ -42,7 +42,7 @@ _AGAIN: Final[Mapping[str, tuple[Callable[[Store, int], TrialRecord], str]]] = {
     "repeat": (lambda store, id_: store.trials.measure_again(id_)[0], "trial-repeated"),
     "cancel": (lambda store, id_: store.trials.cancel(id_), "trial-cancelled"),
 }
-"""By the word in the address: what the store does, and what the page says then."""
+"""By the word in the address: the method of the store, and the message of the page."""
 
 
 def _add_steering(word: str) -> None:

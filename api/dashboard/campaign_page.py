@@ -1,4 +1,4 @@
-"""The page of a campaign: what it found, its leaderboard, and what its other pages show too."""
+"""The page of a campaign: its winner, its leaderboard, and the parts that its other pages share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class PackedProbe:
     devices: int
     duration_s: float
     at_most_s: float
-    """What the packer is told: its deadline."""
+    """The deadline that the packer is given."""
 
     @property
     def device_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""What the calls of the client share: a request, its answer as a document, streams of events.
+"""Requests of the client, their answers as documents, and streams of events.
 
 When a request is sent again, and after which pause, is in
 `layout_tuner/protocol/connection/http_connection.py`.

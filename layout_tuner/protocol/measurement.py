@@ -1,4 +1,4 @@
-"""What a probe measured, and on what: the part of an outcome that is kept and compared.
+"""The measurement of a probe and its environment: the part of an outcome that is compared.
 
 Plain dataclasses of JSON values that refuse, at construction, figures that cannot be. Reading one
 back (`from_mapping`) raises OutcomeInvalidError where a field is missing, unknown or of the wrong

@@ -1,4 +1,4 @@
-"""The memory that a program uses, looked at from outside while it runs."""
+"""The memory of a running program, sampled from outside."""
 
 from __future__ import annotations
 

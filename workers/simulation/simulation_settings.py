@@ -1,4 +1,4 @@
-"""What a simulated worker simulates, and how fast."""
+"""Settings of a simulated worker: its machine, seed and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stressed scenarios add to the simulated steps and peaks: errors that no model expects.
+"""Errors that stressed scenarios add to simulated steps and peaks, and that no model expects.
 
 Step times are distorted by 20 %, smoothly over the knobs; no constants of a machine can express
 this. Memory is off by 10 to 15 %, up or down, for all layouts.

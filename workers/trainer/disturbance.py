@@ -1,4 +1,4 @@
-"""What others take of the devices of a probe while it runs.
+"""The share of a probe's devices that other processes take while it runs.
 
 Cores: the kernel counts how long each thread could run and had no core (the second number of
 /proc/PID/task/TID/schedstat, in ns), and how long each core was busy (/proc/stat, in ticks). The

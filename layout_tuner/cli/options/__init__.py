@@ -1,1 +1,1 @@
-"""Options that several commands share, and what they read."""
+"""Options that several commands share, and the readers of their files."""

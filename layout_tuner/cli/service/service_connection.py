@@ -1,4 +1,4 @@
-"""What commands of the service share: how they find it, and how they print what it answers."""
+"""The connection of commands to the service, and the output of its answers."""
 
 from __future__ import annotations
 

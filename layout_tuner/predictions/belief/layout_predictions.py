@@ -1,4 +1,4 @@
-"""What is predicted of the layouts of one campaign before anything of it runs."""
+"""Predictions for the layouts of one campaign before any of them runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcome of a layout, as everything that learns from outcomes takes it."""
+"""The outcome of a layout: the input of strategies, calibrations and beliefs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer holds on one rank for each token of a micro-batch, in elements.
+"""Activations that a layer holds on one rank for each token of a micro-batch, in elements.
 
 With sequence parallelism tp divides the tokens between layers, and tensor columns divide their
 features there. A mixture of experts takes tokens as they are, gathered over etp.

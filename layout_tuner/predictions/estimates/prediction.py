@@ -1,4 +1,4 @@
-"""What a search predicted about a layout at the moment when it proposed it."""
+"""The prediction that a search made of a layout when it proposed it."""
 
 from __future__ import annotations
 

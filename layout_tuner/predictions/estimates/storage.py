@@ -1,4 +1,4 @@
-"""What trainers keep in a device's memory, and the uncertainty of it."""
+"""The tensors that trainers keep in a device's memory, and the uncertainty about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism sums: elements by axis, and the seconds of a step that this takes.
+"""The sums of tensor parallelism: elements by axis, and their seconds in a step.
 
 `layer_sums` is the one definition of the elements; the trainer is tested against it. A sum that
 runs beside the product of a weight gradient costs less than one that is waited for: the factors

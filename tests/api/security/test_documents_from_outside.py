@@ -184,8 +184,8 @@ def test_every_route_with_a_json_body_uses_the_one_parser() -> None:
 
 def _routes() -> Iterator[APIRoute]:
     for name in (
-        *("access", "allocations", "campaigns", "catalogue", "events", "exports", "imports"),
-        *("leaderboard", "plans", "reports", "trials", "workers"),
+        *("access", "allocations", "campaigns", "events", "exports", "imports", "leaderboard"),
+        *("models_and_clusters", "plans", "reports", "trials", "workers"),
     ):
         router = importlib.import_module(f"layout_tuner.api.routes.{name}").router
         yield from (route for route in router.routes if isinstance(route, APIRoute))

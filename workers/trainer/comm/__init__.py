@@ -1,1 +1,1 @@
-"""Communication between ranks: process groups, collectives, shared memory."""
+"""Communication between ranks: mesh, process groups, collectives, shared memory."""

@@ -1,4 +1,4 @@
-"""A training job: the document that an export writes and `workers.trainer.train` runs.
+"""A training job: the document that an export writes and `train` runs.
 
 Needs no torch.
 """

@@ -1,1 +1,1 @@
-"""The model: layers of a GPT or Llama, cut for one rank."""
+"""The model: one rank's part of a GPT or Llama, with tensor, context and expert parallelism."""

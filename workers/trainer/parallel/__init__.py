@@ -1,1 +1,1 @@
-"""Parallelism: mesh, tensor, sequence and pipeline parallelism, gradient reduction, ZeRO."""
+"""Parallelism: pipeline schedules, gradient reduction, ZeRO, flat buffers and loss scaling."""
