@@ -47,6 +47,7 @@ ONE_CARD: Final = replace(
     CLUSTER_PRESETS["a100-sxm"], name="one-card", inter_node_bandwidth_bytes_per_s=25e9 / 8
 )
 """Nodes of eight devices with one network card of 25 GB/s."""
+OTHER_TABLES: Final = "[The simulator](../docs/simulator.md) has the tables by cell, of other tables and of AxoNN's runs."
 _ORDER_PROBES: Final = 8
 _ORDER_DRAWS: Final = 10
 
@@ -67,10 +68,10 @@ def main() -> None:
         promises += ranked
         parts = [text, _further(arguments.tables)]
     head = f"`make bench-simulator`; {results_file.describe_machine('numpy')}. One thread."
-    text = "\n\n".join([head, promises_table(promises), *parts])
-    print(text)
+    text = f"{head}\n\n{promises_table(promises)}"
+    print(text, *parts, sep="\n\n")
     if arguments.record:
-        results_file.record("Simulator", text)
+        results_file.record("Simulator", f"{text}\n\n{OTHER_TABLES}")
     if missed := [promise.what for promise in promises if promise.row()[-1] != "yes"]:
         sys.exit(f"not kept: {'; '.join(missed)}")
 
