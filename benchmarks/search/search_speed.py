@@ -94,7 +94,7 @@ class _Truth:
         self._rates = factors / self._steps
 
     def of(self, index: int) -> Observation:
-        """What is told of a layout."""
+        """The outcome that a layout is given."""
         if self._peaks[index] > _CLUSTER.device_memory_bytes:
             return INFEASIBLE
         return Observation.completed(

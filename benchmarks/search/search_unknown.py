@@ -2,7 +2,7 @@
 
 Nothing is chosen by these tables: the prior weights of the hypotheses are those of the known
 trainers (`predictions.estimates.storage`). The other layouts of a cell are judged after the
-outcomes; so is each single hypothesis, which is told the same ones.
+outcomes; so is each single hypothesis, with the same outcomes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class WatcherOrders:
 
 
 @dataclass(kw_only=True, slots=True)
-class Heard:
+class ReceivedEvents:
     """What a watcher heard."""
 
     campaign: int
@@ -52,7 +52,9 @@ class Heard:
         return self.seqs[-1] if self.seqs else self.after
 
 
-async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Semaphore) -> None:
+async def _watch(
+    service: tuple[str, int, str], heard: ReceivedEvents, opened: asyncio.Semaphore
+) -> None:
     async with HttpConnection(*service) as http:
         event: dict[str, str] = {}
         async for line in http.lines(f"/v1/campaigns/{heard.campaign}/events"):
@@ -71,13 +73,13 @@ async def _watch(service: tuple[str, int, str], heard: Heard, opened: asyncio.Se
             event = {}
 
 
-async def watch(orders: WatcherOrders) -> list[Heard]:
+async def watch(orders: WatcherOrders) -> list[ReceivedEvents]:
     """All of the watchers, until they have heard what stdin says is the last.
 
     Raises:
         EOFError: a stream ended before.
     """
-    heard = [Heard(campaign=campaign) for campaign in orders.campaigns]
+    heard = [ReceivedEvents(campaign=campaign) for campaign in orders.campaigns]
     opened = asyncio.Semaphore(0)
     tasks = [
         asyncio.create_task(_watch(orders.services[i % len(orders.services)], one, opened))

@@ -42,7 +42,7 @@ class WorkerOrders:
 
 
 @dataclass(kw_only=True, slots=True)
-class Told:
+class PostedWork:
     """What came of it; times are seconds of the machine's monotonic clock."""
 
     first_s: float = 0.0
@@ -63,9 +63,9 @@ class Told:
 
 
 class _Worker:
-    def __init__(self, orders: WorkerOrders, told: Told, number: int) -> None:
+    def __init__(self, orders: WorkerOrders, posted_work: PostedWork, number: int) -> None:
         self._orders = orders
-        self._told = told
+        self._posted_work = posted_work
         self._name = f"load-{number:03d}"
         self._service = orders.services[number % len(orders.services)]
         self._chance = random.Random(number)
@@ -109,7 +109,7 @@ class _Worker:
         return list(leases)
 
     async def _report(self, http: HttpConnection, lease: dict[str, Any]) -> None:
-        trial_id, told = lease["trial_id"], self._told
+        trial_id, posted_work = lease["trial_id"], self._posted_work
         outcome = completed_outcome(lease["request"], self._chance)
         document = {"worker_id": self._id, "attempt": lease["attempt"], "outcome": outcome}
         body = json.dumps(document).encode()
@@ -117,13 +117,13 @@ class _Worker:
         for _ in range(2 if twice else 1):
             started_s = time.monotonic()
             answer = await http.post(f"/v1/trials/{trial_id}/outcome", body)
-            told.last_s = time.monotonic()
-            told.first_s = told.first_s or told.last_s
-            told.outcome_s.append(told.last_s - started_s)
+            posted_work.last_s = time.monotonic()
+            posted_work.first_s = posted_work.first_s or posted_work.last_s
+            posted_work.outcome_s.append(posted_work.last_s - started_s)
             if (answer["accepted"], answer["state"]) != (True, "COMPLETED"):
-                told.refused.append(trial_id)
-        told.twice += twice
-        told.posted[trial_id] = outcome["measurement"]["tokens_per_s"]
+                posted_work.refused.append(trial_id)
+        posted_work.twice += twice
+        posted_work.posted[trial_id] = outcome["measurement"]["tokens_per_s"]
         del self._held[trial_id]
 
     async def _beat(self, http: HttpConnection) -> None:
@@ -142,15 +142,15 @@ class _Worker:
             self._told.beat_s.append(time.monotonic() - started_s)
 
 
-async def work(orders: WorkerOrders) -> Told:
+async def work(orders: WorkerOrders) -> PostedWork:
     """All of the workers, until there is nothing left to do."""
-    told = Told()
+    posted_work = PostedWork()
     until_s = time.monotonic() + orders.duration_s
     async with asyncio.TaskGroup() as group:
         for number in range(orders.num_workers):
-            group.create_task(_Worker(orders, told, number).work(until_s))
-    told.cpu_s = time.process_time()
-    return told
+            group.create_task(_Worker(orders, posted_work, number).work(until_s))
+    posted_work.cpu_s = time.process_time()
+    return posted_work
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ each watcher's events, by number and order"""
 class Load:
     """What came of it."""
 
-    told: load_workers.Told
-    heard: Sequence[load_watchers.Heard]
+    work: load_workers.PostedWork
+    heard: Sequence[load_watchers.ReceivedEvents]
     faults: OutcomeFaults
     missed: int
     """Events that a watcher did not hear, or heard twice or out of order."""
@@ -86,7 +86,7 @@ class Load:
 
     @property
     def outcomes_per_s(self) -> float:
-        return (len(self.told.posted) - 1) / (self.told.last_s - self.told.first_s)
+        return (len(self.work.posted) - 1) / (self.work.last_s - self.work.first_s)
 
     @property
     def late_s(self) -> list[float]:
@@ -119,16 +119,16 @@ def put_load_on(
         watched = [campaigns[i % len(campaigns)] for i in range(num_watchers)]
         spent_before = _spent(apis, server.pid)
         with _watching(services, watched) as watchers:
-            told = _work(services, num_workers, max_trials)
+            work = _work(services, num_workers, max_trials)
             heard, watchers_cpu_s = watchers.stop(_last_seqs(store, campaigns))
         cpu_s = {name: s - spent_before[name] for name, s in _spent(apis, server.pid).items()}
         return Load(
-            told=told,
+            work=work,
             heard=heard,
-            faults=check_outcomes(store, told.posted),
+            faults=check_outcomes(store, work.posted),
             missed=missed_events(store, heard),
             memory_bytes=[api.memory_bytes for api in apis],
-            cpu_s={**cpu_s, "workers": told.cpu_s, "watchers": watchers_cpu_s},
+            cpu_s={**cpu_s, "workers": work.cpu_s, "watchers": watchers_cpu_s},
         )
 
 
@@ -171,20 +171,22 @@ def _work(services: list[tuple[str, int, str]], num_workers: int, max_trials: in
         check=True,
         env=_environment(),
     )
-    told = json.loads(process.stdout)
-    told["posted"] = {int(trial): value for trial, value in told["posted"].items()}
-    return load_workers.Told(**told)
+    work = json.loads(process.stdout)
+    work["posted"] = {int(trial): value for trial, value in work["posted"].items()}
+    return load_workers.PostedWork(**work)
 
 
 class _Watchers:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def stop(self, last_seqs: Mapping[int, int]) -> tuple[list[load_watchers.Heard], float]:
+    def stop(
+        self, last_seqs: Mapping[int, int]
+    ) -> tuple[list[load_watchers.ReceivedEvents], float]:
         """Ends them once each has heard the last event of its campaign, or has had its time."""
         answer, _ = self._process.communicate(json.dumps(last_seqs) + "\n")
-        told = json.loads(answer)
-        return [load_watchers.Heard(**one) for one in told["heard"]], told["cpu_s"]
+        work = json.loads(answer)
+        return [load_watchers.ReceivedEvents(**one) for one in work["heard"]], work["cpu_s"]
 
 
 @contextmanager
@@ -239,21 +241,21 @@ def load_figures(load: Load) -> list[Figure]:
 
 
 def _figures_of_outcomes(load: Load) -> list[Figure]:
-    told, faults = load.told, load.faults
+    work, faults = load.work, load.faults
     return [
         Figure(
             name=f"outcomes a second, posted by {NUM_WORKERS} workers at once",
             asked=f"{OUTCOMES_PER_S:.0f}",
-            measured=f"{load.outcomes_per_s:.0f} ({len(told.posted)} in "
-            f"{told.last_s - told.first_s:.1f} s, {told.twice} of them posted twice; an answer takes "
-            f"{median(told.outcome_s) * 1e3:.0f} ms, p99 {percentile(told.outcome_s, 99) * 1e3:.0f} ms)",
+            measured=f"{load.outcomes_per_s:.0f} ({len(work.posted)} in "
+            f"{work.last_s - work.first_s:.1f} s, {work.twice} of them posted twice; an answer takes "
+            f"{median(work.outcome_s) * 1e3:.0f} ms, p99 {percentile(work.outcome_s, 99) * 1e3:.0f} ms)",
             reached=load.outcomes_per_s >= OUTCOMES_PER_S,
         ),
         Figure(
             name="of these lost, or not whole in the database",
             asked="0",
             measured=f"{faults.lost}",
-            reached=not faults.lost and not told.refused,
+            reached=not faults.lost and not work.refused,
         ),
         Figure(
             name="of these counted twice",
@@ -284,7 +286,7 @@ def _figures_of_events(load: Load) -> list[Figure]:
 
 
 def _figures_of_processes(load: Load) -> list[Figure]:
-    lease_s = load.told.lease_s
+    lease_s = load.work.lease_s
     return [
         Figure(
             name="lease of a trial under that load, p99",

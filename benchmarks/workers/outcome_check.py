@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, func, select
 
-from benchmarks.service.load_watchers import Heard
+from benchmarks.service.load_watchers import ReceivedEvents
 from layout_tuner.results_db.models.service_tables import EventRow
 from layout_tuner.results_db.models.tables import (
     Attempt,
@@ -77,7 +77,7 @@ def check_outcomes(store: Store, posted: Mapping[int, float]) -> OutcomeFaults:
     return OutcomeFaults(lost=len(lost), twice=len(twice))
 
 
-def missed_events(store: Store, heard: Sequence[Heard]) -> int:
+def missed_events(store: Store, heard: Sequence[ReceivedEvents]) -> int:
     """Events that a watcher did not hear as the database holds them, in their order."""
     missed = 0
     for one in heard:

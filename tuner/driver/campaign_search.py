@@ -29,7 +29,7 @@ from layout_tuner.tuner.strategies.registry import make_strategy
 from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 _IN_A_ROW: Final = 2
-"""Told trials after which too little must be possible for a campaign to end."""
+"""Ended trials after which too little must be possible for a campaign to end."""
 
 _log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 
