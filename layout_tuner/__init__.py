@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from layout_tuner.client.errors import EventsMissedError, ServiceError
     from layout_tuner.errors import SearchSpaceError
     from layout_tuner.predictions.belief.plan import Plan
-    from layout_tuner.predictions.estimator import Estimate
+    from layout_tuner.predictions.estimator import LayoutEstimate
     from layout_tuner.predictions.offline import estimate, plan
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
     from layout_tuner.protocol.connection.http_connection import Retries
@@ -107,13 +107,13 @@ __all__ = [
     "ClusterPage",
     "ClusterRead",
     "DataDir",
-    "Estimate",
     "EventRead",
     "EventsMissedError",
     "ExportFormatPage",
     "ExportRead",
     "Health",
     "ImportRead",
+    "LayoutEstimate",
     "LeaderboardPage",
     "MeasurementRecord",
     "ModelPage",
@@ -169,7 +169,7 @@ _SOURCES: Final = (
 """Modules that define the names of `__all__`; importing the client imports all of them."""
 
 _WITHOUT_CLIENT: Final = {
-    "Estimate": "layout_tuner.predictions.estimator",
+    "LayoutEstimate": "layout_tuner.predictions.estimator",
     "Plan": "layout_tuner.predictions.belief.plan",
     "SearchSpaceError": "layout_tuner.errors",
     "TrainingJob": "layout_tuner.predictions.statistics.job_duration",

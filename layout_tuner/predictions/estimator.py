@@ -40,7 +40,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class LayoutEstimate:
     """What is predicted of one layout; nothing was run."""
 
     model: ModelShape
@@ -131,7 +131,7 @@ class Estimator:
 
     def estimate(
         self, layout: Layout, job: TrainingJob | None = None, *, warnings: Iterable[str] = ()
-    ) -> Estimate:
+    ) -> LayoutEstimate:
         """All that is predicted of one layout; `warnings` are further ones."""
         (peak,), (deviation,), (fits,) = self.peaks(LayoutColumns.of(layout))
         step = self.step(layout)
@@ -144,7 +144,7 @@ class Estimator:
             peak_tflops_per_device=(flops or math.inf) / 1e12,
         )
         unknown = {} if flops else dict.fromkeys(("peak_tflops_per_device", "mfu", "hfu"))
-        return Estimate(
+        return LayoutEstimate(
             model=self.model,
             cluster=self.cluster.name,
             constants=self.cluster.source,

@@ -20,7 +20,7 @@ from layout_tuner.predictions.belief.known_measurements import (
     read_calibrating_cells,
 )
 from layout_tuner.predictions.belief.plan import DEFAULT_TOP, Plan, make_plan
-from layout_tuner.predictions.estimator import Calibration, Estimate, Estimator
+from layout_tuner.predictions.estimator import Calibration, Estimator, LayoutEstimate
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.connection.data_home import default_data_dir
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
@@ -101,7 +101,7 @@ def estimate(
     calibrate_from: Iterable[str] = (),
     data_dir: Path | None = None,
     job: TrainingJob | None = None,
-) -> Estimate:
+) -> LayoutEstimate:
     """Predicts throughput, step time and memory of one layout, without running it.
 
     Args:

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from layout_tuner.cli.options.command_input import described_cluster
 from layout_tuner.documents.json_and_yaml import read_file
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import CampaignInvalidError
@@ -62,6 +61,8 @@ def campaign_document(path: Path, cluster: str | None, data_dir: Path | None) ->
 
 def written_out(cluster: Any, data_dir: Path | None) -> Any:
     """The description of a cluster whose name may be a preset's, the service's or a file's."""
+    from layout_tuner.cli.options.command_input import described_cluster  # it imports trainers
+
     if not isinstance(cluster, str):
         return cluster
     # The option's variable names no service: one that the environment names goes before it.

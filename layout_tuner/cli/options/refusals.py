@@ -21,7 +21,7 @@ from layout_tuner.errors import (
     TokenFileUnusableError,
 )
 
-_OF_WHAT_WAS_WRITTEN: Final = (400, 413, 415, 422)
+_OF_WHAT_WAS_WRITTEN: Final = (413, 422)
 """Statuses of a service that refuses the document or the query itself."""
 _NO_CONNECTION: Final = (ServiceNotFoundError, CertificateUnreadableError, TokenFileUnusableError)
 
@@ -60,10 +60,11 @@ def refusals() -> Iterator[None]:
     except SearchSpaceError as error:
         refuse(*_lines([(part.field, part.problem) for part in error.parts], str(error)))
     except LayoutTunerError as error:
-        # A ServiceError has a status. It is not imported: its module takes HTTP and pydantic along.
-        if getattr(error, "status", None) not in _OF_WHAT_WAS_WRITTEN:
+        # A ServiceError has a problem. It is not imported: its module imports HTTP and pydantic.
+        problem = getattr(error, "problem", None)
+        if problem is None or problem.status not in _OF_WHAT_WAS_WRITTEN:
             fail(str(error))
-        fields = getattr(getattr(error, "problem", None), "errors", None) or []
+        fields = problem.errors or []
         refuse(*_lines([(_in_body(each.field), each.message) for each in fields], str(error)))
 
 

@@ -16,7 +16,7 @@ import click
 from layout_tuner.api.formatting import budget_words
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.prediction_options import FILE, campaign_cluster_option
-from layout_tuner.cli.options.refusals import refuse
+from layout_tuner.cli.options.refusals import fail, refuse
 from layout_tuner.cli.service.campaign import precision_words
 from layout_tuner.cli.service.service_connection import (
     Function,
@@ -26,7 +26,6 @@ from layout_tuner.cli.service.service_connection import (
     service_options,
     service_when_called,
 )
-from layout_tuner.client.errors import ServiceError
 from layout_tuner.documents.json_and_yaml import described, read_file, read_yaml
 from layout_tuner.documents.reading import read_mapping, why_unreadable
 from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError
@@ -313,7 +312,7 @@ def _wait_for_workers(client: Client, name: str) -> None:
     deadline = time.monotonic() + DELETE_PATIENCE_S
     while running := client.campaign(name).progress.trials["RUNNING"]:
         if time.monotonic() > deadline:
-            raise ServiceError(
+            fail(
                 f"campaign {name} is cancelled, and workers have not stopped {running} of its trials "
                 f"in {DELETE_PATIENCE_S:.0f} s; delete it once they have"
             )

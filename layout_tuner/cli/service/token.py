@@ -13,15 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from layout_tuner.api.formatting import moment
 from layout_tuner.api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
+from layout_tuner.cli.options.refusals import fail, refusals
 from layout_tuner.cli.service.service_connection import (
     answers,
     json_option,
     print_json,
     service_options,
 )
-from layout_tuner.client.errors import ServiceError
 from layout_tuner.documents.duration import read_duration_s
-from layout_tuner.errors import SearchSpaceError
 from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
 from layout_tuner.results_db.service_records import AuditEntryRead
 from layout_tuner.terminal.text_table import print_table
@@ -170,7 +169,7 @@ def _id_of(client: Client, named: str) -> int:
     for each in client.tokens().tokens:
         if each.name == named:
             return each.id
-    raise ServiceError(
+    raise click.ClickException(
         f"there is no token named {named!r} that is not revoked; see `layout-tuner token list`"
     )
 
@@ -184,10 +183,8 @@ def _state(token: TokenRead) -> str:
 
 
 def _span(text: str, option: str) -> timedelta:
-    try:
+    with refusals():
         return timedelta(seconds=read_duration_s(text, field=option))
-    except SearchSpaceError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _keep(path: Path, token: str) -> None:
@@ -196,7 +193,7 @@ def _keep(path: Path, token: str) -> None:
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{token}\n")
     except OSError as error:
-        raise ServiceError(
+        fail(
             f"the token was made, but cannot be written to {path} ({error.strerror}): revoke it, and "
             "make another"
-        ) from error
+        )

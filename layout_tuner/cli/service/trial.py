@@ -21,6 +21,7 @@ from layout_tuner.api.formatting import (
     trainer_words,
 )
 from layout_tuner.api.ranked_columns import COLUMNS, LAYOUT, cells, headings
+from layout_tuner.cli.options.refusals import fail
 from layout_tuner.cli.service.service_connection import (
     answers,
     json_option,
@@ -28,7 +29,6 @@ from layout_tuner.cli.service.service_connection import (
     print_json,
     service_options,
 )
-from layout_tuner.client.errors import ServiceError
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.documents.numbers import read_number, read_whole
 from layout_tuner.documents.reading import nearest
@@ -268,7 +268,7 @@ def _trial_id(client: Client, trial: str) -> int:
         return int(number)
     page = client.trial_page(campaign, wanted=TrialFilter(numbers=(int(number),)))
     if not page.trials:
-        raise ServiceError(f"campaign {campaign!r} has no trial number {int(number)}")
+        fail(f"campaign {campaign!r} has no trial number {int(number)}")
     return page.trials[0].id
 
 

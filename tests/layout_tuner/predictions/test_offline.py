@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 import layout_tuner
-from layout_tuner import Estimate, Plan, SearchSpaceError, TrainingJob
+from layout_tuner import LayoutEstimate, Plan, SearchSpaceError, TrainingJob
 from layout_tuner.cli.main import main
 from layout_tuner.search_spaces.clusters.calibration_file import write_constants
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -65,7 +65,7 @@ def test_a_plan_is_the_one_that_the_command_prints(file: Path) -> None:
 
 def test_an_estimate_is_the_one_that_the_command_prints(tmp_path: Path) -> None:
     one = layout_tuner.estimate("gpt-1.3b", KNOBS, cluster="frontier", job=JOB)
-    assert isinstance(one, Estimate)
+    assert isinstance(one, LayoutEstimate)
     flags = ("--cluster", "frontier", "--tp", 2, "--dp", 8, "--global-batch-size", 64)
     job = ("--tokens", "10B", "--nodes", 4)
     assert plain(one.to_mapping()) == printed("estimate", "--model", "gpt-1.3b", *flags, *job)

@@ -134,7 +134,7 @@ def test_models_and_clusters_are_put_listed_shown_and_deleted(run: Command, tmp_
     assert json.loads(done(run("model", "show", "tiny", "--json")))["preset"] is True
     assert done(run("model", "delete", "six")) == "model six deleted\n"
     file = write(tmp_path / "m.yaml", [1, 2])
-    ends(run("model", "put", "mine", file), 2, "the model is not a mapping")
+    ends(run("model", "put", "mine", file), 2, "the model is [1, 2], not a mapping")
 
     file = write(tmp_path / "c.yaml", {"device": "X1", "devices_per_node": 2})
     told = run("cluster", "put", "desk", file)
