@@ -15,13 +15,14 @@ pytestmark = pytest.mark.ranks
 NUM_TRIALS = 4
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "examples" / "tiny.yaml"
+FOLDERS = ("layout_tuner", "api", "results_db", "search_spaces", "tuner", "workers")
 
 HOOKS = """
 import importlib.machinery, json, os, sys
 
 def loading(loader, module, load=importlib.machinery.SourceFileLoader.exec_module):
     file = os.path.realpath(loader.path)
-    if file.startswith(os.environ["SOURCES"]) and "NOTES" in os.environ:
+    if file.startswith(tuple(os.environ.get("SOURCES", "-").split(":"))):
         with open("/proc/self/cmdline", "rb") as words:
             ran = (words.read().decode().split("\\0-m\\0")[1:] or ["-"])[0].split("\\0")[0]
         with open(os.environ["NOTES"] + ".modules", "a") as notes:
@@ -71,7 +72,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     notes = {
         "PYTHONPATH": str(tmp_path / "hooks"),
         "NOTES": str(tmp_path / "notes"),
-        "SOURCES": f"{ROOT}/",
+        "SOURCES": ":".join(f"{ROOT}/{folder}/" for folder in FOLDERS),
     }
     service.environment |= notes
     with started(service):
