@@ -61,6 +61,7 @@ def test_parts_are_those_of_the_whole() -> None:
         (["no", "mapping"], "the campaign is ['no', 'mapping'], not a mapping"),
         (None, "the campaign is None, not a mapping"),
         (spec_of().to_mapping() | {"color": "red"}, "unknown campaign field 'color'"),
+        (spec_of().to_mapping() | {"layouts": None}, "layouts: None is not a list of layouts"),
         (spec_of().to_mapping() | {"seed": "a lot"}, "seed: 'a lot' is not a whole number"),
         (spec_of().to_mapping() | {"space": {**BATCH, "tp": "a lot"}}, "space.tp: 'a lot'"),
     ],
