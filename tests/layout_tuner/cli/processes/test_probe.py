@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from layout_tuner.api.report.probe_command import MODEL_FILE, probe_command
 from layout_tuner.cli.options.command_input import described
-from layout_tuner.cli.options.shared_options import layout_of
 from layout_tuner.cli.processes.worker import probe, probe_document, probe_text, worker
 from layout_tuner.protocol.measurement import Iteration
 from layout_tuner.protocol.outcome import ProbeRequest
@@ -31,6 +30,7 @@ from layout_tuner.search_spaces.clusters.cluster_presets import (
     resolve_cluster,
 )
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from layout_tuner.search_spaces.models.model_presets import (
     MODEL_PRESETS,
     model_preset,
@@ -258,7 +258,7 @@ def test_the_command_line_reads_the_same_layout(layout: Layout) -> None:
     knobs = {name: given[name] for name in (*KNOBS, "global_batch_size") if name != "num_nodes"}
     # Under any cluster: the default precision depends on it.
     for cluster in (LOCAL, CLUSTER_PRESETS["frontier"]):
-        assert layout_of(knobs, cluster) == layout
+        assert stated_layout(knobs, precision=cluster.default_precision) == layout
     assert resolve_model(described(given["model"])).to_mapping() == TINY
 
 

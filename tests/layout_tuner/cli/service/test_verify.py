@@ -178,7 +178,21 @@ def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
     assert plan["knowledge"]["num_measurements"] >= 2
     assert run("campaign", "show", "later").exit_code == 1, "it was not submitted"
     file.write_text(yaml.safe_dump({**document, "model": "gpt-0"}))
-    ends(run("campaign", "submit", str(file), "--dry-run"), 1, "gpt-0")
+    ends(run("campaign", "submit", str(file), "--dry-run"), 2, "gpt-0")
+
+
+def test_a_dry_run_on_another_cluster_is_the_plan_of_that_cluster(
+    run: Command, tmp_path: Path
+) -> None:
+    file, cluster = tmp_path / "c.yaml", tmp_path / "two.yaml"
+    space = {"global_batch_size": 8, "precision": "bf16"}
+    file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "elsewhere", "space": space}))
+    site = {"modules": ["rocm"]}
+    cluster.write_text(
+        yaml.safe_dump({"preset": "frontier", "name": "half", "num_nodes": 1, "site": site})
+    )
+    words = ("campaign", "submit", str(file), "--dry-run", "--json", "--cluster")
+    assert json.loads(run(*words, str(cluster)).stdout)["cluster"] == "half"
 
 
 def test_a_dry_run_waits_for_a_plan_that_the_driver_makes(
