@@ -37,6 +37,9 @@ from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 Described = str | Path | Mapping[str, Any]
 """A preset's name, a file in JSON or YAML, or fields."""
 
+Tables = str | Path | Iterable[str | Path]
+"""Measurement tables, or some of their cells as `TABLE:KEY=VALUE,...`."""
+
 OWN_SOFTWARE: Final = "layout-tuner"
 """What `software` may call the trainer of this project; so does an empty text."""
 
@@ -46,7 +49,7 @@ def plan(
     *,
     cluster: Described | None = None,
     software: str = "",
-    calibrate_from: Iterable[str] = (),
+    calibrate_from: Tables = (),
     data_dir: Path | None = None,
     top: int = DEFAULT_TOP,
     probe_start_s: float = PROBE_START_S,
@@ -58,7 +61,7 @@ def plan(
         campaign: a file, or its fields.
         cluster: takes the place of the campaign's; None: that of the campaign.
         software: what would run the layouts, such as megatron-lm; empty: this project's trainer.
-        calibrate_from: measurement tables, or some of their cells (`TABLE:KEY=VALUE,...`).
+        calibrate_from: measurements that calibrate the estimates.
         data_dir: where `layout-tuner calibrate` keeps constants; None: the environment's.
         top: most layouts to list.
         probe_start_s: seconds that a probe is taken to last besides its steps.
@@ -98,7 +101,7 @@ def estimate(
     *,
     cluster: Described = LOCAL_CPU,
     software: str = "",
-    calibrate_from: Iterable[str] = (),
+    calibrate_from: Tables = (),
     data_dir: Path | None = None,
     job: TrainingJob | None = None,
 ) -> LayoutEstimate:
@@ -110,7 +113,7 @@ def estimate(
             left out have their defaults, and as many nodes are taken as its ranks fill.
         cluster: what it would run on.
         software: what would run it; empty: this project's trainer.
-        calibrate_from: measurement tables, or some of their cells (`TABLE:KEY=VALUE,...`).
+        calibrate_from: measurements that calibrate the estimates.
         data_dir: where `layout-tuner calibrate` keeps constants; None: the environment's.
         job: a training job, to be predicted with the layout.
 
@@ -139,9 +142,10 @@ def software_named(software: str) -> str:
     return "" if software in (OWN_SOFTWARE, EMBEDDED_TRAINER) else software
 
 
-def read_knowledge(calibrate_from: Iterable[str]) -> Knowledge:
+def read_knowledge(calibrate_from: Tables) -> Knowledge:
     """What the cells of some tables measured; TableInvalidError if one cannot be used."""
-    return knowledge_of(cell for text in calibrate_from for cell in read_calibrating_cells(text))
+    tables = [calibrate_from] if isinstance(calibrate_from, str | Path) else calibrate_from
+    return knowledge_of(cell for table in tables for cell in read_calibrating_cells(str(table)))
 
 
 def _measured(cluster: Described, data_dir: Path | None) -> Any:

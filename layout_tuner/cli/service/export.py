@@ -162,7 +162,10 @@ def _refuse_mixed(
     plan_file, rank, model, layout_key, cluster, *_ = predicted
     of_layout = (model, layout_key)
     if campaign is not None and any(each is not None for each in predicted):
-        raise click.UsageError("name a CAMPAIGN, or --plan, or --layout: only one of them")
+        raise click.UsageError(
+            "name a CAMPAIGN, or --plan, or --layout: only one of them; --cluster, --software and "
+            "--calibrate-from are for the last two"
+        )
     if campaign is None and any(each is not None for each in of_campaign):
         raise click.UsageError("--trial and --nodes are for a CAMPAIGN")
     if plan_file is not None and any(each is not None for each in of_layout):

@@ -112,6 +112,7 @@ def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         lambda: layout_tuner.plan(tmp_path / "none"),
         lambda: layout_tuner.plan(CAMPAIGN, cluster=tmp_path / "none"),
         lambda: layout_tuner.plan(CAMPAIGN, calibrate_from=[str(tmp_path / "none")]),
+        lambda: layout_tuner.plan(CAMPAIGN, calibrate_from=tmp_path / "none"),
         lambda: layout_tuner.estimate(tmp_path / "none", KNOBS),
     ):
         with pytest.raises(

@@ -137,6 +137,10 @@ def test_any_layout_is_exported_in_fp8_to_those_who_have_it(run: Run) -> None:
         ((), "--layout needs --model and --cluster too"),
         (("--layout", LAYOUT.key, "--rank", "1"), "--rank is for --plan"),
         (("first", "--layout", LAYOUT.key), "only one of them"),
+        (
+            ("first", "--software", "nanotron"),
+            "--software and --calibrate-from are for the last two",
+        ),
         (("--layout", LAYOUT.key, "--trial", "1"), "--trial and --nodes are for a CAMPAIGN"),
     ],
 )
