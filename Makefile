@@ -70,7 +70,7 @@ test-slow: $(INSTALLED) browser-packages
 test-nightly: $(INSTALLED)
 	$(BIN)/pytest $(call side_by_side,2) -m "nightly and $(ELSEWHERE)"
 
-# Fifty seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
+# Sixty-one seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
 FAULTS_REPORT ?= build/seeded-faults.json
 
 test-faults: $(INSTALLED)

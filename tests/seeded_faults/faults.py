@@ -1,4 +1,4 @@
-"""Fifty small seeded faults, each a replacement inside one function.
+"""Sixty-one small seeded faults, each a replacement inside one function.
 
 They measure how many plausible mistakes the test suites catch. They were written without knowledge
 of the tests. A fault is found by the name of its function, so that it stays applicable when the
@@ -413,4 +413,82 @@ API: Final = (
     ),
 )
 
-FAULTS: Final = (*SEARCH_SPACES, *RESULTS_DB, *TUNER, *WORKERS, *TRAINER, *CONNECTION, *API)
+SHARED: Final = (
+    Fault(
+        name="timing-ranks-not-seen",
+        function="is_timing",
+        before="return True",
+        after="return False",
+        what="The driver and the service do not see that ranks on their machine time iterations.",
+    ),
+    Fault(
+        name="driver-works-beside-timed-iterations",
+        function="_drive_once.must_stop",
+        before="ended = stop.wait(pause_s) or wait_while_timing(stop.wait)",
+        after="ended = stop.wait(pause_s)",
+        what="The driver of `up` makes its rounds on the cores of ranks that time iterations.",
+    ),
+    Fault(
+        name="ranks-count-as-own-processes",
+        function="own_processes.is_own",
+        before="while pid in parents and pid not in ranks:",
+        after="while pid in parents:",
+        what="What the ranks themselves ran counts as taken by the product's own processes.",
+    ),
+    Fault(
+        name="own-share-above-what-was-taken",
+        function="CoreWatch.take",
+        before="self.own_s += min(taken_s, own_ran_s)",
+        after="self.own_s += own_ran_s",
+        what="The product's own share of a disturbance counts what it ran on free cores, too.",
+    ),
+    Fault(
+        name="last-measured-peak-kept",
+        function="GroupLauncher.keep_measured_peak",
+        before="max(known, (tflops, source))",
+        after="(tflops, source)",
+        what="A peak that was measured beside load takes the place of a better one.",
+    ),
+    Fault(
+        name="exceeded-peak-not-measured-again",
+        function="ProgramRun.measurement",
+        before="if speed.hfu > 1:",
+        after="if speed.hfu > 2:",
+        what="A program that exceeds a peak that was measured too low is refused.",
+    ),
+    Fault(
+        name="report-file-hides-the-package",
+        function="_load_installed_package",
+        before="if installed is None or installed.loader is None:",
+        after="if installed is not None:",
+        what="A program that reports its steps cannot import the installed client.",
+    ),
+    Fault(
+        name="stored-campaign-kept-by-name-alone",
+        function="StoredCampaign.read",
+        before="if known is not None and known[0] == self.document:",
+        after="if known is not None:",
+        what="A campaign that is made anew under an old name is read as the old one.",
+    ),
+    Fault(
+        name="predicted-export-planned-for-our-trainer",
+        function="software_of",
+        before="if trainer == EMBEDDED_TRAINER else trainer",
+        after="if trainer else trainer",
+        what="An export of a plan for another trainer is of the plan for the embedded one.",
+        also="format_name",
+    ),
+    Fault(
+        name="ranked-figures-of-one-run",
+        function="_metric",
+        before="return found * (measured.step_time_s / step_time_s)",
+        after="return found",
+        what="Figures of a ranked layout are those of one run, not at the median of all runs.",
+        also="shown.measurement",
+    ),
+)
+
+FAULTS: Final = (
+    *(*SEARCH_SPACES, *RESULTS_DB, *TUNER, *WORKERS, *TRAINER, *CONNECTION, *API),
+    *SHARED,
+)
