@@ -16,7 +16,6 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from layout_tuner.predictions.statistics.disturbance import is_disturbed
 from layout_tuner.results_db.errors import CampaignNotFoundError
 from layout_tuner.results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
 from layout_tuner.results_db.leaderboard.intervals import Intervals
@@ -237,7 +236,7 @@ def _ranked_layouts(
                 step_time_high_s=each.step_time_s * each.value / low,
                 trial_ids=tuple(run.id for run in each.runs),
                 shortened=each.shortened,
-                disturbed=all(is_disturbed(r.others_share, r.throttled) for r in each.runs),
+                disturbed=each.disturbed,
                 tied_with_first=intervals.is_tied(each),
             )
         )

@@ -80,8 +80,8 @@ class MeasuredLayout:
 
     @property
     def disturbed(self) -> bool:
-        """Whether others took its devices during every run."""
-        return is_disturbed(self.runs[0].others_share, self.runs[0].throttled)
+        """Whether every run that counts was disturbed."""
+        return all(is_disturbed(run.others_share, run.throttled) for run in self.runs)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,4 +1,9 @@
-"""Whether others disturbed a probe so much that its times say little about its layout."""
+"""Whether others disturbed a probe so much that its times say little about its layout.
+
+A measurement is disturbed if `is_disturbed` says so (in SQL `results_db.trials.filter_sql`). A
+ranked layout is disturbed if all its runs that count are: then `disturbed_least` leaves no quiet
+one (`results_db.leaderboard.rank_layouts.MeasuredLayout.disturbed`).
+"""
 
 from __future__ import annotations
 

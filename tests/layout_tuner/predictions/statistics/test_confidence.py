@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement, compress, product
 from statistics import variance
 
 import numpy as np
@@ -99,6 +99,16 @@ def test_two_figures_are_told_apart_in_one_case_of_twenty_where_they_are_equal()
     exact, measured = Estimate(log=0.0, reach=0.0), Estimate(log=0.1, reach=0.02)
     assert reach_of_ratio(measured, exact) == pytest.approx(0.02)
     assert not can_be_told_apart(exact, exact)
+
+
+def test_the_runs_of_a_layout_that_count_are_all_disturbed_or_all_quiet() -> None:
+    """So that a layout's mark is that of the trial which stands for it."""
+    shares = (None, 0.0, math.nextafter(DISTURBED_SHARE, 0), DISTURBED_SHARE, 0.06, 0.3, 1.0)
+    for runs in combinations_with_replacement(product(shares, (None, False, True)), 3):
+        counting = list(compress(runs, disturbed_least(runs)))
+        assert counting
+        are_all_disturbed = all(is_disturbed(*run) for run in runs)
+        assert {is_disturbed(*run) for run in counting} == {are_all_disturbed}
 
 
 def test_disturbed_probes_may_be_slower_and_of_several_runs_the_least_disturbed_count() -> None:
