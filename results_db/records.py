@@ -12,8 +12,13 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
 from layout_tuner.predictions.estimates.prediction import Prediction
-from layout_tuner.predictions.statistics.disturbance import is_disturbed
-from layout_tuner.protocol.measurement import Breakdown, Environment, Iteration
+from layout_tuner.protocol.measurement import (
+    Breakdown,  # noqa: F401 - pydantic looks it up for a field of MeasurementRecord
+    Environment,
+    Iteration,
+    MeasuredFigures,
+    with_figures,
+)
 from layout_tuner.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
 from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
@@ -231,67 +236,12 @@ class PlanRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasurementRecord:
+@with_figures(lacking=" | None")
+class MeasurementRecord(MeasuredFigures[None]):
     """The measurement of a completed trial; the iterations are in `TrialDetail`.
 
     A figure is None only if an imported table lacks it, or where its description says so.
     """
-
-    step_time_s: float
-    """Median of the timed iterations."""
-    step_time_q25_s: float | None
-    step_time_q75_s: float | None
-    tokens_per_step: int
-    tokens_per_s: float
-    tokens_per_s_per_device: float
-    model_tflops_per_device: float
-    hardware_tflops_per_device: float
-    peak_tflops_per_device: float | None
-    peak_source: str | None
-    mfu: float | None
-    hfu: float | None
-    peak_memory_bytes: int | None
-    """The largest peak of any rank."""
-    peak_memory_bytes_by_stage: tuple[int, ...]
-    memory_kind: str | None
-    oversubscribed: bool
-    """Whether ranks shared devices; such a measurement is never ranked."""
-    breakdown: Breakdown | None
-    """The parts of step_time_s; None: imported, or its trainer does not tell them."""
-    peak_reserved_bytes_by_stage: tuple[int, ...]
-    """Largest memory held by the device's allocator; empty on the CPU."""
-    warmup_settled: bool | None
-    """Whether step times were stable when timing began; None: imported."""
-    skipped_steps: int | None
-    """fp16 steps that the loss scaler skipped, including warm-up."""
-    shortened: bool
-    """Whether the probe was stopped early because it was slower than the best; it never wins."""
-    iterations_asked: int | None
-    """Timed iterations that were requested; None: imported."""
-    trainer: str
-    """What trained; "imported" where a table was measured elsewhere."""
-    trainer_version: str
-    """Version of another trainer than the embedded one."""
-    tokens: str
-    """counted: by the trainer. assumed: from the layout; not ranked beside counted ones."""
-    losses_comparable: bool
-    """Whether its losses are compared with those of other layouts."""
-    others_share: float | None
-    """Share, from 0 to 1, of a device's time that others took, the largest. None: not known."""
-    throttled: bool | None
-    """Whether heat or power held the clock of a device down. None: not known."""
-    balanced_routing: bool | None = None
-    """Whether experts got equally many tokens, in place of what the router chose."""
-    expert_load: float | None = None
-    """Tokens of the fullest expert over the mean; None: the model has no experts."""
-    own_share: float | None = None
-    """The part of `others_share` that the product's own processes took, at most. None: not
-    known."""
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether others took so much of its devices that its times say little."""
-        return is_disturbed(self.others_share, self.throttled)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

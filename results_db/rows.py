@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from layout_tuner.protocol.measurement import Breakdown
+from layout_tuner.results_db.models.plain_columns import plain_columns
 from layout_tuner.results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from layout_tuner.results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
@@ -34,11 +35,7 @@ MEASUREMENT_PARTS: Final = (
 WITH_MEASUREMENT: Final[ORMOption] = joinedload(Trial.measurement).options(*MEASUREMENT_PARTS)
 """Loads the rows that trial records need, in two statements for any number of trials."""
 
-PLAIN_MEASUREMENT_FIELDS: Final = tuple(
-    field.name
-    for field in fields(MeasurementRecord)
-    if field.name in MeasurementRow.__table__.columns
-)
+PLAIN_MEASUREMENT_FIELDS: Final = tuple(each.name for each in plain_columns(MeasurementRecord))
 """Fields of a measurement's record that are columns of its own row."""
 
 _IDS_AT_ONCE: Final = 1000

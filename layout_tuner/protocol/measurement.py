@@ -8,9 +8,10 @@ type.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields
-from typing import Any, Final, Literal, Self, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, astuple, dataclass, field, fields
+from functools import cache
+from typing import Any, Final, Generic, Literal, Never, Self, TypeVar, get_args
 
 from layout_tuner.documents.dataclass_documents import (
     read_fields,
@@ -29,6 +30,7 @@ from layout_tuner.documents.reading import (
     whole_number_problem,
 )
 from layout_tuner.errors import OutcomeInvalidError
+from layout_tuner.predictions.statistics.disturbance import is_disturbed
 from layout_tuner.predictions.statistics.step_times import quartiles
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.units import memory
@@ -59,6 +61,20 @@ FIGURE_TOLERANCE: Final = 1e-6
 """Relative tolerance between figures that follow from each other, for rounding."""
 
 
+OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}
+"""Marks a figure that every probe measures: 0 is refused, and None unless it is the default."""
+FROM_ZERO: Final[Mapping[str, Any]] = {"from_zero": True}
+"""Marks a figure that may be 0."""
+METRIC: Final[Mapping[str, Any]] = {"metric": True}
+"""Marks a field that trials are filtered and sorted by (`protocol.metrics`)."""
+LATER: Final[Mapping[str, Any]] = {"later": True}
+"""Marks a field that the answers of earlier services lack."""
+LONGEST: Final = "longest"
+"""Key of the most characters of a text."""
+MOST: Final = "most"
+"""Key of the largest value of a count; the least is 1."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Iteration:
     """One iteration of a probe."""
@@ -86,20 +102,20 @@ class Iteration:
 class Environment:
     """What a probe ran on: enough to tell why two measurements differ."""
 
-    host: str
+    host: str = field(metadata={LONGEST: 255})
     """Name of the node of rank 0."""
-    device: str
+    device: str = field(metadata={LONGEST: 255})
     """Name of the device."""
-    backend: str
+    backend: str = field(metadata={LONGEST: 40})
     """Communication library: gloo, nccl or rccl."""
-    python_version: str
-    torch_version: str
-    numpy_version: str
-    git_revision: str
+    python_version: str = field(metadata={LONGEST: 80})
+    torch_version: str = field(metadata={LONGEST: 80})
+    numpy_version: str = field(metadata={LONGEST: 80})
+    git_revision: str = field(metadata={LONGEST: 80})
     """Revision of this project that ran, or "unknown"."""
 
     def __post_init__(self) -> None:
-        refuse_unusable_texts(self, **_LONGEST_OF_ENVIRONMENT)
+        refuse_unusable_texts(self, **_stated(LONGEST, Environment))
 
     @classmethod
     def described(cls, **texts: str) -> Self:
@@ -108,21 +124,12 @@ class Environment:
         Drivers, /proc/cpuinfo, builds of torch and host names may say anything, which is no reason
         to refuse an outcome.
         """
-        return cls(
-            **{n: visible_line(text, _LONGEST_OF_ENVIRONMENT[n]) for n, text in texts.items()}
-        )
+        longest = _stated(LONGEST, Environment)
+        return cls(**{name: visible_line(text, longest[name]) for name, text in texts.items()})
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
-
-
-_LONGEST_OF_ENVIRONMENT: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(("host", "device"), 255),
-    "backend": 40,
-    **dict.fromkeys(("python_version", "torch_version", "numpy_version", "git_revision"), 80),
-}
-"""The most characters of each text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,33 +188,25 @@ SELDOM_PARTS: Final = ("cp_s", "ep_s")
 _EXPLAINED: Final = ("compute_s", "tp_s", *SELDOM_PARTS, "pp_s", "dp_s", "optimizer_s")
 """Parts of an iteration that were measured."""
 
-OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}
-"""Marks a figure that every probe measures: 0 is refused, and None unless it is the default."""
-FROM_ZERO: Final[Mapping[str, Any]] = {"from_zero": True}
-"""Marks a figure that may be 0."""
-METRIC: Final[Mapping[str, Any]] = {"metric": True}
-"""Marks a field that trials are filtered and sorted by (`protocol.metrics`)."""
-LONGEST: Final = "longest"
-"""Key of the most characters of a text."""
+_T = TypeVar("_T")
+Lacking = TypeVar("Lacking")
+"""What a figure is where an imported table lacks it: None in a record; a probe measures it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """What a completed probe measured.
+class MeasuredFigures(Generic[Lacking]):
+    """The fields that a measurement, its record and its row in the database have in common.
 
-    Raises:
-        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0
-            where a probe measures more; when no iteration was timed; when the throughput exceeds
-            the device's peak; or when two figures contradict each other.
+    A class takes them with `with_figures`. The row has a column of each plain one.
     """
 
     step_time_s: float = field(metadata={**OVER_ZERO, **METRIC})
     """Median of the timed iterations."""
-    step_time_q25_s: float = field(metadata=OVER_ZERO)
+    step_time_q25_s: float | Lacking = field(metadata=OVER_ZERO)
     """First quartile of the timed iterations."""
-    step_time_q75_s: float = field(metadata=OVER_ZERO)
+    step_time_q75_s: float | Lacking = field(metadata=OVER_ZERO)
     """Third quartile of the timed iterations."""
-    tokens_per_step: int
+    tokens_per_step: int = field(metadata={MOST: MAX_TOKENS})
     """Tokens that the ranks consumed in one iteration, all replicas together."""
     tokens_per_s: float = field(metadata={**OVER_ZERO, **METRIC})
     """tokens_per_step over step_time_s."""
@@ -216,94 +215,122 @@ class Measurement:
     """Work of the model, recomputation excluded."""
     hardware_tflops_per_device: float = field(metadata={**OVER_ZERO, **METRIC})
     """Work that was executed, recomputation included."""
-    peak_tflops_per_device: float = field(metadata=OVER_ZERO)
+    peak_tflops_per_device: float | Lacking = field(metadata=OVER_ZERO)
     """The denominator of mfu and hfu."""
-    peak_source: str = field(metadata={LONGEST: 200})
+    peak_source: str | Lacking = field(metadata={LONGEST: 200})
     """Source of the denominator, as "measured matmul (fp32)" or "table (MI250X GCD, bf16)"."""
-    mfu: float = field(metadata={**FROM_ZERO, **METRIC})
+    mfu: float | Lacking = field(metadata={**FROM_ZERO, **METRIC})
     """model_tflops_per_device over the peak."""
-    hfu: float = field(metadata={**FROM_ZERO, **METRIC})
+    hfu: float | Lacking = field(metadata={**FROM_ZERO, **METRIC})
     """hardware_tflops_per_device over the peak; over 1 is refused."""
-    peak_memory_bytes: int = field(metadata=METRIC)
+    peak_memory_bytes: int | Lacking = field(metadata={MOST: MAX_BYTES, **METRIC})
     """The largest peak of any rank."""
     peak_memory_bytes_by_stage: tuple[int, ...]
     """The largest peak of any rank of each pipeline stage, first stage first; empty: not known by
     stage."""
-    memory_kind: str = field(metadata={LONGEST: 40})
+    memory_kind: str | Lacking = field(metadata={LONGEST: 40})
     """"logical" (live tensors, CPU), "allocated" (the device's allocator), "reported" (another
     trainer's own figure) or "sampled" (memory in use, looked at now and then)."""
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
-    iterations: tuple[Iteration, ...]
-    """Every iteration, warm-up included, in order."""
-    iterations_asked: int
-    """Timed iterations that were requested."""
-    warmup_settled: bool
-    """Whether step times had settled when timing began."""
     breakdown: Breakdown | None = None
     """The parts of step_time_s; None: another trainer, which does not tell them."""
     peak_reserved_bytes_by_stage: tuple[int, ...] = ()
     """The largest reservation of the allocator of any rank of each stage; empty on the CPU."""
-    skipped_steps: int = 0
+    warmup_settled: bool | Lacking
+    """Whether step times had settled when timing began."""
+    skipped_steps: int | Lacking = 0
     """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed."""
     shortened: bool = False
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""
+    iterations_asked: int | Lacking
+    """Timed iterations that were requested."""
     trainer: str = field(default=EMBEDDED_TRAINER, metadata={LONGEST: 64})
-    """What trained."""
+    """What trained; "imported" where a table was measured elsewhere."""
     trainer_version: str = field(default="", metadata={LONGEST: 64})
     """Version of another trainer than the embedded one."""
     tokens: str = "counted"
-    """Where tokens_per_step comes from: one of TOKEN_SOURCES. Measurements with assumed tokens are
-    not ranked beside counted ones."""
+    """counted: by the trainer. assumed: from the layout; not ranked beside counted ones."""
     losses_comparable: bool = True
     """Whether every layout reads the same data in the same order, so that losses must be equal."""
-    others_share: float | None = None
+    others_share: float | None = field(default=None, metadata=FROM_ZERO)
     """Share, from 0 to 1, of the time of its devices that others took during the timed iterations;
     of the device on which it is largest. None: not known."""
     throttled: bool | None = None
     """Whether heat or power held the clock of a device down during the timed iterations. None: not
     known."""
-    balanced_routing: bool | None = None
+    balanced_routing: bool | None = field(default=None, metadata=LATER)
     """Whether experts got equally many tokens, in place of what the router chose. None: the model
     has no experts, or another trainer ran it."""
-    expert_load: float | None = None
+    expert_load: float | None = field(default=None, metadata={**OVER_ZERO, **LATER})
     """Tokens of the fullest expert over the mean of all, of a layer and micro-batch of the timed
     iterations on average. None: as of balanced_routing."""
-    own_share: float | None = None
+    own_share: float | None = field(default=None, metadata={**FROM_ZERO, **LATER})
     """The part of others_share that the product's own processes took beside the ranks, at most.
     None: not known."""
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others took so much of its devices that its times say little."""
+        return is_disturbed(self.others_share, self.throttled)
+
+
+def with_figures(*, lacking: str) -> Callable[[type[_T]], type[_T]]:
+    """Gives a class the fields of `MeasuredFigures` as its own, before `dataclass` reads it.
+
+    mypy reads the base class. `read_plain` and pydantic read annotations, where `lacking` is
+    written in place of ` | Lacking`. Whoever makes a record knows all fields, so that only those of
+    `LATER` have a default in one.
+    """
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        for f in fields(MeasuredFigures):
+            default = MISSING if lacking and not LATER.items() <= f.metadata.items() else f.default
+            setattr(cls, f.name, field(default=default, metadata=f.metadata))
+            cls.__annotations__[f.name] = str(f.type).replace(" | Lacking", lacking)
+        return cls
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+@with_figures(lacking="")
+class Measurement(MeasuredFigures[Never]):
+    """What a completed probe measured.
+
+    Raises:
+        OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0
+            where a probe measures more; when no iteration was timed; when the throughput exceeds
+            the device's peak; or when two figures contradict each other.
+    """
+
+    iterations: tuple[Iteration, ...]
+    """Every iteration, warm-up included, in order."""
+
     def __post_init__(self) -> None:
-        refuse_unusable_texts(self, **_LONGEST)
-        refuse_figures(self, over_zero=_OVER_ZERO, from_zero=_FROM_ZERO)
-        if self.others_share is not None:
-            refuse_figures(self, over_zero=(), from_zero=("others_share",))
-            if self.others_share > 1:
-                raise OutcomeInvalidError(
-                    f"{shown(self.others_share)} is more than 1, all of a device's time",
-                    field="others_share",
-                )
-        if self.own_share is not None:
-            refuse_figures(self, over_zero=(), from_zero=("own_share",))
-            if self.own_share > (self.others_share or 0.0):
-                raise OutcomeInvalidError(
-                    f"{shown(self.own_share)} is more than others_share, of which it is a part",
-                    field="own_share",
-                )
+        refuse_unusable_texts(self, **_stated(LONGEST, Measurement))
+        refuse_figures(self, over_zero=self._known(_OVER_ZERO), from_zero=self._known(_FROM_ZERO))
+        if (self.others_share or 0.0) > 1:
+            raise OutcomeInvalidError(
+                f"{shown(self.others_share)} is more than 1, all of a device's time",
+                field="others_share",
+            )
+        if (self.own_share or 0.0) > (self.others_share or 0.0):
+            raise OutcomeInvalidError(
+                f"{shown(self.own_share)} is more than others_share, of which it is a part",
+                field="own_share",
+            )
         read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
         if (self.balanced_routing is None) != (self.expert_load is None):
             raise OutcomeInvalidError(
                 "balanced_routing and expert_load go together: state both, or neither",
                 field="expert_load",
             )
-        if self.expert_load is not None:
-            refuse_figures(self, over_zero=("expert_load",), from_zero=())
-            if self.expert_load < 1 - FIGURE_TOLERANCE:
-                raise OutcomeInvalidError(
-                    f"{shown(self.expert_load)} is less than 1: the fullest expert has the mean at "
-                    "least",
-                    field="expert_load",
-                )
+        if self.expert_load is not None and self.expert_load < 1 - FIGURE_TOLERANCE:
+            raise OutcomeInvalidError(
+                f"{shown(self.expert_load)} is less than 1: the fullest expert has the mean at least",
+                field="expert_load",
+            )
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):
             within(f"iterations.{place}", self._refuse_impossible_iteration, iteration)
@@ -316,12 +343,18 @@ class Measurement:
         self._refuse_beyond_peak()
         self._refuse_unequal_figures()
 
+    def _known(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Some fields, without those that may be None and are."""
+        return tuple(n for n in names if n not in _MAY_BE_NONE or getattr(self, n) is not None)
+
     def _refuse_impossible_counts(self) -> None:
         stages, reserved = self.peak_memory_bytes_by_stage, self.peak_reserved_bytes_by_stage
         steps = len(self.iterations)
         for name, value, low, high in (
-            ("tokens_per_step", self.tokens_per_step, 1, MAX_TOKENS),
-            ("peak_memory_bytes", self.peak_memory_bytes, 1, MAX_BYTES),
+            *(
+                (name, getattr(self, name), 1, most)
+                for name, most in _stated(MOST, Measurement).items()
+            ),
             *(
                 (f"{by_stage}.{stage}", peak, 1, MAX_BYTES)
                 for by_stage in _BY_STAGE
@@ -455,9 +488,12 @@ def _marked(mark: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(Measurement) if mark.items() <= f.metadata.items())
 
 
+@cache
+def _stated(key: str, kind: Any) -> Mapping[str, Any]:
+    return {f.name: f.metadata[key] for f in fields(kind) if key in f.metadata}
+
+
 _BY_STAGE: Final = ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage")
+_MAY_BE_NONE: Final = tuple(f.name for f in fields(Measurement) if f.default is None)
 _OVER_ZERO: Final = _marked(OVER_ZERO)
 _FROM_ZERO: Final = _marked(FROM_ZERO)
-_LONGEST: Final = {
-    f.name: f.metadata[LONGEST] for f in fields(Measurement) if LONGEST in f.metadata
-}

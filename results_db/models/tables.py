@@ -1,14 +1,14 @@
 """Tables of campaigns, trials, measurements, analyses and imports.
 
 Every value that is ranked or filtered has a typed column. A column without a description is the
-field of its name in a record of `results_db.records`.
+field of its name in a record of `results_db.records`; `plain_columns` makes those of a dataclass.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     JSON,
@@ -22,12 +22,13 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
     text,
-    true,
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from layout_tuner.predictions.estimates.prediction import PREDICTION_SOURCES
+from layout_tuner.protocol.measurement import Breakdown, Environment, Measurement
 from layout_tuner.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
+from layout_tuner.results_db.models.plain_columns import plain_columns
 from layout_tuner.results_db.models.table_base import (
     Base,
     index_where,
@@ -45,6 +46,7 @@ from layout_tuner.results_db.records import (
     STEP_SOURCES,
     STEP_STATES,
     Cost,
+    MeasurementRecord,
 )
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, DEGREES, KNOBS
@@ -282,10 +284,14 @@ class Attempt(WithCosts, Base):
 
 
 class MeasurementRow(Base):
-    """The measurement of a trial; only figures that an imported table lacks are NULL."""
+    """The measurement of a trial; only figures that an imported table lacks are NULL.
+
+    Its other columns are the plain fields of `MeasuredFigures`.
+    """
 
     __tablename__ = "measurements"
     __table_args__ = (
+        *plain_columns(MeasurementRecord, defaults_of=Measurement),
         ForeignKeyConstraint(
             ["trial_id", "campaign_id"], ["trials.id", "trials.campaign_id"], ondelete="CASCADE"
         ),
@@ -298,39 +304,19 @@ class MeasurementRow(Base):
     trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     campaign_id: Mapped[int]
     """The trial's campaign, repeated here for an index on campaign and peak."""
-    step_time_s: Mapped[float]
-    step_time_q25_s: Mapped[float | None]
-    step_time_q75_s: Mapped[float | None]
-    tokens_per_step: Mapped[int] = mapped_column(BigInteger)
-    tokens_per_s: Mapped[float]
-    tokens_per_s_per_device: Mapped[float]
-    model_tflops_per_device: Mapped[float]
-    hardware_tflops_per_device: Mapped[float]
-    peak_tflops_per_device: Mapped[float | None]
-    peak_source: Mapped[str | None] = mapped_column(String(200))
-    mfu: Mapped[float | None]
-    hfu: Mapped[float | None]
-    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    memory_kind: Mapped[str | None] = mapped_column(String(40))
-    oversubscribed: Mapped[bool]
-    warmup_settled: Mapped[bool | None]
     same_losses_as: Mapped[int | None]
-    """The earliest trial of the same batch and precision with the same losses, possibly itself;
+    """The earlier trial of the same batch and precision with the same losses, possibly itself;
     None until it is compared."""
-    skipped_steps: Mapped[int | None]
-    shortened: Mapped[bool] = mapped_column(server_default=false())
-    iterations_asked: Mapped[int | None]
-    trainer: Mapped[str] = mapped_column(
-        String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
-    )
-    trainer_version: Mapped[str] = mapped_column(String(64), default="", server_default="")
-    tokens: Mapped[str] = mapped_column(String(16), default="counted", server_default="counted")
-    losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
-    others_share: Mapped[float | None]
-    throttled: Mapped[bool | None]
-    balanced_routing: Mapped[bool | None]
-    expert_load: Mapped[float | None]
-    own_share: Mapped[float | None]
+    if TYPE_CHECKING:  # the types of the measured columns that statements name
+        step_time_s: Mapped[float]
+        tokens_per_s: Mapped[float]
+        peak_memory_bytes: Mapped[int | None]
+        oversubscribed: Mapped[bool]
+        shortened: Mapped[bool]
+        tokens: Mapped[str]
+        losses_comparable: Mapped[bool]
+        others_share: Mapped[float | None]
+        throttled: Mapped[bool | None]
 
     stages: Mapped[list[StageMemoryRow]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"
@@ -342,16 +328,9 @@ class BreakdownRow(Base):
     """The parts of a measured step time; imported measurements have none."""
 
     __tablename__ = "breakdowns"
+    __table_args__ = (*plain_columns(Breakdown),)
 
     trial_id: Mapped[int] = part_of("measurements.trial_id")
-    compute_s: Mapped[float]
-    tp_s: Mapped[float]
-    cp_s: Mapped[float] = mapped_column(server_default="0")
-    ep_s: Mapped[float] = mapped_column(server_default="0")
-    pp_s: Mapped[float]
-    dp_s: Mapped[float]
-    optimizer_s: Mapped[float]
-    unexplained_s: Mapped[float]
 
 
 class StageMemoryRow(Base):
@@ -382,15 +361,9 @@ class EnvironmentRow(Base):
     """The environment of the attempt that ended a trial."""
 
     __tablename__ = "environments"
+    __table_args__ = (*plain_columns(Environment),)
 
     trial_id: Mapped[int] = part_of("trials.id")
-    host: Mapped[str] = mapped_column(String(255))
-    device: Mapped[str] = mapped_column(String(255))
-    backend: Mapped[str] = mapped_column(String(40))
-    python_version: Mapped[str] = mapped_column(String(80))
-    torch_version: Mapped[str] = mapped_column(String(80))
-    numpy_version: Mapped[str] = mapped_column(String(80))
-    git_revision: Mapped[str] = mapped_column(String(80))
 
 
 class PredictionRow(Base):

@@ -411,11 +411,7 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
 
 
 def _lines(measured: Measurement) -> list[str]:
-    from layout_tuner.predictions.statistics.disturbance import (
-        MEANING,
-        disturbance_words,
-        is_disturbed,
-    )
+    from layout_tuner.predictions.statistics.disturbance import MEANING, disturbance_words
     from layout_tuner.protocol.measurement import routing_words
     from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
@@ -450,7 +446,7 @@ def _lines(measured: Measurement) -> list[str]:
         lines.append("  1 step was skipped: its gradients overflowed")
     elif measured.skipped_steps:
         lines.append(f"  {measured.skipped_steps} steps were skipped: their gradients overflowed")
-    if is_disturbed(measured.others_share, measured.throttled):
+    if measured.is_disturbed:
         lines.append(f"  {MEANING}")
     if measured.oversubscribed:
         lines.append("  oversubscribed: ranks shared devices, so the times say nothing")

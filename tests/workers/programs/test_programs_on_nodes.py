@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from layout_tuner.predictions.statistics.disturbance import is_disturbed
 from layout_tuner.protocol.measurement import Measurement
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -159,4 +158,4 @@ for _ in range({steps}):
         disturbed = run(nodes, python_trainer(program), layout=Layout(), deadline_s=60.0)
     assert disturbed.measurement is not None, disturbed.message
     # How much the two get beside the program is the scheduler's choice.
-    assert is_disturbed(disturbed.measurement.others_share, disturbed.measurement.throttled)
+    assert disturbed.measurement.is_disturbed

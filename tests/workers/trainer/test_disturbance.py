@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from layout_tuner.predictions.statistics.disturbance import DISTURBED_SHARE, is_disturbed
+from layout_tuner.predictions.statistics.disturbance import DISTURBED_SHARE
 from layout_tuner.workers.ranks.warden import start_under_warden
 from layout_tuner.workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch
 from layout_tuner.workers.trainer.probe.probe import run_probe
@@ -177,7 +177,7 @@ def test_a_probe_beside_busy_processes_is_disturbed() -> None:
         measured = probe_on(core)
     # Three processes share the core, and the probe is one of them.
     assert measured.others_share > 0.4
-    assert is_disturbed(measured.others_share, measured.throttled)
+    assert measured.is_disturbed
     assert measured.throttled is None, "cores do not say it"
 
 
