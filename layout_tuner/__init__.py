@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from layout_tuner.errors import SearchSpaceError
     from layout_tuner.predictions.belief.plan import Plan
     from layout_tuner.predictions.estimator import LayoutEstimate
-    from layout_tuner.predictions.offline import estimate, plan
+    from layout_tuner.predictions.plan_and_estimate import estimate, plan
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
     from layout_tuner.protocol.connection.http_connection import Retries
     from layout_tuner.results_db.campaigns.filter import CampaignFilter
@@ -173,8 +173,8 @@ _WITHOUT_CLIENT: Final = {
     "Plan": "layout_tuner.predictions.belief.plan",
     "SearchSpaceError": "layout_tuner.errors",
     "TrainingJob": "layout_tuner.predictions.statistics.job_duration",
-    "estimate": "layout_tuner.predictions.offline",
-    "plan": "layout_tuner.predictions.offline",
+    "estimate": "layout_tuner.predictions.plan_and_estimate",
+    "plan": "layout_tuner.predictions.plan_and_estimate",
 }
 """Modules of names for which no client is imported."""
 

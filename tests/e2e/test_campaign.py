@@ -99,7 +99,9 @@ def assert_every_module_has_one_name(notes: Path) -> None:
     names: dict[str, set[str]] = {}
     for pid, ran, name, file in noted:
         assert name.split(".")[0] == "layout_tuner", (pid, ran, name)
-        assert name != ran or ran == "layout_tuner", f"process {pid} ran {ran} as a program and loaded it as a module"
+        assert name != ran or ran == "layout_tuner", (
+            f"process {pid} ran {ran} as a program and loaded it as a module"
+        )
         names.setdefault(file, set()).add(name)
     assert all(len(each) == 1 for each in names.values())
     loaded = {name for each in names.values() for name in each}

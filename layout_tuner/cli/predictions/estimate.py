@@ -75,10 +75,10 @@ def estimate(
         _predict_table(table, software, calibrate_from, out)
         return
     from layout_tuner.cli.predictions.estimate_report import WIDTH, text
-    from layout_tuner.predictions import offline
+    from layout_tuner.predictions import plan_and_estimate
 
     with refusals():
-        predicted = offline.estimate(
+        predicted = plan_and_estimate.estimate(
             str(model),
             knobs,
             cluster=written_out(cluster, data_dir),
@@ -115,7 +115,7 @@ def _predict_table(
     path: Path, software: str | None, calibrate_from: tuple[str, ...], out: Path | None
 ) -> None:
     from layout_tuner.predictions.estimator import Calibration, with_predictions
-    from layout_tuner.predictions.offline import read_knowledge, software_named
+    from layout_tuner.predictions.plan_and_estimate import read_knowledge, software_named
     from layout_tuner.search_spaces.tables import read_table, write_table
 
     with refusals(), work_line(sys.stderr, ticks=True) as line:

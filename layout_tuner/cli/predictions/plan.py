@@ -73,13 +73,13 @@ def plan(
     It needs no service. Beside the layouts it prints what is illegal and why, what the budget buys,
     and on what the predictions rest; with --tokens, the days of the training job.
     """
-    from layout_tuner.predictions import offline
+    from layout_tuner.predictions import plan_and_estimate
     from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
     with refusals():
-        planned = offline.plan(
+        planned = plan_and_estimate.plan(
             campaign_document(campaign, cluster, data_dir),
             software=software or "",
             calibrate_from=calibrate_from,

@@ -12,7 +12,7 @@ from layout_tuner.cli.options.prediction_options import campaign_document, writt
 from layout_tuner.cli.options.refusals import refuse
 from layout_tuner.documents.json_and_yaml import described
 from layout_tuner.errors import SearchSpaceError
-from layout_tuner.predictions import offline
+from layout_tuner.predictions import plan_and_estimate
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.exports.export import ALIASES, export
@@ -32,7 +32,7 @@ def of_plan(
 ) -> ExportRead:
     """The files of a training job with a layout of the plan of a campaign's file.
 
-    `options` are `software` and `calibrate_from` as `software_of` and `offline.plan` take them.
+    `options` are `software` and `calibrate_from`, as `software_of` and `plan` take them.
     """
     document = campaign_document(file, cluster, data_dir)
     where = f"rank {rank} of the plan of"
@@ -65,7 +65,7 @@ def of_layout(
 def software_of(format_name: str, software: str | None) -> str:
     """What a predicted export is planned for: the stated software, else the format's trainer."""
     trainer = ALIASES.get(format_name, format_name)
-    return software or (offline.OWN_SOFTWARE if trainer == EMBEDDED_TRAINER else trainer)
+    return software or (plan_and_estimate.OWN_SOFTWARE if trainer == EMBEDDED_TRAINER else trainer)
 
 
 def _exported(
@@ -80,8 +80,8 @@ def _exported(
     calibrate_from: Collection[str],
 ) -> ExportRead:
     software = software_of(format_name, software)
-    spec = offline.read_campaign(document, data_dir=data_dir)
-    plan = offline.plan(
+    spec = plan_and_estimate.read_campaign(document, data_dir=data_dir)
+    plan = plan_and_estimate.plan(
         document,
         software=software,
         calibrate_from=calibrate_from,
