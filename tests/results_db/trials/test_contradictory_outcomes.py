@@ -335,6 +335,7 @@ UNCONTRADICTED: Final[dict[str, str]] = {
         ("oversubscribed", "warmup_settled", "losses_comparable", "others_share", "throttled"),
         "seen by the worker alone",
     ),
+    "own_share": "a part of others_share (tests/layout_tuner/protocol/test_outcome_documents.py)",
     "balanced_routing": "models with experts (tests/layout_tuner/protocol/test_outcome_documents.py)",
     "expert_load": "models with experts; the router's choice is seen by the worker alone",
 }
