@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from layout_tuner.timing_mark import is_timing
+from layout_tuner.timing_mark import LONGEST_WAIT_S, is_timing
 from layout_tuner.workers.errors import RayClusterFailedError
 from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, NodeAgent, greet
 from layout_tuner.workers.launchers.ray.cluster import (
@@ -85,11 +85,13 @@ class Bridge:
     def run(self) -> None:
         """Serves until the worker has closed its end; then no agent is left."""
         threading.Thread(target=self._watch_cluster, daemon=True).start()
-        pause_s = 0.0
+        pause_s = tended_at = 0.0
         while self._take_orders(pause_s):
             started = time.monotonic()
-            if not is_timing():  # then no agent has ended here, and a look takes the ranks' cores
+            # A look takes cores of ranks that time iterations here; other nodes may need one.
+            if started - tended_at > LONGEST_WAIT_S or not is_timing():
                 self._tend_agents()
+                tended_at = started
             pause_s = max(_LOOK_S, (time.monotonic() - started) / _MOST_OF_THE_TIME)
         # The worker has closed the agents' lines too, so each ends the processes below it.
         if calls := [call for _, call in self._agents.values()]:
