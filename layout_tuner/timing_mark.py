@@ -64,13 +64,19 @@ def is_timing() -> bool:
     return False
 
 
-def wait_while_timing(wait: Callable[[float], bool], *, longest_s: float = LONGEST_WAIT_S) -> bool:
+def wait_while_timing(
+    wait: Callable[[float], bool],
+    *,
+    longest_s: float = LONGEST_WAIT_S,
+    can_wait: Callable[[], bool] = lambda: True,
+) -> bool:
     """Waits until no rank on this machine times iterations, up to a limit.
 
-    `wait` pauses and returns whether to stop; the result is whether it said so.
+    `wait` pauses and returns whether to stop; the result is whether it said so. `can_wait` says
+    whether the work may wait longer.
     """
     left_s = longest_s
-    while left_s > 0 and is_timing():
+    while left_s > 0 and is_timing() and can_wait():
         if wait(_LOOK_S):
             return True
         left_s -= _LOOK_S

@@ -424,8 +424,8 @@ SHARED: Final = (
     Fault(
         name="driver-works-beside-timed-iterations",
         function="_drive_once.must_stop",
-        before="ended = stop.wait(pause_s) or wait_while_timing(stop.wait)",
-        after="ended = stop.wait(pause_s)",
+        before="or wait_while_timing( stop.wait, can_wait=driver.has_waiting_trial )",
+        after="",
         what="The driver of `up` makes its rounds on the cores of ranks that time iterations.",
     ),
     Fault(

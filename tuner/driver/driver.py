@@ -16,7 +16,11 @@ from typing import Final
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
-from layout_tuner.results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
+from layout_tuner.results_db.database.change_mark import (
+    RUNNING_CAMPAIGN,
+    WAITING_PLAN,
+    WAITING_TRIAL,
+)
 from layout_tuner.results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
@@ -151,6 +155,10 @@ class Driver:
         changed = self._mark is None or self._mark.has_changed()
         at = self._succeeded_at
         return not changed and at is not None and time.monotonic() - at < UNCHANGED_INTERVAL_S
+
+    def has_waiting_trial(self) -> bool:
+        """Whether a worker finds a trial to lease; False on PostgreSQL, which is not asked."""
+        return self._mark is not None and self._mark.finds(WAITING_TRIAL)
 
     def _is_idle(self) -> bool:
         """Whether no campaign runs, as in the last round, and no plan waits.

@@ -89,13 +89,17 @@ def _drive_once(store: Store, stop: StopRequest) -> None:
     else:
         return
     with HeldLease(store, lease) as held:
+        driver = Driver(store.as_driver(lease.fence), opening=BackgroundOpening())
 
         def must_stop(pause_s: float) -> bool:
-            # A round beside timed iterations would take their cores; the next trial is there.
-            ended = stop.wait(pause_s) or wait_while_timing(stop.wait)
+            # A round beside timed iterations would take their cores. Other devices may be free:
+            # it waits as long as the next trial is there.
+            ended = stop.wait(pause_s) or wait_while_timing(
+                stop.wait, can_wait=driver.has_waiting_trial
+            )
             return ended or not held.is_held()
 
-        Driver(store.as_driver(lease.fence), opening=BackgroundOpening()).run(must_stop)
+        driver.run(must_stop)
 
 
 class StopRequested(Exception):  # noqa: N818 - it is no error

@@ -247,22 +247,28 @@ def test_a_standby_driver_takes_over_from_one_that_stands_still_and_from_one_tha
     assert len(set(layouts_of(trials))) == 18
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.sqlite_is_enough
-def test_a_driver_proposes_nothing_while_ranks_time_on_its_machine_and_keeps_its_lease(
-    shared: Store, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_driver_waits_while_ranks_time_beside_it_as_long_as_a_trial_waits(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It keeps its lease; where no trial waits, a device may be free, and it proposes one."""
     monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
-    with drivers(database_url, tmp_path, 1):
+    with closing(Store(sqlite_url)) as shared, drivers(sqlite_url, tmp_path, 1):
+        worker = FakeWorker(shared)
+        campaign = submit(shared, make_spec())
+
+        def number() -> int:
+            return len(shared.trials.find(campaign.id))
+
+        wait_for(lambda: number() == 2)
         with timing():
             began = time.monotonic()
-            campaign = submit(shared, make_spec())
+            assert worker.run_one(), "the other trial waits"
             leases = {shared.driver.lease()}
             wait_for(lambda: leases.add(shared.driver.lease()) or len(leases) > 2)
-            has_waited_longest = time.monotonic() - began > LONGEST_WAIT_S
-            assert has_waited_longest or shared.trials.find(campaign.id) == []
-        wait_for(lambda: shared.trials.find(campaign.id))
-    assert len({lease.fence for lease in leases}) == 1
+            assert number() == 2 or time.monotonic() - began > LONGEST_WAIT_S
+            assert len({lease.fence for lease in leases}) == 1
+            wait_for(lambda: not worker.run_one())
+            wait_for(lambda: number() > 2)
 
 
 def test_a_driver_that_is_told_to_end_is_succeeded_at_once(
