@@ -32,8 +32,14 @@ class SearchSpaceError(LayoutTunerError, ValueError):
         self.problem = problem
         self.field = field
         self._shown_field = shown_field
-        self.parts: tuple[SearchSpaceError, ...] = (self,)
+        self._parts: tuple[SearchSpaceError, ...] = ()
+        """Without the error itself: in that cycle it would keep its traceback, and so the request
+        that it refuses, until a garbage collection."""
+
+    @property
+    def parts(self) -> tuple[SearchSpaceError, ...]:
         """The errors that were found together; usually only this one."""
+        return self._parts or (self,)
 
     @classmethod
     def of_field(cls, field: str, problem: str) -> Self:
@@ -64,7 +70,7 @@ def joined(errors: Iterable[SearchSpaceError]) -> SearchSpaceError:
     if len(parts) > MAX_PARTS:
         sentences.append(f"and {len(parts) - MAX_PARTS} more")
     whole = type(parts[0])("; ".join(sentences))
-    whole.parts = parts
+    whole._parts = parts
     return whole
 
 

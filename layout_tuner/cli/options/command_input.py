@@ -1,4 +1,7 @@
-"""Input of commands: clusters by name, files of trainers, token files."""
+"""Input of commands: clusters by name, files of trainers, token files.
+
+The reader of documents imports YAML, so it is imported when a document is read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from urllib.parse import quote
 import click
 
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
-from layout_tuner.documents.json_and_yaml import described, read_file
 from layout_tuner.documents.limits import text_problem
 from layout_tuner.errors import SearchSpaceError, TokenFileUnusableError
 from layout_tuner.protocol.connection.bearer_token import token_in
@@ -31,6 +33,8 @@ def trainers_of(path: Path | None) -> dict[str, ProgramTrainer]:
     """
     if path is None:
         return {}
+    from layout_tuner.documents.json_and_yaml import read_file
+
     with refusals():
         # The owner of a worker may write programs of several lines.
         document = read_file(path, text_rule=text_problem)
@@ -68,6 +72,8 @@ def described_cluster(
     Raises:
         ClusterInvalidError: the name is unknown; the message names the places that were searched.
     """
+    from layout_tuner.documents.json_and_yaml import described
+
     document = described(name)
     is_mapping = isinstance(document, Mapping)
     named = document.get("preset") if is_mapping else document

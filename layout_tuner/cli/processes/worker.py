@@ -32,7 +32,6 @@ from layout_tuner.cli.options.shared_options import (
     trainers_option,
 )
 from layout_tuner.cli.options.simulation_options import simulation_options
-from layout_tuner.documents.json_and_yaml import described
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.protocol.connection.service_address import ServicePlace
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -200,6 +199,7 @@ def probe(
     More ranks than devices are allowed; the measurement is then marked as oversubscribed. With
     --trainers another trainer runs the layout, as a worker would let it.
     """
+    from layout_tuner.documents.json_and_yaml import described
     from layout_tuner.protocol.outcome import ProbeRequest
     from layout_tuner.search_spaces.models.model_presets import resolve_model
     from layout_tuner.trainers.parameters import parameters_of

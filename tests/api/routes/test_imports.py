@@ -125,4 +125,4 @@ def test_the_commands_import_a_table_print_it_again_and_say_which_row_is_wrong(
     assert [each["name"] for each in json.loads(as_json.output)["campaigns"]] == ["n-1", "n-2"]
 
     file.write_text(make_text(make_row(), make_row(tp=3)))
-    ends(command("campaign", "import", str(file)), 1, "row 2 (line 3): tp*pp*dp=3*2*2=12")
+    ends(command("campaign", "import", str(file)), 2, "row 2 (line 3): tp*pp*dp=3*2*2=12")

@@ -120,7 +120,7 @@ def test_all_wrong_parameters_are_reported_together_wherever_a_campaign_is_writt
     says = "probe.parameters.schedule: 'step' is not one of cosine, linear"
     for options in (["--dry-run"], []):
         refused = command("campaign", "submit", str(file), *options)
-        ends(refused, 1, "unknown parameter 'lerning_rate'", says)
+        ends(refused, 2, "unknown parameter 'lerning_rate'", says)
     with pytest.raises(ServiceError, match="did you mean 'learning_rate'"):
         client_of(api).create_campaign(wrong)
     form = {"view": "yaml", "yaml": json.dumps(wrong), "do": "", "key": "k"}

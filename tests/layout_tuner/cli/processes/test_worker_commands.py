@@ -73,7 +73,7 @@ def test_a_failed_probe_exits_1_and_says_why() -> None:
         (["--model", "tiny", "--pp", "0"], "pp=0 is not a whole number of at least 1"),
         (["--model", "tiny", "--steps", "0"], "0 is not a whole number of at least 1"),
         (["--model", "tinny"], "did you mean 'tiny'?"),
-        (["--model", "nowhere.yaml"], "nowhere.yaml is not a readable JSON or YAML file"),
+        (["--model", "nowhere.yaml"], "nowhere.yaml: cannot be read: "),
         (["--model", "tiny", "--memory-limit-gb", "nan"], "'nan' is not a valid float"),
         (["--model", "tiny", "--memory-limit-gb", "inf"], "'inf' is not a valid float"),
         (["--model", "tiny", "--memory-limit-gb", "0"], "is not in the range"),
