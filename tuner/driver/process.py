@@ -30,7 +30,6 @@ from layout_tuner.results_db.errors import (
 from layout_tuner.results_db.store import Store
 from layout_tuner.timing_mark import shares_cores, wait_while_timing
 from layout_tuner.tuner.analysis.importance import load
-from layout_tuner.tuner.driver.background_work import start_beside
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.driver import Driver
 
@@ -65,7 +64,7 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
         return
     with closing(opened) as store:
         if shares_cores():
-            start_beside("analysis", load)
+            load()  # 5 s of work, for which no probe is under way yet
         while not stop.is_requested:
             _drive_once(store, stop)
     _log.info("stopped by a signal; campaigns go on when a driver is started again")

@@ -21,6 +21,7 @@ from layout_tuner.results_db.trials.filter import TrialFilter
 from layout_tuner.search_spaces.objectives import measured_objective
 from layout_tuner.terminal.console import escaped_line, on_interrupt, terminal_width
 from layout_tuner.terminal.plurals import counted
+from layout_tuner.timing_mark import wait_while_timing
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
@@ -94,6 +95,8 @@ def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -
         if campaign.ended_at is not None:
             return campaign
         time.sleep(POLL_S)
+        # The service would answer on the cores of ranks that are timed, where they are here.
+        wait_while_timing(lambda pause_s: bool(time.sleep(pause_s)))
 
 
 def _patiently(read: Callable[[], Answer]) -> Answer:
