@@ -96,7 +96,12 @@ def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -
             return campaign
         time.sleep(POLL_S)
         # The service would answer on the cores of ranks that are timed, where they are here.
-        wait_while_timing(lambda pause_s: bool(time.sleep(pause_s)))
+        wait_while_timing(_pause)
+
+
+def _pause(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return False
 
 
 def _patiently(read: Callable[[], Answer]) -> Answer:
