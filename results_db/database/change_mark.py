@@ -20,6 +20,10 @@ WAITING_TRIAL: Final = """
     SELECT 1 FROM trials JOIN campaigns ON campaigns.id = trials.campaign_id
     WHERE trials.state = 'PENDING' AND campaigns.state = 'RUNNING' LIMIT 1
 """
+OPEN_TRIALS: Final = """
+    SELECT count(*) FROM campaigns JOIN trials ON trials.campaign_id = campaigns.id
+    WHERE trials.state IN ('PENDING', 'RUNNING') AND campaigns.state = 'RUNNING'
+"""
 OPEN_SESSION: Final = "SELECT 1 FROM workers WHERE id = ? AND ended_at IS NULL"
 """Of a worker, by the session's id."""
 
@@ -64,6 +68,15 @@ class ChangeMark:
         except sqlite3.Error:
             self.close()
             return True
+
+    def count(self, query: str) -> int:
+        """What a query counts; 0 where that is unknown."""
+        try:
+            (number,) = self._read(query)
+        except sqlite3.Error:
+            self.close()
+            return 0
+        return int(number)
 
     def _read(self, query: str, *parameters: str) -> Any:
         if self._connection is None:
