@@ -424,7 +424,7 @@ SHARED: Final = (
     Fault(
         name="driver-works-beside-timed-iterations",
         function="_drive_once.must_stop",
-        before="or wait_while_timing( stop.wait, can_wait=driver.has_waiting_trial )",
+        before="or wait_while_timing( stop.wait, can_wait=lambda: driver.num_open_trials() >= least )",
         after="",
         what="The driver of `up` makes its rounds on the cores of ranks that time iterations.",
     ),

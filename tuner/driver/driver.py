@@ -17,9 +17,9 @@ from layout_tuner.errors import SearchSpaceError
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from layout_tuner.results_db.database.change_mark import (
+    OPEN_TRIALS,
     RUNNING_CAMPAIGN,
     WAITING_PLAN,
-    WAITING_TRIAL,
 )
 from layout_tuner.results_db.errors import (
     CampaignNotFoundError,
@@ -156,9 +156,9 @@ class Driver:
         at = self._succeeded_at
         return not changed and at is not None and time.monotonic() - at < UNCHANGED_INTERVAL_S
 
-    def has_waiting_trial(self) -> bool:
-        """Whether a worker finds a trial to lease; False on PostgreSQL, which is not asked."""
-        return self._mark is not None and self._mark.finds(WAITING_TRIAL)
+    def num_open_trials(self) -> int:
+        """Trials that wait or run; 0 on PostgreSQL, which is not asked."""
+        return 0 if self._mark is None else self._mark.count(OPEN_TRIALS)
 
     def _is_idle(self) -> bool:
         """Whether no campaign runs, as in the last round, and no plan waits.

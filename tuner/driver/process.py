@@ -91,10 +91,13 @@ def _drive_once(store: Store, stop: StopRequest) -> None:
         driver = Driver(store.as_driver(lease.fence), opening=BackgroundOpening())
 
         def must_stop(pause_s: float) -> bool:
-            # A round beside timed iterations would take their cores. Other devices may be free:
-            # it waits as long as the next trial is there.
+            """Pauses; a round beside timed iterations would take cores of the ranks.
+
+            It can wait until two trials have ended: one more is open than the devices run.
+            """
+            least = max(driver.num_open_trials() - 1, 1)
             ended = stop.wait(pause_s) or wait_while_timing(
-                stop.wait, can_wait=driver.has_waiting_trial
+                stop.wait, can_wait=lambda: driver.num_open_trials() >= least
             )
             return ended or not held.is_held()
 

@@ -247,10 +247,10 @@ def test_a_standby_driver_takes_over_from_one_that_stands_still_and_from_one_tha
     assert len(set(layouts_of(trials))) == 18
 
 
-def test_a_driver_waits_while_ranks_time_beside_it_as_long_as_a_trial_waits(
+def test_a_driver_waits_while_ranks_time_beside_it_until_two_trials_have_ended(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps its lease; where no trial waits, a device may be free, and it proposes one."""
+    """It keeps its lease. After the second end a device may be free, and it proposes a trial."""
     monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
     with closing(Store(sqlite_url)) as shared, drivers(sqlite_url, tmp_path, 1):
         worker = FakeWorker(shared)
