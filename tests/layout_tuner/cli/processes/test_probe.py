@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layout_tuner.api.report.probe_command import MODEL_FILE, probe_command
-from layout_tuner.cli.options.command_input import described
 from layout_tuner.cli.processes.worker import probe, probe_document, probe_text, worker
+from layout_tuner.documents.json_and_yaml import described
 from layout_tuner.protocol.measurement import Iteration
 from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
