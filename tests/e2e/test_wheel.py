@@ -279,6 +279,7 @@ def test_a_program_reports_its_steps_with_and_without_the_package(full: Installe
         assert (found["trainer"], found["tokens"]) == ("theirs", "assumed")
 
 
+@pytest.mark.ranks
 def test_the_installed_service_runs_a_campaign_from_an_empty_directory(full: Installed) -> None:
     assert home(full) == str(full.site_packages)
     service = Service(full.folder / "data", command=full.command, cwd=full.empty)

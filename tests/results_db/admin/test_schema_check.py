@@ -362,9 +362,8 @@ def test_no_password_is_shown(postgres_server: PostgresServer, tmp_path: Path) -
     "module", ["layout_tuner.results_db.admin.restore", "layout_tuner.results_db.admin.integrity"]
 )
 def test_a_command_that_imports_little_knows_every_table(module: str) -> None:
-    count = "len(__import__('layout_tuner.results_db.models.table_base').models.base.Base.metadata.tables)"
-    script = (
-        f"import {module}; print({count}); import layout_tuner.results_db.store; print({count})"
-    )
+    base = "from layout_tuner.results_db.models.table_base import Base; "
+    count = "print(len(Base.metadata.tables)); "
+    script = f"import {module}; {base}{count}import layout_tuner.results_db.store; {count}"
     known, all_of_them = printed_by(script).split()
     assert known == all_of_them
