@@ -1,35 +1,7 @@
-"""What these tests need of a service."""
+"""What tests of the client need of a service: an empty database that it opens."""
 
 from __future__ import annotations
 
-from tests.kit.service_fixtures import (
-    api,
-    client,
-    command,
-    data_dir,
-    http,
-    lasting,
-    module_api,
-    served_url,
-    service,
-    settings,
-    shared,
-    store,
-    tls,
-)
+from tests.kit.service_fixtures import data_dir, store
 
-__all__ = [
-    "api",
-    "client",
-    "command",
-    "data_dir",
-    "http",
-    "lasting",
-    "module_api",
-    "served_url",
-    "service",
-    "settings",
-    "shared",
-    "store",
-    "tls",
-]
+__all__ = ["data_dir", "store"]
