@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from tests.workers.conftest import (
-    client,
-    mark,
-    nodes,
-    orders,
-    orders_file,
-    place,
-    service,
-    two_nodes,
-)
+from tests.workers.conftest import mark
 
-__all__ = ["client", "mark", "nodes", "orders", "orders_file", "place", "service", "two_nodes"]
+__all__ = ["mark"]
