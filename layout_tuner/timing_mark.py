@@ -21,7 +21,7 @@ TIMING_VARIABLE: Final = "LAYOUT_TUNER_TIMING_MARK"
 share the cores of its ranks."""
 LONGEST_WAIT_S: Final = 10.0
 """Most seconds for which work waits: a probe may be timed for minutes."""
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.5
 
 
 def default_mark() -> str:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from threading import Event
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
+from layout_tuner.api.background_loops import aligned_pause_s
 from layout_tuner.api.http.connection_limits import ConnectionLimits, Connections, OpenConnection
 from layout_tuner.api.http.protocol import LimitedProtocol, refusal
 from layout_tuner.api.http.rate_limit import network_of
@@ -22,6 +24,9 @@ ACCEPT_AGAIN_S: Final = 0.5
 """Seconds to wait after the system could not accept a connection."""
 
 RETRY_AFTER_S: Final = 5
+
+TICK_S: Final = 1.0
+"""Seconds after which the date in the headers of responses is renewed."""
 
 SHUTDOWN_PATIENCE_S: Final = 5
 """Seconds that requests may go on when the service ends."""
@@ -67,16 +72,28 @@ class LimitedServer(uvicorn.Server):
         self.connections = Connections(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_turned_away = 0
+        self._wake: Callable[[], object] = lambda: None
 
     @property
     def should_exit(self) -> bool:
-        """Whether to end; uvicorn checks it ten times a second."""
+        """Whether to end."""
         return self._stopping.is_set()
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
+        """Can be set by a signal handler, and by any thread."""
         if value and not self._stopping.is_set():
             self._stopping.set()
+            self._wake()
+
+    async def main_loop(self) -> None:
+        """Serves until it is to end. Uvicorn's own loop looks for that ten times a second."""
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(end.set)
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(aligned_pause_s(loop.time(), TICK_S)):
+                    await end.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to accept connections when the application is ready."""

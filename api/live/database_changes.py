@@ -10,9 +10,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from threading import Event
+from typing import Final
 
 from layout_tuner.api.background_loops import aligned_pause_s
 from layout_tuner.results_db.database.change_mark import ChangeMark
+from layout_tuner.timing_mark import is_timing, shares_cores
+
+WHILE_TIMING_S: Final = 1.0
+"""Seconds between two looks while ranks time their iterations on the cores of this process."""
 
 
 class DatabaseChanges:
@@ -65,7 +70,9 @@ class DatabaseChanges:
         loop = asyncio.get_running_loop()
         try:
             while self._num_waiting:
-                await asyncio.sleep(aligned_pause_s(loop.time(), self._look_s))
+                seldom = shares_cores() and is_timing()
+                look_s = max(self._look_s, WHILE_TIMING_S) if seldom else self._look_s
+                await asyncio.sleep(aligned_pause_s(loop.time(), look_s))
                 if mark.has_changed() or self._stopping.is_set():
                     self.number += 1
                     # Wakes all that wait now; later ones wait for the next change.

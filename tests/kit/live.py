@@ -64,7 +64,7 @@ def live_server(
             scheme = "http" if tls is None else "https"
             yield Live(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", server)
         finally:
-            settings.stopping.set()
+            server.should_exit = True
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 

@@ -21,6 +21,7 @@ from layout_tuner.protocol.worker_messages import (
     NodeStatusBody,
     StatusBody,
 )
+from layout_tuner.timing_mark import is_timing, shares_cores
 from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
@@ -43,6 +44,9 @@ _NOT_FINITE: Final = re.compile("NaN|Infinity")
 _MOST_OF_HEALTH: Final = 500
 
 _SHORTEST_BEAT_S: Final = 1.0
+
+_LEFT_OUT_WHILE_TIMING: Final = 2
+"""Heartbeats in a row; three intervals and a call that hangs are less than a lease."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +134,8 @@ class Heartbeat:
     """Sends the newest `news` every few seconds, from a thread of its own.
 
     While the worker is idle and its news is as before, every second heartbeat is left out: each
-    costs the service a transaction. What changes is sent at the next interval as ever.
-
+    costs the service a transaction. What changes is sent at the next interval as ever. While ranks
+    time iterations on the cores of the service, two of three are left out.
     """
 
     client: LeaseClient
@@ -150,6 +154,8 @@ class Heartbeat:
         self._session = ""
         self._known: dict[str, HealthReport] = {}
         """Reports by node that were sent in this session; they are long, so they are sent once."""
+        self._num_to_leave_out = 0
+        """Heartbeats that can be left out for timed iterations: none after one that failed."""
         self._idle_since: News | None = None
         """What an idle worker has just sent; None: the next heartbeat is sent in any case."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -163,8 +169,7 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(self.interval_s):
             news = self.news
-            if self._is_as_before(news):
-                self._idle_since = None
+            if self._leaves_out(news):
                 continue
             try:
                 if news.worker_id is not None and not self._beat(news.worker_id, news):
@@ -173,6 +178,17 @@ class Heartbeat:
                 # Without heartbeats all leases expire, so the worker must end.
                 self.events.put(WorkerBroken(error=error))
                 return
+
+    def _leaves_out(self, news: News) -> bool:
+        """Whether this heartbeat is not sent; one of the next is."""
+        if self._num_to_leave_out > 0 and shares_cores() and is_timing():
+            self._num_to_leave_out -= 1
+            return True
+        self._num_to_leave_out = 0
+        if self._is_as_before(news):
+            self._idle_since = None
+            return True
+        return False
 
     def _is_as_before(self, news: News) -> bool:
         """Whether the worker is idle, and all but its idle time is as in the last heartbeat."""
@@ -203,6 +219,7 @@ class Heartbeat:
                 HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)
             )
             self._failures.worked()
+            self._num_to_leave_out = _LEFT_OUT_WHILE_TIMING
             has_orders = bool(answer.stop or answer.release or answer.quarantine)
             self._idle_since = None if news.trials or has_orders else news
             reports = ((node.name, node.report) for node in news.nodes)

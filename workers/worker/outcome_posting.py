@@ -15,6 +15,7 @@ from layout_tuner.documents.limits import visible_line
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome
 from layout_tuner.protocol.worker_messages import OutcomeReport
+from layout_tuner.timing_mark import shares_cores, wait_while_timing
 from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import (
     AnswerUnreadableError,
@@ -36,6 +37,9 @@ _TRIES: Final = 12
 """With the pauses above about twenty minutes, in which a service can be repaired."""
 
 _Key = tuple[int, int]
+
+_LATER_WHILE_TIMING_S: Final = 5.0
+"""How long an outcome waits at most for ranks that time iterations on the cores of the service."""
 
 _LOOK_AGAIN_S: Final = 0.5
 """How often the outcomes over which the service failed are looked at."""
@@ -268,6 +272,8 @@ class Posting:
         outage, backoff = OutageLog(_LOG, "posting outcomes"), pauses()
         while not self._closing.is_set():
             self._news.wait(pause_s)
+            if shares_cores():
+                wait_while_timing(self._hurried.wait, longest_s=_LATER_WHILE_TIMING_S)
             self._news.clear()
             try:
                 pause_s = _LOOK_AGAIN_S if self._outbox.post() else None
@@ -291,4 +297,5 @@ class Posting:
     def _note_catching_up(self) -> None:
         with self._lock:
             if not self._num_unkept and not self._news.is_set():
+                self._hurried.clear()
                 self._has_caught_up.set()

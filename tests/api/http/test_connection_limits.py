@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from layout_tuner.api.http import server
 from layout_tuner.api.http.connection_limits import ConnectionLimits
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.store import Store
@@ -124,6 +125,15 @@ def is_well(live: Live) -> bool:
 
 
 @pytest.mark.sampled(2)
+def test_a_service_that_is_to_end_does_not_wait_for_its_next_look(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "TICK_S", 3600.0)
+    with live_server(Settings(token=TOKEN), store) as live:
+        assert httpx.get(f"{live.url}/v1/health").is_success
+    # `live_server` has told it to end, and waited for the end.
+
+
 def test_a_header_of_100_mib_is_refused_and_others_are_answered_meanwhile(live: Live) -> None:
     stop = threading.Event()
     answers: list[int] = []

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from layout_tuner.api.background_loops import TICK_S, aligned_pause_s
-from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.api.live import database_changes
+from layout_tuner.api.live.database_changes import WHILE_TIMING_S, DatabaseChanges
 from layout_tuner.api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
@@ -39,6 +40,7 @@ from layout_tuner.results_db.events.live_state import (
 from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.timing_mark import TIMING_VARIABLE, timing
 from tests.kit.api import TOKEN
 from tests.kit.live import Watcher, live_service
 from tests.kit.postgres import upgraded
@@ -404,6 +406,30 @@ def test_nobody_waits_any_longer_when_the_service_stops(store: Store) -> None:
         assert await waiting
 
     run(store, body, stop=stop)
+
+
+def test_looks_are_seldom_while_ranks_time_on_the_same_cores(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intervals: list[float] = []
+
+    def pause_s(_now_s: float, interval_s: float) -> float:
+        intervals.append(interval_s)
+        return 0.0
+
+    monkeypatch.setattr(database_changes, "aligned_pause_s", pause_s)
+
+    async def body(changes: DatabaseChanges) -> None:
+        await changes.after(changes.number, within_s=0.05, pause_s=30)
+
+    for name, expected in (("", {0.01}), (str(tmp_path / "timing"), {WHILE_TIMING_S})):
+        monkeypatch.setenv(TIMING_VARIABLE, name)
+        with timing():
+            run(store, body, stop=Event())
+        assert {*intervals} == expected
+        intervals.clear()
+    run(store, body, stop=Event())
+    assert {*intervals} == {0.01}
 
 
 @pytest.mark.parametrize("now_s", [0.0, 0.03, 0.0999, 12.05, 12.0999999, 100.1])

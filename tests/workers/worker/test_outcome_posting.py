@@ -16,12 +16,15 @@ import pytest
 
 from layout_tuner.protocol.worker_messages import OutcomeReport
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.timing_mark import TIMING_VARIABLE, timing
 from layout_tuner.workers.errors import ServiceUnreachableError, SpoolInUseError, SpoolUnusableError
 from layout_tuner.workers.service.lease_client import EncodedOutcome, LeaseClient
+from layout_tuner.workers.worker import outcome_posting
 from layout_tuner.workers.worker.outcome_posting import Outbox, Posting
 from layout_tuner.workers.worker.outcome_spool import Spool, adopt_abandoned
 from tests.kit.fake_service import TOKEN, problem
 from tests.kit.store import completed, failed
+from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, make_report
 
 PATIENCE_S = 30.0
@@ -108,6 +111,23 @@ def test_a_refused_outcome_that_could_not_be_written_is_set_aside_once_the_disk_
     outbox.post()
     aside = [path.name for path in (service.spool_dir / "rejected").iterdir()]
     assert aside == ["trial-1-attempt-2.json"]
+
+
+def test_outcomes_wait_for_timed_iterations_but_not_in_the_way_of_leases(
+    service: WorkedService, posting: Posting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
+    monkeypatch.setattr(outcome_posting, "_LATER_WHILE_TIMING_S", 3600.0)
+    posting.catch_up(PATIENCE_S)  # its thread has looked once
+    with timing():
+        posting.take(make_report(1))
+        wait_until("the outcome is on disk", service.kept)
+        assert not service.outcomes
+    wait_until("the first outcome is posted", lambda: list(service.posted()) == [1])
+    with timing():
+        posting.take(make_report(2))
+        posting.catch_up(PATIENCE_S)
+        assert list(service.posted()) == [1, 2]
 
 
 def set_aside(service: WorkedService) -> dict[str, Any]:

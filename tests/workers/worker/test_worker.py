@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,6 +19,7 @@ from layout_tuner.protocol.worker_messages import (
     LeaseRead,
     OutcomeReport,
 )
+from layout_tuner.timing_mark import TIMING_VARIABLE, timing
 from layout_tuner.workers.errors import RanksLeftError, ServiceUnreachableError, WorkerReplacedError
 from layout_tuner.workers.launchers.group_launcher import GroupLauncher
 from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
@@ -347,11 +349,41 @@ def test_an_idle_worker_leaves_out_every_second_heartbeat_until_something_change
     busy = replace(draining, trials=(make_trial(),))
     told_after = []
     for news in (idle, idle, idle, idle, idle, idle, draining, draining, busy, busy, busy):
-        if not heartbeat._is_as_before(news):
+        if not heartbeat._leaves_out(news):
             heartbeat._beat("w", news)
-        else:
-            heartbeat._idle_since = None
         told_after.append(len(told))
     heartbeat.end()
     # The third is sent; its answer has orders, so that the next one is sent too.
     assert told_after == [1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 8]
+
+
+def test_two_of_three_heartbeats_are_left_out_while_ranks_time_but_none_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
+    is_away = False
+
+    class Client:
+        def heartbeat(self, *_: Any, **__: Any) -> HeartbeatReply:
+            if is_away:
+                raise ServiceUnreachableError("away")
+            return HeartbeatReply(stop=())
+
+    busy = News(worker_id="w", trials=(make_trial(),))
+    heartbeat = Heartbeat(Client(), interval_s=3600.0, news=busy, events=SimpleQueue())
+
+    def is_sent() -> bool:
+        if heartbeat._leaves_out(busy):
+            return False
+        return heartbeat._beat("w", busy)
+
+    with timing():
+        assert [is_sent() for _ in range(7)] == [True, False, False, True, False, False, True]
+        is_away = True
+        assert [is_sent() for _ in range(5)] == [False, False, True, True, True]
+    is_away = False
+    assert [is_sent() for _ in range(3)] == [True] * 3, "nobody times"
+    monkeypatch.delenv(TIMING_VARIABLE)
+    with timing():
+        assert [is_sent() for _ in range(3)] == [True] * 3, "the service is elsewhere"
+    heartbeat.end()

@@ -48,10 +48,20 @@ _FOR_LONG_S: Final = str(10**6)
 
 _SELDOM: Final = {
     "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "10000",
+    "RAY_object_manager_timer_freq_ms": "10000",
+    "RAY_kill_idle_workers_interval_ms": "10000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+    "RAY_core_worker_internal_heartbeat_ms": "10000",
+    "RAY_report_worker_backlog_interval_ms": "10000",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_emit_main_service_metrics": "0",
+    "RAY_event_stats": "0",
 }
-"""Ray looks at its resources ten times a second, and at the memory four times, to end processes
-for lack of it. Ranks may have the same cores; nothing here changes the one, or wants the other."""
+"""Ray looks at each of these one to ten times a second, and counts events for metrics that nobody
+reads. Ranks may have the same cores; objects are small here and few, and no worker ends for lack of
+memory or of work."""
 
 
 def prepare_environment() -> None:
