@@ -11,7 +11,8 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil
@@ -161,45 +162,50 @@ def section(*, seeds: int, rounds: int) -> str:
     compared = list(dict.fromkeys([*rivals, *(each.ranked[0] for each in busy)]))
     speeds = quiet_speeds(compared, rounds)
     best = max(compared, key=lambda layout: speeds[layout].median)
-    ratios = [speeds[each.ranked[0]].median / speeds[best].median for each in busy]
+    won = Counter(each.ranked[0] for each in busy)
     rows: list[tuple[str, ...]] = [
         (
-            str(seed),
-            str(each.num_runs),
-            str(each.num_disturbed),
-            f"{each.seconds:.0f}",
-            each.ranked[0].key,
-            f"{ratio:.3f}",
-        )
-        for seed, (each, ratio) in enumerate(zip(busy, ratios, strict=True))
-    ]
-    header = ("load", "runs", "disturbed", "seconds", "winner", "its quiet speed over the best's")
-    within = sum(ratio >= ASKED_RATIO for ratio in ratios)
-    asked = ceil(ASKED_SHARE * seeds)
-    probed: list[tuple[str, ...]] = [
-        (
             layout.key,
+            str(won[layout]),
+            f"{speeds[layout].median / speeds[best].median:.3f}",
             f"{speeds[layout].median:,.0f}",
             f"{min(speeds[layout].tokens_per_s):,.0f} to {max(speeds[layout].tokens_per_s):,.0f}",
             str(speeds[layout].num_disturbed),
         )
         for layout in sorted(compared, key=lambda layout: -speeds[layout].median)
     ]
+    header = (
+        "layout",
+        "won",
+        "quiet speed over the best's",
+        "tokens/s, median",
+        "all",
+        "disturbed",
+    )
+    good = [each for each in compared if speeds[each].median >= ASKED_RATIO * speeds[best].median]
+    within = sum(won[layout] for layout in good)
+    asked = ceil(ASKED_SHARE * seeds)
+    figure = (
+        "winners within 5 % of the quiet best",
+        f"{asked} of {seeds}",
+        f"{within} of {seeds}",
+        "yes" if within >= asked else "**no**",
+    )
     return f"""`make bench-busy`; {describe_machine("torch", "ray")}.
 
-Campaigns of `examples/tiny.yaml`, each on a service of its own, while one process keeps one core busy in bursts of {SHORTEST_S:g} to
-{LONGEST_S:g} s with pauses as long between them, drawn by the load's number. *Disturbed*: runs that the campaign marked so.
+{seeds} campaigns of `examples/tiny.yaml`, each on a service of its own, while one process keeps one core busy in bursts of {SHORTEST_S:g} to {LONGEST_S:g} s with pauses as long between them: {_range(each.num_runs for each in busy)} runs each, {_range(each.num_disturbed for each in busy)} of them marked as disturbed, {_range(round(each.seconds) for each in busy)} s.
 
-{table(header, rows)}
+{table(("figure", "asked", "measured", "reached"), [figure])}
 
 Quiet probes of the winners and of the first {len(rivals)} of an exhaustive quiet campaign of {quiet.num_runs} runs, {rounds} of each by turns:
 
-{table(("layout", "tokens/s, median", "all", "disturbed"), probed)}
-
-| figure | asked | measured | reached |
-| --- | --: | --: | --: |
-| winners within 5 % of the quiet best | {asked} of {seeds} | {within} of {seeds} | {"yes" if within >= asked else "**no**"} |
+{table(header, rows)}
 """
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = sorted(numbers)
+    return f"{found[0]}" if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 from benchmarks.arguments import count
-from benchmarks.bench_idle import ASKED_SHARE, measure_idle
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.service.large_leaderboard import fill_campaign
 from benchmarks.service.live_service import ROOT, LiveService, wait_until
@@ -79,7 +78,7 @@ class DashboardPart:
     """A part of the benchmark."""
 
     measure: Callable[[argparse.Namespace], list[Figure]]
-    notes: str
+    notes: str = ""
     """What a reader of its figures must know."""
 
 
@@ -323,20 +322,6 @@ def _requests(service: LiveService) -> dict[str, float]:
     return found
 
 
-def measure_idle_service(_: argparse.Namespace) -> list[Figure]:
-    """Processor time of an idle `layout-tuner up`."""
-    cost = measure_idle()
-    parts = ", ".join(f"{part} {share:.2%}" for part, share in sorted(cost.shares.items()))
-    return [
-        Figure(
-            name="idle `up`: processor time of api, driver and worker without Ray",
-            asked=f"at most {ASKED_SHARE:.0%} of a core",
-            measured=f"{cost.ours:.2%} ({parts})",
-            reached=cost.ours <= ASKED_SHARE,
-        )
-    ]
-
-
 def measure_lines(_: argparse.Namespace) -> list[Figure]:
     """Lines of the dashboard's modules, templates, scripts and styles."""
     kinds = {"py": "Python", "html": "templates", "js": "scripts", "css": "styles"}
@@ -361,29 +346,21 @@ def measure_lines(_: argparse.Namespace) -> list[Figure]:
 PARTS: Final[dict[str, DashboardPart]] = {
     "pages": DashboardPart(
         measure=measure_pages,
-        notes=f"- From the start of the navigation, or the click, until the second frame after the "
-        f"change, by the browser's clock; {OPENED} times each. Every page is opened in a context "
-        f"without a cache; clicks are made on a page that was opened anew",
+        notes=f"Pages: until the second frame after the change, by the browser's clock, {OPENED} times "
+        "each, in a context without a cache; clicks are made on a page that was opened anew.",
     ),
     "outcomes": DashboardPart(
         measure=measure_outcomes,
-        notes=f"- From the request with the outcome until the row was painted, {OUTCOMES} times, "
-        "0.5 to 1 s apart",
+        notes=f"Outcomes: until the row was painted, {OUTCOMES} times, 0.5 to 1 s apart.",
     ),
     "bytes": DashboardPart(
-        measure=measure_bytes, notes="- All files that six pages name, each counted once"
+        measure=measure_bytes, notes="Bytes: all files that six pages name, each counted once."
     ),
     "idle-page": DashboardPart(
         measure=measure_idle_page,
-        notes="- Counted by the service (`/metrics`), with a running campaign that nobody works on",
+        notes="The idle page is of a running campaign that nobody works on.",
     ),
-    "idle-service": DashboardPart(
-        measure=measure_idle_service, notes="- As `python -m benchmarks.bench_idle`"
-    ),
-    "lines": DashboardPart(
-        measure=measure_lines,
-        notes="- Code outside of this folder that the dashboard needs is not counted",
-    ),
+    "lines": DashboardPart(measure=measure_lines),
 }
 
 
@@ -415,7 +392,7 @@ def main() -> None:
         if arguments.only or arguments.idle_s != IDLE_S:
             sys.exit("bench-dashboard: --record is for all parts and an idle time of 600 s")
         rows = [figure.cells() for figure in figures]
-        notes = "\n".join(part.notes for part in PARTS.values())
+        notes = " ".join(part.notes for part in PARTS.values()).strip()
         numbers = table(("figure", "asked", "measured", "reached"), rows)
         record("The dashboard", f"`make bench-dashboard`; {machine}.\n\n{numbers}\n\n{notes}")
 

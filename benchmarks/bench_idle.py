@@ -174,14 +174,16 @@ def main() -> None:
     cost = measure_idle(settle_s=asked.settle, measured_s=asked.seconds, watchers=asked.watchers)
     for words, share in sorted(cost.processes.items(), key=lambda each: -each[1]):
         print(f"{share:7.2%}  {words}")
-    rows = [(part, f"{share:.2%}") for part, share in sorted(cost.shares.items())]
-    rows.append(("api, driver and worker", f"{cost.ours:.2%}"))
-    text = (
-        f"Processor time of `layout-tuner up` without a campaign, with {asked.watchers} watchers of "
-        f"live events, over {asked.seconds} s; at most {ASKED_SHARE:.0%} of a core is asked for.\n\n"
-        + table(("part", "of a core"), rows)
-        + f"\n\n{describe_machine('ray')}"
+    parts = ", ".join(f"{part} {share:.2%}" for part, share in sorted(cost.shares.items()))
+    row = (
+        f"`layout-tuner up` without a campaign, with {asked.watchers} watchers of live events, over "
+        f"{asked.seconds} s: processor time of api, driver and worker",
+        f"at most {ASKED_SHARE:.0%} of a core",
+        f"{cost.ours:.2%} ({parts})",
+        "yes" if cost.ours <= ASKED_SHARE else "**no**",
     )
+    numbers = table(("figure", "asked", "measured", "reached"), [row])
+    text = f"`python -m benchmarks.bench_idle`; {describe_machine('ray')}.\n\n{numbers}"
     print(text)
     if asked.record:
         record("Idle", text)

@@ -165,39 +165,38 @@ def section(boards: int) -> str:
     earlier = [Kind(spread=spread, repeats=0, has_earlier=True) for spread in SPREADS]
     each = [judged(kind, boards) for kind in kinds]
     every = sum(one.holds * one.num_rows for one in each) / sum(one.num_rows for one in each)
-    lines = [
-        (
-            f"{one.kind.spread:.0%}",
-            f"{one.kind.repeats}",
-            "one run" if one.kind.is_disturbed else "none",
-            f"{one.holds:.1%}",
-            f"{one.first_holds:.1%}",
-            f"{one.half_width:.1%}",
+    lines = []
+    for repeats, is_disturbed in product(REPEATS, (False, True)):
+        alike = [
+            one
+            for one in each
+            if (one.kind.repeats, one.kind.is_disturbed) == (repeats, is_disturbed)
+        ]
+        lines.append(
+            (
+                f"{repeats}{', one run disturbed' if is_disturbed else ''}",
+                " / ".join(f"{one.holds:.1%}" for one in alike),
+                " / ".join(f"{one.first_holds:.1%}" for one in alike),
+                " / ".join(f"{one.half_width:.1%}" for one in alike),
+            )
         )
-        for one in each
-    ]
-    known = [
+    known = [judged(kind, boards) for kind in earlier]
+    lines.append(
         (
-            f"{one.kind.spread:.0%}",
-            f"{one.holds:.1%}",
-            f"{one.half_width:.1%}",
-            f"{one.half_width / math.expm1(1.96 * one.kind.spread):.2f}",
+            f"0, {EARLIER} earlier",
+            " / ".join(f"{one.holds:.1%}" for one in known),
+            "-",
+            " / ".join(f"{one.half_width:.1%}" for one in known),
         )
-        for one in (judged(kind, boards) for kind in earlier)
-    ]
-    header = ("spread", "repeats", "disturbed", "holds the truth", "the first row's", "half width")
+    )
+    over = " / ".join(f"{one.half_width / math.expm1(1.96 * one.kind.spread):.2f}" for one in known)
+    header = ("repeats", "holds the truth", "the first row's", "half width")
+    spreads = " / ".join(f"{spread:.0%}" for spread in SPREADS)
     return f"""`make bench-intervals`; {describe_machine("numpy")}.
 
-Simulated runs: {boards} leaderboards of each kind, {NUM_LAYOUTS} layouts {APART:.0%} apart; the best {BEST} by their first runs are repeated.
-*Spread*: the true standard deviation of runs. *Disturbed*: one run is slower by 30 %; its layout's row does not count.
-*Half width*: median. All rows together: {every:.1%} hold the truth; the worst kind: {min(one.holds for one in each):.1%}.
+Simulated runs: {boards} leaderboards of each kind, {NUM_LAYOUTS} layouts {APART:.0%} apart; the best {BEST} by their first runs are repeated. The true standard deviation of runs is {spreads}. *Disturbed*: slower by 30 %; that layout's row does not count. *Half width*: median. *Earlier*: repeats in earlier campaigns on the cluster; the half width is then {over} times that where the spread is known. All other rows together: {every:.1%} hold the truth; the worst kind: {min(one.holds for one in each):.1%}.
 
 {table(header, lines)}
-
-The same with {EARLIER} repeats in earlier campaigns on the cluster, and none in this one; *over known*: the half width over that
-where the spread is known.
-
-{table(("spread", "holds the truth", "half width", "over known"), known)}
 """
 
 

@@ -17,7 +17,6 @@ from benchmarks.arguments import count
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.workers.packing_simulation import (
     DEVICES_PER_NODE,
-    NUM_DEVICES,
     NUM_NODES,
     Draw,
     PackedProbe,
@@ -58,13 +57,10 @@ def steady_row(sizes: str, deadlines: str, *, ended: int, seed: int) -> tuple[st
 
 
 def batch_row(sizes: str, deadlines: str, *, batches: int) -> tuple[str, ...]:
-    """The batches' row of one case."""
+    """What the batches add to the row of one case."""
     ran = [one_batch(_draw(sizes, deadlines, seed), at_once=AT_ONCE) for seed in range(batches)]
     ratios = [batch.makespan_s / batch.least_s for batch in ran]
     return (
-        sizes,
-        deadlines,
-        f"{median(batch.least_s for batch in ran):.0f} s",
         f"{median(batch.makespan_s for batch in ran):.0f} s",
         f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
         f"{fmean(batch.use_while_any_waits for batch in ran):.1%}",
@@ -74,27 +70,24 @@ def batch_row(sizes: str, deadlines: str, *, batches: int) -> tuple[str, ...]:
 def section(*, ended: int, batches: int) -> str:
     """The section of the results."""
     cases = list(product(SIZES, DEADLINES))
-    steady = [steady_row(*case, ended=ended, seed=1) for case in cases]
-    together = [batch_row(*case, batches=batches) for case in cases]
-    steady_header = ("sizes", "deadlines", "used", "held", "decisions a second")
-    waits_header = ("small waited (mean, most)", "large waited (mean, most)")
-    batch_header = ("sizes", "deadlines", "at least", "makespan", "ratio", "used while any waits")
+    rows = [
+        (*steady_row(*case, ended=ended, seed=1), *batch_row(*case, batches=batches))
+        for case in cases
+    ]
+    header = (
+        *("sizes", "deadlines", "used", "held", "decisions a second"),
+        *("small waited (mean, most)", "large waited (mean, most)"),
+        *("batch: makespan", "over the least", "used while any waits"),
+    )
     return f"""`make bench-packing`; {describe_machine("numpy")}.
 
-A pretended allocation of {NUM_NODES:,} nodes of {DEVICES_PER_NODE} devices; sizes log-uniform from 2 to 512 devices, durations uniform from 10 to 300 s.
-*Deadlines*: the duration that the packer is given.
+A pretended allocation of {NUM_NODES:,} nodes of {DEVICES_PER_NODE} devices; sizes log-uniform from 2 to 512 devices, durations uniform from 10 to 300 s. *Deadlines*: the duration that the packer is given.
 
-Steady state: {AT_ONCE} probes wait or run at any time (each that ends is followed by another), counted over {ended:,} ends after the first
-{AT_ONCE} have ended. *Used*: device-seconds that the probes asked for, of the allocation's {NUM_DEVICES:,} devices times the time; *held*: with the devices of
-whole nodes that a probe leaves over. *Decisions*: probes started by second of the packer's own time, on one core of a machine with other work.
-*Small*: at most {SMALL} devices; *large*: at least {LARGE}.
+Steady state: {AT_ONCE} probes wait or run at any time, counted over {ended:,} ends after the first {AT_ONCE}. *Used*: device-seconds that the probes asked for, of all; *held*: with the devices of whole nodes that a probe leaves over. *Decisions*: probes started by second of the packer's own time, on one core of a machine with other work. *Small*: at most {SMALL} devices; *large*: at least {LARGE}.
 
-{table((*steady_header, *waits_header), steady)}
+One batch of {AT_ONCE} probes at once, {batches} draws: the median makespan, over what no schedule can beat (all work on all devices, or the longest probe), and how much of the device time is used until the last probe starts.
 
-One batch of {AT_ONCE} probes that arrive at once, {batches} draws: the median makespan against what no schedule can beat (all work on all devices, or the
-longest probe), and how much of the device time is used until the last probe starts; after that nothing is left to pack.
-
-{table(batch_header, together)}
+{table(header, rows)}
 """
 
 

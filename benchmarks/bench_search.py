@@ -13,7 +13,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,6 +29,9 @@ from benchmarks.search.search_conditions import (
 from benchmarks.search.search_coverage import coverage
 from benchmarks.search.search_exams import EXAMS, cold_exam, exam_promises, exams_table, sit
 from benchmarks.search.search_figures import (
+    RECORDED,
+    STRATEGIES,
+    landscape_row,
     landscape_table,
     local_promises,
     small_promises,
@@ -55,14 +57,6 @@ from benchmarks.search.search_unknown import unknown_trainer
 from layout_tuner.search_spaces.tables import MeasurementTable, read_table
 from layout_tuner.tuner.replay.run import by_strategy
 
-STRATEGIES: Final = (
-    "guided",
-    "model-only",
-    "communication",
-    "deephyper",
-    "deephyper+memory",
-    "random",
-)
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
 SWEEP: Final = "nanotron_h100"
 NEED_SWEEP: Final = (
@@ -78,7 +72,9 @@ INTRO: Final = (
     "`make bench-search TABLES=DIR`. By default 20 seeds a cell (fewer where a table has more than "
     "12 cells) and as many simulated landscapes, 60 probes, cold, one pending unless said "
     "otherwise. A run that misses counts 61. The Llama 3B and 8B cells of nanotron_h100 are the two "
-    "halves: constants are chosen on one and judged on the other."
+    "halves: constants are chosen on one and judged on the other. A run also prints tables by cell, "
+    "and the parts that only the table of promises names "
+    "([what they measure](../docs/explanation/search.md#results-of-all-strategies))."
 )
 MOST_SEARCH_S: Final = 0.3
 
@@ -96,20 +92,24 @@ def main() -> None:
         effort=effort,
         tables=tables,
         folder=asked.tables,
-        note=f"; {asked.note}" if asked.note else "",
     )
     chosen = asked.only.split(",") if asked.only else list(bench.parts)
     unknown = [name for name in chosen if name not in bench.parts]
     if unknown:
         sys.exit(f"--only {','.join(unknown)}: choose from {', '.join(bench.parts)}")
-    section = SearchRecord() if not asked.only else SearchRecord.read()
-    section.intro = INTRO
+    machine = describe_machine("numpy", "scikit-learn", "deephyper")
+    how = "; ".join(filter(None, (machine, f"{effort.seeds} seeds", asked.note)))
+    section = SearchRecord(intro=INTRO, header=RECORDED, how=how)
+    if asked.only:
+        section = SearchRecord.read(INTRO, RECORDED)
     promises: list[Promise] = []
     for name in chosen:
-        part = bench.run(name)
-        print(f"### {part.title}\n\n{part.text}\n\n{part.details}".rstrip() + "\n", flush=True)
+        started = time.monotonic()
+        part = bench.parts[name]()
+        print("\n\n".join(filter(None, (f"### {part.title}", part.text, part.details))) + "\n")
+        print(f"{how}; {(time.monotonic() - started) / 60:.1f} minutes\n", flush=True)
         promises += part.promises
-        section.add(part)
+        section.add(part, how)
         if asked.record:
             section.write()
     print(promises_table(promises))
@@ -127,13 +127,11 @@ class _Bench:
         effort: Effort,
         tables: dict[str, MeasurementTable],
         folder: Path | None,
-        note: str,
     ) -> None:
         self.landscapes: list[Landscape] = []
         self._strategies = strategies
         self._effort = effort
         self._tables = tables
-        self._note = note
         self.parts: dict[str, Callable[[], Part]] = {
             **{name: partial(self._search, name) for name in tables},
             **{name: partial(self._simulated, name) for name in SIMULATED},
@@ -155,17 +153,6 @@ class _Bench:
         if SWEEP not in tables:
             for name in NEED_SWEEP:
                 del self.parts[name]
-
-    def run(self, name: str) -> Part:
-        """One part, with a line on how it was run."""
-        started = time.monotonic()
-        part = self.parts[name]()
-        note = (
-            f"{describe_machine('numpy', 'scikit-learn', 'deephyper')}; "
-            f"{self._effort.seeds} seeds, {(time.monotonic() - started) / 60:.1f} minutes with "
-            f"{self._effort.jobs} jobs{self._note}."
-        )
-        return replace(part, text=f"{part.text}\n\n{note}")
 
     def _search(self, name: str) -> Part:
         """A recorded table, cold, one probe at a time."""
@@ -189,11 +176,11 @@ class _Bench:
 
     def _landscape(self, searched: Landscape, promises: list[Promise]) -> Part:
         self.landscapes.append(searched)
-        text = f"{searched.about}.\n\n{landscape_table(searched)}"
-        guided, details = by_strategy(searched.runs).get("guided"), ""
-        if guided:
-            details = f"`guided` by cell:\n\n{cells_table(guided)}"
-        return Part(title=searched.name, text=text, details=details, promises=tuple(promises))
+        details = landscape_table(searched)
+        if guided := by_strategy(searched.runs).get("guided"):
+            details += f"\n\n`guided` by cell:\n\n{cells_table(guided)}"
+        row = landscape_row(searched)
+        return Part(title=searched.name, row=row, details=details, promises=tuple(promises))
 
     def _estimates(self) -> Part:
         """The estimates alone: every table by the priors, and the exams whose tables are there."""

@@ -59,7 +59,7 @@ PARTS: Final[dict[str, BenchmarkPart]] = {
     "start": BenchmarkPart(
         title="An api process",
         measure=measure_start,
-        notes="- `layout-tuner serve` on a database that is there already, everything in the page cache",
+        notes="On a database that is there already, everything in the page cache.",
     ),
 }
 

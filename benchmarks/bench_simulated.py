@@ -147,21 +147,21 @@ def _rows(small: EndedCampaign | None, large: EndedCampaign) -> Iterator[tuple[s
     yield "probes that ran at once, at most", f"{large.most_at_once:,}", f"{AT_ONCE:,}"
     yield "probes in all", f"{large.probes:,}", ""
     yield "legal layouts", f"{large.campaign.num_legal_layouts:,}", "10,000 at most"
-    yield "real time", f"{large.wall_s:.0f} s", ""
-    yield "simulated time", f"{large.simulated_h:.2f} h", ""
+    yield "real and simulated time", f"{large.wall_s:.0f} s, {large.simulated_h:.2f} h", ""
     yield (
         "processor time of service and driver, by probe",
         f"{large.a_probe_s:.3f} s",
         f"{A_PROBE_S} s",
     )
-    for part in ("api", "driver", "worker"):
-        yield f"of it {part}", f"{large.processor_s[part] / large.probes:.3f} s", ""
+    parts = ("api", "driver", "worker")
+    shares = [f"{large.processor_s[part] / large.probes:.3f} s" for part in parts]
+    yield f"that of {', '.join(parts)}", ", ".join(shares), ""
     yield (
         "devices' time used while trials wait",
         f"{large.used_while_waited:.1%}",
         f"{LEAST_USED:.0%}",
     )
-    yield "devices' time used in all", f"{large.used:.1%}", ""
+    yield "the same, to the end of the last probe", f"{large.used:.1%}", ""
 
 
 def _where(server: PostgresServer | None, name: str) -> tuple[str, ...]:

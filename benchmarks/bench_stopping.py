@@ -122,13 +122,16 @@ def campaigns(cells: Sequence[TableCell], noise: Noise, seeds: int) -> Iterator[
             yield campaign(dice.sample(rows, min(len(rows), MOST_LAYOUTS)), noise, dice)
 
 
-def campaigns_row(name: str, noise: Noise, ran: Sequence[Stopped]) -> tuple[str, ...]:
-    """A table's row of the section."""
+def campaigns_row(name: str, cells: Sequence[TableCell], seeds: int) -> tuple[str, ...]:
+    """A table's row of the section; its cells have a figure for each noise of `NOISES`."""
+    ran = [list(campaigns(cells, noise, seeds)) for noise in NOISES]
+    figures = zip(*(_figures(each) for each in ran), strict=True)
+    return (name, f"{len(ran[0]):,}", *(" / ".join(each) for each in figures))
+
+
+def _figures(ran: Sequence[Stopped]) -> tuple[str, ...]:
     as_good, stopped = (sum(counts) for counts in zip(*(each.as_good for each in ran), strict=True))
     return (
-        name,
-        f"{noise.iterations:.0%}, {noise.runs:.0%}",
-        f"{len(ran):,}",
         f"{1 - sum(each.spent for each in ran) / sum(each.asked for each in ran):.1%}",
         f"{fmean(each.loss for each in ran):.2%}",
         f"{fmean(each.loss_in_full for each in ran):.2%}",
@@ -154,24 +157,18 @@ def equals_row(noise: Noise) -> tuple[str, ...]:
 
 def section(tables: dict[str, Sequence[TableCell]], seeds: int) -> str:
     """The section of the results."""
-    ran = [
-        campaigns_row(name, noise, list(campaigns(cells, noise, seeds)))
-        for (name, cells), noise in product(tables.items(), NOISES)
-    ]
-    header = ("table", "noise", "campaigns", "saved", "loss", "loss in full", "stopped as good")
+    ran = [campaigns_row(name, cells, seeds) for name, cells in tables.items()]
+    header = ("table", "campaigns", "saved", "loss", "loss in full", "stopped as good")
+    noises = " / ".join(f"{noise.iterations:.0%}, {noise.runs:.0%}" for noise in NOISES)
     equals = [equals_row(noise) for noise in (*NOISES, Noise(iterations=0.02, carried=0.5))]
     equals_header = ("noise", "autocorrelation", "best known", "best measured once")
     return f"""`make bench-stopping TABLES=DIR`; {describe_machine("numpy")}.
 
-Simulated noise on recorded medians: normal on the logarithm; its standard deviation between iterations, and between runs.
-{seeds} seeds a cell; up to {MOST_LAYOUTS} of its layouts in random order, {DEFAULT_WARMUP} warm-up and {DEFAULT_ITERATIONS} timed iterations each; nothing is measured again at the end.
-*Saved*: of all iterations, warm-up included. *Loss*: how much slower than the best that was tried the winner is, by the record, on average;
-*in full*: of the same campaigns with the same noise, nothing stopped. *Stopped as good*: of the layouts that were at least as good as the best so far.
+{seeds} seeds a cell; up to {MOST_LAYOUTS} of its layouts in random order, {DEFAULT_WARMUP} warm-up and {DEFAULT_ITERATIONS} timed iterations each. Simulated noise between iterations, and between runs: {noises} (normal on the logarithm). *Saved*: of all iterations, warm-up included. *Loss*: how much slower than the best that was tried the winner is, on average; *in full*: if nothing is stopped. *Stopped as good*: of the layouts at least as good as the best so far.
 
 {table(header, ran)}
 
-How often a layout exactly as good as the best is stopped, where the best's step time is known (5 % are allowed), and where it was
-measured once and the low end of its interval counts, as in a campaign; {EQUALS:,} probes each.
+How often a layout exactly as good as the best is stopped, where the best's step time is known (5 % are allowed), and where it was measured once; {EQUALS:,} probes each.
 
 {table(equals_header, equals)}
 """

@@ -27,7 +27,7 @@ from benchmarks.trainer.trainer_cells import (
 )
 from benchmarks.trainer.trainer_start import (
     ProbeNotCompletedError,
-    breakdown_figures,
+    breakdown_figure,
     start_figures,
     warm_launcher,
 )
@@ -207,44 +207,29 @@ def _measure(cells: Sequence[tuple[Cell, int]], *, everything: bool) -> str:
             for figure in single_rank_figures(result):
                 add(figure)
     if everything:
-        for precision in PRECISIONS:
-            whole, sharded = (
-                optimizer_bytes(make_layout(precision=precision, dp=2, zero_stage=stage))
-                for stage in (0, 1)
-            )
-            add(memory_figure(whole, sharded, precision))
+        bytes_of = {
+            precision: (_optimizer_bytes(precision, 0), _optimizer_bytes(precision, 1))
+            for precision in PRECISIONS
+        }
+        add(memory_figure(bytes_of))
         with warm_launcher() as launcher:
-            for figure in (*start_figures(launcher, MODEL), *breakdown_figures(launcher)):
+            for figure in (*start_figures(launcher, MODEL), breakdown_figure(launcher)):
                 add(figure)
-    return render(results, figures, _NOTES)
+    return render(results, figures, _NOTE)
 
 
-_NOTES: Final = {
-    "Model": f"Llama, {MODEL.num_layers} layers, hidden {MODEL.hidden_size}, {MODEL.num_heads} heads, "
-    f"FFN {MODEL.ffn_hidden_size}, vocabulary {MODEL.vocab_size}, sequence {MODEL.seq_length}; "
-    f"{NUM_MICROBATCHES} micro-batches of {MICRO_BATCH_SIZE} a replica; the same weights and tokens",
-    "Ratios": "how many times longer the peer takes; steps alternate on the same batches within the "
-    "same ranks, one core each, from barrier to barrier, the slowest rank's; four ranks on two cores "
-    "have no wall time worth comparing: there it is the processor time of all ranks. What is asked is "
-    "held against the pairs' median",
-    "bare": "in the trainer's own process, hence with its allocator settings; as a bf16 model beside "
-    "fp32 master weights, which is faster than autocast. `own process`: with the allocator's defaults",
-    "torch-native": "`parallelize_module`, `torch.distributed.pipelining`, DDP with "
-    "ZeroRedundancyOptimizer. For tensor parallelism the fastest plan of three, one "
-    "`PrepareModuleInput` before the layers that share an input; the plain plan converts for each "
-    "layer, the sequence plan is torchtitan's. In bf16 with DDP: autocast, whose gradients are fp32",
-    "ep": f"the same model with {MIXTURE.num_experts} experts, {MIXTURE.experts_per_token} a token, of width "
-    f"{MIXTURE.moe_ffn_hidden_size}, chosen in turn. torch-native sends tokens as torchtitan does: "
-    "`all_to_all_single`, permutation by expert, `grouped_mm`; its experts in bf16 have fp32 copies",
-    "FSDP2": "`fully_shard` of every block, of the embedding, and of norm and head; gradients are "
-    "reduced in fp32, for each micro-batch as ours are. `ours, ZeRO-1`: this trainer with ZeRO-1",
-    "columns": "torch-native: DTensor with the residual stream's features cut, and norms that reduce "
-    "their statistics",
-    "awaited": "this trainer without one overlap: a rank waits for the sum of a layer's input "
-    "gradients (all_reduce), of a bucket's gradients (scatter), or for the weights of a layer (gather)",
-    "schedule": "torch-native: `ScheduleInterleavedZeroBubble` with one stage a rank. `ours, 1F1B`: "
-    "this trainer with the default schedule",
-}
+def _optimizer_bytes(precision: Precision, zero_stage: int) -> Sequence[int]:
+    return optimizer_bytes(make_layout(precision=precision, dp=2, zero_stage=zero_stage))
+
+
+_NOTE: Final = (
+    f"Llama, {MODEL.num_layers} layers, hidden {MODEL.hidden_size}, {MODEL.num_heads} heads, FFN "
+    f"{MODEL.ffn_hidden_size}, vocabulary {MODEL.vocab_size}, sequence {MODEL.seq_length}, with ep "
+    f"{MIXTURE.num_experts} experts of width {MIXTURE.moe_ffn_hidden_size}, {MIXTURE.experts_per_token} "
+    f"a token; {NUM_MICROBATCHES} micro-batches of {MICRO_BATCH_SIZE} a replica. Ratios: how many times "
+    "longer the peer takes ([which and how](../docs/explanation/trainer.md#speed)); what is asked is "
+    "held against the pairs' median."
+)
 
 
 def _arguments() -> argparse.Namespace:

@@ -93,34 +93,34 @@ def storm_figures(found: Storm) -> list[Figure]:
         print(f"not as its fault explains: {wrong}", file=sys.stderr)
     left = [*found.left, *found.left_running]
     before, after = found.descriptors
-    what = f"after {found.num_probes} probes of which {found.num_faults} fail in every way"
+    after_all = f"after {found.num_probes} probes of which {found.num_faults} fail in every way"
     return [
         Figure(
-            name=f"processes left {what}",
+            name=f"processes left {after_all}",
             asked="0",
             measured="; ".join(left) or f"0 ({found.wall_s:.0f} s in all)",
             reached=not left,
         ),
         Figure(
-            name=f"trials that ended otherwise than their fault explains {what}",
+            name="trials that ended otherwise than their fault explains",
             asked="0",
             measured=str(len(found.wrong)),
             reached=not found.wrong,
         ),
         Figure(
-            name=f"files and shared memory left {what}",
+            name="files and shared memory left",
             asked="0",
             measured=", ".join(found.files_left) or "0",
             reached=not found.files_left,
         ),
         Figure(
-            name=f"descriptors of the worker {what}",
+            name="descriptors of the worker",
             asked="no more",
             measured=f"{after}, {before} before",
             reached=after <= before + DESCRIPTORS_MORE,
         ),
         Figure(
-            name=f"memory of the machine gone {what}",
+            name="memory of the machine gone",
             asked="none",
             measured=f"{found.memory_gone_bytes / MIB:.0f} MiB, of all that runs on it",
             reached=found.memory_gone_bytes < MEMORY_GONE_BYTES,
@@ -165,15 +165,12 @@ def _section(part: str, machine: str, figures: Sequence[Figure]) -> str:
 TITLES: Final = {"turn-around": "From probe to probe", "faults": "Faults"}
 _NOTES: Final = {
     "turn-around": """\
-- The service and the worker are the product's own commands on this machine, with Ray and probes of `tiny`; ranks write down \
-when they began, ended an iteration, and were heard last, on one clock
-- From outcome to iteration: the end of a group, its outcome on disk, the next trial's fork, meeting, weights, memory iteration and \
-first iteration. torchrun runs the same probe by the same code, four probes and one torchrun in turns""",
+With Ray and probes of `tiny`. From outcome to iteration: the end of a group, its outcome on disk, the next trial's fork, meeting, \
+weights, memory iteration and first iteration. torchrun runs the same probe by the same code, four probes and one torchrun in turns.""",
     "faults": """\
-- The service and the worker are the product's own commands on this machine, with Ray and probes of `tiny`
-- A rank that raises, ends with a code or without a result, is killed, segfaults, aborts, hangs or is stopped until its deadline, \
+With Ray and probes of `tiny`. A rank that raises, ends with a code or without a result, is killed, segfaults, aborts, hangs or is stopped until its deadline, \
 runs out of memory, leaves children, daemons, sessions, threads or shared memory, floods its log; a killed zygote, warden, node \
-agent, raylet and worker: each as often, once a trial""",
+agent, raylet and worker: each as often, once a trial.""",
 }
 
 

@@ -37,30 +37,25 @@ def first_probe(tables: Tables, effort: Effort) -> Part:
     """Regret after one probe, cold, by group and by cell; beside it the estimates alone."""
     rows, promises, guided_runs = [], [], []
     for group in GROUPS:
-        cells = group.of(tables)
-        for strategy in ("guided", "model-only") if cells else ():
+        cells, figures = group.of(tables), []
+        if not cells:
+            continue
+        for strategy in ("guided", "model-only"):
             seeds = range(effort.seeds_of(len(cells)))
             tasks = tasks_of(cells, strategy, seeds, probes=1)
             runs = list(replay_all(tasks, jobs=effort.jobs))
             regrets = [run.regret_after(1) for run in runs]
-            failed = sum(run.failed_within(1) for run in runs)
-            rows.append(
-                (
-                    f"{group.title}, {strategy}",
-                    f"{len(runs)}",
-                    f"{np.median(regrets):.1%}",
-                    f"{np.mean(regrets):.1%}",
-                    f"{np.max(regrets):.1%}",
-                    f"{failed}",
-                )
-            )
+            shown = [f"{of(regrets):.1%}" for of in (np.median, np.mean, np.max)]
+            figures.append((*shown, f"{sum(run.failed_within(1) for run in runs)}"))
             if strategy == "guided":
                 guided_runs += runs
                 promises += _first_promises(group.title, regrets)
-    header = ("cells and strategy", "runs", "median regret", "mean", "worst", "failed")
+        both = [", ".join(pair) for pair in zip(*figures, strict=True)]
+        rows.append((group.title, f"{len(runs)}", *both))
+    header = ("cells", "runs", "median regret", "mean", "worst", "failed")
     return Part(
         title="first-probe",
-        text=table(header, rows),
+        text=f"Of guided, and of model-only.\n\n{table(header, rows)}",
         details=_first_by_cell(guided_runs),
         promises=tuple(promises),
     )
@@ -202,7 +197,9 @@ def _disturbed(
             (f"{half.title}, disturbed", *_reached_row(runs)),
         ]
         disturbed_runs += runs
-    text = f"{DEFINITIONS}\n\n{table(REACHED, rows)}\n\n{_definitions_table(disturbed_runs)}"
+    text = table(REACHED, rows)
+    if title == "slow-probe":
+        text = f"{DEFINITIONS}\n\n{text}\n\n{_definitions_table(disturbed_runs)}"
     return Part(
         title=title,
         text=text,
@@ -212,12 +209,12 @@ def _disturbed(
 
 
 DEFINITIONS: Final = (
-    "*Reached* is what a user has: the layout that the leaderboard ranks first (by the median of what "
-    "its probes measured) is truly within the share of the best, for the first time. The second table "
-    "has other definitions: *stays*, the leader is within the share from then to the last probe (a "
-    f"run ends when the true best leads and was not measured slow, or after {PROBES} probes); *measured*, some probe's "
-    "own figure is within the share of the true best; *ended early*, the same, but the search ends "
-    "with the first probe of the true best, however slow it was measured."
+    "The second table has other definitions than *reached* "
+    "([which](../docs/explanation/search.md#results-of-all-strategies) a user has): *stays*, the leader "
+    "is within the share from then to the last probe (a run ends when the true best leads and was not "
+    f"measured slow, or after {PROBES} probes); *measured*, some probe's own figure is within the share "
+    "of the true best; *ended early*, the same, but the search ends with the first probe of the true "
+    "best, however slow it was measured."
 )
 
 
@@ -260,12 +257,14 @@ DEFINED: Final[Mapping[str, Callable[[ReplayRun, float], int | None]]] = {
 def _definitions_table(runs: Sequence[ReplayRun]) -> str:
     rows = []
     for name, count in DEFINED.items():
+        cells = []
         for share in (0.05, 0.02):
             counts = [count(run, share) for run in runs]
             needed = [PROBES + 1 if number is None else number for number in counts]
             never = np.mean([number is None for number in counts])
-            rows.append((f"{name}, {share:.0%}", f"{np.mean(needed):.2f}", f"{never:.1%}"))
-    return table(("definition", "mean probes", "never"), rows)
+            cells += [f"{np.mean(needed):.2f}", f"{never:.1%}"]
+        rows.append((name, *cells))
+    return table(("definition", "mean probes to 5 %", "never", "to 2 %", "never"), rows)
 
 
 def _disturbed_promises(title: str, runs: Sequence[ReplayRun]) -> tuple[Promise, ...]:

@@ -51,16 +51,12 @@ def coverage(tables: Mapping[str, MeasurementTable], effort: Effort) -> Part:
     every = [run for runs in searched.values() for run in runs]
     text = "\n\n".join(
         [
-            f"Share of the stated {STATED:.0%} intervals of step times that hold the true step time, "
-            "by number of the probe:",
-            _intervals_table({**searched, "all": every}),
-            f"Searches whose rest gains over {CONVERGED_WITHIN:.0%} with a probability under 10 %, twice "
-            "in a row, after at least "
-            f"{LEAST_COMPLETED} completed probes, as a campaign with `converged_within: "
-            f"{CONVERGED_WITHIN}`; *had*: the layout ranked first was within "
-            f"{CONVERGED_WITHIN:.0%} of the best. Searches that had probed every layout by then are "
-            "not counted.",
-            _converged_table(searched),
+            f"First the share of the stated {STATED:.0%} intervals of step times that hold the true step "
+            "time, by number of the probe. *Converged*: as a campaign with `converged_within: "
+            f"{CONVERGED_WITHIN}` ends, after at least {LEAST_COMPLETED} completed probes; *had*: the "
+            f"layout ranked first was within {CONVERGED_WITHIN:.0%} of the best. Searches that had "
+            "probed every layout by then are not counted.",
+            _searches_table({**searched, "all": every}),
         ]
     )
     return Part(
@@ -160,31 +156,36 @@ def _interval_promise(title: str, runs: Sequence[ReplayRun]) -> Promise:
     )
 
 
-def _intervals_table(searched: Mapping[str, Sequence[ReplayRun]]) -> str:
+def _searches_table(searched: Mapping[str, Sequence[ReplayRun]]) -> str:
+    """A row for each kind of searches: shares of intervals, and what those that converged had."""
     names = [f"{low}-{high}" if low != high else f"{low}" for low, high in RANGES]
     rows = []
     for title, runs in searched.items():
         shares = [list(held(runs, *part)) for part in RANGES]
         shown = [f"{np.mean(own):.1%} of {len(own)}" if own else "-" for own in shares]
-        rows.append((title, *shown))
-    return table(("searches", *names), rows)
-
-
-def _converged_table(searched: Mapping[str, Sequence[ReplayRun]]) -> str:
-    rows = []
-    for title, runs in searched.items():
-        found = _converged(runs)
-        regrets = [one.regret for one in found]
-        rows.append(
-            (
-                title,
-                f"{len(runs)}",
-                f"{len(found)}",
-                f"{sum(_had(one) for one in found)}",
-                f"{np.median([one.num_probes for one in found]):g}" if found else "-",
-                f"{np.mean(regrets):.1%}" if found else "-",
-                f"{np.max(regrets):.1%}" if found else "-",
-            )
-        )
-    header = ("searches", "runs", "converged", "had", "after (median)", "left (mean)", "worst")
+        rows.append((title, *shown, f"{len(runs)}", *_converged_cells(runs)))
+    header = (
+        "searches",
+        *names,
+        "runs",
+        "converged",
+        "had",
+        "after (median)",
+        "left (mean)",
+        "worst",
+    )
     return table(header, rows)
+
+
+def _converged_cells(runs: Sequence[ReplayRun]) -> tuple[str, ...]:
+    found = _converged(runs)
+    if not found:
+        return ("0", *["-"] * 4)
+    regrets = [one.regret for one in found]
+    return (
+        f"{len(found)}",
+        f"{sum(_had(one) for one in found)}",
+        f"{np.median([one.num_probes for one in found]):g}",
+        f"{np.mean(regrets):.1%}",
+        f"{np.max(regrets):.1%}",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.results_file import table
 from benchmarks.search.search_record import Promise
@@ -11,7 +11,7 @@ from benchmarks.search.search_runs import Landscape
 from layout_tuner.cli.predictions.replay_report import summarize
 from layout_tuner.tuner.replay.run import by_strategy
 
-HEADER = (
+HEADER: Final = (
     "strategy",
     "runs",
     "to 5 % (quartiles)",
@@ -26,8 +26,34 @@ HEADER = (
 )
 
 
+STRATEGIES: Final = (
+    "guided",
+    "model-only",
+    "communication",
+    "deephyper",
+    "deephyper+memory",
+    "random",
+)
+RECORDED: Final = (
+    *("searched", "of", "runs", "mean to 5 / 2 %: guided", *STRATEGIES[1:]),
+    *(f"guided: {HEADER[2]}", *HEADER[3:5], *HEADER[6:], "measured"),
+)
+"""Header of the recorded table of all strategies."""
+
+
+def landscape_row(landscape: Landscape) -> tuple[str, ...]:
+    """What is recorded: the mean probes of each strategy, and all else of `guided`; no date yet."""
+    groups = by_strategy(landscape.runs)
+    rows = {name: _row(name, landscape, runs) for name, runs in groups.items()}
+    none = ("-",) * len(HEADER)
+    means = [rows.get(name, none)[5] for name in STRATEGIES]
+    guided = rows.get("guided", none)
+    searched = (landscape.name, landscape.about, guided[1])
+    return (*searched, *means, *guided[2:5], *guided[6:])
+
+
 def landscape_table(landscape: Landscape) -> str:
-    """A row a strategy."""
+    """What is printed: a row a strategy."""
     groups = by_strategy(landscape.runs)
     return table(HEADER, [_row(name, landscape, groups[name]) for name in groups])
 

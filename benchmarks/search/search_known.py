@@ -72,11 +72,8 @@ def known_cells(tables: Tables, effort: Effort) -> Part:
             for words, knowledge in (("cold", Knowledge()), (start.known_from, known)):
                 tasks = tasks_of([cell], "guided", seeds, knowledge=knowledge)
                 runs[words] += replay_all(tasks, jobs=effort.jobs)
-        rows += [
-            _row(f"{start.searched.title}, {words}", found)
-            for words, found in runs.items()
-            if found
-        ]
+        if runs["cold"]:
+            rows.append(_row(f"{start.searched.title}, {start.known_from}", *runs.values()))
     header = (
         "searched, known",
         "cells",
@@ -88,14 +85,20 @@ def known_cells(tables: Tables, effort: Effort) -> Part:
         "to 2 %",
         "worst cell",
     )
-    return Part(title="known-cells", text=table(header, rows))
+    text = f"Cold, and then with what is known.\n\n{table(header, rows)}"
+    return Part(title="known-cells", text=text)
 
 
-def _row(words: str, runs: Sequence[ReplayRun]) -> tuple[str, ...]:
+def _row(words: str, cold: Sequence[ReplayRun], known: Sequence[ReplayRun]) -> tuple[str, ...]:
+    figures = [", ".join(pair) for pair in zip(_figures(cold), _figures(known), strict=True)]
+    return (words, f"{len(by_cell(cold))}", f"{len(cold)}", *figures)
+
+
+def _figures(runs: Sequence[ReplayRun]) -> list[str]:
     cells = list(by_cell(runs).values())
     first = [float(np.mean([run.regret_after(1) for run in own])) for own in cells]
     figures = [f"{np.mean(first):.1%}", f"{max(first):.1%}"]
     for share in (0.05, 0.02):
         means = [float(np.mean([probes_needed(run, share) for run in own])) for own in cells]
         figures += [f"{np.mean(means):.2f}", f"{max(means):.1f}"]
-    return (words, f"{len(cells)}", f"{len(runs)}", *figures)
+    return figures

@@ -72,13 +72,11 @@ def frontier_175b(effort: Effort) -> Part:
         title=SCENARIO,
         text="\n\n".join(
             (
-                _about(list(cells.values())),
-                f"Until the layout that leads is truly within {WITHIN:.0%}:",
-                _table(found),
-                "Until a campaign with `converged_within: 0.02` names its winner:",
-                _table(named),
-                f"With `budget: {{node_hours: {BUDGET_NODE_HOURS:g}}}`:",
-                _table(bounded),
+                f"{_about(list(cells.values()))} A search ends when the layout that leads is truly within "
+                f"{WITHIN:.0%} (*found*), when a campaign with `converged_within: {WITHIN}` names its "
+                f"winner (*named*), or with `budget: {{node_hours: {BUDGET_NODE_HOURS:g}}}` "
+                "(*budget*).",
+                _table({"found": found, "named": named, "budget": bounded}),
             )
         ),
         promises=tuple(
@@ -138,10 +136,10 @@ def _mean_hours(endings: Sequence[_Ending]) -> float:
     return float(np.mean([ending.node_hours for ending in endings]))
 
 
-def _table(endings: dict[str, list[_Ending]]) -> str:
+def _table(endings: Mapping[str, Mapping[str, list[_Ending]]]) -> str:
     rows = [
         (
-            name,
+            f"{until}: {name}",
             f"{sum(each.regret is not None and each.regret <= WITHIN for each in some)} "
             f"of {len(some)}",
             f"{max(1.0 if each.regret is None else each.regret for each in some):.1%}",
@@ -152,10 +150,11 @@ def _table(endings: dict[str, list[_Ending]]) -> str:
             f"{min(each.node_hours for each in some):.0f} to "
             f"{max(each.node_hours for each in some):.0f}",
         )
-        for name, some in endings.items()
+        for until, strategies in endings.items()
+        for name, some in strategies.items()
     ]
     header = (
-        "strategy",
+        "until, strategy",
         "winner within 2 %",
         "worst regret",
         "full probes",

@@ -172,12 +172,13 @@ def recipes(folder: Path | None) -> Part:
         [_recipe_row(recipe, error) for recipe, error in zip(read, errors, strict=True)],
     )
     about = (
-        "By the priors alone. TFLOP/s are a device's by model FLOPs, published and predicted; where "
-        "a source gives hardware FLOPs (with recomputation), the step time follows from those."
+        "TFLOP/s are a device's by model FLOPs, published and predicted; where a source gives hardware "
+        "FLOPs (with recomputation), the step time follows from those."
     )
     return Part(
         title="recipes",
-        text=f"{about}\n\n{text}\n\n{_by_device(read, errors)}",
+        text=f"By the priors alone.\n\n{_by_device(read, errors)}",
+        details=f"{about}\n\n{text}",
         promises=tuple(promises),
     )
 

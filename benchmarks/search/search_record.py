@@ -1,6 +1,6 @@
-"""The section "Search" of the results: promises first, then a part for each benchmark.
+"""The section "Search" of the results: promises, a table of all strategies, and other parts.
 
-A run of some benchmarks replaces their parts and their promises, and keeps the others.
+A run of some parts replaces what the section says of them and their promises, and keeps the others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from benchmarks.results_file import RESULTS, record, table
 
 TITLE: Final = "Search"
 PROMISES: Final = ("what", "asked", "measured", "reached")
+STRATEGIES_TITLE: Final = "All strategies"
+UNDATED: Final = "Parts without a date: "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +49,10 @@ class Part:
     """The results of one part of the benchmark."""
 
     title: str
-    text: str
+    text: str = ""
     """What is recorded."""
+    row: tuple[str, ...] = ()
+    """What is recorded in place of a text: a row of the table of all strategies."""
     details: str = ""
     """What is printed beside it: tables by cell."""
     promises: tuple[Promise, ...] = ()
@@ -58,33 +62,54 @@ class Part:
 class SearchRecord:
     """The section as it stands in the file."""
 
-    intro: str = ""
+    intro: str
+    header: tuple[str, ...]
+    """Of the table of all strategies; its last column is of the date."""
+    how: str = ""
+    """How the parts without a date were measured: date, machine, versions, effort."""
     promises: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Rows by what was asked for."""
+    rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rows of the table of all strategies, by what was searched."""
     parts: dict[str, str] = field(default_factory=dict)
     """Texts by title."""
 
     @classmethod
-    def read(cls, path: Path = RESULTS) -> Self:
+    def read(cls, intro: str, header: tuple[str, ...], path: Path = RESULTS) -> Self:
         """The recorded section; an empty one if there is none."""
         sections = path.read_text().split("\n## ")
         own = next((text for text in sections if text.startswith(f"{TITLE}\n")), "")
-        head, *parts = own.removeprefix(TITLE).strip().split("\n### ")
-        lines = [line for line in head.splitlines() if line.startswith("|")]
-        rows = [tuple(line.strip("| ").split(" | ")) for line in lines[2:]]
+        head, *texts = own.removeprefix(TITLE).strip().split("\n### ")
+        parts = {title: text.strip() for title, _, text in (p.partition("\n") for p in texts)}
+        how = head.partition("\n|")[0].partition(UNDATED)[2].strip()
         return cls(
-            intro=head.partition("\n|")[0].strip(),
-            promises={row[0]: row for row in rows},
-            parts={title: text.strip() for title, _, text in (p.partition("\n") for p in parts)},
+            intro=intro,
+            header=header,
+            how=how.removesuffix("."),
+            promises=_rows(head),
+            rows=_rows(parts.pop(STRATEGIES_TITLE, "")),
+            parts=parts,
         )
 
-    def add(self, part: Part) -> None:
-        """Replaces what the section says of one benchmark."""
-        self.parts[part.title] = part.text
+    def add(self, part: Part, how: str) -> None:
+        """Replaces what the section says of one part, which was measured as `how` says."""
+        dated = "" if how == self.how else how
+        if part.row:
+            self.rows[part.title] = (*part.row, "; ".join(dated.split("; ")[:2]))
+        else:
+            self.parts[part.title] = f"{part.text}\n\n{dated}.".removesuffix("\n\n.")
         self.promises.update({promise.what: promise.row() for promise in part.promises})
 
     def write(self, path: Path = RESULTS) -> None:
         """Puts the section into the file."""
-        parts = [f"### {title}\n\n{text}" for title, text in self.parts.items()]
+        texts = {STRATEGIES_TITLE: table(self.header, list(self.rows.values())), **self.parts}
+        parts = [f"### {title}\n\n{text}" for title, text in texts.items()]
         rows = table(PROMISES, list(self.promises.values()))
-        record(TITLE, "\n\n".join([self.intro, rows, *parts]), path)
+        record(TITLE, "\n\n".join([f"{self.intro} {UNDATED}{self.how}.", rows, *parts]), path)
+
+
+def _rows(text: str) -> dict[str, tuple[str, ...]]:
+    """The rows of the table in a text, by their first cells."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines[2:]]
+    return {row[0]: row for row in rows}

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import islice, product
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from sqlalchemy import update
@@ -53,10 +54,9 @@ _OF_MEASUREMENT: Final = (BreakdownRow, StageMemoryRow, IterationRow)
 _SERVER: Final = {**FAST, "shared_buffers": "512MB"}
 
 LARGE_LEADERBOARD_NOTES: Final = f"""\
-- One campaign; besides its ranked layouts, one trial in {_FAILED_ONE_IN} ran out of memory. Pages of {LIMIT} layouts with their total, by \
-`store.leaderboard.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP; \
-the garbage collector is set as in the service
-- First the leaderboard is computed anew, as at the first call after an outcome. Then: the same call again"""
+Besides the ranked layouts of the campaign, one trial in {_FAILED_ONE_IN} ran out of memory. Pages of {LIMIT} layouts with their total; \
+medians of {ROUNDS} calls in this process, without HTTP; the garbage collector is set as in the service. First the leaderboard is \
+computed anew, as at the first call after an outcome; then the same call again. A run prints the time of each list."""
 
 
 def measure_large_leaderboard(folder: Path, scale: int) -> list[Figure]:
@@ -74,16 +74,40 @@ def measure_large_leaderboard(folder: Path, scale: int) -> list[Figure]:
 
 def _figures(store: Store, database: str, layouts: int) -> list[Figure]:
     fill_campaign(store, layouts)
-    return [
+    lists_s, figures = {}, []
+    for name, (is_list, call) in _calls(store, layouts).items():
+        cold_s, warm_s = _seconds_of(store, call)
+        measured = f"{cold_s * 1e3:.1f} ms; then {warm_s * 1e3:.1f} ms"
+        print(f"{name}, {layouts:,} layouts, {database}: {measured}", flush=True)
+        if is_list:
+            lists_s[name] = (cold_s, warm_s)
+        else:
+            figures.append(
+                Figure(name=f"{name}, {database}", asked="", measured=measured, reached=None)
+            )
+    return [*_figures_of_lists(lists_s, database), *figures]
+
+
+def _figures_of_lists(
+    lists_s: Mapping[str, tuple[float, float]], database: str
+) -> tuple[Figure, Figure]:
+    """The slowest of the lists, and their median."""
+    cold, warm = ({name: each[place] for name, each in lists_s.items()} for place in (0, 1))
+    slowest, then = max(cold, key=lambda name: cold[name]), max(warm, key=lambda name: warm[name])
+    return (
         Figure(
-            name=f"{name}, {layouts:,} layouts, {database}",
-            asked=f"under {MOST_S:g} s" if is_list else "",
-            measured=f"{cold_s * 1e3:.1f} ms; then {warm_s * 1e3:.1f} ms",
-            reached=cold_s < MOST_S if is_list else None,
-        )
-        for name, (is_list, call) in _calls(store, layouts).items()
-        for cold_s, warm_s in [_seconds_of(store, call)]
-    ]
+            name=f"the slowest of {len(lists_s)} lists, {database}",
+            asked=f"under {MOST_S:g} s",
+            measured=f"{cold[slowest] * 1e3:.1f} ms ({slowest}); then {warm[then] * 1e3:.1f} ms ({then})",
+            reached=cold[slowest] < MOST_S,
+        ),
+        Figure(
+            name=f"their median, {database}",
+            asked="",
+            measured=f"{median(cold.values()) * 1e3:.1f} ms; then {median(warm.values()) * 1e3:.1f} ms",
+            reached=None,
+        ),
+    )
 
 
 def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], object]]]:

@@ -54,12 +54,10 @@ NUM_LEASES: Final = 4
 LEASE_S: Final = 15.0
 
 FLOOD_NOTES: Final = f"""\
-- One `layout-tuner serve` on SQLite. A submitter's token sends {BURST} requests at once and then {PER_S} a second. For each route that \
-takes a body from it, a random and greedy search over shapes finds the body that costs the service the most processor time: lists, \
-fields, repeated fields, nesting, escapes, long numbers; JSON, YAML, CSV and forms; above and below limits on values
-- Beside no flood, and three floods: the costliest body of every route in turn, plans alone, and the costliest body alone; the figures are of the worst
-- Another submitter reads lists, a campaign and pages 40 times a second and plans a small space every 2 s; a worker holds \
-{NUM_LEASES} leases of {LEASE_S:g} s with heartbeats every 2 s"""
+On SQLite. A submitter's token sends {BURST} requests at once and then {PER_S} a second; for each route a search over shapes finds the \
+body that costs the service the most processor time. The worst of three floods: the costliest body of every route in turn, plans \
+alone, and the costliest body alone. Another submitter reads lists, a campaign and pages 40 times a second and plans a small space \
+every 2 s; a worker holds {NUM_LEASES} leases of {LEASE_S:g} s with heartbeats every 2 s."""
 
 
 @dataclass(kw_only=True, slots=True)

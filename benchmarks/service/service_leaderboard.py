@@ -42,14 +42,9 @@ LIMIT: Final = 100
 SERVER: Final = {**FAST, "shared_buffers": "512MB"}
 
 LEADERBOARD_NOTES: Final = f"""\
-- `GET /v1/campaigns/NAME/leaderboard`: {LIMIT} layouts with their measurements, intervals, ties, front and cost, 180 KB of JSON, from \
-`layout-tuner serve` over one kept connection; read to the last byte and not parsed. Every campaign has {TRIALS:,} completed trials, 20 of them \
-repeats; trials of all campaigns lie between each other
-- The bare query is `benchmarks/service/bare_leaderboard.py`: the campaign by its name, its layouts ranked and pooled by SQL with the moments of their iterations, \
-the trials, measurements and breakdowns of the best {LIMIT} (59 columns), the peaks of their stages and the source, by sqlite3 or psycopg, in one read transaction, \
-fetched as tuples. SQL has no Student's t: it has neither intervals nor ties, and no Pareto front
-- Pages and bare queries take turns, each of a campaign drawn at random, {ROUNDS_A_SCALE * 8} of each; a ratio is that of the two p99s. \
-The files are in the page cache, PostgreSQL 18 has 512 MB of shared buffers"""
+{LIMIT} layouts a page, 180 KB of JSON, read to the last byte and not parsed; 20 of the trials are repeats. Pages and bare queries \
+(`benchmarks/service/bare_leaderboard.py`, without intervals, ties and a Pareto front) take turns, {ROUNDS_A_SCALE * 8} of each; a \
+ratio is that of the two p99s. The files are in the page cache, PostgreSQL 18 has 512 MB of shared buffers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

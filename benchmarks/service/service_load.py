@@ -62,13 +62,10 @@ CAMPAIGN: Final[dict[str, Any]] = {
 }
 
 LOAD_NOTES: Final = f"""\
-- {NUM_API} `layout-tuner serve` on one PostgreSQL 18 that keeps its defaults (fsync on); {NUM_WORKERS} workers are one process, \
-{NUM_WATCHERS} watchers another, all of it on this machine. No driver runs: the trials are there before
-- A worker holds {NODES} nodes, leases one trial at a time and posts a whole outcome (ten timed iterations, warm-up, the peak of each \
-stage, breakdown, environment, {"50"} lines of log) as soon as it has the lease; one outcome in 50 is posted twice; heartbeats every 2 s
-- An event is late by the time between the service's clock when it happened and the watcher's when it was read
-- Lost or twice: every trial's measurement, iterations, stages, breakdown, log, environment and attempt are looked up in the database; so are \
-each watcher's events, by number and order"""
+{NUM_API} `layout-tuner serve` on one PostgreSQL 18 that keeps its defaults (fsync on); {NUM_WORKERS} workers are one process, \
+{NUM_WATCHERS} watchers another, all of it on this machine, without a driver. A worker holds {NODES} nodes, leases one trial at a time \
+and posts a whole outcome as soon as it has the lease, one in 50 twice; heartbeats every 2 s. Every outcome and every watcher's \
+events are looked up in the database."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -150,27 +150,26 @@ def start_figures(launcher: GroupLauncher, model: ModelShape) -> list[Figure]:
     return [*figures, torchrun]
 
 
-def breakdown_figures(launcher: GroupLauncher) -> list[Figure]:
-    """What the breakdown of an iteration leaves unexplained, a layout of two ranks each."""
-    figures = []
+def breakdown_figure(launcher: GroupLauncher) -> Figure:
+    """The most that the breakdown of an iteration leaves unexplained, of layouts of two ranks."""
     kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         *((f"{axis}=2", {axis: 2}) for axis in ("tp", "pp", "dp")),
-        ("pp=2, zero bubble", {"pp": 2, "schedule": "zero_bubble"}),
+        ("pp=2 with zero bubble", {"pp": 2, "schedule": "zero_bubble"}),
     )
+    unexplained = {}
     for kind, changes in kinds:
         layout = make_layout(precision="fp32", **changes)
         request = ProbeRequest(model=MODEL, layout=layout, iterations=3)
         breakdown = _run(launcher, request).measurement.breakdown
         if breakdown is None:
             raise ProbeNotCompletedError(f"a probe with {kind} took no breakdown of its steps")
-        shares = breakdown.shares
-        said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        figures.append(
-            Figure(
-                name=f"unexplained by the breakdown of an iteration, {kind}",
-                asked=f"under {UNEXPLAINED:.0%}",
-                measured=f"{shares['unexplained']:.2%} ({said})",
-                reached=abs(shares["unexplained"]) < UNEXPLAINED,
-            )
-        )
-    return figures
+        said = ", ".join(f"{name} {share:.1%}" for name, share in breakdown.shares.items())
+        print(f"breakdown of an iteration, {kind}: {said}", flush=True)
+        unexplained[kind] = abs(breakdown.shares["unexplained"])
+    worst = max(unexplained, key=lambda kind: unexplained[kind])
+    return Figure(
+        name=f"unexplained by the breakdown of an iteration, most of {', '.join(unexplained)}",
+        asked=f"under {UNEXPLAINED:.0%}",
+        measured=f"{unexplained[worst]:.2%} ({worst})",
+        reached=unexplained[worst] < UNEXPLAINED,
+    )

@@ -18,6 +18,12 @@ PEAK_SHARES: Final[dict[Precision, float]] = {"fp32": 0.78, "bf16": 0.35}
 """Of the core's matmul peak, on one rank; bf16's is meant of a core with AMX."""
 
 
+HEADER: Final = (
+    *("tp,pp,dp", "precision", "against", "asked", "medians", "pairs (quartiles)", "reached"),
+    *("ours", "peer", "CPU s ours", "CPU s peer", "losses within"),
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
     """One number that is asked for."""
@@ -38,12 +44,18 @@ def verdict(reached: bool | None) -> str:
 
 
 def cells_table(results: Sequence[CellResult]) -> str:
-    """A row a cell and peer."""
-    header = (
-        *("tp,pp,dp", "precision", "against", "asked", "medians", "pairs (quartiles)", "reached"),
-        *("ours", "peer", "CPU s ours", "CPU s peer", "losses within"),
-    )
-    return table(header, [row for result in results for row in _rows(result)])
+    """What is printed: a row a cell and peer."""
+    return table(HEADER, [row for result in results for row in _rows(result)])
+
+
+def recorded_cells(results: Sequence[CellResult]) -> str:
+    """What is recorded: rows of which something is asked, and the pairs of the others."""
+    rows = [row for result in results for row in _rows(result)]
+    asked = table(HEADER, [row for row in rows if row[3]])
+    others = [
+        f"{cell} {kind} {peer} {pairs}" for cell, kind, peer, ask, _, pairs, *_ in rows if not ask
+    ]
+    return f"{asked}\n\nNothing is asked of (pairs): {'; '.join(others)}."
 
 
 def _rows(result: CellResult) -> list[tuple[str, ...]]:
@@ -104,21 +116,19 @@ def single_rank_figures(result: CellResult) -> list[Figure]:
     return figures
 
 
-def memory_figure(whole: Sequence[int], sharded: Sequence[int], precision: Precision) -> Figure:
-    """Optimizer bytes of the fullest rank under ZeRO stage 1 against stage 0."""
-    share, dp = max(sharded) / max(whole), len(whole)
+def memory_figure(bytes_of: Mapping[Precision, tuple[Sequence[int], Sequence[int]]]) -> Figure:
+    """Optimizer bytes of the fullest rank under ZeRO stages 0 and 1."""
+    shares = {name: max(sharded) / max(whole) for name, (whole, sharded) in bytes_of.items()}
+    (dp,) = {len(whole) for whole, _ in bytes_of.values()}
     return Figure(
-        name=f"ZeRO-1 optimizer bytes a rank over ZeRO-0's, dp={dp}, {precision}",
+        name=f"ZeRO-1 optimizer bytes a rank over ZeRO-0's, dp={dp}",
         asked=f"1/{dp} within 2 %",
-        measured=f"{share:.4f}: {max(sharded):,} of {max(whole):,}",
-        reached=abs(share * dp - 1.0) <= 0.02,
+        measured=", ".join(f"{share:.4f} in {name}" for name, share in shares.items()),
+        reached=all(abs(share * dp - 1.0) <= 0.02 for share in shares.values()),
     )
 
 
-def render(
-    results: Sequence[CellResult], figures: Sequence[Figure], notes: Mapping[str, str]
-) -> str:
+def render(results: Sequence[CellResult], figures: Sequence[Figure], note: str) -> str:
     """The section of the results file."""
     numbers = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
-    said = "\n".join(f"- {name}: {note}" for name, note in notes.items())
-    return "\n\n".join((cells_table(results), numbers, said))
+    return "\n\n".join((note, recorded_cells(results), numbers))
