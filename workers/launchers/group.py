@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from layout_tuner.protocol.outcome import FailureReason
 from layout_tuner.units import memory
@@ -86,6 +86,10 @@ class _Progress:
     failure: GroupFailure | None = None
     failed_at: float = 0.0
 
+    def fail(self, reason: FailureReason, message: str, **where: Any) -> None:
+        """Notes a failure, and `where` as the other fields of `GroupFailure` say it."""
+        self.note(GroupFailure(reason=reason, message=message, **where))
+
     def note(self, failure: GroupFailure) -> None:
         """Keeps the first of the failures of the most weight."""
         if self.failure is None:
@@ -146,9 +150,7 @@ class RankGroup:
             self.nodes.start(self.tasks)
             self._follow()
         except NodeLostError as error:
-            self._progress.note(
-                GroupFailure(reason="node_lost", message=str(error), node=error.node)
-            )
+            self._progress.fail("node_lost", str(error), node=error.node)
         finally:
             tails = self.nodes.end(self._used, self._group)
         return GroupEnd(
@@ -165,8 +167,7 @@ class RankGroup:
         while not self._stops_waiting():
             left_s = self._ends_at - time.monotonic()
             if self.cancelled():
-                message = f"the probe was cancelled ({progress.last()})"
-                progress.note(GroupFailure(reason="cancelled", message=message))
+                progress.fail("cancelled", f"the probe was cancelled ({progress.last()})")
             elif left_s <= 0:
                 names = ", ".join(self.nodes.nodes[node].name for node in self._used)
                 message = (
@@ -174,9 +175,7 @@ class RankGroup:
                     f"({progress.last()}) on {names}"
                 )
                 only_node = self._used[0] if len(self._used) == 1 else None
-                return progress.note(
-                    GroupFailure(reason="timeout", message=message, node=only_node)
-                )
+                return progress.fail("timeout", message, node=only_node)
             else:
                 timeout_s = min(left_s, _TICK_S)
                 for event in self.nodes.poll(self._used, self._group, timeout_s):
@@ -203,8 +202,7 @@ class RankGroup:
         match document["event"]:
             case "lost" | "group_lost":
                 message = document.get("message", "the node's agent or zygote ended")
-                failure = GroupFailure(reason="node_lost", message=message, node=event.node)
-                self._progress.note(failure)
+                self._progress.fail("node_lost", message, node=event.node)
             case "starting":  # the start of the nodes does not count
                 self._ends_at = math.inf
             case "started":
@@ -227,14 +225,10 @@ class RankGroup:
                 self._progress.results[rank] = report
             case "error":
                 self._progress.complained.add(rank)
-                failure = GroupFailure(
-                    reason=report["reason"],
-                    message=f"rank {rank}: {report['message']}",
-                    node=node,
-                    rank=rank,
-                    transport=report["transport"],
+                message, transport = f"rank {rank}: {report['message']}", report["transport"]
+                self._progress.fail(
+                    report["reason"], message, node=node, rank=rank, transport=transport
                 )
-                self._progress.note(failure)
             case _:
                 if "index" in report:
                     self._progress.last_iteration = report["index"]
@@ -248,15 +242,9 @@ class RankGroup:
         if code > 0 and rank in self._progress.complained:
             return
         reason, how = self._how_it_ended(document)
-        self._progress.note(
-            GroupFailure(
-                reason=reason,
-                message=f"rank {rank} {how}",
-                node=node,
-                rank=rank,
-                transport=code == -signal.SIGABRT,  # NCCL aborts a rank whose peer has ended
-            )
-        )
+        is_aborted = code == -signal.SIGABRT  # by NCCL, which aborts a rank whose peer has ended
+        message = f"rank {rank} {how}"
+        self._progress.fail(reason, message, node=node, rank=rank, transport=is_aborted)
 
     def _how_it_ended(self, document: Document) -> tuple[FailureReason, str]:
         code, oom_kills = document["code"], document["oom_kills"]
