@@ -33,10 +33,6 @@ _LOG = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.25
 _HEAD_LOOK_S: Final = 1.0
-_SHORTEST_PAUSE_S: Final = 0.5
-_LONGEST_PAUSE_S: Final = 30.0
-_HEALTHY_AFTER_S: Final = 60.0
-"""A Ray that ran this long can work on this node, so the next pause is short."""
 
 
 class RayNode:
@@ -52,15 +48,13 @@ class RayNode:
 
     def run(self) -> None:
         """Keeps Ray running until the end signal; then no process of it is left."""
-        backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff = Backoff(0.5, 30.0)
         while self._wait_for_head():
             started = time.monotonic()
             words = self._run_once()
             if self._end_signal.within(0):
                 return
-            if time.monotonic() - started > _HEALTHY_AFTER_S:
-                backoff.reset()
-            pause_s = backoff.take()
+            pause_s = backoff.take_after(time.monotonic() - started)
             _LOG.warning(
                 "Ray on %s ended; it is started again in %g s; %s", self._address, pause_s, words
             )

@@ -39,9 +39,6 @@ DEVICE_SLACK_BYTES: Final = 512 << 20
 HOST_SLACK_BYTES: Final = 2 << 30
 """Memory that other processes may put into shared memory while a group runs."""
 
-_FIRST_PAUSE_S: Final = 0.005
-_LONGEST_PAUSE_S: Final = 0.25
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
@@ -192,7 +189,6 @@ class MemoryWatch:
     are noticed. The host is compared with the moment before the first of the groups that run side
     by side, after the last of them has ended: before that, memory that one group left can't be
     distinguished from memory that the others use. Any thread may call it.
-
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -236,7 +232,7 @@ class MemoryWatch:
         if names is None:
             return  # it was started by an earlier zygote, or not at all
         started = time.monotonic()
-        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff = Backoff(0.005, 0.25)
         while missing := [*self._missing_on_devices(names), *self._missing_on_host()]:
             waited_s = time.monotonic() - started
             if waited_s > self.wait_s:

@@ -21,8 +21,8 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
-import importlib
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -48,10 +48,6 @@ from layout_tuner.workers.ranks.processes import (
 from layout_tuner.workers.ranks.rank_task import RankTask
 from layout_tuner.workers.ranks.scratch import remove_directories
 
-_FIRST_PAUSE_S: Final = 0.001
-_LONGEST_PAUSE_S: Final = 1.0
-"""Pauses between two looks for orphans."""
-
 _KEEPERS_WITHIN_S: Final = 3.0
 """Seconds that keepers may take to end their groups when the zygote ends, before it kills them."""
 
@@ -65,7 +61,7 @@ class Orphans:
     """
 
     def __init__(self) -> None:
-        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._backoff = Backoff(0.001, 1.0)  # between two looks
         self.next_look_at: float | None = None
         """On the monotonic clock; None: there are no orphans."""
 
@@ -235,13 +231,6 @@ class Zygote:
             self._stop()
 
 
-def load_entry(name: str) -> RankEntry:
-    """Imports "module:function"; the name comes only from the zygote's own command line."""
-    module, _, function = name.partition(":")
-    entry: RankEntry = getattr(importlib.import_module(module), function)
-    return entry
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="layout_tuner.workers.ranks.zygote", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
@@ -250,7 +239,7 @@ def main() -> None:
     become_subreaper()
     agent = JsonLines(socket.socket(fileno=arguments.socket))
     agent.socket.set_inheritable(False)
-    entry = load_entry(arguments.entry)
+    entry: RankEntry = pkgutil.resolve_name(arguments.entry)  # imports "module:function"
     gc.collect()
     gc.freeze()  # so that the forks share the loaded modules
     Zygote(agent, entry).run()

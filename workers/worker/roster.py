@@ -26,9 +26,6 @@ from layout_tuner.workers.worker.node_health import HealthReport, problems
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
-
 _READS_AS: Final = {"checking": "being checked", "recovering": "being recovered"}
 """States that have other words in a sentence."""
 
@@ -60,7 +57,6 @@ class NodeRoster:
     quarantine. A lost node is recovered in the background; failed attempts are repeated. A node is
     quarantined where its check fails, where processes on it can't be ended, where probes fail that
     complete on other nodes, or where a user asks for it. A user releases it.
-
     """
 
     launcher: LaunchedNodes
@@ -78,9 +74,7 @@ class NodeRoster:
 
     def __post_init__(self) -> None:
         self._nodes: list[RosterNode] = []
-        self._backoffs = defaultdict[int, Backoff](
-            lambda: Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        )
+        self._backoffs = defaultdict[int, Backoff](lambda: Backoff(1.0, 60.0))
         """By node, the pauses between attempts to recover it."""
         self._measured: set[int] = set()
         """Nodes whose check is under way, also lost ones: a second check would disturb the

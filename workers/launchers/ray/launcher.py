@@ -39,10 +39,6 @@ _OTHERS_WITHIN_S: Final = 60.0
 _ENDED_WITHIN_S: Final = 60.0
 """A node answers the order "end", or is lost, long before."""
 
-_SHORTEST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 30.0
-_HEALTHY_AFTER_S: Final = 60.0
-
 
 @dataclass(kw_only=True)
 class _Agent:
@@ -221,7 +217,7 @@ class RayNodes:
         raise RayClusterFailedError(self._unusable or within)
 
     def _keep_bridge(self) -> None:
-        backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff = Backoff(0.1, 30.0)
         while True:
             started = time.monotonic()
             why = f"the bridge to Ray ended: {self._bridge.wait()}"
@@ -230,9 +226,7 @@ class RayNodes:
             with self._changed:
                 self._unusable = why
                 self._changed.notify_all()
-            if time.monotonic() - started > _HEALTHY_AFTER_S:
-                backoff.reset()
-            pause_s = backoff.take()
+            pause_s = backoff.take_after(time.monotonic() - started)
             if not self._closing.is_set():
                 _LOG.warning("%s; another one starts in %g s", why, pause_s)
             self._closing.wait(pause_s)
@@ -338,11 +332,7 @@ def ray_launcher(
     rank_entry: str = RANK_ENTRY,
     trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> GroupLauncher:
-    """Joins an allocation's Ray cluster, or starts one of this machine alone; see `RayNodes`.
-
-    Raises:
-        RayClusterFailedError: the cluster could not be started or joined.
-    """
+    """Joins an allocation's Ray cluster, or starts one of this machine alone; see `RayNodes`."""
     if address is not None and "RAY_AUTH_TOKEN" not in os.environ:
         raise RayClusterFailedError(
             f"RAY_AUTH_TOKEN is not set: set it to the token with which the nodes of {address} were started"

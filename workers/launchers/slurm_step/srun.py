@@ -37,7 +37,6 @@ from layout_tuner.workers.slurm.jobs import SlurmAllocation
 
 _LOG = logging.getLogger(__name__)
 
-
 _MEETING: Final = "meeting-"
 """Prefix of the names of groups without ranks, which query the nodes."""
 _CLOSE_WITHIN_S: Final = 60.0
@@ -312,11 +311,7 @@ def srun_launcher(
     environment: Mapping[str, str] | None = None,
     trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> GroupLauncher:
-    """Starts one Slurm step a group, inside the allocation that this process runs in.
-
-    Raises:
-        NodeLostError: no node of the allocation answers.
-    """
+    """Starts one Slurm step a group, in the allocation of this process; see `SrunNodes`."""
     site = site or Site()
     environment = dict(os.environ if environment is None else environment)
     names, cores = allocation.node_names, site.cores_per_node
