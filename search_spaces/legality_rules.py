@@ -12,9 +12,10 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from layout_tuner.array_types import Bools
+from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
-from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, Precision
+from layout_tuner.search_spaces.layouts.layout import KNOBS, PIPELINE_SPLITS, Layout, Precision
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, codes_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -107,6 +108,20 @@ def _divides(name: str, model_field: str, knob: str) -> Rule:
         return f"{model_field}={dimension} is not divisible by {knob}={degree}"
 
     return Rule(name=name, illegal=illegal, sentence=sentence)
+
+
+def _same_job(name: str, knob: str, axis: str) -> Rule:
+    """Of a knob that has a meaning on an axis of several ranks alone."""
+    default = KNOBS[knob].default
+    return Rule(
+        name=name,
+        scope="redundant",
+        illegal=lambda c, _: (getattr(c, knob) != code_of(knob, default)) & (getattr(c, axis) == 1),
+        sentence=lambda layout, _: (
+            f"{knob}={word_of(getattr(layout, knob))} with {axis}=1 is the same job as "
+            f"{knob}={word_of(default)}"
+        ),
+    )
 
 
 def _layers_sentence(layout: Layout, x: RuleContext) -> str:
@@ -353,17 +368,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "the same tokens to the experts; a model with experts needs sequence_parallel=true"
         ),
     ),
-    Rule(
-        name="cp_comm_type_needs_cp",
-        scope="redundant",
-        illegal=lambda c, _: (
-            (c.cp == 1) & (c.cp_comm_type != code_of("cp_comm_type", "all_gather"))
-        ),
-        sentence=lambda layout, _: (
-            f"cp_comm_type={layout.cp_comm_type} with cp=1 is the same job as "
-            "cp_comm_type=all_gather"
-        ),
-    ),
+    _same_job("cp_comm_type_needs_cp", "cp_comm_type", "cp"),
     Rule(
         name="nodes_exist",
         scope="machine",
@@ -419,23 +424,8 @@ RULES: Final[tuple[Rule, ...]] = (
             "zero_stage=0"
         ),
     ),
-    Rule(
-        name="split_needs_pipeline",
-        scope="redundant",
-        illegal=lambda c, _: (c.pipeline_split != 0) & (c.pp == 1),
-        sentence=lambda layout, _: (
-            f"pipeline_split={layout.pipeline_split} with pp=1 is the same job as "
-            "pipeline_split=layers"
-        ),
-    ),
-    Rule(
-        name="schedule_needs_pipeline",
-        scope="redundant",
-        illegal=lambda c, _: (c.schedule != 0) & (c.pp == 1),
-        sentence=lambda layout, _: (
-            f"schedule={layout.schedule} with pp=1 is the same job as schedule=1f1b"
-        ),
-    ),
+    _same_job("split_needs_pipeline", "pipeline_split", "pp"),
+    _same_job("schedule_needs_pipeline", "schedule", "pp"),
     Rule(
         name="experts_in_order_of_ranks",
         # Where they do not divide the ranks of a stage, the rule of these gives the reason.
@@ -484,14 +474,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "states"
         ),
     ),
-    Rule(
-        name="sequence_parallel_needs_tp",
-        scope="redundant",
-        illegal=lambda c, _: (c.sequence_parallel == 1) & (c.tp == 1),
-        sentence=lambda _layout, _: (
-            "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false"
-        ),
-    ),
+    _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",
         scope="trainer",
