@@ -94,10 +94,6 @@ class Budget:
                 object.__setattr__(self, "wall_time_s", seconds)
         problems.refuse()
 
-    @property
-    def is_unbounded(self) -> bool:
-        return self.trials is None and self.node_hours is None and self.wall_time_s is None
-
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the bounds by name; the wall time may be written as `wall_time: 10m`."""
@@ -128,7 +124,7 @@ def changed_budget(
 
 def refuse_unbounded(budget: Budget, strategy: str) -> None:
     """Raises CampaignInvalidError where neither a bound nor the strategy ends the campaign."""
-    if budget.is_unbounded and strategy != "exhaustive":
+    if budget == Budget() and strategy != "exhaustive":
         raise CampaignInvalidError(
             f"strategy {strategy!r} needs at least one bound of "
             f"{', '.join(f.name for f in fields(Budget))}",
@@ -148,11 +144,7 @@ def refuse_wall_time(budget: Budget) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationSettings:
-    """That a campaign is simulated, and by what.
-
-    Raises:
-        CampaignInvalidError: at construction, when a number is out of range.
-    """
+    """That a campaign is simulated, and by what; CampaignInvalidError for a number out of range."""
 
     seed: int = 0
     """Seed of the noise, the stragglers and the failures of its probes. The nodes of a worker have

@@ -30,10 +30,6 @@ column, since the value follows from others."""
 MAX_VALUES: Final = 4096
 """Most values that one knob may have."""
 
-WholeNumbers = int | Sequence[int] | Mapping[str, int]
-"""A whole number, several, or a range with both ends: `{from: 4, to: 20, step: 2}` or
-`{from: 1, to: 64, times: 2}`."""
-
 assert MAX_VALUES < MAX_COUNT, "a list of every count would be too long"
 
 _METADATA: Final = "knob"
@@ -162,7 +158,10 @@ def _listed(knob: Knob, value: object) -> Sequence[object]:
 
 
 def _read_range(name: str, value: Mapping[Any, Any]) -> Sequence[int]:
-    """The numbers of `{from:, to:, step:}` or `{from:, to:, times:}`; a step of 1 if neither."""
+    """The numbers of `{from: 4, to: 20, step: 2}` or `{from: 1, to: 64, times: 2}`, both ends in.
+
+    A step of 1 if neither is given.
+    """
     try:
         given = read_mapping(value, SpaceInvalidError, "the range")
         refuse_unknown(given, ("from", "to", "step", "times"), SpaceInvalidError, "range field")

@@ -63,7 +63,8 @@ class MemorySample:
                 (in_use[name] - before[name] for name in in_use.keys() & before), default=0
             )
         else:
-            used_bytes = sum(map(_private_bytes, process_tree(pid))) // self._num_ranks
+            each = map(memory_of, process_tree(pid))
+            used_bytes = sum(of["RssAnon"] + of["RssShmem"] for of in each) // self._num_ranks
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         ended = time.monotonic()
         self._next_at = ended + max(_EVERY_S, _PAUSES * (ended - now))
@@ -96,8 +97,3 @@ def process_tree(pid: int) -> Iterator[int]:
             continue
         for child in below:
             yield from process_tree(child)
-
-
-def _private_bytes(pid: int) -> int:
-    figures = memory_of(pid)
-    return figures["RssAnon"] + figures["RssShmem"]

@@ -23,7 +23,7 @@ import hashlib
 import heapq
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -36,7 +36,6 @@ from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, FailureReason, Out
 from layout_tuner.protocol.worker_messages import WorkerCreate
 from layout_tuner.units import SECONDS_PER_HOUR
 from layout_tuner.workers.errors import ServiceUnreachableError
-from layout_tuner.workers.launchers.launcher_nodes import Cancelled
 from layout_tuner.workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from layout_tuner.workers.packing.packer import Packer
 from layout_tuner.workers.ranks.rank_task import Device
@@ -312,7 +311,7 @@ class SimulatedWorkers:
             launcher,
             Packer(share_nodes=self.options.share_nodes),
             member,
-            check=partial(check_simulated_nodes, launcher),
+            check=lambda nodes, *_: {node: _health_of(launcher, node) for node in nodes},
         )
         member.trials = TrialBook(
             start_probe=partial(self._start, member),
@@ -551,17 +550,8 @@ class SimulatedWorkers:
         self.clock.move_to(at_s)
 
 
-def check_simulated_nodes(
-    launcher: SimulatedLauncher,
-    nodes: Sequence[int],
-    _cancelled: Cancelled,
-    _known: Mapping[int, HealthReport],
-) -> dict[int, HealthReport]:
-    """What a health check shows of simulated nodes: how slow they are, or that they are lost."""
-    return {node: _health_of(launcher, node) for node in nodes}
-
-
 def _health_of(launcher: SimulatedLauncher, node: int) -> HealthReport:
+    """What a health check shows of a simulated node: how slow it is, or that it is lost."""
     cluster, peaks = launcher.machine.cluster, launcher.machine.cluster.peak_flops_per_s
     device: Device = "cpu" if cluster.has_cpu_devices else "cuda"
     size, memory_bytes = cluster.devices_per_node, cluster.device_memory_bytes

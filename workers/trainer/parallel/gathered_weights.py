@@ -48,7 +48,7 @@ class GatheredWeights:
         self._at = -1
         self._looks_ahead = "gather" in model.mesh.overlaps
         for number, layer in enumerate(model.layers):
-            layer[0].register_forward_pre_hook(partial(self._before_forward, number))
+            layer[0].register_forward_pre_hook(partial(self.use, number))
             if not isinstance(layer[0], Embedding):
                 layer[-1].register_forward_hook(partial(self._after_forward, number))
             self._release(number)
@@ -61,7 +61,7 @@ class GatheredWeights:
         with part("dp"):
             self._start(self._order[0])
 
-    def use(self, layer: int) -> None:
+    def use(self, layer: int, *_: Any) -> None:
         """Waits for a layer's weights, and starts to gather those of the next one."""
         order, before = self._order, self._order[self._at] if self._at >= 0 else None
         if layer == before:
@@ -123,9 +123,6 @@ class GatheredWeights:
             slot.parameter.data = self._nothing
         if layer in self._spans:
             self._window.give_back(self._spans.pop(layer))
-
-    def _before_forward(self, layer: int, *_: Any) -> None:
-        self.use(layer)
 
     def _after_forward(
         self, layer: int, _module: nn.Module, _inputs: Any, output: Tensor
