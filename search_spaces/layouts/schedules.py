@@ -40,25 +40,21 @@ class VirtualMicrobatch(NamedTuple):
     microbatch: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forward:
+@dataclass(frozen=True, kw_only=True)
+class _Pass:
+    of: VirtualMicrobatch
+
+
+class Forward(_Pass):
     """Run a chunk's forward pass."""
 
-    of: VirtualMicrobatch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Backward:
+class Backward(_Pass):
     """Run a chunk's backward pass."""
 
-    of: VirtualMicrobatch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightGradients:
+class WeightGradients(_Pass):
     """Run the products of the weight gradients that a chunk's backward pass left out."""
-
-    of: VirtualMicrobatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

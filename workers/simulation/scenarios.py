@@ -50,7 +50,7 @@ class Scenario:
     cluster: Cluster
     space: SearchSpace
     """The space of layouts, which all use the same devices and the same batch."""
-    truth: Truth
+    truth: Truth = "events"
     """What step times follow."""
 
     def legal_set(self) -> LegalSet:
@@ -93,21 +93,21 @@ _FRONTIER_SPACE: Final = _space(
     micro_batch_size=[1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24, 30, 32, 40],
 )
 
+_STRESS_22B: Final = Scenario(
+    name="stress-22b",
+    about="22B on three Frontier-like nodes, every constant far off and a distortion on top",
+    model=model_preset("gpt-22b"),
+    cluster=CLUSTER_PRESETS["frontier"],
+    space=_FRONTIER_SPACE,
+    truth="stress",
+)
+
 _SCENARIOS: Final = (
-    Scenario(
-        name="stress-22b",
-        about="22B on three Frontier-like nodes, every constant far off and a distortion on top",
-        model=model_preset("gpt-22b"),
-        cluster=CLUSTER_PRESETS["frontier"],
-        space=_FRONTIER_SPACE,
-        truth="stress",
-    ),
-    Scenario(
+    _STRESS_22B,
+    replace(
+        _STRESS_22B,
         name="frontier-22b",
         about="the same layouts on a machine that is little off",
-        model=model_preset("gpt-22b"),
-        cluster=CLUSTER_PRESETS["frontier"],
-        space=_FRONTIER_SPACE,
         truth="events",
     ),
     Scenario(
@@ -116,7 +116,6 @@ _SCENARIOS: Final = (
         model=model_preset("gpt-175b"),
         cluster=CLUSTER_PRESETS["frontier"],
         space=_space(16, 1280, recompute="full", micro_batch_size=[1, 2, 4]),
-        truth="events",
     ),
     Scenario(
         name="h100-8b",
@@ -124,7 +123,6 @@ _SCENARIOS: Final = (
         model=model_preset("llama-8b"),
         cluster=CLUSTER_PRESETS["h100-sxm"],
         space=_space(8, 256),
-        truth="events",
     ),
     Scenario(
         name="a100-1.3b",
@@ -132,7 +130,6 @@ _SCENARIOS: Final = (
         model=model_preset("gpt-1.3b"),
         cluster=CLUSTER_PRESETS["a100-sxm"],
         space=_space(1, 128, pp=[1, 2, 4, 8]),
-        truth="events",
     ),
 )
 
