@@ -41,7 +41,6 @@ DEFAULT_OBJECTIVES: Final[tuple[AnyObjective, ...]] = ("tokens_per_s_per_device"
 MAX_OBJECTIVES: Final = 3
 """Most objectives of one campaign: with more, nearly every layout is on the front."""
 
-
 OBJECTIVE_FIGURES: Final = (
     *(name for name in OBJECTIVES if name != "tokens_per_node_hour"),
     "peak_memory_bytes",

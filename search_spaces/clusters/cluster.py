@@ -29,7 +29,6 @@ from layout_tuner.search_spaces.physical_ranges import Range
 
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
 
-
 _BANDWIDTHS: Final = Range(1e3, 1e15, "bytes/s")
 _LATENCIES: Final = Range(1e-15, 10.0, "s")
 
@@ -46,7 +45,6 @@ CLUSTER_RANGES: Final[Mapping[str, Range]] = {
     "inter_node_latency_s": _LATENCIES,
 }
 """The range of each number of a cluster; for a table, of each of its values."""
-
 
 MEASURED_SOURCE: Final = "measured by layout-tuner calibrate"
 """How the source of measured constants begins: their peak is the speed of a matrix product."""
@@ -128,12 +126,8 @@ class Cluster:
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values (keys become strings)."""
-        mapping = asdict(self)
-        mapping["peak_flops_per_s"] = dict(self.peak_flops_per_s)
-        mapping["intra_node_bandwidth_bytes_per_s"] = {
-            str(ranks): value for ranks, value in self.intra_node_bandwidth_bytes_per_s.items()
-        }
-        return mapping
+        links = self.intra_node_bandwidth_bytes_per_s.items()
+        return asdict(self) | {_LINKS: {str(ranks): value for ranks, value in links}}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

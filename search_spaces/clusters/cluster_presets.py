@@ -32,7 +32,6 @@ _MAX_DEVICE_MEMORY_GB: Final = MAX_DEVICE_MEMORY_BYTES // GIB
 
 _DATA_SHEET: Final = "{} data sheet; bandwidths are nominal, inside a node 80 % of that"
 
-
 _of_eight: Final = partial(Cluster, num_nodes=128, devices_per_node=8)
 """A cluster of any size, of nodes with eight devices."""
 

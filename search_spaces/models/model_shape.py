@@ -26,7 +26,6 @@ Family = Literal["gpt", "llama"]
 
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 
-
 MODEL_RANGES: Final[Mapping[str, Range]] = {
     "num_layers": Range(1, 1 << 14),
     "hidden_size": Range(1, 1 << 20),
@@ -376,11 +375,8 @@ class ModelShape:
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values, without later fields at their defaults."""
-        values = asdict(self)
-        for field in fields(self)[_NUM_FIRST_FIELDS:]:
-            if values[field.name] == field.default:
-                del values[field.name]
-        return values
+        later = {field.name: field.default for field in fields(self)[_NUM_FIRST_FIELDS:]}
+        return {n: v for n, v in asdict(self).items() if n not in later or v != later[n]}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

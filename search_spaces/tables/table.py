@@ -29,7 +29,6 @@ _WITH: Final = " with "
 MAX_REPEAT_RATIO: Final = 2.0
 """Repeats of a layout contradict each other if their step times differ by this factor or more."""
 
-
 _FILE_NAME: Final = re.compile(r"[^.\s]+\.(csv|tsv|json|jsonl|xlsx|parquet|txt|log)", re.IGNORECASE)
 
 

@@ -102,10 +102,7 @@ class Lane:
         rows_sent: list[int],
         largest: int,
     ) -> Operation:
-        """Starts sending each rank its rows of `shares`, and filling `received` with the peers'.
-
-        `largest` is the most rows that any rank of the group sends to one rank.
-        """
+        """Starts sending each rank its rows of `shares`, and filling `received` with the peers'."""
         operation = _AllToAll(self, received, shares, rows_received, rows_sent, largest)
         return self._start("all_to_all", operation)
 
@@ -285,7 +282,8 @@ class _AllGather(_Collective):
 class _AllToAll(_Collective):
     """A piece holds a part of every other rank's share; a reader takes its own.
 
-    Shares may differ in size: those that are not the largest have fewer pieces.
+    Shares may differ in size: those that are not the largest have fewer pieces. `largest` is the
+    most rows that any rank of the group sends to one rank.
     """
 
     def __init__(
