@@ -1,8 +1,8 @@
 """The bare loop in a process of its own, with the allocator's defaults.
 
-Ranks keep the memory that they free (`workers/ranks/node_ranks.py`), which the bare loop gets for
-nothing when it runs inside one. Here it runs as anybody would start it, and takes a step for each
-batch that it is sent: pickled batches on stdin, losses on stdout.
+Ranks keep the memory that they free (`workers/ranks/zygote_client.py`), which the bare loop gets
+for nothing when it runs inside one. Here it runs as anybody would start it, and takes a step for
+each batch that it is sent: pickled batches on stdin, losses on stdout.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _KEEPS_MEMORY: Final = {
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
     "OMP_NUM_THREADS": "1",
 }
-"""The environment that workers give their ranks (`workers/ranks/node_ranks.py`): here both sides
+"""The environment that workers give their ranks (`workers/ranks/zygote_client.py`): here both sides
 have it."""
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from layout_tuner.workers.ranks.json_lines import Document
-from layout_tuner.workers.ranks.node_ranks import NodeRanks
 from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.zygote_client import ZygoteClient
 from tests.workers.process_checks import RANK_PROGRAMS
 
 _PATIENCE_S = 20.0
@@ -43,7 +43,7 @@ class SideBySide:
     """One node whose events are sorted by group."""
 
     def __init__(self) -> None:
-        self.ranks = NodeRanks(rank_entry=RANK_PROGRAMS)
+        self.ranks = ZygoteClient(rank_entry=RANK_PROGRAMS)
         self.ranks.wait_until_ready()
         self._events: list[Document] = []
 

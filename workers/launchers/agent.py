@@ -35,8 +35,8 @@ from typing import Final
 from layout_tuner.process_resources import usable_cores
 from layout_tuner.workers.errors import NodeLostError, RanksLeftError, WorkerError
 from layout_tuner.workers.ranks.json_lines import Document, JsonLines
-from layout_tuner.workers.ranks.node_ranks import NodeRanks
 from layout_tuner.workers.ranks.rank_task import RankTask
+from layout_tuner.workers.ranks.zygote_client import ZygoteClient
 
 ADDRESS_VARIABLE: Final = "LAYOUT_TUNER_LAUNCHER_ADDRESS"
 """Where the launcher listens, as HOST:PORT."""
@@ -116,7 +116,7 @@ class NodeAgent:
 
     def __init__(self, line: JsonLines, rank_entry: str) -> None:
         self._line = line
-        self._ranks = NodeRanks(other_guardians=[os.getppid()], rank_entry=rank_entry)
+        self._ranks = ZygoteClient(other_guardians=[os.getppid()], rank_entry=rank_entry)
 
     def run(self) -> None:
         """Carries out orders until the connection closes; then no process is left below."""

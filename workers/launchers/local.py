@@ -17,8 +17,8 @@ from layout_tuner.workers.launchers.event_router import EventRouter
 from layout_tuner.workers.launchers.group_launcher import GroupLauncher
 from layout_tuner.workers.launchers.launcher_nodes import Node, NodeEvent
 from layout_tuner.workers.ranks.json_lines import Document
-from layout_tuner.workers.ranks.node_ranks import NodeRanks
 from layout_tuner.workers.ranks.rank_task import RANK_ENTRY, RankTask
+from layout_tuner.workers.ranks.zygote_client import ZygoteClient
 
 _LOOPBACK: Final = "127.0.0.1"
 _POLL_S: Final = 60.0
@@ -79,13 +79,13 @@ class LocalNodes:
         self._reader.join()
 
     def _start_zygote(self) -> None:
-        self.ranks = NodeRanks(rank_entry=self._rank_entry)
+        self.ranks = ZygoteClient(rank_entry=self._rank_entry)
         self._reader = threading.Thread(
             target=self._read, args=[self.ranks], name="node-reader", daemon=True
         )
         self._reader.start()
 
-    def _read(self, ranks: NodeRanks) -> None:
+    def _read(self, ranks: ZygoteClient) -> None:
         while True:
             events = ranks.poll(_POLL_S)
             lost = events.pop() if events and events[-1]["event"] == "lost" else None

@@ -10,8 +10,8 @@ import pytest
 
 from layout_tuner.workers.errors import MemoryNotBackError
 from layout_tuner.workers.ranks.memory_watch import MemoryWatch, amd_devices
-from layout_tuner.workers.ranks.node_ranks import NodeRanks
 from layout_tuner.workers.ranks.rank_task import Device
+from layout_tuner.workers.ranks.zygote_client import ZygoteClient
 from tests.kit.python_process import start_python
 from tests.kit.side_by_side import make_task
 from tests.kit.waiting import wait_until
@@ -209,7 +209,7 @@ def test_shared_memory_that_a_process_holds_for_real_is_missed_until_it_lets_go(
 
 
 def test_a_group_whose_memory_is_not_back_says_so_at_its_end(machine: Machine) -> None:
-    ranks = NodeRanks(rank_entry=RANK_PROGRAMS, memory=machine.watch())
+    ranks = ZygoteClient(rank_entry=RANK_PROGRAMS, memory=machine.watch())
     ranks.wait_until_ready()
     ranks.start([make_task("a", kind="succeed", device="cuda")])
     wait_until(

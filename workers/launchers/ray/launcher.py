@@ -27,8 +27,8 @@ from layout_tuner.workers.launchers.launcher_nodes import Node, NodeEvent
 from layout_tuner.workers.launchers.ray.bridge_process import BridgeProcess
 from layout_tuner.workers.launchers.ray.cluster import ALONE, NODE_ADDRESS, resolved
 from layout_tuner.workers.ranks.json_lines import Document, JsonLines
-from layout_tuner.workers.ranks.node_ranks import START_WITHIN_S
 from layout_tuner.workers.ranks.rank_task import RANK_ENTRY, RankTask
+from layout_tuner.workers.ranks.zygote_client import START_WITHIN_S
 
 _LOG = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ WITHOUT_DESCRIPTORS = """
 import gc, os, resource, sys
 from layout_tuner.workers.errors import RayClusterFailedError
 from layout_tuner.workers.launchers.ray.bridge_process import BridgeProcess
-from layout_tuner.workers.ranks.node_ranks import NodeRanks
+from layout_tuner.workers.ranks.zygote_client import ZygoteClient
 from layout_tuner.workers.launchers.ray.cluster import RayNodeProcesses
 def open_ones():
     return sorted(map(int, os.listdir("/proc/self/fd")))
@@ -58,7 +58,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 starts = {
     "bridge": (lambda: BridgeProcess([], {}), 7),
     "node": (lambda: RayNodeProcesses(address="127.0.1.11", name="n", port=0), 5),
-    "ranks": (NodeRanks, 6),
+    "ranks": (ZygoteClient, 6),
 }
 gc.disable()
 start, most = starts[sys.argv[1]]

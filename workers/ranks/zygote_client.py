@@ -1,6 +1,7 @@
-"""The ranks of one node, in its agent: starts the warden, which starts the zygote; orders groups.
+"""The agent's side of the zygote: starts it below a warden, and orders groups of ranks.
 
-It watches the deadlines of ends. The warden ends all processes when the agent ends.
+It sets the environment of all ranks of the node, and watches the deadlines of ends. The warden ends
+all processes when the agent ends.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SCRATCH_PREFIX: Final = "layout-tuner-ranks-"
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class NodeRanks:
+class ZygoteClient:
     """Forks groups of ranks on this node, reads their events, and ends them.
 
     Any thread may call it. The zygote ends when this process ends for any reason, and when one of
