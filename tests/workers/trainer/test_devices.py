@@ -20,7 +20,7 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.model.attention import causal_attention
 from layout_tuner.workers.trainer.open_training import TrainingSettings, open_training
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
-from layout_tuner.workers.trainer.probe.measurement import peak_memory, rehearse
+from layout_tuner.workers.trainer.probe.measured_memory import peak_memory, rehearse
 from layout_tuner.workers.trainer.probe.probe import run_probe
 from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (

@@ -36,7 +36,7 @@ from layout_tuner.workers.trainer.errors import MemoryLimitExceededError
 from layout_tuner.workers.trainer.model import matrix_products
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
-from layout_tuner.workers.trainer.probe.measurement import rehearse
+from layout_tuner.workers.trainer.probe.measured_memory import rehearse
 from layout_tuner.workers.trainer.rank_memory import LogicalPeak, enforce_limit
 from layout_tuner.workers.trainer.training import Training, persistent_bytes
 from tests.kit.python_process import printed_by

@@ -98,7 +98,7 @@ def use_kernels(model: nn.Module, kernels: Kernels) -> None:
 def compiled_kernels(device_type: str) -> Kernels:
     """The kernels, each compiled at its first call; torch caches the code on disk for other ranks.
 
-    While live tensors are counted (`probe.memory.LogicalPeak`) the eager kernels run instead. The
+    While live tensors are counted (`rank_memory.LogicalPeak`) the eager kernels run instead. The
     count would miss what compiled code allocates, which is never more than the eager kernels do.
 
     Raises:

@@ -24,17 +24,20 @@ from layout_tuner.workers.trainer.open_training import (
     peak_of,
 )
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.probe.measured_memory import peak_memory, rehearse
 from layout_tuner.workers.trainer.probe.measurement import (
-    break_down,
     describe_environment,
     largest_disturbance,
     mean_expert_load,
-    peak_memory,
-    rehearse,
     summarise,
     watch_device,
 )
-from layout_tuner.workers.trainer.probe.timing import TimedStep, stops_early, timed_step
+from layout_tuner.workers.trainer.probe.timing import (
+    TimedStep,
+    break_down,
+    stops_early,
+    timed_step,
+)
 from layout_tuner.workers.trainer.training import Training
 
 Report = Callable[[dict[str, Any]], None]

@@ -14,7 +14,7 @@ from layout_tuner.workers.trainer.errors import LossDivergedError
 from layout_tuner.workers.trainer.job.progress import print_event
 from layout_tuner.workers.trainer.parallel import optimizer
 from layout_tuner.workers.trainer.parallel.loss_scaling import LossScaler
-from layout_tuner.workers.trainer.probe.measurement import rehearse
+from layout_tuner.workers.trainer.probe.measured_memory import rehearse
 from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     CUT,

@@ -22,13 +22,14 @@ from layout_tuner.workers.trainer.errors import ResultImplausibleError
 from layout_tuner.workers.trainer.probe import probe as probe_module
 from layout_tuner.workers.trainer.probe import timing
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
-from layout_tuner.workers.trainer.probe.measurement import (
-    backend_of,
+from layout_tuner.workers.trainer.probe.measurement import backend_of
+from layout_tuner.workers.trainer.probe.timing import (
+    TimedStep,
     break_down,
     breakdown_of,
     median_breakdown,
+    timed_step,
 )
-from layout_tuner.workers.trainer.probe.timing import TimedStep, timed_step
 from layout_tuner.workers.trainer.stopwatch import PARTS, Part, Stopwatch, communication, part
 from layout_tuner.workers.trainer.training import StepStats, Training
 from tests.workers.trainer.cases import (
