@@ -36,11 +36,7 @@ class EventRouter:
         self._lost: dict[int, str] = {}
 
     def open(self, group: str, nodes: Sequence[int]) -> None:
-        """Opens the queue of a group; to be called before the group starts.
-
-        Raises:
-            NodeLostError: one of its nodes is lost.
-        """
+        """Opens a group's queue before it starts; NodeLostError if one of its nodes is lost."""
         with self._lock:
             for node in nodes:
                 if node in self._lost:

@@ -45,11 +45,7 @@ class JsonLines:
             self.socket.sendall(_encoded(*documents))
 
     def send_with_fds(self, document: Document, fds: Sequence[int]) -> None:
-        """Writes a document that carries descriptors, at most `MOST_FDS`, over a Unix socket.
-
-        Raises:
-            OSError: the other end has closed.
-        """
+        """Writes a document with at most `MOST_FDS` descriptors over a Unix socket; as `send`."""
         data = _encoded(document)
         with self._sending:
             num_sent = socket.send_fds(self.socket, [data], fds)

@@ -264,8 +264,7 @@ class SimulatedWorkers:
     def run(self, *, patience_s: float) -> None:
         """Works until all must end; then the leases are returned.
 
-        Args:
-            patience_s: how long to wait for a service that does not answer at the start.
+        It waits `patience_s` for a service that does not answer at the start.
 
         Raises:
             WorkerError: a worker can't go on; the leases have been returned where possible.

@@ -181,11 +181,7 @@ class Step:
                     self._changed.wait(min(left_s, _LOOK_EVERY_S))
 
     def tell(self, document: Document) -> None:
-        """Sends an order to all nodes; nodes without ranks get it after their ranks have started.
-
-        Raises:
-            NodeLostError: the connection to one of them is closed.
-        """
+        """Sends an order to each node once its ranks have started; NodeLostError if it is lost."""
         for node, member in self._members.items():
             if member.ordered:
                 self._send(node, member, document)
@@ -193,11 +189,7 @@ class Step:
                 member.later_orders.append(document)
 
     def end(self) -> dict[int, str]:
-        """Ends the group, then the step; returns the log tails by rank.
-
-        Raises:
-            RanksLeftError: a process can't be ended.
-        """
+        """Ends the group, then the step; returns log tails by rank, or raises RanksLeftError."""
         if self._process is None:
             return {}
         ordered = {node: m for node, m in self._members.items() if m.ordered and m.is_there}
