@@ -54,6 +54,8 @@ _LATEST_S: Final = 1.0
 """How long a program may take to write a report; it is read at once, unless this process stops."""
 _MOST_CHUNKS_LEFT: Final = 64
 _REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "peak_memory_bytes")
+_POSITION: Final = ("rank", "world_size", "local_rank", "local_world_size", "node_rank")
+"""Fields of a task that a program gets as values and as variables."""
 _OURS: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Variables for ranks of the embedded trainer alone."""
 
@@ -215,12 +217,8 @@ class _Supervisor:
         values = self._values
         given = {
             "PYTHONUNBUFFERED": "1",
-            "RANK": values["rank"],
-            "WORLD_SIZE": values["world_size"],
-            "LOCAL_RANK": values["local_rank"],
-            "LOCAL_WORLD_SIZE": values["local_world_size"],
+            **{name.upper(): values[name] for name in _POSITION},
             "GROUP_RANK": values["node_rank"],
-            "NODE_RANK": values["node_rank"],
             "MASTER_ADDR": values["master_address"],
             "MASTER_PORT": values["master_port"],
             REPORT_VARIABLE: str(self._directory / "report"),
@@ -386,11 +384,7 @@ class _Supervisor:
 
 def _run_values(task: RankTask, port: int, directory: Path) -> dict[str, Any]:
     return {
-        "rank": str(task.rank),
-        "world_size": str(task.world_size),
-        "local_rank": str(task.local_rank),
-        "local_world_size": str(task.local_world_size),
-        "node_rank": str(task.node_rank),
+        **{name: str(getattr(task, name)) for name in _POSITION},
         "master_address": task.master_address,
         "master_port": str(port),
         "values_file": str(directory / "values.json"),

@@ -138,12 +138,12 @@ class Machine:
         values = {**cls.constants(cluster), **changes}
         device = Device(
             peak_flops_per_s=dict(cluster.peak_flops_per_s) or _DEFAULT_PEAK,
-            matmul_share=values["matmul_share"],
-            attention_share=values["attention_share"],
             num_units=round(values["num_units"]),
-            ramp=values["ramp"],
             bytes_per_s=cluster.memory_bandwidth_bytes_per_s * values["stream_share"],
-            kernel_s=values["kernel_s"],
+            **{
+                name: values[name]
+                for name in ("matmul_share", "attention_share", "ramp", "kernel_s")
+            },
         )
         network = fabric(cluster, far_share=values["far_share"], near_share=values["near_share"])
         return cls(

@@ -117,18 +117,14 @@ def _result(
 
 def _speed(job: TrainJob, steps: list[TimedStep], peak_tflops: float) -> dict[str, float | None]:
     """Medians of the steps after warm-up; None if a resumed job had no such step."""
+    names = ("tokens_per_s", "tokens_per_s_per_device", "step_time_s", "mfu")
     timed = steps[job.warmup :]
     if not timed:
-        names = ("tokens_per_s", "tokens_per_s_per_device", "step_time_s", "mfu")
         return dict.fromkeys(names)
     step_time_s = statistics.median(step.step_time_s for step in timed)
     speed = _throughput(job, timed[-1].stats.num_tokens / step_time_s, peak_tflops)
-    return {
-        "tokens_per_s": speed.tokens_per_s,
-        "tokens_per_s_per_device": speed.tokens_per_s_per_device,
-        "step_time_s": step_time_s,
-        "mfu": speed.mfu,
-    }
+    figures = {**speed.figures, "step_time_s": step_time_s}
+    return {name: figures[name] for name in names}
 
 
 def _throughput(job: TrainJob, tokens_per_s: float, peak_tflops: float) -> Throughput:

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.trainers.program import ProgramTrainer
@@ -327,21 +327,16 @@ def ray_launcher(
     cluster: Cluster,
     *,
     address: str | None = None,
-    num_nodes: int = 1,
-    device_cores: tuple[tuple[int, ...], ...] = (),
-    rank_entry: str = RANK_ENTRY,
     trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
+    **settings: Any,
 ) -> GroupLauncher:
-    """Joins an allocation's Ray cluster, or starts one of this machine alone; see `RayNodes`."""
+    """Joins an allocation's Ray cluster, or starts one of this machine alone.
+
+    `settings` are those of `RayNodes`.
+    """
     if address is not None and "RAY_AUTH_TOKEN" not in os.environ:
         raise RayClusterFailedError(
             f"RAY_AUTH_TOKEN is not set: set it to the token with which the nodes of {address} were started"
         )
-    nodes = RayNodes(
-        num_devices=cluster.devices_per_node,
-        address=address,
-        num_nodes=num_nodes,
-        device_cores=device_cores,
-        rank_entry=rank_entry,
-    )
+    nodes = RayNodes(num_devices=cluster.devices_per_node, address=address, **settings)
     return GroupLauncher(nodes, cluster, allow_sharing=False, trainers=trainers)

@@ -7,7 +7,9 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,20 +89,16 @@ def summarise(
     iterations: Sequence[Iteration],
     *,
     iterations_asked: int,
-    tokens_per_step: int,
     speed: Throughput,
-    peak_source: str,
     breakdowns: Sequence[Breakdown],
     memory: PeakMemory,
-    oversubscribed: bool,
     disturbance: Disturbance,
-    balanced_routing: bool | None = None,
-    expert_load: float | None = None,
+    **figures: Any,
 ) -> Measurement:
     """The measurement of a probe, warm-up included: medians over its timed iterations.
 
     `speed` is the throughput at their median. If fewer than `iterations_asked` were timed, the
-    probe stopped early.
+    probe stopped early. `figures` are further fields of the measurement.
     """
     timed_s = step_times_s(iterations, "timed")
     q25_s, median_s, q75_s = quartiles(timed_s)
@@ -108,13 +106,10 @@ def summarise(
         step_time_s=median_s,
         step_time_q25_s=q25_s,
         step_time_q75_s=q75_s,
-        tokens_per_step=tokens_per_step,
         **speed.figures,
-        peak_source=peak_source,
         peak_memory_bytes=max(memory.by_stage),
         peak_memory_bytes_by_stage=memory.by_stage,
         memory_kind=memory.kind,
-        oversubscribed=oversubscribed,
         iterations=tuple(iterations),
         breakdown=median_breakdown(breakdowns, step_time_s=median_s),
         peak_reserved_bytes_by_stage=memory.reserved_by_stage,
@@ -122,11 +117,8 @@ def summarise(
         skipped_steps=sum(iteration.grad_norm is None for iteration in iterations),
         shortened=len(timed_s) < iterations_asked,
         iterations_asked=iterations_asked,
-        others_share=disturbance.others_share,
-        throttled=disturbance.throttled,
-        own_share=disturbance.own_share,
-        balanced_routing=balanced_routing,
-        expert_load=expert_load,
+        **asdict(disturbance),
+        **figures,
     )
 
 

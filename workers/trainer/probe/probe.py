@@ -99,11 +99,8 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
         return None
     measurement = summarise(
         [
-            *(_iteration(index, "warmup", step) for index, step in enumerate(warmups)),
-            *(
-                _iteration(index, "timed", step)
-                for index, step in zip(indices, timed, strict=False)
-            ),
+            _iteration(index, "timed" if index in indices else "warmup", step)
+            for index, step in enumerate([*warmups, *timed])
         ],
         iterations_asked=request.iterations,
         tokens_per_step=timed[-1].stats.num_tokens,
