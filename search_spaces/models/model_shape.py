@@ -223,7 +223,7 @@ class ModelShape:
         return None if ignores or too_long else self.attention_window
 
     @property
-    def dense(self) -> ModelShape:
+    def dense(self) -> Self:
         """The shape with the dense layers' feed-forward in every layer."""
         none: dict[str, Any] = dict.fromkeys(EXPERT_FIELDS, 0)
         return replace(self, **none) if self.num_experts else self

@@ -257,7 +257,7 @@ class LegalSet:
             return None
         return position
 
-    def only(self, layouts: Collection[Layout]) -> LegalSet:
+    def only(self, layouts: Collection[Layout]) -> Self:
         """The set of these layouts alone; SpaceInvalidError if one of them is not in the set."""
         positions = []
         for layout in layouts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +27,7 @@ class Share:
             )
 
     @classmethod
-    def of_first(cls, node: int, num_devices: int) -> Share:
+    def of_first(cls, node: int, num_devices: int) -> Self:
         return cls(node=node, devices=tuple(range(num_devices)))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Steps:
     """Bandwidth of the measured ring, which filled its nodes."""
 
     @classmethod
-    def of(cls, measured: StepTimes) -> Steps:
+    def of(cls, measured: StepTimes) -> Self:
         """From measured steps; the largest share has no latency that shows."""
         sizes, times = [1024.0 * kib for kib in measured], [1e-6 * us for us in measured.values()]
         bandwidth = sizes[-1] / times[-1]
@@ -44,7 +44,7 @@ class Steps:
         return cls(sizes=tuple(sizes), latencies_s=tuple(latencies), bytes_per_s=bandwidth)
 
     @classmethod
-    def constant(cls, latency_s: float, bytes_per_s: float) -> Steps:
+    def constant(cls, latency_s: float, bytes_per_s: float) -> Self:
         """Of a network that nobody has measured."""
         return cls(sizes=(1.0,), latencies_s=(latency_s,), bytes_per_s=bytes_per_s)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class Machine:
     """Largest share of the activations that the allocator loses; it differs between layouts."""
 
     @classmethod
-    def of(cls, cluster: Cluster, software: Software = Software(), **changes: float) -> Machine:
+    def of(cls, cluster: Cluster, software: Software = Software(), **changes: float) -> Self:
         """The machine of a cluster: constants of its family of devices and of its name.
 
         Args:
@@ -166,15 +166,15 @@ class Machine:
         shared = self.interference * min(message_s, compute_s)
         return max(message_s - compute_s, 0.0) + shared
 
-    def drawn(self, rng: np.random.Generator) -> Machine:
+    def drawn(self, rng: np.random.Generator) -> Self:
         """A machine of the same kind that is a little better here and worse there."""
         return self._scaled(lambda: rng.uniform(0.8, 1.25), rng)
 
-    def stressed(self, rng: np.random.Generator) -> Machine:
+    def stressed(self, rng: np.random.Generator) -> Self:
         """A machine on which every constant is `STRESS` off, up or down."""
         return self._scaled(lambda: 1 + rng.uniform(*STRESS) * rng.choice([-1.0, 1.0]), rng)
 
-    def _scaled(self, factor: Any, rng: np.random.Generator) -> Machine:
+    def _scaled(self, factor: Any, rng: np.random.Generator) -> Self:
         device = replace(
             self.device,
             matmul_share=min(self.device.matmul_share * factor(), 0.97),

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Schedule:
     name: schedules.Schedule = "1f1b"
 
     @classmethod
-    def of(cls, layout: Layout) -> Schedule:
+    def of(cls, layout: Layout) -> Self:
         return cls(
             pp=layout.pp,
             vpp=layout.vpp,
