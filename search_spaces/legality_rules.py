@@ -98,14 +98,18 @@ def violations(
     ]
 
 
-def _divides(name: str, model_field: str, knob: str) -> Rule:
+def _divides(
+    name: str, model_field: str, knob: str, said: Callable[[Layout], str] | None = None
+) -> Rule:
+    """Of a field of the model that a degree must divide; `said` is the degree with its factors."""
+
     def illegal(c: LayoutColumns, x: RuleContext) -> Bools:
         broken: Bools = getattr(x.model, model_field) % getattr(c, knob) != 0
         return broken
 
     def sentence(layout: Layout, x: RuleContext) -> str:
-        dimension, degree = getattr(x.model, model_field), getattr(layout, knob)
-        return f"{model_field}={dimension} is not divisible by {knob}={degree}"
+        divisor = said(layout) if said else f"{knob}={getattr(layout, knob)}"
+        return f"{model_field}={getattr(x.model, model_field)} is not divisible by {divisor}"
 
     return Rule(name=name, illegal=illegal, sentence=sentence)
 
@@ -273,13 +277,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _divides("expert_width_over_etp", "moe_ffn_hidden_size", "etp"),
     _divides("experts_over_ep", "num_experts", "ep"),
     _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
-    Rule(
-        name="vocab_over_tp",
-        illegal=lambda c, x: x.model.vocab_size % c.tp_ranks != 0,
-        sentence=lambda layout, x: (
-            f"vocab_size={x.model.vocab_size} is not divisible by {_tp_ranks(layout)}"
-        ),
-    ),
+    _divides("vocab_over_tp", "vocab_size", "tp_ranks", _tp_ranks),
     _divides("hidden_over_columns", "hidden_size", "tp_columns"),
     Rule(
         name="columns_without_experts",

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -67,19 +68,10 @@ def host_bytes_in_use(root: Path = ROOT) -> int:
     return total - available - private
 
 
-def device_names(task: RankTask, environment: Mapping[str, str], *, amd: bool) -> tuple[str, ...]:
-    """The node's names for the devices of a rank: numbers or UUIDs; empty: one is hidden."""
-    try:
-        seen = rank_variables(task.visible_devices, environment)
-    except DeviceHiddenError:  # the rank itself fails with this reason
-        return ()
-    return visible_names({name: value or "" for name, value in seen.items()}, amd=amd)
-
-
 def visible_names(environment: Mapping[str, str], *, amd: bool | None = None) -> tuple[str, ...]:
     """The node's names for the devices that a rank's environment shows, in their order.
 
-    Whether the node has AMD's devices is looked up where `amd` is None.
+    Numbers or UUIDs. Whether the node has AMD's devices is looked up where `amd` is None.
     """
     amd = bool(amd_devices()) if amd is None else amd
     entries = environment.get(HIP if amd else CUDA, "").split(",")
@@ -274,9 +266,12 @@ class MemoryWatch:
     def _device_names(self, tasks: Sequence[RankTask]) -> frozenset[str]:
         if tasks[0].device == "cpu":
             return frozenset()
-        amd = bool(amd_devices(self.root))
-        found = (device_names(task, self.environment, amd=amd) for task in tasks)
-        return frozenset(name for names in found for name in names)
+        amd, names = bool(amd_devices(self.root)), set[str]()
+        for task in tasks:
+            with suppress(DeviceHiddenError):  # the rank itself fails with this reason
+                seen = rank_variables(task.visible_devices, self.environment)
+                names.update(visible_names({n: v or "" for n, v in seen.items()}, amd=amd))
+        return frozenset(names)
 
     def _in_use(self, names: Iterable[str]) -> dict[str, int]:
         return _used_bytes(amd_devices(self.root) or self.nvidia_devices(), names)

@@ -120,9 +120,7 @@ class BlockTimes:
         own += self._grouped_s("forward") + self._attention_s + self._elementwise_s
         sums = self._row_sums_s * sum(not is_column for is_column, *_ in self._products)
         gathers = self._gather_s * sum(is_column for is_column, *_ in self._products)
-        forward = seconds(
-            compute=own, tp=sums + gathers + sum(self._column_sums) + self._norm_sums_s
-        )
+        forward = seconds(compute=own, tp=sums + gathers + self._column_sums_s + self._norm_sums_s)
         forward += self._context(backward=False) + self._experts
         return self._with_host(forward, passes=1)
 
@@ -256,13 +254,10 @@ class BlockTimes:
         return self.machine.collectives.reduce_s(self._places["tp_columns"], size_bytes)
 
     @cached_property
-    def _column_sums(self) -> list[float]:
+    def _column_sums_s(self) -> float:
         """The sums over tensor columns of outputs, each of one product."""
-        return [
-            self._columns_s(self._size * self.tokens * out)
-            for is_column, out, _ in self._products
-            if is_column
-        ]
+        outputs = (out for is_column, out, _ in self._products if is_column)
+        return sum(self._columns_s(self._size * self.tokens * out) for out in outputs)
 
     @cached_property
     def _norm_sums_s(self) -> float:
