@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Self, cast
 
+from layout_tuner.documents.dataclass_documents import within
 from layout_tuner.documents.reading import (
     MAX_TEXT_LENGTH,
     Problems,
@@ -18,7 +19,7 @@ from layout_tuner.documents.reading import (
     url_name_problem,
     whole_number_problem,
 )
-from layout_tuner.errors import CampaignInvalidError, ModelTooLargeError, SpaceInvalidError
+from layout_tuner.errors import CampaignInvalidError, ModelTooLargeError
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED
 from layout_tuner.protocol.outcome import ProbeRequest
@@ -329,12 +330,7 @@ class CampaignSpec:
 
     def listed(self, legal: LegalSet) -> LegalSet:
         """The listed layouts, all where none is listed; SpaceInvalidError if one is illegal."""
-        if not self.layouts:
-            return legal
-        try:
-            return legal.only(self.layouts)
-        except SpaceInvalidError as error:
-            raise error.within("layouts") from error
+        return within("layouts", legal.only, self.layouts) if self.layouts else legal
 
     @property
     def allowed_memory_bytes(self) -> float:

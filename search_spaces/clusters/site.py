@@ -16,6 +16,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+from layout_tuner.documents.dataclass_documents import within
 from layout_tuner.documents.duration import MAX_DURATION_S, MaxTimes, read_walltime_s
 from layout_tuner.documents.hosts import is_loopback_host
 from layout_tuner.documents.reading import (
@@ -182,10 +183,7 @@ def cluster_part(described: Any) -> Any:
     if not isinstance(described, Mapping):
         return described
     if "site" in described:
-        try:
-            refuse_unreadable_site(described["site"])
-        except SiteInvalidError as error:
-            raise error.within("site") from error
+        within("site", refuse_unreadable_site, described["site"])
     return {name: value for name, value in described.items() if name != "site"}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 
+from layout_tuner.documents.dataclass_documents import within
 from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import SiteInvalidError
@@ -34,10 +35,7 @@ def site_of(described: object) -> Site | None:
     if not isinstance(described, Mapping):
         return None
     if "site" in described:
-        try:
-            return _read_site(described["site"])
-        except SiteInvalidError as error:
-            raise error.within("site") from error
+        return within("site", _read_site, described["site"])
     preset = described.get("preset", described.get("name"))
     return site_preset(preset) if isinstance(preset, str) else None
 
