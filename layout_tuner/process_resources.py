@@ -40,7 +40,7 @@ def use_one_blas_thread() -> None:
 def available_memory_bytes(root: Path = ROOT) -> int:
     """Memory that is free for new processes, at most the container's limit."""
     usable_bytes = usable_memory_bytes(root)
-    for line in _read(root / "proc/meminfo").splitlines():
+    for line in kernel_text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return min(int(line.split()[1]) * 1024, usable_bytes)
     return usable_bytes
@@ -65,7 +65,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
     In a container the path may be that of the host, which does not exist there. The root of the
     hierarchy is then the container's own group.
     """
-    listing = _read(root / "proc/self/cgroup")
+    listing = kernel_text(root / "proc/self/cgroup")
     for line in listing.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -78,9 +78,9 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 def _quotas(group: Path) -> Iterator[float]:
     """The quota of a group in cores; nothing where it has none."""
-    words = _read(group / "cpu.max").split()
+    words = kernel_text(group / "cpu.max").split()
     if not words:
-        words = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        words = [kernel_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     if all(word.isdecimal() for word in words):  # "max", -1 and an absent file are no quota
         yield int(words[0]) / int(words[1])
 
@@ -88,12 +88,12 @@ def _quotas(group: Path) -> Iterator[float]:
 def _memory_limits(group: Path) -> Iterator[int]:
     """The memory limit of a group; nothing where it has none (version 1: a huge number)."""
     for name in ("memory.max", "memory.limit_in_bytes"):
-        word = _read(group / name).strip()
+        word = kernel_text(group / name).strip()
         if word.isdecimal():
             yield int(word)
 
 
-def _read(path: Path) -> str:
+def kernel_text(path: Path) -> str:
     """The text of a file of the kernel; empty where it does not exist or cannot be read."""
     try:
         return path.read_text()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from layout_tuner.process_resources import available_memory_bytes
+from layout_tuner.process_resources import available_memory_bytes, kernel_text
 from layout_tuner.protocol.outcome import FailureReason
 from layout_tuner.units import memory
 from layout_tuner.workers.ranks.keeper import memory_of, oom_kills
@@ -91,9 +91,5 @@ def process_tree(pid: int) -> Iterator[int]:
     """A process and its living descendants that were not detached from it."""
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            below = [int(each) for each in path.read_text().split()]
-        except OSError:  # it has ended
-            continue
-        for child in below:
-            yield from process_tree(child)
+        for child in kernel_text(path).split():
+            yield from process_tree(int(child))

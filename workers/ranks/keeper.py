@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from layout_tuner.process_resources import available_memory_bytes
+from layout_tuner.process_resources import available_memory_bytes, kernel_text
 from layout_tuner.workers.errors import RanksLeftError
 from layout_tuner.workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
 from layout_tuner.workers.ranks.json_lines import Document, JsonLines, Readers
@@ -176,10 +176,7 @@ class GroupKeeper:
 
 def memory_of(pid: int) -> Counter[str]:
     """The kernel's counts of a process's memory, in bytes; empty where it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return Counter()
+    lines = kernel_text(Path(f"/proc/{pid}/status")).splitlines()
     sizes = [line.split() for line in lines if line.startswith(("Vm", "Rss"))]
     return Counter({name.rstrip(":"): int(kib) * 1024 for name, kib, _ in sizes})
 

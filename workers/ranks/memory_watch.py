@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from layout_tuner.process_resources import ROOT
+from layout_tuner.process_resources import ROOT, kernel_text
 from layout_tuner.units import memory
 from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import DeviceHiddenError, MemoryNotBackError
@@ -103,24 +103,15 @@ def amd_devices(root: Path = ROOT) -> tuple[DeviceUse, ...]:
             continue
         device = root / f"sys/class/drm/renderD{properties.get('drm_render_minor')}/device"
         uuid = f"GPU-{properties.get('unique_id', 0):016x}"
-        used_bytes = _number(device / "mem_info_vram_used")
-        found.append(DeviceUse(names=(str(len(found)), uuid), used_bytes=used_bytes))
+        used = kernel_text(device / "mem_info_vram_used")
+        names, used_bytes = (str(len(found)), uuid), int(used) if used else None
+        found.append(DeviceUse(names=names, used_bytes=used_bytes))
     return tuple(found)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except OSError:  # missing, or not readable for this user
-        return None
 
 
 def _properties(path: Path) -> dict[str, int]:
     """The properties of a node of the KFD; none where this process may not read them."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
+    lines = kernel_text(path).splitlines()
     return {name: int(value) for name, value in (line.split() for line in lines)}
 
 

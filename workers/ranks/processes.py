@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from layout_tuner.process_resources import kernel_text
 from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import RanksLeftError
 
@@ -193,11 +194,8 @@ def _children_by_parent(parent_pid: int) -> list[int]:
     """For kernels without /proc/PID/task/TID/children."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended while we looked
-            continue
-        if int(fields[1]) == parent_pid:
+        fields = kernel_text(path).rpartition(")")[2].split()  # none if it ended while we looked
+        if fields[1:2] == [str(parent_pid)]:
             found.append(int(path.parent.name))
     return found
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from layout_tuner.process_resources import kernel_text
 from layout_tuner.workers.trainer.errors import LayoutUnsupportedError
 from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
 from layout_tuner.workers.trainer.product_layouts import Kind, Product
@@ -140,7 +141,7 @@ def prefers_onednn() -> bool:
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return "AuthenticAMD" in _cpu_info()
+    return "AuthenticAMD" in kernel_text(_CPU_INFO)
 
 
 @functools.cache
@@ -151,12 +152,8 @@ def has_fast_16_bit_products() -> bool:
     1.9 times as long as fp32 for bf16, and oneDNN without either five times or more. As for
     `prefers_onednn`, no measurement decides.
     """
-    flags = _cpu_info()
+    flags = kernel_text(_CPU_INFO)
     return "amx_bf16" in flags or ("avx512_bf16" in flags and "AuthenticAMD" in flags)
-
-
-def _cpu_info() -> str:
-    return _CPU_INFO.read_text() if _CPU_INFO.is_file() else ""
 
 
 def _onednn_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch.distributed import ReduceOp
 
 from layout_tuner.predictions.statistics.step_times import has_settled, quartiles
+from layout_tuner.process_resources import kernel_text
 from layout_tuner.protocol.measurement import (
     Breakdown,
     Environment,
@@ -148,9 +149,7 @@ def backend_of(device: torch.device) -> str:
 
 
 def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in kernel_text(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
