@@ -268,19 +268,15 @@ def _read_memory(values: dict[str, Any]) -> None:
     if "device_memory_gb" not in values:
         return
     gigabytes = values.pop("device_memory_gb")
+    refused = partial(ClusterInvalidError.of_field, "device_memory_gb")
     if "device_memory_bytes" in values:
-        raise ClusterInvalidError.of_field(
-            "device_memory_gb", "give device_memory_gb or device_memory_bytes, not both"
-        )
+        raise refused("give device_memory_gb or device_memory_bytes, not both")
     if not is_positive_number(gigabytes):
-        raise ClusterInvalidError.of_field(
-            "device_memory_gb", f"device_memory_gb={shown(gigabytes)} is not a number over 0"
-        )
+        raise refused(f"device_memory_gb={shown(gigabytes)} is not a number over 0")
     if gigabytes > _MAX_DEVICE_MEMORY_GB:
-        raise ClusterInvalidError.of_field(
-            "device_memory_gb",
+        raise refused(
             f"device_memory_gb={shown(gigabytes)} is more than {_MAX_DEVICE_MEMORY_GB}, the largest "
-            "that is accepted",
+            "that is accepted"
         )
     values["device_memory_bytes"] = int(gigabytes * GIB)
 
