@@ -186,8 +186,7 @@ def _batch_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool
     if x.global_batch is None:
         return False
     batch = c.global_batch_size
-    broken: Bools = (batch < x.global_batch.minimum) | (batch > x.global_batch.maximum)
-    return broken
+    return (batch < x.global_batch.minimum) | (batch > x.global_batch.maximum)
 
 
 def _batch_sentence(layout: Layout, x: RuleContext) -> str:

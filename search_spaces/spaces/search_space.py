@@ -276,8 +276,7 @@ class LegalSet:
             choices = codes_of(knob, self.space.values(knob))
             if length == 1:
                 return np.broadcast_to(choices, indices.shape)
-            column: Ints = choices[indices // later % length]
-            return column
+            return choices[indices // later % length]
         if knob == "dp":
             devices = self.column("num_nodes", rows) * self.devices_per_node
             return _filling_dp(devices, {name: self.column(name, rows) for name in _OTHER_DEGREES})

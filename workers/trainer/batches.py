@@ -58,8 +58,7 @@ class SyntheticTokens:
     def samples(self, step: int, indices: range) -> NDArray[np.int64]:
         permutation = default_rng((self.seed, 0)).permutation(self.shape.vocab_size)
         ranks = [_sample(self.shape, seed=self.seed, step=step, index=i) for i in indices]
-        tokens: NDArray[np.int64] = permutation[np.stack(ranks)]
-        return tokens
+        return permutation[np.stack(ranks)]
 
 
 def cut_batch(
@@ -105,5 +104,4 @@ def _sample(shape: ModelShape, *, seed: int, step: int, index: int) -> NDArray[n
     landed = (shape.vocab_size * generator.random(size) ** _SKEW).astype(np.int64)
     position = np.arange(size)
     last_jump = np.maximum.accumulate(np.where(jumps, position, 0))
-    ranks: NDArray[np.int64] = (landed[last_jump] + position - last_jump) % shape.vocab_size
-    return ranks
+    return (landed[last_jump] + position - last_jump) % shape.vocab_size

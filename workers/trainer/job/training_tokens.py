@@ -214,8 +214,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The final mixing steps of SplitMix64: an input bit flips about half of the output bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
-    return mixed
+    return values ^ (values >> np.uint64(31))
 
 
 def _round_key(key: str, index: int) -> np.uint64:
