@@ -144,7 +144,11 @@ def refuse_wall_time(budget: Budget) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationSettings:
-    """That a campaign is simulated, and by what; CampaignInvalidError for a number out of range."""
+    """That a campaign is simulated, and by what.
+
+    Raises:
+        CampaignInvalidError: at construction, when a number is out of range.
+    """
 
     seed: int = 0
     """Seed of the noise, the stragglers and the failures of its probes. The nodes of a worker have
