@@ -7,7 +7,7 @@ schemas in the OpenAPI document, and the strings under the fields are their desc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
@@ -46,17 +46,8 @@ class Cost:
         return self.iterations + self.start + self.idle + self.lost
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            iterations=self.iterations + other.iterations,
-            start=self.start + other.start,
-            idle=self.idle + other.idle,
-            lost=self.lost + other.lost,
-        )
-
-    @classmethod
-    def of_loss(cls, *, held_s: float, nodes: float) -> Self:
-        """The cost of an attempt without a result."""
-        return cls(lost=held_s * nodes)
+        names = (part.name for part in fields(self))
+        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @classmethod
     def of_probe(

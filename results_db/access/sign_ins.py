@@ -24,6 +24,8 @@ from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.models.service_tables import BrowserSignIn
 from layout_tuner.results_db.rows import record_of
 
+_Kind = Literal["code", "session"]
+
 CODE_LIFE: Final = timedelta(minutes=10)
 
 SESSION_IDLE_LIFE: Final = timedelta(hours=12)
@@ -60,12 +62,8 @@ class SignIns(StoreSection):
 
     def token_of_code(self, code_hash: str) -> str | None:
         """The hash of the token that a code stands for; None: there is no such code any more."""
-        query = select(BrowserSignIn.token_hash).where(
-            BrowserSignIn.secret_hash == code_hash,
-            BrowserSignIn.kind == "code",
-            BrowserSignIn.expires_at > self._clock(),
-        )
-        return self._scalar(query)
+        query = _valid("code", (code_hash,), self._clock())
+        return self._scalar(query.with_only_columns(BrowserSignIn.token_hash))
 
     @retried
     def exchange_code(self, code_hash: str) -> str | None:
@@ -97,7 +95,7 @@ class SignIns(StoreSection):
     def sessions_by_hash(self, secret_hashes: Collection[str]) -> dict[str, BrowserSession]:
         """Those of these sessions that exist and have not ended."""
         with self._db.read() as session:
-            rows = session.scalars(_sessions(secret_hashes, self._clock()))
+            rows = session.scalars(_valid("session", secret_hashes, self._clock()))
             return {row.secret_hash: record_of(BrowserSession, row) for row in rows}
 
     @retried
@@ -106,7 +104,7 @@ class SignIns(StoreSection):
         now = self._clock()
         with self._db.write() as session:
             # Locked in one order, so that two processes cannot deadlock.
-            query = _sessions(secret_hashes, now).order_by(BrowserSignIn.secret_hash)
+            query = _valid("session", secret_hashes, now).order_by(BrowserSignIn.secret_hash)
             for row in session.scalars(query.with_for_update()):
                 row.expires_at = min(now + SESSION_IDLE_LIFE, row.created_at + SESSION_LIFE)
 
@@ -129,11 +127,7 @@ class SignIns(StoreSection):
 
 
 def _add(
-    session: Session,
-    kind: Literal["code", "session"],
-    token_hash: str,
-    now: datetime,
-    expires_at: datetime,
+    session: Session, kind: _Kind, token_hash: str, now: datetime, expires_at: datetime
 ) -> str:
     secret = secrets.token_urlsafe(32)  # 256 random bits
     surplus = (
@@ -156,11 +150,11 @@ def _add(
     return secret
 
 
-def _sessions(secret_hashes: Collection[str], now: datetime) -> Select[BrowserSignIn]:
-    """Those of these sessions that have not ended."""
+def _valid(kind: _Kind, secret_hashes: Collection[str], now: datetime) -> Select[BrowserSignIn]:
+    """Those of these codes or sessions that have not ended."""
     return select(BrowserSignIn).where(
         BrowserSignIn.secret_hash.in_(secret_hashes),
-        BrowserSignIn.kind == "session",
+        BrowserSignIn.kind == kind,
         BrowserSignIn.expires_at > now,
     )
 

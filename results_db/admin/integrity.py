@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ForeignKeyConstraint, Select, and_, exists, func, literal, select
+from sqlalchemy import Select, exists, func, literal, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.admin.row_rules import RULES
@@ -110,19 +110,14 @@ def _references(session: Session) -> Iterator[Finding]:
     """Rows that refer to missing rows; possible only if constraints were disabled."""
     for table in METADATA.sorted_tables:
         for constraint in table.foreign_key_constraints:
-            broken = (
-                f"rows of {table.name} that refer to no row of {constraint.referred_table.name}"
-            )
-            yield from _finding(session, "references", broken, _orphans(constraint))
-
-
-def _orphans(constraint: ForeignKeyConstraint) -> Select[Any]:
-    table = constraint.table
-    referred = constraint.referred_table.alias("referred")
-    pairs = [(each.parent, referred.c[each.column.name]) for each in constraint.elements]
-    is_there = exists().select_from(referred).where(and_(*(own == other for own, other in pairs)))
-    refers = and_(*(own.is_not(None) for own, _ in pairs))
-    return select(*table.primary_key.columns).where(refers, ~is_there)
+            name = constraint.referred_table.name
+            referred = constraint.referred_table.alias("referred")
+            pairs = [(each.parent, referred.c[each.column.name]) for each in constraint.elements]
+            is_there = exists().select_from(referred).where(*(own == there for own, there in pairs))
+            refers = (own.is_not(None) for own, _ in pairs)
+            orphans = select(*table.primary_key.columns).where(*refers, ~is_there)
+            broken = f"rows of {table.name} that refer to no row of {name}"
+            yield from _finding(session, "references", broken, orphans)
 
 
 def _finding(session: Session, check: str, broken: str, keys: Select[Any]) -> Iterator[Finding]:

@@ -17,7 +17,11 @@ from layout_tuner.results_db.allocations.node_status import (
     keep_quarantine,
     quarantine_again,
 )
-from layout_tuner.results_db.allocations.workers import campaigns_of_kind, workers_of_kind
+from layout_tuner.results_db.allocations.workers import (
+    campaigns_of_kind,
+    newest_sessions,
+    workers_of_kind,
+)
 from layout_tuner.results_db.database.locks import lock_rows
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -89,13 +93,7 @@ class Allocations(StoreSection):
         Those that are `called` so have this session id, worker name or job id; live ones have sent
         a heartbeat lately.
         """
-        query = (
-            select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id).limit(limit)
-        )
-        if live:
-            query = query.where(is_there(self._clock()))
-        if cluster is not None:
-            query = query.where(WorkerRow.cluster == cluster)
+        query = newest_sessions(self._clock(), live=live, cluster=cluster).limit(limit)
         if called is not None:
             query = query.where(
                 (WorkerRow.id == called) | (WorkerRow.name == called) | (WorkerRow.job_id == called)

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    SQLColumnExpression,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.worker_messages import (
@@ -69,28 +78,23 @@ def take_beats(
     ids = {beat.worker_id for beat in beats}
     stops = _extend(session, beats, now, until)
     workers = {worker.id: worker for worker in lock_rows(session, WorkerRow, WorkerRow.id.in_(ids))}
-    answers: list[HeartbeatReply | ResultsDbError] = []
-    live: list[WorkerRow] = []
-    for beat, stop in zip(beats, stops, strict=True):
-        worker = open_session(session, beat.worker_id, workers.get(beat.worker_id))
-        if isinstance(worker, ResultsDbError):
-            answers.append(worker)
-            continue
-        worker.seen_at = now
-        if beat.heartbeat.status is not None:
-            keep_status(session, worker, beat.heartbeat.status, now)
-        live.append(worker)
-        answers.append(HeartbeatReply(stop=tuple(stop)))
+    senders = [open_session(session, each.worker_id, workers.get(each.worker_id)) for each in beats]
+    for beat, sender in zip(beats, senders, strict=True):
+        if isinstance(sender, WorkerRow):
+            sender.seen_at = now
+            if beat.heartbeat.status is not None:
+                keep_status(session, sender, beat.heartbeat.status, now)
+    live = [sender for sender in senders if isinstance(sender, WorkerRow)]
     release, quarantine = node_orders(session, live, now)
     return [
-        answer
-        if isinstance(answer, ResultsDbError)
+        sender
+        if isinstance(sender, ResultsDbError)
         else HeartbeatReply(
-            stop=answer.stop,
-            release=tuple(release[beat.worker_id]),
-            quarantine=tuple(quarantine[beat.worker_id]),
+            stop=tuple(stop),
+            release=tuple(release[sender.id]),
+            quarantine=tuple(quarantine[sender.id]),
         )
-        for beat, answer in zip(beats, answers, strict=True)
+        for sender, stop in zip(senders, stops, strict=True)
     ]
 
 
@@ -284,11 +288,7 @@ class Workers(StoreSection):
 
     def find(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
         """Worker sessions, the newest first: those seen within `WORKER_ALIVE_S`, or all."""
-        query = select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id)
-        if live:
-            query = query.where(is_there(self._clock()))
-        if cluster is not None:
-            query = query.where(WorkerRow.cluster == cluster)
+        query = newest_sessions(self._clock(), live=live, cluster=cluster)
         with self._db.read() as session:
             return [record_of(WorkerRecord, row) for row in session.scalars(query)]
 
@@ -336,6 +336,14 @@ class Workers(StoreSection):
             .where(Trial.campaign_id == campaign_id, Trial.state == "PENDING", ~can_run_it)
         )
         return self._scalar(query) or 0
+
+
+def newest_sessions(now: datetime, *, live: bool, cluster: str | None) -> Select[WorkerRow]:
+    """The sessions of a cluster, or of all, the newest first: those that are live, or all."""
+    query = select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id)
+    if live:
+        query = query.where(is_there(now))
+    return query if cluster is None else query.where(WorkerRow.cluster == cluster)
 
 
 def _end_in_order(session: Session, worker: WorkerRow, now: datetime, why: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from sqlalchemy import ColumnElement, String, delete, func, or_, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
@@ -39,10 +40,7 @@ from layout_tuner.results_db.records import (
     CampaignState,
     EventKind,
 )
-from layout_tuner.results_db.rows import (
-    campaign_record,
-    clock_seconds,
-)
+from layout_tuner.results_db.rows import campaign_record, clock_seconds
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
@@ -130,12 +128,12 @@ class Campaigns(StoreSection):
                 with another trainer.
             IdempotencyKeyInUseError: the same request has just created one.
         """
-        for _ in range(MOST_CHOICES - 1 if names else 0):
-            try:
-                return self._create_campaign(spec, num_legal_layouts, request, notes, names)
-            except _NameTakenMeanwhileError:
-                continue
-        return self._create_campaign(spec, num_legal_layouts, request, notes, names)
+        choosing = Retrying(
+            retry=retry_if_exception_type(_NameTakenMeanwhileError),
+            stop=stop_after_attempt(MOST_CHOICES),
+            reraise=True,
+        )
+        return choosing(self._create_campaign, spec, num_legal_layouts, request, notes, names)
 
     def _create_campaign(
         self,

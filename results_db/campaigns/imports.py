@@ -99,16 +99,10 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
     stored, cell = StoredCampaign(document=new.spec), new.cell
     where = f" from {cell.key.source}" if cell.key.source else ""
     campaign = Campaign(
-        name=stored.name,
+        **stored.columns() | {"trainer": IMPORTED_TRAINER, "strategy": IMPORTED},
         state="COMPLETED",
         reason=IMPORTED,
         message=f"{counted(len(cell.rows), 'row')} of a measurement table{where}",
-        spec=dict(new.spec),
-        model_name=cell.model.name,
-        cluster_name=cell.cluster.name,
-        trainer=IMPORTED_TRAINER,
-        objective=stored.objectives[0],
-        strategy=IMPORTED,
         num_legal_layouts=len({row.layout for row in cell.rows}),
         last_number=len(cell.rows),
         last_ended_seq=len(cell.rows),

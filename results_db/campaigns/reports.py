@@ -189,14 +189,11 @@ class Reports(StoreSection):
     def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
         """The progress of a campaign's running trials, by their ids."""
         query = (
-            select(Attempt.trial_id, Attempt.phase, Attempt.waiting_because)
+            select(Attempt)
             .join(Trial, Trial.id == Attempt.trial_id)
             .where(
                 Trial.campaign_id == campaign_id, Trial.state == "RUNNING", Attempt.ending.is_(None)
             )
         )
         with self._db.read() as session:
-            return {
-                trial_id: RunningPhase(phase=phase, waiting_because=why or "")  # type: ignore[arg-type]
-                for trial_id, phase, why in session.execute(query)
-            }
+            return {row.trial_id: record_of(RunningPhase, row) for row in session.scalars(query)}

@@ -53,43 +53,36 @@ class ChangeMark:
 
     def has_changed(self) -> bool:
         """Whether there was a commit since the last call; True where that is unknown."""
-        try:
-            (version,) = self._read(_VERSION)
-        except sqlite3.Error:
-            self.close()
-            return True
-        changed, self._seen = version != self._seen, version
+        version = self._first(_VERSION, unknown=None)
+        changed, self._seen = version is None or version != self._seen, version
         return bool(changed)
 
     def finds(self, query: str, *parameters: str) -> bool:
         """Whether a query has a result; True where that is unknown."""
-        try:
-            return self._read(query, *parameters) is not None
-        except sqlite3.Error:
-            self.close()
-            return True
+        return self._first(query, *parameters, unknown=True) is not None
 
     def count(self, query: str) -> int:
         """What a query counts; 0 where that is unknown."""
+        return int(self._first(query, unknown=0))
+
+    def _first(self, query: str, *parameters: str, unknown: Any) -> Any:
+        """The first value of a result; None: there is none; `unknown`: the database is not read."""
         try:
-            (number,) = self._read(query)
+            if self._connection is None:
+                # Without creating a file: a lost database must be reported by who reads it.
+                self._connection = sqlite3.connect(
+                    f"{self._path.absolute().as_uri()}?mode=rw",
+                    uri=True,
+                    timeout=0.0,
+                    isolation_level=None,
+                    check_same_thread=False,
+                )
+                self._seen = None
+            row = self._connection.execute(query, parameters).fetchone()
         except sqlite3.Error:
             self.close()
-            return 0
-        return int(number)
-
-    def _read(self, query: str, *parameters: str) -> Any:
-        if self._connection is None:
-            # Without creating a file: a lost database must be reported by who reads it.
-            self._connection = sqlite3.connect(
-                f"{self._path.absolute().as_uri()}?mode=rw",
-                uri=True,
-                timeout=0.0,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            self._seen = None
-        return self._connection.execute(query, parameters).fetchone()
+            return unknown
+        return None if row is None else row[0]
 
     def close(self) -> None:
         """Closes the connection; the next look opens another."""

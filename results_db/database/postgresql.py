@@ -111,7 +111,7 @@ def make_engine(url: str) -> Engine:
         json_deserializer=read_document,
     )
     event.listen(engine, "connect", _refuse_unsuitable, insert=True)
-    event.listen(engine, "checkin", _note_use)
+    event.listen(engine, "checkin", lambda _, record: record.info.update(used_at=time.monotonic()))
     event.listen(engine, "checkout", _check_idle_connection(engine))
     return engine
 
@@ -178,10 +178,6 @@ def _refuse_unsuitable(connection: Any, _record: object) -> None:
             f"the database {info.dbname} has the encoding {encoding}, and UTF8 is needed: "
             "createdb --encoding UTF8 --template template0"
         )
-
-
-def _note_use(_connection: Any, record: Any) -> None:
-    record.info["used_at"] = time.monotonic()
 
 
 def _check_idle_connection(engine: Engine) -> Any:

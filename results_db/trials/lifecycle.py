@@ -81,8 +81,8 @@ def close_attempt(
     """Ends an attempt without an outcome; it is charged up to the last heartbeat."""
     attempt.ending = ending
     attempt.ended_at = now
-    held_s, nodes = held_so_far_s(attempt), nodes_of(trial, attempt)
-    charge(campaign, trial, attempt, Cost.of_loss(held_s=held_s, nodes=nodes))
+    lost = Cost(lost=held_so_far_s(attempt) * nodes_of(trial, attempt))
+    charge(campaign, trial, attempt, lost)
 
 
 def lose_attempt(
@@ -103,13 +103,11 @@ def count_lost_attempt(
 ) -> None:
     """Puts a trial back to PENDING after a lost attempt, or ends it after too many."""
     trial.lost_attempts += 1
-    if trial.cancel_requested:
-        end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
-    elif trial.lost_attempts >= MAX_LOST_ATTEMPTS:
+    if not trial.cancel_requested and trial.lost_attempts >= MAX_LOST_ATTEMPTS:
         message = f"{trial.lost_attempts} attempts were lost; the last: {why}"
         end_trial(campaign, trial, "FAILED", now, reason="node_lost", message=message, node=node)
     else:
-        put_back(trial, now)
+        put_back_or_cancel(campaign, trial, now, why)
 
 
 def return_attempt(
@@ -125,14 +123,10 @@ def put_back_or_cancel(campaign: Campaign, trial: Trial, now: datetime, why: str
     if trial.cancel_requested:
         end_trial(campaign, trial, "CANCELLED", now, reason="cancelled", message=why)
     else:
-        put_back(trial, now)
-
-
-def put_back(trial: Trial, now: datetime) -> None:
-    trial.state = "PENDING"
-    trial.iterations_done = 0
-    _drop_lease(trial)
-    tell(trial, "trial.returned", now)
+        trial.state = "PENDING"
+        trial.iterations_done = 0
+        _drop_lease(trial)
+        tell(trial, "trial.returned", now)
 
 
 def cancel_trial(campaign: Campaign, trial: Trial, now: datetime, why: str) -> None:

@@ -183,7 +183,8 @@ def compare_losses(session: Session, campaign: Campaign, trials: Sequence[Trial]
     trial that fails or completes by the vote moves to the end of the order of ends, so that the
     driver reads it again.
     """
-    for group in dict.fromkeys(map(_group_of, trials)):
+    groups = ((t.campaign_id, t.precision, t.global_batch_size, t.num_layers) for t in trials)
+    for group in dict.fromkeys(groups):
         runs, losses = _measured(session, group), _Losses(session, cast("Precision", group[1]))
         before = vote([run for run in runs if run.same_losses_as is not None])
         losses.compare(runs)
@@ -220,10 +221,6 @@ def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:
         Trial.campaign_id == campaign_id, Trial.repeat_of.in_(again)
     )
     return sorted(again - set(session.scalars(repeated))) if again else []
-
-
-def _group_of(trial: Trial) -> Group:
-    return trial.campaign_id, trial.precision, trial.global_batch_size, trial.num_layers
 
 
 def _measured(session: Session, group: Group) -> list[MeasuredRun]:

@@ -70,10 +70,7 @@ def refuse_other_lease(
 
 
 def refuse_other_probe(
-    measured: Measurement,
-    campaign: Campaign,
-    trial: Trial,
-    spec: CampaignSpec | Damaged,
+    measured: Measurement, campaign: Campaign, trial: Trial, spec: CampaignSpec | Damaged
 ) -> None:
     """Refuses a measurement that is not of the trial's probe.
 

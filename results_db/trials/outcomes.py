@@ -78,12 +78,7 @@ _TEACHES_NOTHING: Final = ("node_lost", "cancelled")
 class OutcomeBatch:
     """Outcomes of trials, which are locked, within one transaction of the caller."""
 
-    def __init__(
-        self,
-        session: Session,
-        trial_ids: Sequence[int],
-        now: datetime,
-    ) -> None:
+    def __init__(self, session: Session, trial_ids: Sequence[int], now: datetime) -> None:
         """Locks the trials and their campaigns, and loads the rows that the outcomes need."""
         of_trials = select(Trial.campaign_id).where(Trial.id.in_(trial_ids))
         self._session = session
@@ -184,7 +179,7 @@ class OutcomeBatch:
         held_s = min(outcome.duration_s, most_s)
         nodes = nodes_of(trial, attempt)
         if trial.state in ENDED_TRIAL_STATES or outcome.reason in _TEACHES_NOTHING:
-            return Cost.of_loss(held_s=held_s, nodes=nodes)
+            return Cost(lost=held_s * nodes)
         iterations_s = attempt.iterations_s
         if iterations_s is None:
             iterations = () if outcome.measurement is None else outcome.measurement.iterations

@@ -255,8 +255,7 @@ class Trials(StoreSection):
             .group_by(Trial.layout_key)
         )
         with self._db.read() as session:
-            rows = session.execute(query)
-            return {row[0]: RepeatsOfLayout(row[1], row[2], row[3], row[4]) for row in rows}
+            return {key: RepeatsOfLayout(*counts) for key, *counts in session.execute(query)}
 
     def ended_probes(self, campaign_id: int, *, cheap: bool) -> ProbeCount:
         """The ended trials that ran their layouts in full, or the cheap probes among them.
@@ -280,16 +279,14 @@ class Trials(StoreSection):
 
     def open_sizes(self, campaign_id: int) -> list[TrialSize]:
         """The resources that waiting and running trials need, the oldest first."""
+        is_waiting = (Trial.state == "PENDING").label("is_waiting")
         query = (
-            select(Trial.num_nodes, Trial.num_devices, Trial.state)
+            select(Trial.num_nodes, Trial.num_devices, is_waiting)
             .where(Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING")))
             .order_by(Trial.id)
         )
         with self._db.read() as session:
-            return [
-                TrialSize(num_nodes=nodes, num_devices=devices, is_waiting=state == "PENDING")
-                for nodes, devices, state in session.execute(query)
-            ]
+            return [record_of(TrialSize, row) for row in session.execute(query)]
 
     @retried
     def repeat(self, trial_id: int, *, reason: RepeatReason | None = None) -> TrialRecord:
