@@ -103,7 +103,14 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         look_s=min(settings.lease_poll_s, settings.event_poll_s),
     )
     app.state.book = book
-    app.state.authentication = _authentication(settings, book, sessions)
+    app.state.authentication = Authentication(
+        book=book,
+        sessions=sessions,
+        guess_limit=GuessLimit(settings.wrong_codes),
+        cookie=SessionCookie(
+            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
+        ),
+    )
     app.state.owners = Owners(store)
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
@@ -137,17 +144,6 @@ async def _at_work(
             yield
 
 
-def _authentication(settings: Settings, book: TokenBook, sessions: SessionBook) -> Authentication:
-    return Authentication(
-        book=book,
-        sessions=sessions,
-        guess_limit=GuessLimit(settings.wrong_codes),
-        cookie=SessionCookie(
-            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
-        ),
-    )
-
-
 def _operation_id(route: APIRoute) -> str:
     """The name of the function; generated clients name their methods after it."""
     return route.name
@@ -156,6 +152,7 @@ def _operation_id(route: APIRoute) -> str:
 def _all_routes() -> Sequence[BaseRoute]:
     """Every route under `/v1`, and those of health and metrics."""
     router = APIRouter(generate_unique_id_function=_operation_id)
+    checks = [Depends(bearer_scheme), Depends(check_again)]
     # The first route that matches answers, and workers send the most requests.
     for routes in (
         workers,
@@ -173,19 +170,11 @@ def _all_routes() -> Sequence[BaseRoute]:
     ):
         router.include_router(
             routes.router,
-            dependencies=[
-                Depends(bearer_scheme),
-                Depends(check_again),
-                Depends(refuse_unknown_query),
-            ],
+            dependencies=[*checks, Depends(refuse_unknown_query)],
             responses=_REFUSALS,
         )
     router.include_router(health.router)
-    router.include_router(
-        health.metrics_router,
-        dependencies=[Depends(bearer_scheme), Depends(check_again)],
-        responses=_REFUSALS,
-    )
+    router.include_router(health.metrics_router, dependencies=checks, responses=_REFUSALS)
     return tuple(router.routes)
 
 

@@ -298,10 +298,8 @@ class TrialRecord:
     def objective(self, name: str, *, device_memory_bytes: int | None = None) -> float | None:
         """The value of an objective; None if it was not measured.
 
-        `device_memory_bytes` is needed for memory_headroom only.
-
-        Raises:
-            ObjectiveInvalidError: there is no such objective.
+        `device_memory_bytes` is needed for memory_headroom only. ObjectiveInvalidError for an
+        objective that does not exist.
         """
         if self.measurement is None:
             return None

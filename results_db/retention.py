@@ -51,8 +51,7 @@ class Retention:
     def read(cls, settings: Iterable[str]) -> Self:
         """Reads settings such as "logs=90" or "events=forever"; the last one of a kind counts.
 
-        Raises:
-            RetentionInvalidError: a setting is invalid.
+        Raises RetentionInvalidError for an invalid one.
         """
         return cls(**dict(map(_read_setting, settings)))
 

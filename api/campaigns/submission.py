@@ -99,8 +99,7 @@ class Submission:
     def resolve(self, document: Any) -> CampaignSpec:
         """Reads a document, with users' models and clusters and measured constants in it.
 
-        Raises:
-            SearchSpaceError: fields are wrong; the error has all of them.
+        Raises SearchSpaceError with all wrong fields.
         """
         problems = Problems()
         described = with_own(self._store, document, problems)
@@ -218,11 +217,7 @@ class Submission:
         )
 
     def refuse_taken(self, name: str) -> None:
-        """Refuses a taken name before the legal set is enumerated. The database checks it again.
-
-        Raises:
-            CampaignDuplicateError: a campaign has the name.
-        """
+        """Refuses a taken name (CampaignDuplicateError) early; the database checks it again."""
         try:
             self._store.campaigns.by_name(name)
         except CampaignNotFoundError:

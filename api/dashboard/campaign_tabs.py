@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
@@ -60,16 +60,9 @@ def show_trials(
     before: Cursor = None,
 ) -> HTMLResponse:
     """All trials with their states, the newest first."""
-    listed = page_of_trials(
-        store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
-    )
-    return show(
-        "campaign_trials.html",
-        listed=listed,
-        cheap_probes=cheap_probes(store, listed.trials),
-        phases=store.reports.running_phases(campaign.id),
-        wanted=wanted,
-    )
+    phases = store.reports.running_phases(campaign.id)
+    listed = _listed(store, campaign, wanted, cursor, before)
+    return show("campaign_trials.html", phases=phases, **listed)
 
 
 @router.get("/failures")
@@ -84,16 +77,23 @@ def show_failures(
     """Failures by reason, each with an example, and the trials that failed."""
     if not wanted.states:
         wanted = TrialFilter(**wanted.stated, states=_WITHOUT_RESULT)
+    listed = _listed(store, campaign, wanted, cursor, before)
+    return show("campaign_failures.html", reasons=_reasons(store, campaign), **listed)
+
+
+def _listed(
+    store: Store,
+    campaign: CampaignRecord,
+    wanted: TrialFilter,
+    cursor: str | None,
+    before: str | None,
+) -> dict[str, Any]:
+    """What a tab shows of a page of trials."""
     listed = page_of_trials(
         store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
     )
-    return show(
-        "campaign_failures.html",
-        reasons=_reasons(store, campaign),
-        listed=listed,
-        cheap_probes=cheap_probes(store, listed.trials),
-        wanted=wanted,
-    )
+    probes = cheap_probes(store, listed.trials)
+    return {"listed": listed, "cheap_probes": probes, "wanted": wanted}
 
 
 @router.get("/events")

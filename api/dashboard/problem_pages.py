@@ -43,7 +43,8 @@ class ProblemPages:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not wants_page(scope):
+        is_page = scope["type"] == "http" and not is_api(scope)
+        if not is_page or "text/html" not in Headers(scope=scope).get("accept", ""):
             await self._app(scope, receive, send)
             return
         # Forms send parameters that nobody filled in.
@@ -66,11 +67,6 @@ class ProblemPages:
                     await page(scope, receive, send)
 
         await self._app(scope, receive, turned)
-
-
-def wants_page(scope: Scope) -> bool:
-    """Whether a request is a browser's navigation to a page."""
-    return not is_api(scope) and "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:

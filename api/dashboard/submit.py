@@ -167,11 +167,7 @@ class SubmitPage:
         return field if field in FORM_FIELDS else REST
 
     def _document(self) -> Any:
-        """The document of the form, in either view.
-
-        Raises:
-            SearchSpaceError: fields or the text are no YAML, or the text is too long.
-        """
+        """The form's document; SearchSpaceError where a text is no YAML or too long."""
         if self.form["view"] != YAML:
             return document_of(self.form)
         text, most = self.form[YAML], limits_of("create_campaign").num_bytes

@@ -110,13 +110,10 @@ def leaderboard_table(
     offset: int,
     opened: str | None = None,
 ) -> LeaderboardTable:
-    """A page of a campaign's leaderboard.
+    """A page of a campaign's leaderboard; ColumnUnknownError for a column that does not exist.
 
     Without columns it shows the knobs that differ, and some metrics. The values of the knob
     `opened` are counted, however many layouts there are.
-
-    Raises:
-        ColumnUnknownError: there is no such column.
     """
     for name in columns:
         if name not in CHOICES:

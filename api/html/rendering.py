@@ -36,7 +36,7 @@ from layout_tuner.api.plots.svg import visible
 from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.predictions.belief.plan_text import PLAN_COLUMNS, chances_words, knowledge_words
 from layout_tuner.predictions.statistics.disturbance import MEANING
-from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord
+from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord, ProbeCount
 from layout_tuner.search_spaces.layouts.knobs import auto_words
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.version import version
@@ -129,24 +129,6 @@ def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **changes}
 
 
-_FILTERS: Final[tuple[Callable[..., Any], ...]] = (
-    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
-    *(
-        chances_words,
-        duration,
-        figure,
-        memory,
-        objective_figure,
-        node_time,
-        percent,
-        state_words,
-        step_words,
-        unit,
-    ),
-)
-"""Functions that are filters of the templates under their own names."""
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -157,13 +139,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own: dict[str, Callable[..., Any]] = {
-        "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
-        "count": _count,
-        "labelled": _labelled,
-        "timestamp": _timestamp,
-    }
-    environment.filters |= own | {each.__name__: each for each in _FILTERS}
+    environment.filters |= {each.__name__: each for each in _FILTERS}
     environment.globals |= {
         "zip": zip,
         "disturbed_meaning": MEANING,
@@ -174,24 +150,36 @@ def _environment() -> Environment:
     return environment
 
 
-def _count(number: int, thing: str = "") -> str:
+def cheap_words(probes: ProbeCount) -> str:
+    return cheap_count_words(probes.number, probes.node_seconds)
+
+
+def count(number: int, thing: str = "") -> str:
     """A number with its thousands apart, and a noun, which gets an s unless the number is 1."""
     noun = f" {thing}{'s' if number != 1 else ''}" if thing else ""
     return f"{number:,}{noun}"
 
 
-def _labelled(row: Markup, columns: Sequence[str]) -> Markup:
+def labelled(row: Markup, columns: Sequence[str]) -> Markup:
     """A row of a table, each cell with the heading of its column, which small screens show."""
     headings = (escape(escape(name.removeprefix(">")).striptags()) for name in columns)
-    labelled = re.sub(
+    written = re.sub(
         "<t[dh](?=[ >])", lambda cell: f'{cell[0]} data-label="{next(headings, "")}"', row
     )
-    return Markup(labelled)  # noqa: S704 - the row and the headings are escaped
+    return Markup(written)  # noqa: S704 - the row and the headings are escaped
 
 
-def _timestamp(at: datetime | None) -> Markup:
+def timestamp(at: datetime | None) -> Markup:
     """A moment as a `time` element: the script shows it in the reader's time zone."""
     if at is None:
         return Markup("-")
     words = Markup('<time datetime="{}">{}</time>')
     return words.format(at.astimezone(UTC).isoformat(timespec="seconds"), moment(at))
+
+
+_FILTERS: Final[tuple[Callable[..., Any], ...]] = (
+    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
+    *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
+    *(step_words, unit, cheap_words, count, labelled, timestamp),
+)
+"""Functions that are filters of the templates under their own names."""

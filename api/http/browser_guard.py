@@ -49,7 +49,8 @@ class BrowserGuard:
 
     def _refusal(self, headers: Headers) -> Response | None:
         host = headers.get("host", "")
-        if self._local_hosts_only and not is_local(host):
+        found = _HOST.fullmatch(host)
+        if self._local_hosts_only and not (found and is_loopback_host(found[1])):
             return problem_response(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"this service listens on this machine alone and is not {host[:80]!r}; ask for localhost, "
@@ -93,9 +94,3 @@ def why_foreign(headers: Headers, is_behind_proxy: bool) -> str | None:
         return None
     advice = "; let the proxy pass on Host or X-Forwarded-Host" if is_behind_proxy else ""
     return f"a page of {origin[:80]!r} sends this, and the service is {host[:80]!r}{advice}"
-
-
-def is_local(host: str) -> bool:
-    """Whether a Host header is a loopback address or name."""
-    found = _HOST.fullmatch(host)
-    return found is not None and is_loopback_host(found[1])

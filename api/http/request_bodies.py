@@ -72,13 +72,15 @@ class _ParsedRequest(Request):
     _document: Any = None
 
     def parse(self, operation: str, validate: Callable[..., Any] | None = None) -> None:
-        """Parses the received body if its content type is JSON, and validates it.
+        """Parses the body if FastAPI reads it with `Request.json`, and validates it.
 
         Raises:
             DocumentMalformedError: it is not JSON, or the service does not accept it.
             RequestValidationError: a field is wrong.
         """
-        if not self._body or not _is_json(self.headers.get("content-type", "")):
+        kind, _, subtype = media_type_of(self.headers.get("content-type", "")).partition("/")
+        is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+        if not self._body or not is_json:
             return
         most = limits_of(operation).num_values
         self._document = read_json(self._body, most, text_rule=text_problem)
@@ -94,14 +96,6 @@ class _ParsedRequest(Request):
 
     async def json(self) -> Any:
         return self._document
-
-
-def _is_json(content_type: str) -> bool:
-    """Whether FastAPI reads the body with `Request.json`."""
-    essence = media_type_of(content_type)
-    return essence == JSON_TYPE or (
-        essence.startswith("application/") and essence.endswith("+json")
-    )
 
 
 _FIELDS: Final[dict[str, Any]] = {

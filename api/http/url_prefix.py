@@ -49,8 +49,7 @@ def route_path(scope: Scope) -> str:
 def read_prefix(given: str) -> str:
     """The prefix that an option gives, such as "/tuner"; a slash at its end is dropped.
 
-    Raises:
-        ServiceStartError: it is not a path.
+    Raises ServiceStartError if it is not a path.
     """
     prefix = given.rstrip("/")
     if not _PREFIX.fullmatch(prefix) or len(prefix) > MAX_LENGTH:
@@ -62,12 +61,9 @@ def read_prefix(given: str) -> str:
 
 
 def refuse_taken_prefix(prefix: str, routes: Sequence[BaseRoute]) -> None:
-    """Checks that no route begins as the prefix does.
+    """Raises ServiceStartError if a route begins as the prefix does.
 
     A proxy may remove the prefix: then nobody could tell a prefix from the beginning of a route.
-
-    Raises:
-        ServiceStartError: a route does.
     """
     paths = [str(route.path) for route in iter_route_contexts(routes)]
     taken = sorted({path.split("/")[1] for path in paths} - {""})

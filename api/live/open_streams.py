@@ -48,10 +48,8 @@ class OpenStreams:
         """Counts a stream from its beginning to its end; yields the reason why it must end.
 
         If there are too many, the token with the most streams loses its oldest one to a token that
-        has at least two fewer. Sessions count as their token.
-
-        Raises:
-            WatchersTooManyError: no token has that many more.
+        has at least two fewer; otherwise this raises WatchersTooManyError. Sessions count as their
+        token.
         """
         self._make_room(credential.token_hash)
         if not self._open:

@@ -51,7 +51,11 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
         spots[each.trial_id] = _history_spot(each, _key(point), facts.objective, bottom)
         of_kind[_kind(each, point)].append(spots[each.trial_id])
     last = found.points[-1].ended_seq
-    traces = _best_line(best, last)
+    traces: list[Trace] = []
+    if best:
+        values, places = [each.best for each in best], [each.ended_seq for each in best]
+        style = {"shape": "hv", "color": "--good", "width": 2}
+        traces.append(line("best so far", [*places, last], [*values, values[-1]], **style))
     for kind, shown in of_kind.items():
         traces += [{**each, "cliponaxis": False} for each in points(kind, shown, **MARKERS[kind])]
     marks = {
@@ -113,14 +117,6 @@ def _history_spot(each: HistoryPoint, key: str, objective: str, bottom: float) -
 
 def _key(point: PlotPoint | None) -> str:
     return "" if point is None else point.layout_key
-
-
-def _best_line(best: Sequence[HistoryPoint], last: int) -> list[Trace]:
-    if not best:
-        return []
-    values = [each.best for each in best]
-    places = [*(each.ended_seq for each in best), last]
-    return [line("best so far", places, [*values, values[-1]], shape="hv", color="--good", width=2)]
 
 
 def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: str) -> Iterator[str]:

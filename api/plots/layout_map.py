@@ -39,7 +39,11 @@ def layout_map(layout: Layout) -> Plot:
     """Nodes, devices, stages, groups and replicas of a layout."""
     per_node = ranks_per_node(layout.num_devices, layout.num_nodes)
     is_folded = layout.num_devices > MAX_DEVICES
-    nodes = _drawn_nodes(layout, per_node) if is_folded else list(range(layout.num_nodes))
+    nodes = list(range(layout.num_nodes))
+    if is_folded:  # the first node of each stage; of many stages, of the first and the last ones
+        stages = both_ends(layout.pp, MAX_NODES)
+        firsts = (stage * layout.num_devices // layout.pp // per_node for stage in stages)
+        nodes = list(dict.fromkeys(firsts))
     shown = min(per_node, MAX_PER_NODE) if is_folded else per_node
     cell = 8.0 + _CHARACTER * len(_cell_text(layout.num_devices - 1, layout))
     columns = min(shown, _COLUMNS)
@@ -68,13 +72,6 @@ def layout_map(layout: Layout) -> Plot:
         ),
         notes=tuple(_notes(layout, nodes, per_node, shown)),
     )
-
-
-def _drawn_nodes(layout: Layout, per_node: int) -> list[int]:
-    """The first node of each stage; of many stages, of the first and the last ones."""
-    stages = both_ends(layout.pp, MAX_NODES)
-    firsts = [stage * layout.num_devices // layout.pp // per_node for stage in stages]
-    return list(dict.fromkeys(firsts))
 
 
 def _node(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -11,13 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from layout_tuner.api.campaigns.measured_jobs import RankedStep, measured_jobs
-from layout_tuner.api.formatting import (
-    duration,
-    effect_words,
-    machine,
-    moment,
-    node_time,
-)
+from layout_tuner.api.formatting import duration, effect_words, machine, moment, node_time
 from layout_tuner.api.html.assets import assets
 from layout_tuner.api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from layout_tuner.api.html.rendering import document
@@ -98,7 +92,7 @@ def report(
         commands="\n".join(commands(campaign, None if winner is None else winner.trial.layout)),
         file=write_yaml(dict(campaign.spec), default_flow_style=None, width=96),
         machine=machine,
-        job=None if job is None else "\n".join(_job_lines(job, campaign, best)),
+        job=None if job is None else _job_text(job, campaign, best),
         version=version(),
         **_leaderboard(store, campaign, plots.ranked_baseline),
     )
@@ -124,14 +118,13 @@ def _leaderboard(
     return {"leaderboard": whole, "leaders": rows}
 
 
-def _job_lines(
-    job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]
-) -> Iterator[str]:
+def _job_text(job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]) -> str:
     ranked = (
         RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.value_low, e.value_high)
         for e in best
     )
-    return job_lines(job, measured_jobs(job, campaign.stored.spec, ranked), PROSE_WIDTH)
+    jobs = measured_jobs(job, campaign.stored.spec, ranked)
+    return "\n".join(job_lines(job, jobs, PROSE_WIDTH))
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
@@ -297,11 +290,7 @@ def failures(store: Store, ended: Sequence[TrialBrief]) -> list[Failure]:
             key = (trial.state, trial.reason or trial.state.lower())
             by_reason.setdefault(key, []).append(trial)
     found = [
-        Failure(
-            reason=reason,
-            trials=trials,
-            log=end_of_log(store.reports.log_tail(trials[-1].id)),
-        )
+        Failure(reason=reason, trials=trials, log=end_of_log(store.reports.log_tail(trials[-1].id)))
         for (_state, reason), trials in by_reason.items()
     ]
     return sorted(found, key=lambda failure: -len(failure.trials))

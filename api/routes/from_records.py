@@ -90,13 +90,10 @@ def leaderboard_page(
     # A list of layouts near the best is in the order of this one.
     cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)
     shown = tuple(dict.fromkeys((*campaign.objectives, ranked_by, *cheapest)))
-    return LeaderboardPage(
+    return LeaderboardPage.of(
+        page,
+        campaign,
         objective=ranked_by,
-        objectives=list(campaign.objectives),
-        source=page.source,
-        simulated=campaign.simulated,
-        total=page.total,
-        constrained=page.constrained,
         trials=[_ranked_trial(campaign, page, each, shown) for each in page.layouts],
         next_offset=end if page.layouts and end < page.total else None,
     )

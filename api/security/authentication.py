@@ -30,6 +30,7 @@ from layout_tuner.api.http.rate_limit import GuessLimit
 from layout_tuner.api.http.url_prefix import route_path
 from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook
 from layout_tuner.api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
+from layout_tuner.documents.json_and_yaml import media_type_of
 from layout_tuner.results_db.access.tokens import hash_of_token
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.errors import DatabaseUnavailableError
@@ -100,7 +101,9 @@ class Authentication:
         if proof is not None and not is_form_token(secret, proof):
             return problem_response(HTTPStatus.FORBIDDEN, WRONG_FORM_TOKEN)
         is_proven = proof is not None or scope["method"] in _READING
-        if not is_proven and not _is_form_of_page(scope, headers):
+        # A form of a page has the form token among its fields.
+        kind = media_type_of(headers.get("content-type", ""))
+        if not is_proven and (is_api(scope) or kind not in _FORMS):
             return problem_response(
                 HTTPStatus.FORBIDDEN,
                 f"a request with the cookie of a session needs its form token in {FORM_HEADER}",
@@ -292,12 +295,6 @@ def _unauthorized(why: str) -> Response:
         "file, `layout-tuner token create` makes more)",
         headers={"WWW-Authenticate": 'Bearer realm="layout-tuner"'},
     )
-
-
-def _is_form_of_page(scope: Scope, headers: Headers) -> bool:
-    """Whether the body is a form, whose fields have the form token."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    return not is_api(scope) and kind in _FORMS
 
 
 def _target(scope: Scope) -> str:

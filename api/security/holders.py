@@ -78,8 +78,7 @@ class TokenBook:
     async def find(self, hashed: str) -> Holder | None:
         """The holder of the token with this hash; None if the token is not valid.
 
-        Raises:
-            DatabaseUnavailableError: the database cannot be asked.
+        Raises DatabaseUnavailableError if the database cannot be asked.
         """
         found = self._local.get(hashed)
         if found is None:
@@ -118,8 +117,7 @@ class SessionBook:
     async def find(self, secret_hash: str) -> str | None:
         """The hash of the token that a session stands for; None if the session is not valid.
 
-        Raises:
-            DatabaseUnavailableError: the database cannot be asked.
+        Raises DatabaseUnavailableError if the database cannot be asked.
         """
         session = await run_in_threadpool(self._store.sign_ins.session_by_hash, secret_hash)
         if session is None:

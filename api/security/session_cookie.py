@@ -49,7 +49,9 @@ class SessionCookie:
         return next((found[name] for name in self._names(scope) if name in found), None)
 
     def put(self, scope: Scope, response: Response, secret: str) -> None:
-        is_secure = _is_https(scope, self.is_behind_proxy)
+        # Behind a proxy, the page's origin may say that the browser uses TLS.
+        origin = Headers(scope=scope).get("origin", "") if self.is_behind_proxy else ""
+        is_secure = scope["scheme"] == "https" or origin.startswith("https://")
         response.set_cookie(
             self._name(scope, is_secure=is_secure),
             secret,
@@ -127,10 +129,3 @@ def _cookies(scope: Scope) -> Iterator[tuple[str, str]]:
             for part in bytes(value).decode("latin-1").split(";"):
                 cookie, _, content = part.strip(" \t").partition("=")
                 yield cookie, content
-
-
-def _is_https(scope: Scope, is_behind_proxy: bool) -> bool:
-    """Whether the browser uses TLS; behind a proxy, also by the scheme of the page's origin."""
-    if scope["scheme"] == "https":
-        return True
-    return is_behind_proxy and Headers(scope=scope).get("origin", "").startswith("https://")

@@ -96,8 +96,7 @@ def back_up(
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that replaces it at the end, or is deleted on an exception.
 
-    Raises:
-        BackupPathError: it cannot be written.
+    Raises BackupPathError if it cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path):

@@ -72,8 +72,14 @@ def _sqlite_damages(session: Session) -> Iterator[str]:
         found = {"file": _integrity_lines(connection, f"integrity_check({MOST_LINES})")}
     tables_are_whole = all(what.startswith("index") for what in found)
     for what, places in found.items():
+        advice = RESTORE
+        if tables_are_whole:
+            advice = (
+                "its table is whole: stop the service and rebuild it in `sqlite3 results.sqlite3` "
+                f'with REINDEX "{what.removeprefix("index ")}"; where that fails, restore a backup'
+            )
         if places:
-            yield _message(what, places, _reindex(what) if tables_are_whole else RESTORE)
+            yield _message(what, places, advice)
 
 
 def _integrity_lines(connection: Connection, pragma: str) -> list[str]:
@@ -108,13 +114,6 @@ def _sqlite_object(line: str, objects: dict[int, str]) -> str:
         return objects.get(int(tree[1]), "table sqlite_schema" if tree[1] == "1" else "file")
     index = _NAMED_INDEX.search(line)
     return "file" if index is None else f"index {index[1]}"
-
-
-def _reindex(what: str) -> str:
-    return (
-        "its table is whole: stop the service and rebuild it in `sqlite3 results.sqlite3` with "
-        f'REINDEX "{what.removeprefix("index ")}"; where that fails, restore a backup'
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,19 +160,15 @@ def _suitable_trials(kind: Kind) -> Select[Any]:
         )
         .order_by(Trial.id)
     )
-    if room is not None:
-        query = query.where(_fits_in(room, devices_per_node))
+    if room is not None:  # free devices: a part of one node, or whole nodes
+        devices = max(room.devices, devices_per_node if room.nodes else 0)
+        on_one_node = (Trial.num_nodes == 1) & (Trial.num_devices <= devices)
+        on_nodes = (Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes)
+        query = query.where(on_one_node | on_nodes)
     if longest_s is not None:
         deadline_s = func.coalesce(Campaign.probe_deadline_s, DEFAULT_DEADLINE_S)
         query = query.where(deadline_s <= longest_s)
     return query
-
-
-def _fits_in(room: RoomBody, devices_per_node: int) -> ColumnElement[bool]:
-    """Whether a trial fits into the free devices: on a part of one node, or on whole nodes."""
-    devices = max(room.devices, devices_per_node if room.nodes else 0)
-    on_one_node = (Trial.num_nodes == 1) & (Trial.num_devices <= devices)
-    return on_one_node | ((Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes))
 
 
 def _write_attempts(

@@ -253,13 +253,10 @@ class Workers(StoreSection):
 
     @retried
     def remove_allocation(self, worker_id: str) -> None:
-        """Deletes an allocation with its nodes and versions.
+        """Deletes an allocation with its nodes and versions; WorkerNotFoundError without a session.
 
         An open session ends, and its leases are returned. If attempts of trials refer to the
         session, the session stays, without nodes and versions.
-
-        Raises:
-            WorkerNotFoundError: no session has this id.
         """
         with self._db.write() as session:
             lock_leased(session, [worker_id])

@@ -265,10 +265,7 @@ class Campaigns(StoreSection):
     def cancel(self, campaign_id: int) -> CampaignRecord:
         """Ends a campaign: waiting trials are cancelled at once, running ones by their workers.
 
-        Repeating it changes nothing.
-
-        Raises:
-            CampaignStateError: it has ended in another way.
+        Repeating it changes nothing; CampaignStateError if the campaign has ended in another way.
         """
         now = self._clock()
         with self._db.write() as session:

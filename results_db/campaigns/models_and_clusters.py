@@ -86,7 +86,12 @@ class Descriptions(StoreSection):
             row = session.get(table, name, with_for_update=True)
             is_new = row is None
             if row is None:
-                _refuse_more(session, kind)
+                number = session.scalar(select(func.count()).select_from(table)) or 0
+                if number >= MAX_DESCRIPTIONS:
+                    raise DescriptionLimitError(
+                        f"there are {MAX_DESCRIPTIONS} {kind}s already, the most that are kept; "
+                        "delete one first"
+                    )
                 row = table(name=name, created_by=self._actor.name, created_at=now)
                 session.add(row)
             self._refuse_others(kind, row)
@@ -129,10 +134,3 @@ def _row(
     if row is None:
         raise DescriptionNotFoundError(f"there is no {kind} named {name!r}")
     return row
-
-
-def _refuse_more(session: Session, kind: DescriptionKind) -> None:
-    if (session.scalar(select(func.count()).select_from(_TABLES[kind])) or 0) >= MAX_DESCRIPTIONS:
-        raise DescriptionLimitError(
-            f"there are {MAX_DESCRIPTIONS} {kind}s already, the most that are kept; delete one first"
-        )

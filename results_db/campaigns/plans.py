@@ -64,9 +64,7 @@ class Plans(EarlierTrials):
         """Makes a plan with the measurements from which the campaign would start.
 
         It was requested `at` this time; `legal` is the legal set, if the caller has it already.
-
-        Raises:
-            SearchSpaceError: the campaign would be refused.
+        Raises SearchSpaceError if the campaign would be refused.
         """
         planned = PlannedCampaign(
             stored=StoredCampaign(document=spec.to_mapping()),
@@ -85,10 +83,9 @@ class Plans(EarlierTrials):
 
     @retried
     def request(self, spec: Mapping[str, Any], options: PlanOptions) -> PlanRecord:
-        """Stores a campaign for the driver to plan; plans of yesterday are deleted.
+        """Stores a campaign for the driver to plan, and deletes plans of yesterday.
 
-        Raises:
-            PlanLimitError: too many plans wait.
+        Raises PlanLimitError if too many plans wait.
         """
         now = self._clock()
         with self._db.write() as session:

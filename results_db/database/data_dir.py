@@ -95,13 +95,10 @@ class DataDir:
             )
 
     def create_database(self) -> None:
-        """Creates an empty database if there is none; only its owner can read it.
+        """Creates an empty database if there is none; DataDirInvalidError if that is impossible.
 
-        SQLite would create it with the mode of the umask. The files that SQLite creates beside the
-        database get the mode of the database.
-
-        Raises:
-            DataDirInvalidError: it cannot be created.
+        Only its owner can read it: SQLite would create it with the mode of the umask. The files
+        that SQLite creates beside the database get the mode of the database.
         """
         try:
             # An existing file is not opened: closing it would drop the locks of this process on it.

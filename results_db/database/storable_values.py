@@ -91,15 +91,12 @@ def _refuse_long_texts(
     }
     for row in context.compiled_parameters:
         for name, most in longest.items():
-            refuse_long_text(row.get(name), most)
-
-
-def refuse_long_text(value: Any, most: int) -> None:
-    """Raises ValueUnstorableError for a text of more than `most` characters."""
-    if isinstance(value, str) and len(value) > most:
-        raise ValueUnstorableError(
-            f"a text has {len(value)} characters, and at most {most} are kept: {value[:40]!r}..."
-        )
+            value = row.get(name)
+            if isinstance(value, str) and len(value) > most:
+                raise ValueUnstorableError(
+                    f"a text has {len(value)} characters, and at most {most} are kept: "
+                    f"{value[:40]!r}..."
+                )
 
 
 def write_document(document: Any) -> str:

@@ -31,7 +31,7 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import (
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from layout_tuner.results_db.models.tables import Import, Trial
 from layout_tuner.results_db.records import CampaignRecord
-from layout_tuner.results_db.rows import trials_by_id
+from layout_tuner.results_db.rows import record_of, trials_by_id
 from layout_tuner.results_db.trials.filter import (
     KNOB_FIELDS,
     WHOLE,
@@ -61,13 +61,12 @@ class Leaderboards(LeaderboardSection):
         layouts.
         """
         try:
-            return list(
-                self.page_of_layouts(
-                    campaign_id, objective, listing=listing, limit=limit, offset=offset
-                ).layouts
+            page = self.page_of_layouts(
+                campaign_id, objective, listing=listing, limit=limit, offset=offset
             )
         except CampaignNotFoundError:
             return []
+        return list(page.layouts)
 
     def page_of_layouts(
         self,
@@ -133,15 +132,12 @@ class Leaderboards(LeaderboardSection):
         """The winners of campaigns by their own objectives, by the ids of those that have one."""
         with self._db.read() as session:
             boards = self._boards(session, campaign_ids)
+        winners = {id_: board.winner for id_, board in boards.items() if board.winner is not None}
         return {
-            id_: Winner(
-                value=board.winner.value,
-                trial_number=board.winner.first.number,
-                layout_key=board.winner.first.layout_key,
-                disturbed=board.winner.disturbed,
+            id_: record_of(
+                Winner, best, trial_number=best.first.number, layout_key=best.first.layout_key
             )
-            for id_, board in boards.items()
-            if board.winner is not None
+            for id_, best in winners.items()
         }
 
     def values_to_beat(self, campaign_ids: Collection[int]) -> dict[int, float]:
@@ -225,18 +221,15 @@ def _ranked_layouts(
     for each in layouts:
         low, high = intervals.ends(each)
         found.append(
-            RankedLayout(
+            record_of(
+                RankedLayout,
+                each,
                 trial=trials[each.trial_id],
-                rank=each.rank,
-                value=each.value,
                 value_low=low,
                 value_high=high,
-                step_time_s=each.step_time_s,
                 step_time_low_s=each.step_time_s * each.value / high,
                 step_time_high_s=each.step_time_s * each.value / low,
                 trial_ids=tuple(run.id for run in each.runs),
-                shortened=each.shortened,
-                disturbed=each.disturbed,
                 tied_with_first=intervals.is_tied(each),
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from layout_tuner.results_db.models.tables import MeasurementRow, Trial
-from layout_tuner.results_db.rows import in_parts
+from layout_tuner.results_db.rows import in_parts, record_of
 from layout_tuner.results_db.trials.filter_sql import IS_DISTURBED
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 
@@ -132,16 +132,15 @@ def _evenly(number: int, most: int) -> list[int]:
 
 def _ranked_point(layout: MeasuredLayout) -> PlotPoint:
     first = layout.first
-    return PlotPoint(
+    return record_of(
+        PlotPoint,
+        first,
         trial_id=first.id,
-        number=first.number,
         state="COMPLETED",
         reason=None,
         rank=layout.rank,
         value=layout.value,
-        peak_memory_bytes=first.peak_memory_bytes,
-        shortened=first.shortened,
-        knobs=_knobs_of(getattr(first, name) for name in KNOBS),
+        knobs=_knobs_of(first),
     )
 
 
@@ -162,7 +161,7 @@ def _unranked_ids(session: Session, campaign_id: int, board: Leaderboard) -> lis
 
 def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoint]:
     query = select(
-        Trial.id,
+        Trial.id.label("trial_id"),
         Trial.number,
         Trial.state,
         Trial.reason,
@@ -171,26 +170,20 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
         *(getattr(Trial, name) for name in KNOBS),
     ).outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
     return [
-        PlotPoint(
-            trial_id=id_,
-            number=number,
-            state=state,
-            reason=reason,
+        record_of(
+            PlotPoint,
+            row,
+            rank=None,
             value=None,
-            peak_memory_bytes=peak_memory_bytes,
-            shortened=bool(shortened),
-            knobs=_knobs_of(knobs),
+            shortened=bool(row.shortened),
+            knobs=_knobs_of(row),
         )
         for some in in_parts(trial_ids)
-        for id_, number, state, reason, peak_memory_bytes, shortened, *knobs in session.execute(
-            query.where(Trial.id.in_(some)).order_by(Trial.id)
-        )
+        for row in session.execute(query.where(Trial.id.in_(some)).order_by(Trial.id))
     ]
 
 
-def _knobs_of(values: Iterable[Any]) -> dict[str, Any]:
+def _knobs_of(row: Any) -> dict[str, Any]:
     """The values of all knobs by name; SQLite returns switches as numbers."""
-    return {
-        name: bool(value) if knob.is_switch else value
-        for (name, knob), value in zip(KNOBS.items(), values, strict=True)
-    }
+    values = {name: getattr(row, name) for name in KNOBS}
+    return values | {name: bool(values[name]) for name, knob in KNOBS.items() if knob.is_switch}

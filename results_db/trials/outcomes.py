@@ -143,7 +143,8 @@ class OutcomeBatch:
                 f"worker session {report.worker_id!r} has not leased attempt {report.attempt} of "
                 f"trial {trial.id}; report the outcome for the session that has"
             )
-        digest = _digest(report)
+        reported = repr((report.outcome, report.nodes_held, report.iterations_s))
+        digest = hashlib.sha256(reported.encode()).hexdigest()
         if attempt.ending == "reported":
             return "" if digest == attempt.outcome_digest else _ANOTHER
         campaign = self._campaigns[trial.campaign_id]
@@ -258,12 +259,6 @@ class OutcomeBatch:
         self._rows[IterationRow] += [
             of_trial | columns_of(iteration) for iteration in measured.iterations
         ]
-
-
-def _digest(report: OutcomeReport) -> str:
-    """A digest of what was reported; the same for the same outcome."""
-    reported = repr((report.outcome, report.nodes_held, report.iterations_s))
-    return hashlib.sha256(reported.encode()).hexdigest()
 
 
 class Outcomes(StoreSection):

@@ -116,11 +116,7 @@ class Trials(StoreSection):
             return trial_record(by_id(session, trial_id))
 
     def by_number(self, campaign_id: int, number: int) -> TrialRecord:
-        """One trial by its number in its campaign.
-
-        Raises:
-            TrialNotFoundError: the campaign has no such trial.
-        """
+        """One trial by its number in its campaign; TrialNotFoundError if there is none."""
         query = select(Trial).where(Trial.campaign_id == campaign_id, Trial.number == number)
         found = self._records(query)
         if not found:
@@ -195,11 +191,7 @@ class Trials(StoreSection):
         return newest_first[::-1]
 
     def log(self, trial_id: int) -> str:
-        """The last lines that a trial's ranks printed.
-
-        Raises:
-            TrialLogNotFoundError: none are stored.
-        """
+        """The last lines that a trial's ranks printed; TrialLogNotFoundError if none are stored."""
         with self._db.read() as session:
             log = session.get(TrialLog, trial_id)
             if log is not None:
@@ -351,8 +343,7 @@ class Trials(StoreSection):
     def cancel(self, trial_id: int) -> TrialRecord:
         """Cancels a trial: at once if it waits, through its worker if it runs; it can be repeated.
 
-        Raises:
-            TrialStateError: it has ended in another way.
+        Raises TrialStateError if it has ended in another way.
         """
         with self._db.write() as session:
             campaign, trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
@@ -398,11 +389,7 @@ def add_row(
     repeat_of: int | None = None,
     repeat_index: int = 0,
 ) -> Trial:
-    """Adds a trial, PENDING, to a campaign whose row is locked.
-
-    Raises:
-        CampaignStateError: the campaign has ended.
-    """
+    """Adds a trial, PENDING, to a locked campaign; CampaignStateError if that has ended."""
     if campaign.state in ENDED_CAMPAIGN_STATES:
         raise CampaignStateError(
             f"campaign {campaign.name!r} is {campaign.state} and takes no trials"

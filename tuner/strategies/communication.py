@@ -71,11 +71,7 @@ def _axes(columns: LayoutColumns, model: ModelShape) -> Iterator[tuple[Ints, Flo
         yield ranks, 2.0 * 2.0 * tokens * (passes * each.forward + each.backward), 4.0 * blocks
     held = (model.num_layer_matrix_parameters - model.num_expert_parameters) / columns.tp_ranks
     held = (held + model.num_expert_parameters / (columns.etp * columns.ep)) * layers
-    depth = _depth(columns)
+    # Ranks that share the stored weights; ZeRO's first two stages are not among AxoNN's axes.
+    depth = np.where(columns.zero_stage == 3, columns.zero_group_size, 1)
     yield depth, 3.0 * 2.0 * held * columns.num_microbatches, 12.0 * blocks
     yield columns.dp_cp // depth, 8.0 * held / depth, 4.0 * layers
-
-
-def _depth(columns: LayoutColumns) -> Ints:
-    """Ranks that share the stored weights; ZeRO's first two stages are not among AxoNN's axes."""
-    return np.where(columns.zero_stage == 3, columns.zero_group_size, 1)
