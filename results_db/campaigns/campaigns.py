@@ -204,10 +204,7 @@ class Campaigns(StoreSection):
         query = select(Campaign).where(*conditions(chosen)).order_by(Campaign.id.desc())
         if before_id is not None:
             query = query.where(Campaign.id < before_id)
-        if limit is not None:
-            query = query.limit(limit)
-        if offset:
-            query = query.offset(offset)
+        query = query.limit(limit).offset(offset or None)
         now = self._clock()
         with self._db.read() as session:
             return [campaign_record(row, now) for row in session.scalars(query)]

@@ -128,7 +128,13 @@ def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     for run in ranked:
         by_layout[run.layout_key].append(run)
     layouts = [_pooled(each, rules.objective) for each in by_layout.values()]
-    _put_in_order(layouts)
+    layouts.sort(key=lambda each: (-each.value, each.runs[0].id))
+    in_full = (place for place, each in enumerate(layouts) if not each.runs[0].shortened)
+    first = next(in_full, None)
+    if first is not None:
+        layouts.insert(0, layouts.pop(first))
+    for rank, each in enumerate(layouts, 1):
+        each.rank = rank
     return Leaderboard(
         layouts=layouts, front=_front(layouts, rules), num_constrained=num_constrained
     )
@@ -145,16 +151,6 @@ def _pooled(runs: list[Run], objective: str) -> MeasuredLayout:
     value = measured_objective(objective, first, num_nodes=first.num_nodes)
     assert value is not None  # every measurement has the objectives that rank
     return MeasuredLayout(runs, step_time_s, value * (first.step_time_s / step_time_s))
-
-
-def _put_in_order(layouts: list[MeasuredLayout]) -> None:
-    layouts.sort(key=lambda each: (-each.value, each.runs[0].id))
-    in_full = (place for place, each in enumerate(layouts) if not each.runs[0].shortened)
-    first = next(in_full, None)
-    if first is not None:
-        layouts.insert(0, layouts.pop(first))
-    for rank, each in enumerate(layouts, 1):
-        each.rank = rank
 
 
 def _front(

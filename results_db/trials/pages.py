@@ -147,11 +147,8 @@ class _TrialList:
             query = query.where(self._key.is_not(None), Trial.ended_seq <= self.ended_seq)
         if edge is not None:
             query = query.where(self._is_beyond(edge, backward=backward))
-        if backward:
-            key = self._key.asc() if self.order.descending else self._key.desc()
-            return query.order_by(key, Trial.id.desc())
-        key = self._key.desc() if self.order.descending else self._key.asc()
-        return query.order_by(key, Trial.id)
+        key = self._key.desc() if self.order.descending != backward else self._key.asc()
+        return query.order_by(key, Trial.id.desc() if backward else Trial.id)
 
     def valueless(self, edge_id: int, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
         """The trials without a value, now or when the first page was read; see `valued`."""

@@ -54,6 +54,7 @@ from layout_tuner.tuner.driver.campaign_search import CampaignSearch, full_probe
 from layout_tuner.tuner.driver.open_trial_target import OpenTrialTarget
 from layout_tuner.tuner.driver.plan_maker import PlanMaker
 from layout_tuner.tuner.driver.remeasuring import (
+    NO_REPEATS,
     NUM_ROUNDS,
     disturbed_layouts,
     most_doubted,
@@ -239,11 +240,8 @@ class Driver:
         self._outages.pop(campaign.id, None)
 
     def _outage(self, campaign: CampaignRecord) -> OutageLog:
-        found = self._outages.get(campaign.id)
-        if found is None:
-            found = OutageLog(_log, f"campaign {campaign.name!r}")
-            self._outages[campaign.id] = found
-        return found
+        new = OutageLog(_log, f"campaign {campaign.name!r}")
+        return self._outages.setdefault(campaign.id, new)
 
     def _fail(self, campaign: CampaignRecord, error: Exception) -> bool:
         try:
@@ -346,10 +344,7 @@ class Driver:
             return 0
         measured = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
         repeats = self._store.trials.count_repeats(campaign.id)
-        counts = [
-            repeats[each.trial.layout_key].total if each.trial.layout_key in repeats else 0
-            for each in measured
-        ]
+        counts = [repeats.get(each.trial.layout_key, NO_REPEATS).total for each in measured]
         done = min(counts, default=0)
         if done + 1 >= search.spec.runs:
             return 0

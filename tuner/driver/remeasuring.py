@@ -19,7 +19,7 @@ NUM_QUIET_TRIES: Final = 3
 LEAST_WAIT: Final = timedelta(seconds=20)
 """Before the first such try; the wait doubles with each, since other load often lasts a while."""
 
-_NO_REPEATS: Final = RepeatsOfLayout()
+NO_REPEATS: Final = RepeatsOfLayout()
 
 
 def most_doubted(budget: Budget, num_layouts: int) -> int:
@@ -45,7 +45,7 @@ def disturbed_layouts(
         each
         for each in tied
         if each.disturbed
-        and repeats.get(each.trial.layout_key, _NO_REPEATS).disturbed < NUM_QUIET_TRIES
+        and repeats.get(each.trial.layout_key, NO_REPEATS).disturbed < NUM_QUIET_TRIES
     ]
     return sorted(lacking, key=lambda each: -each.value_high)
 
@@ -54,16 +54,13 @@ def wait_until_quieter(
     layout: RankedLayout, repeats: Mapping[str, RepeatsOfLayout]
 ) -> datetime | None:
     """When to measure a disturbed layout again; None: at once, as nothing of it has ended."""
-    so_far = repeats.get(layout.trial.layout_key, _NO_REPEATS)
+    so_far = repeats.get(layout.trial.layout_key, NO_REPEATS)
     last_ended_at = so_far.last_ended_at or layout.trial.ended_at
     return None if last_ended_at is None else last_ended_at + LEAST_WAIT * 2**so_far.disturbed
 
 
 def round_of_repeats(
-    best: Sequence[RankedLayout],
-    repeats: Mapping[str, RepeatsOfLayout],
-    *,
-    left: int | None,
+    best: Sequence[RankedLayout], repeats: Mapping[str, RepeatsOfLayout], *, left: int | None
 ) -> list[RankedLayout]:
     """The next round's layouts among the best, in the order in which they were first measured.
 
@@ -71,9 +68,7 @@ def round_of_repeats(
     slower affects all of them alike. The list is empty where no other layout may be the best,
     unless the best one was stopped early.
     """
-    tied = [each for each in best if each.tied_with_first or each.value >= best[0].value]
-    if left is not None:
-        tied = tied[:left]
+    tied = [each for each in best if each.tied_with_first or each.value >= best[0].value][:left]
     if not tied or (len(tied) == 1 and not tied[0].shortened):
         return []
     done = {each.trial.id: _num_rounds(each, repeats) for each in tied}
@@ -85,5 +80,5 @@ def round_of_repeats(
 
 
 def _num_rounds(layout: RankedLayout, repeats: Mapping[str, RepeatsOfLayout]) -> int:
-    so_far = repeats.get(layout.trial.layout_key, _NO_REPEATS)
+    so_far = repeats.get(layout.trial.layout_key, NO_REPEATS)
     return so_far.total - so_far.disturbed - so_far.doubted

@@ -105,11 +105,11 @@ class History:
         """Layouts that will not be proposed again."""
         return len(self.layouts) - self.num_free
 
-    def successes(self) -> Iterator[tuple[int, float]]:
-        """Position and objective of completed layouts, in the order of the tells."""
-        for index, observation in self.observations.items():
-            if observation.objective is not None:
-                yield index, observation.objective
+    def ranked(self, allowed_bytes: float) -> Iterator[tuple[int, Observation]]:
+        """The completed layouts that keep the memory headroom, in the order of the tells."""
+        for index, seen in self.observations.items():
+            if seen.objective is not None and (seen.peak_memory_bytes or 0) <= allowed_bytes:
+                yield index, seen
 
     def note(self, index: int, observation: Observation, run: int | None) -> None:
         """Notes the outcome of a run; see `LayoutSearch.tell`."""

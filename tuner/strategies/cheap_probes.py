@@ -68,7 +68,7 @@ class CheapProbes:
             spent = node_s = self.expected_node_s(belief, row, fidelity)
             if not fidelity.keeps_memory(problem.model):
                 node_s += (1.0 - candidate.runs) * full_node_s
-            error = self._predictions.extrapolation_log_sd(row, fidelity)
+            error = self._predictions.part(row, fidelity).extrapolation_log_sd
             rate = self._gain(candidate, error) / node_s
             if rate > best:
                 best, chosen = rate, (fidelity, spent)
@@ -79,7 +79,7 @@ class CheapProbes:
         if fidelity is None:
             (log_s,), _ = belief.marginals(np.array([row]))
             return self.full_node_s(row, float(log_s))
-        (log_s,), _ = belief.marginals_of(self._predictions.part(row, fidelity))
+        (log_s,), _ = belief.marginals_of(self._predictions.part(row, fidelity).model)
         nodes = fidelity.reduced(self._problem.layouts.layout(row)).num_nodes
         return self._costs.node_s(nodes, float(np.exp(log_s)), is_cheap=True)
 

@@ -98,12 +98,8 @@ class DeepHyperProposer(Proposer):
 
     def _successes(self, history: History) -> dict[int, float]:
         """Objectives of completed layouts that keep the headroom, by position."""
-        peaks = {index: each.peak_memory_bytes or 0 for index, each in history.observations.items()}
-        return {
-            index: value
-            for index, value in history.successes()
-            if peaks[index] <= self._max_peak_memory_bytes
-        }
+        ranked = history.ranked(self._max_peak_memory_bytes)
+        return {index: seen.objective for index, seen in ranked if seen.objective is not None}
 
     def _candidates(self, history: History, free: Ints, rng: np.random.Generator) -> Ints:
         """Free layouts in a random order: of equally good ones CBO proposes the first."""

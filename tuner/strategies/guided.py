@@ -9,7 +9,6 @@ minus what a failure costs, times the probability of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -183,7 +182,7 @@ class GuidedProposer(Proposer):
     def _front_gains(self, candidates: _Candidates) -> Floats:
         """By which share the hypervolume of the measured front grows, in each draw."""
         objectives, rows, rng = self._predictions.objectives, candidates.rows, candidates.rng
-        ranked = self._ranked(candidates.history)
+        ranked = candidates.history.ranked(self._allowed_bytes)
         measured_MG = np.concatenate([self._measured_values(row, seen) for row, seen in ranked])
         best_G = measured_MG.max(axis=0)
         front_MG = objectives.shares(measured_MG, best_G)
@@ -415,21 +414,14 @@ class GuidedProposer(Proposer):
         best = max(
             (
                 float(weighing.figure(self._measured_values(row, seen))[0])
-                for row, seen in self._ranked(history)
+                for row, seen in history.ranked(self._allowed_bytes)
             ),
             default=-np.inf,
         )
         return best if best > -np.inf else float(np.median(figures)) - HEAD_START
 
-    def _ranked(self, history: History) -> Iterator[tuple[int, Observation]]:
-        """The completed layouts that keep the memory headroom, in the order of the tells."""
-        for row, seen in history.observations.items():
-            peak = seen.peak_memory_bytes
-            if seen.objective is not None and (peak is None or peak <= self._allowed_bytes):
-                yield row, seen
-
     def _has_ranked(self, history: History) -> bool:
-        return any(True for _ in self._ranked(history))
+        return any(True for _ in history.ranked(self._allowed_bytes))
 
     def _measured_values(self, row: int, seen: Observation) -> Floats:
         """The measured objectives of a layout; shape [1, objectives]."""

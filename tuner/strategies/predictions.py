@@ -39,11 +39,13 @@ _MOST_RUNS: Final = 4
 """Runs of one layout: more would not show what these do not."""
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A part of a layout, as a cheap probe runs it."""
 
     model: StepModel
+    """Its closed form."""
     extrapolation_log_sd: float
+    """Standard deviation of the layout's step as extrapolated from it, in logarithms."""
 
 
 class Predictions:
@@ -72,7 +74,7 @@ class Predictions:
         """Predicts which layouts are far slower than the closed form says."""
         self.objectives = ObjectiveValues(problem, columns)
         self._problem = problem
-        self._known_parts: dict[tuple[int, Fidelity], _Part] = {}
+        self._known_parts: dict[tuple[int, Fidelity], Part] = {}
         self._is_calibrated = bool(problem.knowledge.samples)
         self._last_belief: tuple[tuple[Any, ...], StepBelief] | None = None
         """What was measured, and the belief after it: proposal and stop ask for the same one."""
@@ -95,21 +97,14 @@ class Predictions:
     def _parts(self, rows: NDArray[np.int64], cheap: Mapping[int, CheapRun]) -> MeasuredParts:
         """The runs: layouts in full, and then parts of others."""
         parts = [self.part(row, run.fidelity) for row, run in cheap.items()]
-        off = [self.extrapolation_log_sd(row, run.fidelity) for row, run in cheap.items()]
+        off = [part.extrapolation_log_sd for part in parts]
         is_cheap = np.repeat([0.0, 1.0], [len(rows), len(parts)])
         errors = np.diag(np.r_[np.zeros(len(rows)), np.square(off)])
         errors += COMMON_LOG_SD**2 * np.outer(is_cheap, is_cheap)
-        return MeasuredParts(model=joined([self._model.rows(rows), *parts]), errors=errors)
+        models = [self._model.rows(rows), *(part.model for part in parts)]
+        return MeasuredParts(model=joined(models), errors=errors)
 
-    def part(self, row: int, fidelity: Fidelity) -> StepModel:
-        """The closed form of a part of a layout."""
-        return self._part(row, fidelity).model
-
-    def extrapolation_log_sd(self, row: int, fidelity: Fidelity) -> float:
-        """Standard deviation of a layout's step as extrapolated from a part, in logarithms."""
-        return self._part(row, fidelity).extrapolation_log_sd
-
-    def _part(self, row: int, fidelity: Fidelity) -> _Part:
+    def part(self, row: int, fidelity: Fidelity) -> Part:
         if (row, fidelity) not in self._known_parts:
             problem, whole = self._problem, self._model.rows(np.array([row]))
             layout = problem.layouts.layout(row)
@@ -119,7 +114,7 @@ class Predictions:
                 problem.cluster,
                 score_traffic=self._score_traffic,
             )
-            self._known_parts[row, fidelity] = _Part(
+            self._known_parts[row, fidelity] = Part(
                 replace(whole, terms=terms),
                 extrapolation_log_sd(fidelity, layout, problem.model, terms, whole.terms),
             )
@@ -154,9 +149,10 @@ class Predictions:
             mean, deviation = belief.marginals(rows)
         else:
             row = int(rows[0])
-            mean, deviation = belief.marginals_of(self.part(row, fidelity))
+            part = self.part(row, fidelity)
+            mean, deviation = belief.marginals_of(part.model)
             peak_bytes *= self.fitting.part_peak_share(row, fidelity)
-            off = (self.extrapolation_log_sd(row, fidelity), COMMON_LOG_SD)
+            off = (part.extrapolation_log_sd, COMMON_LOG_SD)
             deviation = np.sqrt(np.square(deviation) + np.square(off).sum())
         # The second moment of an exponential distribution is twice the square of its mean.
         stalled = MEAN_EXCESS * np.sqrt(2.0 * (1.0 - self.sound(belief, rows)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,30 +49,24 @@ def _communication(problem: SearchProblem, _seed: int) -> Proposer:
     return FixedOrderProposer(order_by_communication(problem))
 
 
-def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
+def _deephyper(problem: SearchProblem, seed: int, **known: Any) -> Proposer:
     from layout_tuner.tuner.strategies.deephyper import DeepHyperProposer
 
     allowed = problem.allowed_memory_bytes if problem.min_memory_headroom else math.inf
-    return DeepHyperProposer(problem.layouts, seed=seed, max_peak_memory_bytes=allowed)
+    return DeepHyperProposer(problem.layouts, seed=seed, max_peak_memory_bytes=allowed, **known)
 
 
 def _deephyper_with_memory(problem: SearchProblem, seed: int) -> Proposer:
     from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
     from layout_tuner.predictions.estimates.storage import storage_of
-    from layout_tuner.tuner.strategies.deephyper import NUM_WARM, DeepHyperProposer
+    from layout_tuner.tuner.strategies.deephyper import NUM_WARM
     from layout_tuner.tuner.strategies.predictions import order_by_estimate
 
-    allowed = problem.allowed_memory_bytes
     storage = storage_of(problem.software, problem.cluster)
-    fits = peak_memory_bytes(problem.layouts.columns(), problem.model, storage) <= allowed
+    peaks = peak_memory_bytes(problem.layouts.columns(), problem.model, storage)
+    fits = peaks <= problem.allowed_memory_bytes
     ranked = [index for index in order_by_estimate(problem).tolist() if fits[index]]
-    return DeepHyperProposer(
-        problem.layouts,
-        seed=seed,
-        max_peak_memory_bytes=allowed if problem.min_memory_headroom else math.inf,
-        fits=fits,
-        warm_start=ranked[:NUM_WARM],
-    )
+    return _deephyper(problem, seed, fits=fits, warm_start=ranked[:NUM_WARM])
 
 
 def _guided(problem: SearchProblem, seed: int) -> Proposer:

@@ -3,6 +3,7 @@ whose losses are off."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from contextlib import closing
@@ -228,7 +229,7 @@ class Expecting(FixedOrderProposer):
     """Holds less possible with every layout that completed: 30 %, 15 %, 10 %, ..."""
 
     def possible_improvement(self, history: History) -> float | None:
-        num_told = sum(1 for _ in history.successes())
+        num_told = sum(1 for _ in history.ranked(math.inf))
         return 0.3 / num_told if num_told else None
 
 
