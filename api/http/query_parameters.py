@@ -110,9 +110,6 @@ async def refuse_unknown_query_of_page(request: Request) -> None:
     """The same for a page, which may also have `done`: the code of what the last form did.
 
     Templates have a sentence for each code that they know, and ignore others.
-
-    Raises:
-        QueryUnknownError: a parameter is unknown; the message lists those of the route.
     """
     _refuse_unknown(request, _OF_EVERY_PAGE)
 
