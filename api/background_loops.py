@@ -28,6 +28,13 @@ def aligned_pause_s(now_s: float, interval_s: float = TICK_S) -> float:
     return pause_s if pause_s >= _TOO_SHORT * interval_s else pause_s + interval_s
 
 
+async def wait_for(event: asyncio.Event, within_s: float | None) -> None:
+    """Waits until an event is set, for so many seconds at most; None: without an end."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await event.wait()
+
+
 async def attempt(work: Callable[[], Awaitable[None]], outage: OutageLog, problem: str) -> None:
     """Does one turn of a loop. Its failure is logged, and the loop goes on: it tries again."""
     try:

@@ -8,11 +8,10 @@ a pause.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from threading import Event
 from typing import Final
 
-from layout_tuner.api.background_loops import aligned_pause_s
+from layout_tuner.api.background_loops import aligned_pause_s, wait_for
 from layout_tuner.results_db.database.change_mark import ChangeMark
 from layout_tuner.timing_mark import is_timing, shares_cores
 
@@ -59,9 +58,7 @@ class DatabaseChanges:
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look(self._mark))
             try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(within_s):
-                        await self._news.wait()
+                await wait_for(self._news, within_s)
             finally:
                 self._num_waiting -= 1
         return self.number != number

@@ -12,14 +12,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 from fastapi.sse import format_sse_event
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
-from layout_tuner.api.background_loops import attempt
+from layout_tuner.api.background_loops import attempt, wait_for
 from layout_tuner.api.live.database_changes import DatabaseChanges
 from layout_tuner.api.live.live_events import LiveEvent, first_events, live_events
 from layout_tuner.api.live.open_streams import OpenStreams
@@ -76,9 +76,7 @@ class Subscription:
 
     async def next(self, patience_s: float) -> bytes:
         """Waits for events and returns all; nothing after the timeout or if it is closed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self._news.wait()
+        await wait_for(self._news, patience_s)
         waiting, self._waiting = self._waiting, []
         if not self.closed_because:
             self._news.clear()
@@ -170,11 +168,8 @@ class EventHub:
             )
             return
         self._wanted.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(
-                None if self._changes.can_tell else self._settings.event_idle_poll_s
-            ):
-                await self._wanted.wait()
+        idle_s = None if self._changes.can_tell else self._settings.event_idle_poll_s
+        await wait_for(self._wanted, idle_s)
 
     async def _turn(self) -> None:
         if self._settings.stopping.is_set():

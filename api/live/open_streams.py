@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
-from layout_tuner.api.background_loops import aligned_pause_s, attempt
+from layout_tuner.api.background_loops import aligned_pause_s, attempt, wait_for
 from layout_tuner.api.errors import WatchersTooManyError
 from layout_tuner.api.security.authentication import Authentication, Credential
 from layout_tuner.protocol.connection.outage_log import OutageLog
@@ -71,9 +71,7 @@ class OpenStreams:
         loop = asyncio.get_running_loop()
         while True:
             pause_s = aligned_pause_s(loop.time(), CHECK_INTERVAL_S) if self._open else None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._wanted.wait()
+            await wait_for(self._wanted, pause_s)
             self._wanted.clear()
             # During an outage of the database the streams continue.
             await attempt(self._check, outage, "no token of an event stream was checked")
