@@ -54,8 +54,8 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
     traces: list[Trace] = []
     if best:
         values, places = [each.best for each in best], [each.ended_seq for each in best]
-        style = {"shape": "hv", "color": "--good", "width": 2}
-        traces.append(line("best so far", [*places, last], [*values, values[-1]], **style))
+        xs, ys = [*places, last], [*values, values[-1]]
+        traces.append(line("best so far", xs, ys, shape="hv", color="--good", width=2))
     for kind, shown in of_kind.items():
         traces += [{**each, "cliponaxis": False} for each in points(kind, shown, **MARKERS[kind])]
     marks = {

@@ -247,7 +247,7 @@ class Trials(StoreSection):
             .group_by(Trial.layout_key)
         )
         with self._db.read() as session:
-            return {key: RepeatsOfLayout(*counts) for key, *counts in session.execute(query)}
+            return {row[0]: RepeatsOfLayout(*row[1:]) for row in session.execute(query)}
 
     def ended_probes(self, campaign_id: int, *, cheap: bool) -> ProbeCount:
         """The ended trials that ran their layouts in full, or the cheap probes among them.

@@ -39,7 +39,7 @@ _MOST_RUNS: Final = 4
 """Runs of one layout: more would not show what these do not."""
 
 
-class Part(NamedTuple):
+class LayoutPart(NamedTuple):
     """A part of a layout, as a cheap probe runs it."""
 
     model: StepModel
@@ -74,7 +74,7 @@ class Predictions:
         """Predicts which layouts are far slower than the closed form says."""
         self.objectives = ObjectiveValues(problem, columns)
         self._problem = problem
-        self._known_parts: dict[tuple[int, Fidelity], Part] = {}
+        self._known_parts: dict[tuple[int, Fidelity], LayoutPart] = {}
         self._is_calibrated = bool(problem.knowledge.samples)
         self._last_belief: tuple[tuple[Any, ...], StepBelief] | None = None
         """What was measured, and the belief after it: proposal and stop ask for the same one."""
@@ -104,7 +104,7 @@ class Predictions:
         models = [self._model.rows(rows), *(part.model for part in parts)]
         return MeasuredParts(model=joined(models), errors=errors)
 
-    def part(self, row: int, fidelity: Fidelity) -> Part:
+    def part(self, row: int, fidelity: Fidelity) -> LayoutPart:
         if (row, fidelity) not in self._known_parts:
             problem, whole = self._problem, self._model.rows(np.array([row]))
             layout = problem.layouts.layout(row)
@@ -114,7 +114,7 @@ class Predictions:
                 problem.cluster,
                 score_traffic=self._score_traffic,
             )
-            self._known_parts[row, fidelity] = Part(
+            self._known_parts[row, fidelity] = LayoutPart(
                 replace(whole, terms=terms),
                 extrapolation_log_sd(fidelity, layout, problem.model, terms, whole.terms),
             )
