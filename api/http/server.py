@@ -7,7 +7,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from http import HTTPStatus
 from threading import Event
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from layout_tuner.api.background_loops import aligned_pause_s
+from layout_tuner.api.background_loops import aligned_pause_s, wait_for
 from layout_tuner.api.http.connection_limits import ConnectionLimits, Connections, OpenConnection
 from layout_tuner.api.http.protocol import LimitedProtocol, refusal
 from layout_tuner.api.http.rate_limit import network_of
@@ -91,9 +90,7 @@ class LimitedServer(uvicorn.Server):
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(end.set)
         while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(aligned_pause_s(loop.time(), TICK_S)):
-                    await end.wait()
+            await wait_for(end, aligned_pause_s(loop.time(), TICK_S))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to accept connections when the application is ready."""
