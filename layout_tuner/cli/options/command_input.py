@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -50,9 +50,6 @@ def read_token(path: Path) -> str:
         return token_in(path)
     except TokenFileUnusableError as error:
         fail(f"{error}: name another with --token-file")
-
-
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def described_cluster(

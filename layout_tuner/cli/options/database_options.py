@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import click
 
+from layout_tuner.cli.options.command_options import data_dir_option, together
 from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 
 database_option = click.option(
@@ -18,6 +19,10 @@ database_option = click.option(
         f"With a password, better as ${DATABASE_VARIABLE} or in ~/.pgpass.  "
         "[default: SQLite in the data directory]"
     ),
+)
+
+database_place_options = together(
+    data_dir_option("Where the service keeps its database."), database_option
 )
 
 keep_option = click.option(

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import click
 
+from layout_tuner.cli.options.command_options import passed_as
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.predictions.statistics.job_duration import JOB_OPTIONS, TrainingJob
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+
+def _job(**given: Any) -> TrainingJob | None:
+    with refusals():
+        return TrainingJob.read(**given)
 
 
-def job_options(function: Function) -> Function:
-    """Adds the options about a training job; passes on a `TrainingJob`, or None."""
-
-    @functools.wraps(function)
-    def command(*arguments: Any, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in JOB_OPTIONS}
-        with refusals():
-            job = TrainingJob.read(**given)
-        return function(*arguments, job=job, **options)
-
-    for name, (kind, text) in reversed(list(JOB_OPTIONS.items())):
-        command = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(command)
-    return command  # type: ignore[return-value]
+job_options: Final = passed_as(
+    "job",
+    _job,
+    JOB_OPTIONS,
+    *(
+        click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)
+        for name, (kind, text) in JOB_OPTIONS.items()
+    ),
+)
+"""Adds the options about a training job; passes on a `TrainingJob`, or None."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
+from layout_tuner.cli.options.command_options import Function, data_dir_option
 from layout_tuner.documents.json_and_yaml import read_file
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import CampaignInvalidError
-from layout_tuner.protocol.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from layout_tuner.protocol.connection.data_home import default_data_dir
 from layout_tuner.search_spaces.clusters.site import cluster_part
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 FILE: Final = click.Path(path_type=Path)
 """A file that our own readers open: all commands say the same of one that they cannot read."""
@@ -29,12 +28,7 @@ calibrate_from_option: Final = click.option(
     metavar="TABLE[:KEY=VALUE,...]",
     help="Measurements that calibrate the estimates, of some cells of a table; may be repeated.",
 )
-data_dir_option: Final = click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
-)
+constants_dir_option: Final = data_dir_option("Where `calibrate` keeps constants.")
 
 
 def software_option(default: str) -> Callable[[Function], Function]:

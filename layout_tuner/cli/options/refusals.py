@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
 import click
@@ -48,6 +49,15 @@ def refuse(*sentences: str) -> NoReturn:
 def fail(sentence: str) -> NoReturn:
     """Ends the command with one sentence and exit code 1."""
     raise click.ClickException(sentence)
+
+
+@contextmanager
+def writing(path: Path, how: str = "written") -> Iterator[None]:
+    """Ends the command where a file, or a folder, that the block writes to cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{path} cannot be {how}: {error.strerror}")
 
 
 @contextmanager

@@ -1,24 +1,19 @@
-"""Options that several commands share: of layouts, training jobs, allocations and the service."""
+"""Options that several commands share: of layouts, trainers and allocations."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from layout_tuner.cli.options.refusals import fail
-from layout_tuner.errors import ServiceNotFoundError
-from layout_tuner.protocol.connection.service_address import SERVICE_OPTIONS, locate_service
+from layout_tuner.cli.options.command_options import together
 from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 
-_Command = Callable[..., Any]
-
-_ALLOCATION_OPTIONS = (
+allocation_options: Final = together(
     click.option(
         "--launcher",
         type=click.Choice(["local", "ray", "srun"]),
@@ -59,6 +54,7 @@ _ALLOCATION_OPTIONS = (
         "devices are CPU cores, or as the site says.",
     ),
 )
+"""The options of an allocation, as arguments of `workers.worker.run_worker.run_worker`."""
 
 trainers_option: Final = click.option(
     "--trainers",
@@ -66,8 +62,6 @@ trainers_option: Final = click.option(
     type=click.Path(path_type=Path),
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 cluster_option: Final = click.option(
     "--cluster",
@@ -85,56 +79,6 @@ _GLOBAL_BATCH_SIZE: Final = click.option(
     help="Sequences a step: dp * micro_batch_size * num_microbatches. Give this or "
     "--num-microbatches.",
 )
-
-
-def allocation_options(command: _Command) -> _Command:
-    """Adds the options, as arguments of `workers.worker.run_worker.run_worker`."""
-    for option in reversed(_ALLOCATION_OPTIONS):
-        command = option(command)
-    return command
-
-
-def service_options(
-    *, is_worker: bool, is_optional: bool = False
-) -> Callable[[Function], Function]:
-    """Adds --url, --token-file, --certificate and --data-dir; passes on a `ServicePlace`.
-
-    Args:
-        is_worker: whether the default is the data directory's token for workers, not its admin's.
-        is_optional: whether the command runs without a service, with None in its place.
-    """
-
-    def with_options(function: Function) -> Function:
-        @functools.wraps(function)
-        def command(
-            *arguments: Any,
-            url: str | None,
-            token_file: Path | None,
-            certificate: Path | None,
-            data_dir: Path | None,
-            **options: Any,
-        ) -> Any:
-            try:
-                place = locate_service(
-                    url=url,
-                    # The worker's own token takes precedence over the submitter's.
-                    token_file=options.get("worker_token_file") or token_file,
-                    certificate=certificate,
-                    data_dir=data_dir,
-                    is_worker=is_worker,
-                )
-            except ServiceNotFoundError as error:
-                if not is_optional:
-                    fail(str(error))
-                place = None
-            return function(*arguments, place=place, **options)
-
-        for option, text in reversed(list(SERVICE_OPTIONS.items())):
-            kind = None if option == "--url" else click.Path(path_type=Path)
-            command = click.option(option, type=kind, help=text)(command)
-        return command  # type: ignore[return-value]
-
-    return with_options
 
 
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:

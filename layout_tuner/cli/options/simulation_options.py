@@ -2,67 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
+from layout_tuner.cli.options.command_options import passed_as
 from layout_tuner.cli.options.refusals import refuse
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 MOST_WORKERS: Final = 1000
 
-
-_OPTIONS: Final = {
+_OPTIONS: Final[dict[str, tuple[type[int | float], float, str]]] = {
     "workers": (
-        "integer",
+        int,
         1,
         "With --simulate: workers of this process, each with --nodes nodes, on one simulated clock.",
     ),
     "time_scale": (
-        "number",
+        float,
         0.0,
         "With --simulate: real seconds that a simulated second takes; 0 is as fast as possible.",
     ),
-    "seed": ("integer", 0, "With --simulate: decides which nodes are slow, and which fail when."),
+    "seed": (int, 0, "With --simulate: decides which nodes are slow, and which fail when."),
 }
 """By option its kind, its default and its help."""
 
 
-def simulation_options(function: Function) -> Function:
-    """Adds the options; passes on `simulation`, or None where nothing is to be simulated."""
-
-    @functools.wraps(function)
-    def command(*arguments: Any, simulate: str | None, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in _OPTIONS}
-        if simulate is not None:
-            _refuse_wrong(given)
-            return function(
-                *arguments, simulation=SimulationOptions(cluster=simulate, **given), **options
-            )
-        for name, (_, default, _) in _OPTIONS.items():
-            if given[name] != default:
-                refuse(f"--{name.replace('_', '-')} is for simulated workers; add --simulate")
-        return function(*arguments, simulation=None, **options)
-
-    for name, (kind, default, text) in reversed(list(_OPTIONS.items())):
-        command = click.option(
-            f"--{name.replace('_', '-')}",
-            name,
-            type=int if kind == "integer" else float,
-            default=default,
-            show_default=True,
-            help=text,
-        )(command)
-    return click.option(
-        "--simulate",
-        metavar="CLUSTER",
-        help="Simulate nodes of a cluster, such as frontier, in place of measuring: for trials of "
-        "simulated campaigns, and of no others.",
-    )(command)  # type: ignore[return-value]
+def _simulation(*, simulate: str | None, **given: Any) -> SimulationOptions | None:
+    if simulate is not None:
+        _refuse_wrong(given)
+        return SimulationOptions(cluster=simulate, **given)
+    for name, (_, default, _) in _OPTIONS.items():
+        if given[name] != default:
+            refuse(f"--{name.replace('_', '-')} is for simulated workers; add --simulate")
+    return None
 
 
 def _refuse_wrong(given: dict[str, Any]) -> None:
@@ -75,3 +48,28 @@ def _refuse_wrong(given: dict[str, Any]) -> None:
         )
     if given["seed"] < 0:
         refuse(f"--seed={given['seed']} is under 0")
+
+
+simulation_options: Final = passed_as(
+    "simulation",
+    _simulation,
+    ("simulate", *_OPTIONS),
+    click.option(
+        "--simulate",
+        metavar="CLUSTER",
+        help="Simulate nodes of a cluster, such as frontier, in place of measuring: for trials of "
+        "simulated campaigns, and of no others.",
+    ),
+    *(
+        click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            type=kind,
+            default=default,
+            show_default=True,
+            help=text,
+        )
+        for name, (kind, default, text) in _OPTIONS.items()
+    ),
+)
+"""Adds the options; passes on `simulation`, or None where nothing is to be simulated."""

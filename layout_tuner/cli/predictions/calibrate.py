@@ -14,10 +14,11 @@ import click
 
 from layout_tuner.cli.live_output import WorkLine, work_line
 from layout_tuner.cli.options.command_input import described_machine
+from layout_tuner.cli.options.command_options import data_dir_option
 from layout_tuner.cli.options.refusals import fail, refusals
 from layout_tuner.cli.options.shared_options import PositiveNumber, cluster_option
 from layout_tuner.documents.json_and_yaml import described as document_of
-from layout_tuner.protocol.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from layout_tuner.protocol.connection.data_home import default_data_dir
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.clusters.calibration_file import MeasuredConstants
@@ -34,12 +35,7 @@ _UNITS: Final = {
 
 @click.command()
 @cluster_option
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help="Where to save the constants.  [default: ~/.local/share/layout-tuner]",
-)
+@data_dir_option("Where to save the constants.")
 @click.option(
     "--seconds",
     type=PositiveNumber(_LONGEST_S),

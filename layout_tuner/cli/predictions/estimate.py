@@ -14,11 +14,11 @@ from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.options.prediction_options import (
     calibrate_from_option,
-    data_dir_option,
+    constants_dir_option,
     software_option,
     written_out,
 )
-from layout_tuner.cli.options.refusals import fail, refusals, refuse
+from layout_tuner.cli.options.refusals import refusals, refuse, writing
 from layout_tuner.cli.options.shared_options import layout_options
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.terminal.plurals import counted
@@ -39,7 +39,7 @@ _WITH_A_TABLE: Final = ("table", "out", "software", "calibrate_from", "data_dir"
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where that goes; by default stdout.")
 @calibrate_from_option
-@data_dir_option
+@constants_dir_option
 @click.option(
     "--all-terms",
     is_flag=True,
@@ -134,8 +134,6 @@ def _predict_table(
     if out is None:
         click.echo(text, nl=False)
         return
-    try:
+    with writing(out):
         out.write_text(text)
-    except OSError as error:
-        fail(f"{out} cannot be written: {error.strerror}")
     click.echo(f"wrote {counted(len(read.rows), 'row')} to {out}", err=True)

@@ -19,7 +19,7 @@ from layout_tuner.cli.options.prediction_options import (
     calibrate_from_option,
     campaign_cluster_option,
     campaign_document,
-    data_dir_option,
+    constants_dir_option,
     software_option,
 )
 from layout_tuner.cli.options.refusals import refusals, refuse
@@ -37,7 +37,7 @@ _TEXT: Final = "text"
 @campaign_cluster_option
 @software_option("layout-tuner")
 @calibrate_from_option
-@data_dir_option
+@constants_dir_option
 @click.option(
     "--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to list."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from layout_tuner.cli.options.refusals import fail, refuse
+from layout_tuner.cli.options.refusals import refuse, writing
 
 
 @click.command()
@@ -67,7 +67,5 @@ def _write(text: str, out: Path | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    try:
+    with writing(out):
         out.write_text(text)
-    except OSError as error:
-        fail(f"{out} cannot be written: {error.strerror}")

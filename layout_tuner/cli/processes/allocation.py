@@ -13,9 +13,11 @@ from urllib.parse import quote
 
 import click
 
-from layout_tuner.cli.options.command_input import json_option, read_token
+from layout_tuner.cli.options.command_input import read_token
+from layout_tuner.cli.options.command_options import json_option
+from layout_tuner.cli.options.connection_options import place_options
 from layout_tuner.cli.options.refusals import refusals, refuse
-from layout_tuner.cli.options.shared_options import service_options, trainers_option
+from layout_tuner.cli.options.shared_options import trainers_option
 from layout_tuner.protocol.connection.service_address import (
     WORKER_TOKEN_FILE_VARIABLE,
     ServicePlace,
@@ -49,7 +51,7 @@ def allocation() -> None:
     "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Nodes to hold."
 )
 @click.option("--time", required=True, help="Wall time: 2:00:00, 1-12:00:00, 2h, 90m.")
-@service_options(is_worker=True)
+@place_options(is_worker=True)
 @click.option(
     "--worker-token-file",
     envvar=WORKER_TOKEN_FILE_VARIABLE,
@@ -127,7 +129,7 @@ def submit(
 
 
 @allocation.command("list")
-@service_options(is_worker=False, is_optional=True)
+@place_options(is_worker=False, is_optional=True)
 @json_option
 def list_allocations(place: ServicePlace | None, as_json: bool) -> None:
     """List your allocations that wait or run, from Slurm's queue.
@@ -188,7 +190,7 @@ def cancel(job_id: str, now: bool, as_json: bool) -> None:
 
 @allocation.command()
 @click.argument("name", required=False)
-@service_options(is_worker=False)
+@place_options(is_worker=False)
 @json_option
 def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
     """Show what each node of the allocations does, and why trials wait.
@@ -216,7 +218,7 @@ def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
 
 @allocation.command()
 @click.argument("name")
-@service_options(is_worker=False)
+@place_options(is_worker=False)
 @json_option
 def remove(name: str, place: ServicePlace, as_json: bool) -> None:
     """Remove an allocation with all data of its worker, for example where they cannot be read.
@@ -233,7 +235,7 @@ def remove(name: str, place: ServicePlace, as_json: bool) -> None:
 @allocation.command()
 @click.argument("node")
 @_CLUSTER
-@service_options(is_worker=False)
+@place_options(is_worker=False)
 @json_option
 def release(node: str, cluster: str | None, place: ServicePlace, as_json: bool) -> None:
     """Take a node out of quarantine; it is checked before its next probe."""
@@ -246,7 +248,7 @@ def release(node: str, cluster: str | None, place: ServicePlace, as_json: bool) 
 @click.argument("node")
 @click.option("--reason", default="asked for by a user", help="The reason, shown to other users.")
 @_CLUSTER
-@service_options(is_worker=False)
+@place_options(is_worker=False)
 @json_option
 def quarantine(
     node: str, reason: str, cluster: str | None, place: ServicePlace, as_json: bool

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import click
 
 from layout_tuner.cli.live_output import work_line
-from layout_tuner.cli.options.database_options import database_option, keep_option
+from layout_tuner.cli.options.command_options import json_option
+from layout_tuner.cli.options.database_options import database_place_options, keep_option
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.terminal.plurals import counted
 
@@ -23,19 +22,6 @@ from layout_tuner.terminal.plurals import counted
 @click.group()
 def db() -> None:
     """Back up, restore, upgrade, check and prune the database."""
-
-
-def _place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    data_dir = click.option(
-        "--data-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        envvar="LAYOUT_TUNER_DATA_DIR",
-        help="Where the service keeps its database.  [default: ~/.local/share/layout-tuner]",
-    )
-    return data_dir(database_option(function))
-
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _url(data_dir: Path | None, database: str | None) -> str:
@@ -63,7 +49,7 @@ def _shown(url: str) -> str:
 @db.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace FILE where it is there.")
-@_place_options
+@database_place_options
 def backup(file: Path, force: bool, data_dir: Path | None, database: str | None) -> None:
     """Write the database into FILE, as it is at one moment; the service may go on meanwhile.
 
@@ -84,7 +70,7 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
 @db.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Also where the database holds something.")
-@_place_options
+@database_place_options
 def restore(file: Path, force: bool, data_dir: Path | None, database: str | None) -> None:
     """Replace the database by the backup in FILE, upgraded to this version.
 
@@ -114,7 +100,7 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
 
 
 @db.command()
-@_place_options
+@database_place_options
 def upgrade(data_dir: Path | None, database: str | None) -> None:
     """Upgrade the database to this version's schema; a service does the same when it starts."""
     from layout_tuner.results_db.database.wait_for_server import once_it_answers
@@ -132,8 +118,8 @@ def upgrade(data_dir: Path | None, database: str | None) -> None:
 
 
 @db.command()
-@_json_option
-@_place_options
+@json_option
+@database_place_options
 def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
     """Check the database: its pages, schema and references, and the rules between rows.
 
@@ -161,7 +147,7 @@ def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
 
 @db.command()
 @keep_option
-@_place_options
+@database_place_options
 def prune(keep: tuple[str, ...], data_dir: Path | None, database: str | None) -> None:
     """Delete rows that are older than their retention; the service does the same every hour.
 

@@ -7,20 +7,14 @@ from pathlib import Path
 
 import click
 
-from layout_tuner.cli.options.database_options import database_option
+from layout_tuner.cli.options.database_options import database_place_options
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.process_resources import use_one_blas_thread
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 
 
 @click.command()
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="LAYOUT_TUNER_DATA_DIR",
-    help="Where the service keeps its database.  [default: ~/.local/share/layout-tuner]",
-)
-@database_option
+@database_place_options
 def driver(data_dir: Path | None, database: str | None) -> None:
     """Drive the campaigns: propose layouts, learn from outcomes.
 

@@ -22,13 +22,13 @@ from layout_tuner.cli.options.command_input import (
     read_token,
     trainers_of,
 )
+from layout_tuner.cli.options.connection_options import place_options
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.shared_options import (
     PositiveNumber,
     allocation_options,
     cluster_option,
     layout_options,
-    service_options,
     trainers_option,
 )
 from layout_tuner.cli.options.simulation_options import simulation_options
@@ -54,7 +54,7 @@ _LONGEST_DEADLINE_S: Final = 366 * 86400
 
 
 @click.command()
-@service_options(is_worker=True)
+@place_options(is_worker=True)
 @cluster_option
 @click.option("--name", help="Unique name of this worker; by default the host's name.")
 @click.option(

@@ -15,13 +15,12 @@ import click
 
 from layout_tuner.api.formatting import budget_words
 from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.options.command_options import json_option, together
 from layout_tuner.cli.options.prediction_options import FILE, campaign_cluster_option
 from layout_tuner.cli.options.refusals import fail, refuse
 from layout_tuner.cli.service.campaign import precision_words
 from layout_tuner.cli.service.service_connection import (
-    Function,
     answers,
-    json_option,
     print_json,
     service_options,
     service_when_called,
@@ -46,19 +45,15 @@ POLL_S: Final = 0.5
 _BOUNDS: Final = ("trials", "node_hours", "wall_time")
 
 
-def budget_options(function: Function) -> Function:
-    options = (
-        click.option("--trials", type=click.IntRange(min=1), help="Trials that end, at most."),
-        click.option(
-            "--node-hours",
-            type=click.FloatRange(min=0, min_open=True),
-            help="Nodes times hours that probes hold, at most.",
-        ),
-        click.option("--wall-time", metavar="TIME", help="Time of search, at most: 90s, 10m, 2h."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+budget_options: Final = together(
+    click.option("--trials", type=click.IntRange(min=1), help="Trials that end, at most."),
+    click.option(
+        "--node-hours",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Nodes times hours that probes hold, at most.",
+    ),
+    click.option("--wall-time", metavar="TIME", help="Time of search, at most: 90s, 10m, 2h."),
+)
 
 
 @click.command()

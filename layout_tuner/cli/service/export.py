@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
+from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.prediction_options import (
     FILE,
     calibrate_from_option,
     software_option,
 )
-from layout_tuner.cli.service.service_connection import (
-    json_option,
-    print_json,
-    service_when_called,
-)
+from layout_tuner.cli.options.refusals import writing
+from layout_tuner.cli.service.service_connection import print_json, service_when_called
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.terminal.text_table import print_table
 from layout_tuner.trainers.exports.export import ALIASES, FORMATS
@@ -142,10 +140,8 @@ def export(
     if as_json:
         print_json(bundle)
         return
-    try:
+    with writing(out, "written to"):
         _write(bundle, out, force)
-    except OSError as error:
-        raise click.ClickException(f"{out} cannot be written to: {error.strerror}") from error
     click.echo(f"{what}, as {bundle.format} ({bundle.target_version}):")
     for file in bundle.files:
         click.echo(f"  {out / file.name}")

@@ -13,13 +13,10 @@ import click
 
 from layout_tuner.api.formatting import baseline_words, cheap_count_words, gain_sentence, made_by
 from layout_tuner.api.ranked_columns import LAYOUT, cells, headings
+from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.job_options import job_options
-from layout_tuner.cli.service.service_connection import (
-    json_option,
-    print_jobs,
-    print_json,
-    service_options,
-)
+from layout_tuner.cli.options.refusals import writing
+from layout_tuner.cli.service.service_connection import print_jobs, print_json, service_options
 from layout_tuner.cli.service.trial import read_conditions, where_option
 from layout_tuner.predictions.statistics.disturbance import MEANING
 from layout_tuner.search_spaces.objectives import OBJECTIVES
@@ -204,13 +201,11 @@ def _is_terminal(path: Path) -> bool:
 
 
 def _write(path: Path, content: bytes, limit: int) -> None:
-    try:
+    with writing(path, "written to"):
         if path == _OUTPUT:
             write_bytes(content)
         else:
             path.write_bytes(content)
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written to: {error.strerror}") from error
     where = "the table" if path == _OUTPUT else path
     # The rows are not counted: reading Parquet takes a package that the base install lacks.
     click.echo(f"wrote {where}: at most {limit} rows, see --limit", err=path == _OUTPUT)

@@ -16,10 +16,10 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelPage,
     ModelRead,
 )
+from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.prediction_options import FILE
 from layout_tuner.cli.service.service_connection import (
     answers,
-    json_option,
     print_json,
     service_options,
     service_when_called,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from layout_tuner.cli.options.job_options import job_options
+from layout_tuner.cli.options.refusals import writing
 from layout_tuner.cli.service.service_connection import service_options
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ def report(
     if target.exists() and not force:
         raise click.ClickException(f"{target} exists; choose another --out, or --force")
     document = client.report(campaign, job=job)
-    try:
+    with writing(target):
         target.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{target} cannot be written: {error.strerror}") from error
     click.echo(f"report of {campaign}: {target}")

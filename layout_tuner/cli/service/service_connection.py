@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -14,9 +13,11 @@ import click
 from layout_tuner.api.formatting import figure, unit
 from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.command_table import imports_kept
+from layout_tuner.cli.options.command_options import Function, json_option
+from layout_tuner.cli.options.connection_options import connection_options
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.errors import ServiceNotFoundError
-from layout_tuner.protocol.connection.service_address import SERVICE_OPTIONS, locate_service
+from layout_tuner.protocol.connection.service_address import ServicePlace
 from layout_tuner.protocol.connection.tls import trusting
 from layout_tuner.terminal.console import terminal_width
 
@@ -27,11 +28,8 @@ if TYPE_CHECKING:
     from layout_tuner.predictions.statistics.job_duration import TrainingJob
 
 Document = TypeVar("Document")
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LABEL_WIDTH: Final = 14
-
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def service_options(function: Function) -> Function:
@@ -51,34 +49,20 @@ def service_when_called(function: Function) -> Function:
     """
 
     @functools.wraps(function)
-    def command(
-        *arguments: Any,
-        url: str | None,
-        token_file: Path | None,
-        certificate: Path | None,
-        data_dir: Path | None,
-        **options: Any,
-    ) -> Any:
+    def command(*arguments: Any, locate: Callable[[], ServicePlace], **options: Any) -> Any:
         with refusals(), ExitStack() as stack:
 
             def service() -> Client:
-                return stack.enter_context(connect(url, token_file, data_dir, certificate))
+                return stack.enter_context(connect(locate))
 
             return function(*arguments, service=service, **options)
 
-    for option, text in reversed(list(SERVICE_OPTIONS.items())):
-        kind = None if option == "--url" else click.Path(path_type=Path)
-        command = click.option(option, type=kind, help=text)(command)
-    return command  # type: ignore[return-value]
+    return connection_options(command)  # type: ignore[return-value]
 
 
-def connect(
-    url: str | None, token_file: Path | None, data_dir: Path | None, certificate: Path | None = None
-) -> Client:
+def connect(locate: Callable[[], ServicePlace]) -> Client:
     """A client of the service that the options name."""
-    place = locate_service(
-        url=url, token_file=token_file, certificate=certificate, data_dir=data_dir
-    )
+    place = locate()
     tls = None if place.certificate is None else trusting(place.certificate)
     with (
         imports_kept(),

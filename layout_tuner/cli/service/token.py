@@ -13,13 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from layout_tuner.api.formatting import moment
 from layout_tuner.api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
+from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.refusals import fail, refusals
-from layout_tuner.cli.service.service_connection import (
-    answers,
-    json_option,
-    print_json,
-    service_options,
-)
+from layout_tuner.cli.service.service_connection import answers, print_json, service_options
 from layout_tuner.documents.duration import read_duration_s
 from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
 from layout_tuner.results_db.service_records import AuditEntryRead

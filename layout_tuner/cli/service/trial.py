@@ -21,10 +21,10 @@ from layout_tuner.api.formatting import (
     trainer_words,
 )
 from layout_tuner.api.ranked_columns import COLUMNS, LAYOUT, cells, headings
+from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.refusals import fail
 from layout_tuner.cli.service.service_connection import (
     answers,
-    json_option,
     print_facts,
     print_json,
     service_options,

@@ -18,7 +18,8 @@ from layout_tuner.api.formatting import (
 )
 from layout_tuner.api.ranked_columns import LAYOUT, cells, headings
 from layout_tuner.cli.live_output import work_line
-from layout_tuner.cli.service.service_connection import json_option, service_options
+from layout_tuner.cli.options.command_options import json_option
+from layout_tuner.cli.service.service_connection import service_options
 from layout_tuner.cli.service.watching import POLL_S
 from layout_tuner.client.errors import ServiceError
 from layout_tuner.predictions.statistics.disturbance import MEANING
