@@ -32,6 +32,7 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 
 _OPENED: Final = "stream.opened"
 _CLOSED: Final = "stream.closed"
+_NO_EVENT: Final = "sent an event that this version does not understand"
 
 Document = TypeVar("Document")
 """A class that pydantic validates: a model or a dataclass."""
@@ -75,14 +76,19 @@ class Calls:
 
     def _read(self, answer: httpx.Response, kind: type[Document]) -> Document:
         """An answer as a document of the service."""
+        what = "answered what this version does not understand ({} fields)"
+        return self._understood(answer.content, kind, what)
+
+    def _understood(self, content: bytes | str, kind: type[Document], what: str) -> Document:
+        """JSON as a document; `what` says of JSON that is none, with the number of wrong fields."""
         hashable: Any = kind  # mypy does not accept every class as hashable
         validator: TypeAdapter[Document] = _validator_of(hashable)
         try:
-            return validator.validate_json(answer.content)
+            return validator.validate_json(content)
         except ValidationError as error:
             raise ServiceError(
-                f"{self._connection.url} answered what this version does not understand "
-                f"({error.error_count()} fields); are client and service of the same version?"
+                f"{self._connection.url} {what.format(error.error_count())}; are client and service "
+                "of the same version?"
             ) from error
 
     def _get(self, path: str, kind: type[Document], /, **query: Any) -> Document:
@@ -145,7 +151,7 @@ class Calls:
                     continue
                 last = said.id
                 if said.event != _OPENED:
-                    yield _event(url, said.data)
+                    yield self._understood(said.data, EventRead, _NO_EVENT)
                 elif json.loads(said.data)["missed"]:
                     raise EventsMissedError(
                         f"events after {last} are no longer stored: read again what you follow"
@@ -175,17 +181,6 @@ class Calls:
                     yield from EventSource(answer).iter_sse()
         except ServiceUnansweredError as error:
             raise unanswered(error) from error
-
-
-def _event(url: str, data: str) -> EventRead:
-    validator: TypeAdapter[EventRead] = _validator_of(EventRead)
-    try:
-        return validator.validate_json(data)
-    except ValidationError as error:
-        raise ServiceError(
-            f"{url} sent an event that this version does not understand; are client and "
-            "service of the same version?"
-        ) from error
 
 
 def unanswered(error: ServiceUnansweredError) -> ServiceError:

@@ -95,7 +95,5 @@ def slurm_time(seconds: float) -> str:
 
 def longest_s(limits: MaxTimes, num_nodes: int) -> float | None:
     """The longest wall time of a job of this many nodes; None: the limits do not cover it."""
-    for most_nodes, seconds in sorted(limits.items()):
-        if num_nodes <= most_nodes:
-            return seconds
-    return None
+    fitting = (seconds for most, seconds in sorted(limits.items()) if num_nodes <= most)
+    return next(fitting, None)

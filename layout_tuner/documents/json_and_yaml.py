@@ -136,7 +136,7 @@ def read_yaml(body: bytes, *, text_rule: TextRule = visible_text_problem) -> Any
         raise
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML's own reader raises the last two for an escape that is no character.
-        raise DocumentMalformedError(f"malformed YAML: {_one_line(error)}") from error
+        raise DocumentMalformedError(f"malformed YAML: {' '.join(str(error).split())}") from error
     _refuse_invalid(document_problem(document, text_rule))
     return document
 
@@ -274,7 +274,3 @@ def _text(body: bytes) -> str:
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
         raise DocumentMalformedError(f"the document is not UTF-8 at line {line}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -120,10 +120,6 @@ class Estimator:
         time = self.calibration.time
         return time.predict(columns, self.model, self.cluster, software=self.software)
 
-    def job(self, job: TrainingJob, layout: Layout) -> JobEstimate:
-        """The training job with one layout, at the predicted step time on the job's nodes."""
-        return estimate_job(job, layout, self.model, self.cluster, self.step)
-
     def step(self, layout: Layout) -> StepInterval:
         """Expected seconds of a step of one layout, and their 95 % interval."""
         (log_mean,), (log_sd,) = self.step_times(LayoutColumns.of(layout))
@@ -167,7 +163,8 @@ class Estimator:
             calibrated_on=_calibrated_on(self.calibration.knowledge),
             warnings=(*warnings, *self.warnings(layout)),
             job=job,
-            job_estimate=None if job is None else self.job(job, layout),
+            # At the predicted step time on the job's nodes.
+            job_estimate=job and estimate_job(job, layout, self.model, self.cluster, self.step),
         )
 
     def stages(self, layout: Layout) -> Iterator[dict[str, float]]:

@@ -41,11 +41,9 @@ def escaped_line(text: str) -> str:
     """The same for a text on one line: line ends and tabs are escaped too."""
     if text.isprintable():
         return text
-    return "".join(c if _is_shown(c) else _spelled(c) for c in text)
-
-
-def _is_shown(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == _SPACES
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) == _SPACES else _spelled(c) for c in text
+    )
 
 
 def _spelled(character: str) -> str:

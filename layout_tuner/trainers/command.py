@@ -5,16 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.adapter import TrainerAdapter
 from layout_tuner.trainers.placeholders import placeholder_values
-
-
-def _notes(_job: TrainerJob) -> list[str]:
-    return [
-        "the program must do what the layout says: nothing checks that it read LAYOUT_* or its "
-        "arguments"
-    ]
-
 
 COMMAND: Final = TrainerAdapter(
     name="command",
@@ -23,6 +15,9 @@ COMMAND: Final = TrainerAdapter(
     rank_orders=RANK_ORDERS,
     schedules=SCHEDULES,
     values=placeholder_values,
-    notes=_notes,
+    notes=lambda _job: [
+        "the program must do what the layout says: nothing checks that it read LAYOUT_* or its "
+        "arguments"
+    ],
     has_columns=True,
 )

@@ -111,9 +111,10 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
     is_full = layout.recompute == "full"
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
+    context = {"context_parallel_size": layout.cp, "cp_comm_type": layout.cp_comm_type}
     return {
         **{name: True for name, counts in counted if counts},
-        **_context(layout),
+        **({} if layout.cp == 1 else context),
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
@@ -122,12 +123,6 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         "recompute_method": "uniform" if is_full else None,
         "recompute_num_layers": 1 if is_full else None,
     }
-
-
-def _context(layout: Layout) -> dict[str, Any]:
-    if layout.cp == 1:
-        return {}
-    return {"context_parallel_size": layout.cp, "cp_comm_type": layout.cp_comm_type}
 
 
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
@@ -144,13 +139,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _notes(job: TrainerJob) -> list[str]:
-    return [
-        *notes(job, "Megatron-Bridge"),
-        "this format was compared with the source of Megatron-Bridge, and never read by it",
-    ]
-
-
 MEGATRON_BRIDGE: Final = TrainerAdapter(
     name="megatron-bridge",
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
@@ -159,6 +147,9 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     refusals=refusals,
     values=_values,
     argument_groups=_argument_groups,
-    notes=_notes,
+    notes=lambda job: [
+        *notes(job, "Megatron-Bridge"),
+        "this format was compared with the source of Megatron-Bridge, and never read by it",
+    ],
     log=LogPatterns(step=STEP_PATTERN),
 )

@@ -26,7 +26,6 @@ from layout_tuner.trainers.megatron_lm import (
     parallel_flags,
     recompute_flags,
     refusals,
-    seed_flags,
     shape_flags,
 )
 
@@ -72,7 +71,7 @@ def _argument_groups(job: TrainerJob) -> list[list[str]]:
         ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size - 1)],
         *_family_flags(model),
         *recompute_flags(layout),
-        *seed_flags(job),
+        ["--seed", str(job.seed + 1)],  # as Megatron-LM it refuses 0
         ["--deepspeed", "--zero-stage", str(layout.zero_stage)],
     ]
     if layout.pp == 1:
@@ -105,14 +104,6 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     return values
 
 
-def _notes(job: TrainerJob) -> list[str]:
-    return [
-        *notes(job, "Megatron-DeepSpeed"),
-        "the probe's attention is fused: add --use-flash-attn-v2 where flash-attn is installed, or "
-        "attention keeps its scores and needs more memory than was measured",
-    ]
-
-
 MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     name="megatron-deepspeed",
     target_version="Megatron-DeepSpeed of 2024-12 (f4157bea)",
@@ -121,7 +112,11 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     refusals=_refusals,
     values=_values,
     argument_groups=_argument_groups,
-    notes=_notes,
+    notes=lambda job: [
+        *notes(job, "Megatron-DeepSpeed"),
+        "the probe's attention is fused: add --use-flash-attn-v2 where flash-attn is installed, or "
+        "attention keeps its scores and needs more memory than was measured",
+    ],
     log=LogPatterns(
         step=STEP_PATTERN
         + r"(?:.* tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+) \|)?"

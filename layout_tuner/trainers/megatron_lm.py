@@ -132,7 +132,7 @@ def _argument_groups(job: TrainerJob) -> list[list[str]]:
         *_attention_flags(model),
         *_expert_flags(job),
         *recompute_flags(layout),
-        *seed_flags(job),
+        ["--seed", str(job.seed + 1)],  # all of the family refuse 0
     ]
 
 
@@ -298,11 +298,6 @@ def recompute_flags(layout: Layout) -> list[list[str]]:
             ["--recompute-method", "uniform", "--recompute-num-layers", "1"],
         ]
     return []
-
-
-def seed_flags(job: TrainerJob) -> list[list[str]]:
-    """The seed: all of the family refuse 0."""
-    return [["--seed", str(job.seed + 1)]]
 
 
 def notes(job: TrainerJob, trainer: str) -> list[str]:

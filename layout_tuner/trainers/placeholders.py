@@ -61,7 +61,8 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
     values["head_dim"] = job.model.head_size
-    return {name: _text(value) for name, value in values.items()}
+    # None: a model without an attention window.
+    return {name: "0" if value is None else word_of(value) for name, value in values.items()}
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
@@ -97,7 +98,3 @@ def filled(template: str, values: Mapping[str, str]) -> str:
         return values[found[1]]
 
     return _PLACEHOLDER.sub(value, template)
-
-
-def _text(value: object) -> str:
-    return "0" if value is None else word_of(value)  # a model without an attention window

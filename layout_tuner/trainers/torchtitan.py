@@ -296,14 +296,6 @@ def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
     return _sections_of_0_3(job, batch, pipeline)
 
 
-def _notes(_job: TrainerJob) -> list[str]:
-    return [
-        "the data is torchtitan's c4, and learning rate and optimizer are torchtitan's: set your own "
-        "in the file or as further arguments",
-        "the tokenizer of TOKENIZER_DIR must have no more tokens than the model's vocabulary",
-    ]
-
-
 def _adapter(
     name: str,
     target_version: str,
@@ -320,7 +312,11 @@ def _adapter(
         schedules=_SCHEDULES,
         refusals=refusals,
         values=values,
-        notes=_notes,
+        notes=lambda _job: [
+            "the data is torchtitan's c4, and learning rate and optimizer are torchtitan's: set your own "
+            "in the file or as further arguments",
+            "the tokenizer of TOKENIZER_DIR must have no more tokens than the model's vocabulary",
+        ],
         log=_LOG,
     )
 

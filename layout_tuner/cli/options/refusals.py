@@ -74,8 +74,10 @@ def refusals() -> Iterator[None]:
         problem = getattr(error, "problem", None)
         if problem is None or problem.status not in _OF_WHAT_WAS_WRITTEN:
             fail(str(error))
-        fields = problem.errors or []
-        refuse(*_lines([(_in_body(each.field), each.message) for each in fields], str(error)))
+        fields = [(each.field.removeprefix("body."), each.message) for each in problem.errors or []]
+        refuse(
+            *_lines([("" if name == "body" else name, said) for name, said in fields], str(error))
+        )
 
 
 def _lines(parts: list[tuple[str, str]], whole: str) -> list[str]:
@@ -84,7 +86,3 @@ def _lines(parts: list[tuple[str, str]], whole: str) -> list[str]:
         return [whole]
     lines = [f"{field}: {problem}" if field else problem for field, problem in parts[:MAX_PARTS]]
     return lines if len(parts) < MAX_PARTS else [*lines, "and more"]
-
-
-def _in_body(field: str) -> str:
-    return "" if field == "body" else field.removeprefix("body.")

@@ -98,7 +98,12 @@ def replay(
             for cell in read_calibrating_cells(text, may_be_simulated=is_simulated)
         ]
         chosen, notes = _searchable(chosen, read)
-        notes += _calibrating_notes(chosen, known)
+        calibrating = {cell.key for cell in known}
+        notes += [  # their figures are not a test
+            f"calibrated from the very cell that is judged: {cell.key}"
+            for cell in chosen
+            if cell.key in calibrating
+        ]
         if estimates:
             from layout_tuner.tuner.replay.judged_estimates import estimates_report
 
@@ -138,16 +143,6 @@ def _searchable(
         if not cell.num_completed
     ]
     return usable, [*table.notes, *left_out]
-
-
-def _calibrating_notes(chosen: tuple[TableCell, ...], known: list[TableCell]) -> list[str]:
-    """Notes on cells that are judged and also calibrate: their figures are not a test."""
-    calibrating = {cell.key for cell in known}
-    return [
-        f"calibrated from the very cell that is judged: {cell.key}"
-        for cell in chosen
-        if cell.key in calibrating
-    ]
 
 
 def _search(table: Path, plan: Any, jobs: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from layout_tuner.cli.options.command_input import (
     read_token,
     trainers_of,
 )
-from layout_tuner.cli.options.connection_options import place_options
+from layout_tuner.cli.options.command_options import place_options
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.shared_options import (
     PositiveNumber,

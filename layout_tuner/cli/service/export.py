@@ -190,12 +190,10 @@ def _list_formats(as_json: bool) -> None:
 
 def _command_line(words: list[str], bundle: ExportRead, out: Path) -> str:
     """A command for the current directory, with paths of files, quoted for a shell."""
-    names = {file.name for file in bundle.files}
-    return shlex.join(_as_argument(out / word) if word in names else word for word in words)
-
-
-def _as_argument(path: Path) -> str:
-    return f"./{path}" if str(path).startswith("-") else str(path)
+    paths = {file.name: str(out / file.name) for file in bundle.files}
+    # A path that begins with a dash would be read as an option.
+    paths = {name: f"./{path}" if path.startswith("-") else path for name, path in paths.items()}
+    return shlex.join(paths.get(word, word) for word in words)
 
 
 def _write(bundle: ExportRead, out: Path, force: bool) -> None:

@@ -13,8 +13,7 @@ import click
 from layout_tuner.api.formatting import figure, unit
 from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.command_table import imports_kept
-from layout_tuner.cli.options.command_options import Function, json_option
-from layout_tuner.cli.options.connection_options import connection_options
+from layout_tuner.cli.options.command_options import Function, connection_options, json_option
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.errors import ServiceNotFoundError
 from layout_tuner.protocol.connection.service_address import ServicePlace

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
+from threading import Event
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
@@ -96,12 +97,7 @@ def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -
             return campaign
         time.sleep(POLL_S)
         # The service would answer on the cores of ranks that are timed, where they are here.
-        wait_while_timing(_pause)
-
-
-def _pause(pause_s: float) -> bool:
-    time.sleep(pause_s)
-    return False
+        wait_while_timing(Event().wait)
 
 
 def _patiently(read: Callable[[], Answer]) -> Answer:

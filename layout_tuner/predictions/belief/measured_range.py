@@ -45,7 +45,10 @@ def warning_outside(
     rows = np.isin(evidence.origin_of, there)
     measured = evidence.columns.rows(rows)
     models = [evidence.origins[place].model for place in there]
-    beyond = [*_knobs_beyond(measured, layouts), *_shape_beyond(models, model)]
+    beyond = [*_knobs_beyond(measured, layouts)]
+    for name in _SHAPE:
+        sizes = np.array([getattr(each, name) for each in models])
+        beyond += _range_beyond(name, sizes, np.array(getattr(model, name)))
     if not beyond:
         return None
     return f"the estimate is asked beyond what it was calibrated for on {here}: {'; '.join(beyond)}"
@@ -62,13 +65,6 @@ def _knobs_beyond(measured: LayoutColumns, asked: LayoutColumns) -> Iterator[str
 
 def _words(knob: Knob, codes: Sequence[int]) -> str:
     return ", ".join(str(knob.choices[code]).lower() for code in codes)
-
-
-def _shape_beyond(measured: list[ModelShape], model: ModelShape) -> Iterator[str]:
-    for name in _SHAPE:
-        yield from _range_beyond(
-            name, np.array([getattr(m, name) for m in measured]), np.array(getattr(model, name))
-        )
 
 
 def _range_beyond(name: str, measured: NDArray[Any], asked: NDArray[Any]) -> Iterator[str]:

@@ -191,7 +191,9 @@ class StepShape:
         Experts are not among them.
         """
         model, (embedding, head) = self.model, self.counted_ends
-        a_layer = mean_of_layers(model, _layer_parameters)
+        a_layer = mean_of_layers(
+            model, lambda shape: _floats(shape.num_layer_parameters - shape.num_expert_parameters)
+        )
         first = float(model.num_embedding_parameters) - embedding * a_layer
         last = float(model.num_head_parameters) - head * a_layer
         one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))
@@ -207,10 +209,6 @@ def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Flo
         return of(model)
     share = model.num_dense_layers / model.num_layers
     return np.asarray((1.0 - share) * of(model) + share * of(model.dense))
-
-
-def _layer_parameters(model: ModelShape) -> Floats:
-    return _floats(model.num_layer_parameters - model.num_expert_parameters)
 
 
 def _floats(values: Any) -> Floats:

@@ -116,16 +116,9 @@ class ServiceConnection:
         retries: Retries = NO_RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Connects at the first request.
+        """Connects at the first request, with the arguments of `layout_tuner.Client`.
 
-        Args:
-            url: of the service.
-            token: a token of the service.
-            user_agent: names the program to the service.
-            tls: trusted certificates; None: those that the system trusts.
-            timeout_s: longest silence of the service within an answer.
-            retries: how often, and after which pauses, requests are sent again.
-            transport: replaces the network.
+        `user_agent` names the program to the service.
         """
         refuse_unless_http(url)
         self.url = url.rstrip("/")
@@ -154,6 +147,7 @@ class ServiceConnection:
         *,
         is_repeatable: bool = False,
         within_s: float | None = None,
+        is_stream: bool = False,
         **content: Any,
     ) -> httpx.Response:
         """Sends a request; returns the answer, whatever its status.
@@ -163,32 +157,12 @@ class ServiceConnection:
             path: from the root of the service; names in it are quoted.
             is_repeatable: whether a second request changes nothing.
             within_s: longest silence of the service; None: that of the connection.
+            is_stream: whether the answer is still to be read, unless it is a refusal.
             content: query, headers and body, as `httpx.Client.request` takes them.
 
         Raises:
             ServiceUnansweredError: no answer came.
         """
-        return self._send(method, path, is_repeatable, within_s, is_stream=False, **content)
-
-    @contextmanager
-    def stream(self, path: str, **content: Any) -> Iterator[httpx.Response]:
-        """Opens a stream; a refusal has been read. ServiceUnansweredError: no answer came."""
-        answer = self._send("GET", path, True, None, is_stream=True, **content)
-        try:
-            yield answer
-        finally:
-            answer.close()
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        is_repeatable: bool,
-        within_s: float | None,
-        *,
-        is_stream: bool,
-        **content: Any,
-    ) -> httpx.Response:
         longest_s = self._timeout_s if within_s is None else within_s
         timeout = httpx.Timeout(longest_s, connect=min(longest_s, CONNECT_WITHIN_S))
 
@@ -209,6 +183,15 @@ class ServiceConnection:
                 or f"the service at {self.url} does not answer ({error or type(error).__name__})",
                 may_be_down=why is None,
             ) from error
+
+    @contextmanager
+    def stream(self, path: str, **content: Any) -> Iterator[httpx.Response]:
+        """Opens a stream; a refusal has been read. ServiceUnansweredError: no answer came."""
+        answer = self.request("GET", path, is_repeatable=True, is_stream=True, **content)
+        try:
+            yield answer
+        finally:
+            answer.close()
 
 
 def refuse_unless_http(url: str) -> None:

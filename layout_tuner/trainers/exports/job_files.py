@@ -89,14 +89,7 @@ def accelerate(source: ExportSource) -> RenderedJob:
 
 def axonn(source: ExportSource) -> RenderedJob:
     """The grid of AxoNN's axes as a JSON file, for a user's own program."""
-    config = "axonn.json"
-    script = LaunchScript(
-        adapter=AXONN,
-        required=_OWN_PROGRAM,
-        setup=(HERE, *exported(environment_values(source.job))),
-        program=(f'PROGRAM=("$TRAIN_SCRIPT" "$HERE/{config}")',),
-    )
-    return script.job(source, _json(config, AXONN.values(source.job)))
+    return _with_json(source, AXONN, "axonn.json", '"$HERE/axonn.json"')
 
 
 def command(source: ExportSource) -> RenderedJob:
@@ -117,14 +110,21 @@ def deepspeed(source: ExportSource) -> RenderedJob:
 
     JSON has no comments: those of the source stand in the script alone.
     """
-    config = "ds_config.json"
+    arguments = '--deepspeed --deepspeed_config "$HERE/ds_config.json"'
+    return _with_json(source, DEEPSPEED, "ds_config.json", arguments)
+
+
+def _with_json(
+    source: ExportSource, adapter: TrainerAdapter, config: str, arguments: str
+) -> RenderedJob:
+    """The adapter's values as a JSON file, and a script that gives it to a user's own program."""
     script = LaunchScript(
-        adapter=DEEPSPEED,
+        adapter=adapter,
         required=_OWN_PROGRAM,
         setup=(HERE, *exported(environment_values(source.job))),
-        program=(f'PROGRAM=("$TRAIN_SCRIPT" --deepspeed --deepspeed_config "$HERE/{config}")',),
+        program=(f'PROGRAM=("$TRAIN_SCRIPT" {arguments})',),
     )
-    return script.job(source, _json(config, DEEPSPEED.values(source.job)))
+    return script.job(source, _json(config, adapter.values(source.job)))
 
 
 def megatron_bridge(source: ExportSource) -> RenderedJob:
