@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 TIMING_VARIABLE: Final = "LAYOUT_TUNER_TIMING_MARK"
-"""Path of another file; empty: nothing waits. `up` sets it, so that its processes know that they
-share the cores of its ranks."""
+"""Path of another file; empty: nothing waits."""
+SHARED_CORES_VARIABLE: Final = "LAYOUT_TUNER_SHARED_CORES"
+"""`up` sets it for the service, the driver and the worker, which share cores with the ranks."""
 LONGEST_WAIT_S: Final = 10.0
 """Most seconds for which work waits: a probe may be timed for minutes."""
 _LOOK_S: Final = 0.5
@@ -31,7 +32,7 @@ def default_mark() -> str:
 
 def shares_cores() -> bool:
     """Whether this process was started by `up`, on the cores of the ranks."""
-    return bool(os.environ.get(TIMING_VARIABLE))
+    return bool(os.environ.get(SHARED_CORES_VARIABLE))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import httpx._transports.default
 import pytest
 from hypothesis import settings
 
-from layout_tuner.timing_mark import TIMING_VARIABLE, default_mark
+from layout_tuner.timing_mark import SHARED_CORES_VARIABLE, TIMING_VARIABLE, default_mark
 from layout_tuner.workers.launchers.ray.cluster import prepare_environment
 from tests.kit.postgres import (
     database_url,
@@ -58,6 +58,7 @@ for _word in (
 # Ranks of a test must not make another test's driver wait.
 os.environ[TIMING_VARIABLE] = f"{default_mark()}-tests-{os.getpid()}"
 atexit.register(Path(os.environ[TIMING_VARIABLE]).unlink, missing_ok=True)
+os.environ[SHARED_CORES_VARIABLE] = "1"
 
 # Processes of pytest-xdist ignore SIGINT, and whatever a test started would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

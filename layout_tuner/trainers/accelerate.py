@@ -105,6 +105,12 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     """The file for `accelerate launch --config_file`."""
     layout = job.layout
     backend = accelerate_backend(layout)
+    deepspeed = {
+        "zero_stage": layout.zero_stage,
+        "gradient_accumulation_steps": layout.num_microbatches,
+        "zero3_init_flag": False,
+        "deepspeed_multinode_launcher": "standard",
+    }
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": backend,
@@ -116,7 +122,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "use_cpu": False,
         "main_training_function": "main",
         **({"megatron_lm_config": _megatron_lm(job)} if backend == "MEGATRON_LM" else {}),
-        **({"deepspeed_config": _deepspeed(layout)} if backend == "DEEPSPEED" else {}),
+        **({"deepspeed_config": deepspeed} if backend == "DEEPSPEED" else {}),
         **(_fsdp(layout) if backend == "FSDP" else {}),
         **({"fp8_config": _FP8} if layout.precision == "fp8" else {}),
         **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if job.compile else {}),
@@ -166,15 +172,6 @@ def _fsdp(layout: Layout) -> dict[str, Any]:
             "parallelism_config_dp_shard_size": layout.zero_group_size,
         }
     return sections
-
-
-def _deepspeed(layout: Layout) -> dict[str, Any]:
-    return {
-        "zero_stage": layout.zero_stage,
-        "gradient_accumulation_steps": layout.num_microbatches,
-        "zero3_init_flag": False,
-        "deepspeed_multinode_launcher": "standard",
-    }
 
 
 def _notes(job: TrainerJob) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from layout_tuner.timing_mark import (
+    SHARED_CORES_VARIABLE,
     TIMING_VARIABLE,
     is_timing,
     shares_cores,
@@ -34,7 +35,6 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ranks_are_seen_to_time_until_the_last_of_them_is_done_or_killed(mark: Path) -> None:
-    assert shares_cores()
     assert not is_timing(), "none has begun"
     ranks = [start_python(RANK, **{TIMING_VARIABLE: str(mark)}) for _ in range(2)]
     try:
@@ -70,6 +70,13 @@ def test_work_waits_while_ranks_time_until_it_must_stop_and_not_for_ever(mark: P
     assert not wait_while_timing(wait)
 
 
+def test_processes_of_up_know_that_they_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARED_CORES_VARIABLE, "1")
+    assert shares_cores()
+    monkeypatch.delenv(SHARED_CORES_VARIABLE)
+    assert not shares_cores()
+
+
 @pytest.mark.parametrize("path", ["", "/dev/null/nowhere"])
 def test_where_the_mark_is_unknown_or_cannot_be_opened_nobody_waits(
     monkeypatch: pytest.MonkeyPatch, path: str
@@ -97,7 +104,6 @@ def test_processes_that_were_told_nothing_share_the_users_mark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(TIMING_VARIABLE)
-    assert not shares_cores()
     rank = start_python(f"import os; os.environ.pop({TIMING_VARIABLE!r}, None)\n{RANK}")
     try:
         assert rank.stdout.readline() == "timing\n"

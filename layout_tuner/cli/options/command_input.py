@@ -1,4 +1,4 @@
-"""Input of commands: clusters by name, files of trainers, token files.
+"""Input of commands: clusters by name, files of trainers.
 
 The reader of documents imports YAML, so it is imported when a document is read.
 """
@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import click
 
-from layout_tuner.cli.options.refusals import fail, refusals, refuse
+from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.documents.limits import text_problem
-from layout_tuner.errors import SearchSpaceError, TokenFileUnusableError
+from layout_tuner.errors import SearchSpaceError
 from layout_tuner.protocol.connection.bearer_token import token_in
 from layout_tuner.protocol.connection.service_address import ServicePlace, locate_service
 from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset, unknown_cluster
@@ -42,14 +42,6 @@ def trainers_of(path: Path | None) -> dict[str, ProgramTrainer]:
         return read_trainers(document, str(path.absolute().parent))
     except SearchSpaceError as error:
         refuse(f"{path}: {error}")
-
-
-def read_token(path: Path) -> str:
-    """The service's token in a file; ends the command where there is none."""
-    try:
-        return token_in(path)
-    except TokenFileUnusableError as error:
-        fail(f"{error}: name another with --token-file")
 
 
 def described_cluster(

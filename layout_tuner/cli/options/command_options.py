@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from layout_tuner.cli.options.refusals import fail
 from layout_tuner.errors import ServiceNotFoundError
@@ -34,6 +35,14 @@ def data_dir_option(text: str) -> Callable[[Function], Function]:
         envvar=DATA_DIR_VARIABLE,
         help=f"{text}  [default: ~/.local/share/layout-tuner]",
     )
+
+
+def stated(*names: str) -> list[str]:
+    """Those of some options of the command that its command line has, as it writes them."""
+    context = click.get_current_context()
+    written = {option.name: option.opts[0] for option in context.command.params}
+    source = context.get_parameter_source
+    return [written[name] for name in names if source(name) is ParameterSource.COMMANDLINE]
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:

@@ -29,16 +29,11 @@ _OPTIONS: Final[dict[str, tuple[type[int | float], float, str]]] = {
 
 
 def _simulation(*, simulate: str | None, **given: Any) -> SimulationOptions | None:
-    if simulate is not None:
-        _refuse_wrong(given)
-        return SimulationOptions(cluster=simulate, **given)
-    for name, (_, default, _) in _OPTIONS.items():
-        if given[name] != default:
-            refuse(f"--{name.replace('_', '-')} is for simulated workers; add --simulate")
-    return None
-
-
-def _refuse_wrong(given: dict[str, Any]) -> None:
+    if simulate is None:
+        for name, (_, default, _) in _OPTIONS.items():
+            if given[name] != default:
+                refuse(f"--{name.replace('_', '-')} is for simulated workers; add --simulate")
+        return None
     if not 1 <= given["workers"] <= MOST_WORKERS:
         refuse(f"--workers={given['workers']} is not a number of workers from 1 to {MOST_WORKERS}")
     if not 0 <= given["time_scale"] <= 1e6:
@@ -48,6 +43,7 @@ def _refuse_wrong(given: dict[str, Any]) -> None:
         )
     if given["seed"] < 0:
         refuse(f"--seed={given['seed']} is under 0")
+    return SimulationOptions(cluster=simulate, **given)
 
 
 simulation_options: Final = passed_as(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from layout_tuner.cli.live_output import work_line
+from layout_tuner.cli.options.command_options import stated
 from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.options.prediction_options import (
     calibrate_from_option,
@@ -71,7 +71,10 @@ def estimate(
     if out is not None and table is None:
         refuse(f"--out {out} goes with --table; for one layout redirect the output")
     if table is not None:
-        _refuse_options_of_one_layout()
+        # A table says all else of each of its rows.
+        names = (str(option.name) for option in click.get_current_context().command.params)
+        for option in stated(*(name for name in names if name not in _WITH_A_TABLE)):
+            refuse(f"{option} goes with --model; a table says it of each of its rows")
         _predict_table(table, software, calibrate_from, out)
         return
     from layout_tuner.cli.predictions.estimate_report import WIDTH, text
@@ -99,16 +102,6 @@ def estimate(
         )
     for warning in predicted.warnings:
         click.echo(f"warning: {warning}", err=True)
-
-
-def _refuse_options_of_one_layout() -> None:
-    """Refuses what a table says itself, or has no use for."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        if option.name in _WITH_A_TABLE:
-            continue
-        if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
-            refuse(f"{option.opts[0]} goes with --model; a table says it of each of its rows")
 
 
 def _predict_table(

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from layout_tuner.cli.options.command_input import read_token
+from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.options.command_options import json_option, place_options
 from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.cli.options.shared_options import trainers_option

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 import httpx
-from click.core import ParameterSource
 
 from layout_tuner.api.http.bind_address import Endpoint
 from layout_tuner.api.http.url_prefix import read_prefix
 from layout_tuner.api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from layout_tuner.api.security.local_tokens import read_token
+from layout_tuner.cli.options.command_options import stated
 from layout_tuner.cli.options.database_options import database_option
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals, refuse
@@ -31,7 +31,7 @@ from layout_tuner.protocol.connection.running_service import LocalService, find_
 from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.wait_for_server import START_PATIENCE_S
-from layout_tuner.timing_mark import TIMING_VARIABLE, default_mark
+from layout_tuner.timing_mark import SHARED_CORES_VARIABLE
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
@@ -69,14 +69,14 @@ def up(
 
     With --simulate the worker measures nothing: a simulator answers the probes.
     """
-    given = click.get_current_context().get_parameter_source
-    for option in ("cluster", "trainers") if simulation is not None else ("nodes",):
-        if given(option) is ParameterSource.COMMANDLINE:
-            how = "exclude each other" if simulation is not None else "go together"
-            refuse(f"--{option} and --simulate {how}")
+    if simulation is not None:
+        for option in stated("cluster", "trainers"):
+            refuse(f"{option} and --simulate exclude each other")
+    elif stated("nodes"):
+        refuse("--nodes and --simulate go together")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
-    os.environ.setdefault(TIMING_VARIABLE, default_mark())  # and this, as do ranks
+    os.environ[SHARED_CORES_VARIABLE] = "1"  # and this, as do ranks
     with refusals():
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
-from click.core import ParameterSource
 
+from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.live_output import WorkLine, work_line
 from layout_tuner.cli.options.command_input import (
     described_cluster,
     described_machine,
-    read_token,
     trainers_of,
 )
-from layout_tuner.cli.options.command_options import place_options
+from layout_tuner.cli.options.command_options import place_options, stated
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.shared_options import (
     PositiveNumber,
@@ -94,7 +93,8 @@ def worker(
     from layout_tuner.workers.worker.run_worker import run_simulated_workers, run_worker
 
     if simulation is not None:
-        _refuse_options_of_measuring()
+        for option in stated("cluster", "launcher", "ray_address", "trainers_file"):
+            refuse(f"{option} and --simulate exclude each other: simulated nodes run no program")
     os.umask(PRIVATE_UMASK)  # a directory that --spool-dir names may be open to others
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -115,19 +115,6 @@ def worker(
         else:
             del shared["launcher"], shared["ray_address"]
             run_simulated_workers(simulation=simulation, **shared)
-
-
-def _refuse_options_of_measuring() -> None:
-    """Refuses options that mean nothing where nothing is started."""
-    context = click.get_current_context()
-    for name, option in (
-        ("cluster", "--cluster"),
-        ("launcher", "--launcher"),
-        ("ray_address", "--ray-address"),
-        ("trainers_file", "--trainers"),
-    ):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            refuse(f"{option} and --simulate exclude each other: simulated nodes run no program")
 
 
 @click.command()

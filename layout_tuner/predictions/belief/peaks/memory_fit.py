@@ -166,16 +166,12 @@ def _pseudo_targets(
     bound = np.tanh(0.5 * distance) / (4.0 * distance)
     sign = np.where(kinds == RAN, -1.0, 1.0)
     censored = 2.0 * bound * slope**2
-    trust = np.where(kinds == FAILED, _out_of_memory_share(ratio, spread + blurred**2), 1.0)
+    # A failed layout ran out of memory, or crashed for another reason.
+    over = logistic(LOGISTIC_PER_NORMAL * (ratio - 1.0) / np.sqrt(spread + blurred**2))
+    trust = np.where(kinds == FAILED, over / (over + _CRASHES * (1.0 - over)), 1.0)
     precision = np.where(measured, weights / (noises * noise) ** 2, censored * trust)
     target = np.where(measured, 1.0, 1.0 + sign / (4.0 * bound * slope))
     return precision, target, noise
-
-
-def _out_of_memory_share(ratio: Floats, variance: Floats) -> Floats:
-    """Probability that a failed layout ran out of memory, and did not crash for another reason."""
-    over = logistic(LOGISTIC_PER_NORMAL * (ratio - 1.0) / np.sqrt(variance))
-    return over / (over + _CRASHES * (1.0 - over))
 
 
 def logistic(x: Floats) -> Floats:
