@@ -124,7 +124,7 @@ openapi: $(INSTALLED)
 
 # The reference of the command line as it is checked in; a test compares it.
 reference: $(INSTALLED)
-	$(BIN)/python -m layout_tuner.cli.reference > docs/reference/commands.md.new
+	$(BIN)/python -m tools.commands_reference > docs/reference/commands.md.new
 	mv docs/reference/commands.md.new docs/reference/commands.md
 
 test-gpu: $(INSTALLED)

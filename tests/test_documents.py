@@ -17,7 +17,6 @@ import yaml
 
 from layout_tuner.api.openapi_document import openapi_text
 from layout_tuner.cli.main import main as command_line
-from layout_tuner.cli.reference import commands_text
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.campaign_settings import (
     Budget,
@@ -31,6 +30,7 @@ from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS, resol
 from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
 from layout_tuner.search_spaces.spaces.search_space import SPACE_FIELDS
 from tests.kit.markdown import ROOT, Markdown, documents, guides, words
+from tools.commands_reference import commands_text
 
 WIDTH: Final = 100
 

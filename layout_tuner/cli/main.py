@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import click
@@ -56,19 +55,6 @@ class CommandLine(LazyGroup):
             raise click.ClickException(
                 missing or f"the command {name!r} cannot be loaded: {type(error).__name__}: {error}"
             ) from error
-
-
-def walk_commands(context: click.Context) -> Iterator[click.Context]:
-    """The context of a command, then those of the commands below it, in the order of `--help`."""
-    yield context
-    if isinstance(context.command, click.Group):
-        for name in context.command.list_commands(context):
-            command = context.command.get_command(context, name)
-            assert command is not None
-            settings = command.context_settings
-            yield from walk_commands(
-                click.Context(command, info_name=name, parent=context, **settings)
-            )
 
 
 # color: click must not remove escape sequences from output to a file; our streams escape them.

@@ -1,4 +1,4 @@
-"""The reference of the command line: `python -m layout_tuner.cli.reference` prints it.
+"""The reference of the command line: `python -m tools.commands_reference` prints it.
 
 It lists every command with its arguments, options, defaults and environment variables.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from layout_tuner.cli.main import main, walk_commands
+from layout_tuner.cli.main import main
 from layout_tuner.cli.service.service_connection import service_options
 
 WIDTH: Final = 100
@@ -61,6 +61,19 @@ def commands_text() -> str:
     sections = ["\n".join(_section(name, command, connection)) for name, command in commands]
     shared = "\n".join([_CONNECTION, *connection])
     return "\n".join([_INTRODUCTION, *contents, "", shared, "", "\n\n".join(sections)]) + "\n"
+
+
+def walk_commands(context: click.Context) -> Iterator[click.Context]:
+    """The context of a command, then those of the commands below it, in the order of `--help`."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            assert command is not None
+            settings = command.context_settings
+            yield from walk_commands(
+                click.Context(command, info_name=name, parent=context, **settings)
+            )
 
 
 def _section(name: str, command: click.Command, connection: list[str]) -> Iterator[str]:
