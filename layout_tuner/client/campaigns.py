@@ -246,12 +246,8 @@ class TrialCalls(Calls):
     ) -> Iterator[TrialRead]:
         """A campaign's trials, page after page; each that existed at the first page comes once.
 
-        Args:
-            campaign: its name or id.
-            state: selects trials by state, instead of `wanted`.
-            wanted: selects trials; None: all.
-            sort: the sort key; None: their numbers.
-            descending: whether the largest comes first.
+        `state` selects them by state, instead of `wanted`; the others are arguments of
+        `trial_page`.
         """
         if state is not None:
             wanted = TrialFilter(states=(state,))
