@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from layout_tuner.documents.limits import visible_line
@@ -14,30 +15,6 @@ from layout_tuner.trainers.exports.exported import ExportCommandRead, ExportFile
 
 HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """A line of bash that sets HERE to the folder of the script."""
-
-_SCRIPT: Final = """\
-#!/usr/bin/env bash
-{head}
-# Written for {target_version}.
-# Usage: {usage}{name}{arguments} [further arguments]
-#   one node, or each node by hand: NODE_RANK=0 MASTER_ADDR=host {name}
-#   in a Slurm allocation:          LAUNCH=srun {name}
-{usage_lines}set -euo pipefail
-{setup}
-export MASTER_ADDR="${{MASTER_ADDR:-localhost}}" MASTER_PORT="${{MASTER_PORT:-29500}}"
-NUM_NODES={num_nodes}
-RANKS_PER_NODE={ranks_per_node}
-
-{program}
-
-case "${{LAUNCH:-{default}}}" in
-{cases}
-*)
-    echo "LAUNCH=$LAUNCH is not {names}" >&2
-    exit 2
-    ;;
-esac
-"""
 
 _TORCHRUN: Final = """\
     exec torchrun --nnodes "$NUM_NODES" --nproc-per-node "$RANKS_PER_NODE" \\
@@ -121,7 +98,7 @@ class LaunchScript:
         )
         checks = (f': "${{{name}:?set it to {what}}}"' for name, (_, what) in self.required.items())
         examples = self.required.items()
-        content = _SCRIPT.format(
+        content = template("launch.sh").format(
             head=commented(source.head),
             target_version=self.adapter.target_version,
             usage="".join(f"{name}={shlex.quote(example)} " for name, (example, _) in examples),
@@ -147,6 +124,11 @@ class LaunchScript:
         environment = ["env", *variables] if variables else []
         words = [*environment, "bash", self._name, *self.arguments]
         return ExportCommandRead(when=when, words=words)
+
+
+def template(name: str) -> str:
+    """A file of an export, for `str.format` with what differs between jobs."""
+    return (Path(__file__).parent / "templates" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def commented(texts: Sequence[str]) -> str:
