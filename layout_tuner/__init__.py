@@ -27,171 +27,37 @@ use.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from layout_tuner.step_reports import report_step
+from layout_tuner.step_reports import report_step as report_step
 
-if TYPE_CHECKING:
-    from layout_tuner.api.errors import ApiError, TokenFileInvalidError
-    from layout_tuner.api.schemas.access import (
-        AuditPage,
-        SignInCodeCreated,
-        TokenCreate,
-        TokenCreated,
-        TokenPage,
-        TokenRead,
-        WhoAmI,
-    )
-    from layout_tuner.api.schemas.allocations import (
-        AllocationPage,
-        AllocationRead,
-        NodePage,
-        WorkerPage,
-    )
-    from layout_tuner.api.schemas.campaigns_and_trials import (
-        AnalysisRead,
-        CampaignDetail,
-        CampaignPage,
-        CampaignRead,
-        ExportFormatPage,
-        Health,
-        ImportRead,
-        LeaderboardPage,
-        Problem,
-        RankedTrial,
-        Readiness,
-        TrialDetailRead,
-        TrialPage,
-        TrialRead,
-        TrialsAdded,
-    )
-    from layout_tuner.api.schemas.model_and_cluster_documents import (
-        ClusterPage,
-        ClusterRead,
-        ModelPage,
-        ModelRead,
-    )
-    from layout_tuner.api.schemas.plans import PlanRead
-    from layout_tuner.client.clients import Client
-    from layout_tuner.client.errors import EventsMissedError, ServiceError
-    from layout_tuner.errors import SearchSpaceError
-    from layout_tuner.predictions.belief.plan import Plan
-    from layout_tuner.predictions.estimator import LayoutEstimate
-    from layout_tuner.predictions.plan_and_estimate import estimate, plan
-    from layout_tuner.predictions.statistics.job_duration import TrainingJob
-    from layout_tuner.protocol.connection.http_connection import Retries
-    from layout_tuner.results_db.campaigns.filter import CampaignFilter
-    from layout_tuner.results_db.database.data_dir import DataDir
-    from layout_tuner.results_db.errors import TrialFilterInvalidError
-    from layout_tuner.results_db.records import EventRead, MeasurementRecord
-    from layout_tuner.results_db.service_records import AuditEntryRead, ClusterNodeRead
-    from layout_tuner.results_db.trials.filter import TrialFilter
-    from layout_tuner.trainers.exports.exported import ExportRead
 
-    __version__: str
+@cache
+def _sources() -> dict[str, str]:
+    """The module of each name, as `__init__.pyi` imports it; read when a name is asked for."""
+    import ast
+    from pathlib import Path
 
-__all__ = [
-    "AllocationPage",
-    "AllocationRead",
-    "AnalysisRead",
-    "ApiError",
-    "AuditEntryRead",
-    "AuditPage",
-    "CampaignDetail",
-    "CampaignFilter",
-    "CampaignPage",
-    "CampaignRead",
-    "Client",
-    "ClusterNodeRead",
-    "ClusterPage",
-    "ClusterRead",
-    "DataDir",
-    "EventRead",
-    "EventsMissedError",
-    "ExportFormatPage",
-    "ExportRead",
-    "Health",
-    "ImportRead",
-    "LayoutEstimate",
-    "LeaderboardPage",
-    "MeasurementRecord",
-    "ModelPage",
-    "ModelRead",
-    "NodePage",
-    "Plan",
-    "PlanRead",
-    "Problem",
-    "RankedTrial",
-    "Readiness",
-    "Retries",
-    "SearchSpaceError",
-    "ServiceError",
-    "SignInCodeCreated",
-    "TokenCreate",
-    "TokenCreated",
-    "TokenFileInvalidError",
-    "TokenPage",
-    "TokenRead",
-    "TrainingJob",
-    "TrialDetailRead",
-    "TrialFilter",
-    "TrialFilterInvalidError",
-    "TrialPage",
-    "TrialRead",
-    "TrialsAdded",
-    "WhoAmI",
-    "WorkerPage",
-    "__version__",
-    "estimate",
-    "plan",
-    "report_step",
-]
-
-_SOURCES: Final = (
-    "layout_tuner.client.clients",
-    "layout_tuner.protocol.connection.http_connection",
-    "layout_tuner.client.errors",
-    "layout_tuner.api.errors",
-    "layout_tuner.trainers.exports.exported",
-    "layout_tuner.api.schemas.access",
-    "layout_tuner.api.schemas.allocations",
-    "layout_tuner.api.schemas.campaigns_and_trials",
-    "layout_tuner.api.schemas.model_and_cluster_documents",
-    "layout_tuner.api.schemas.plans",
-    "layout_tuner.results_db.campaigns.filter",
-    "layout_tuner.results_db.database.data_dir",
-    "layout_tuner.results_db.errors",
-    "layout_tuner.results_db.records",
-    "layout_tuner.results_db.service_records",
-    "layout_tuner.results_db.trials.filter",
-)
-"""Modules that define the names of `__all__`; importing the client imports all of them."""
-
-_WITHOUT_CLIENT: Final = {
-    "LayoutEstimate": "layout_tuner.predictions.estimator",
-    "Plan": "layout_tuner.predictions.belief.plan",
-    "SearchSpaceError": "layout_tuner.errors",
-    "TrainingJob": "layout_tuner.predictions.statistics.job_duration",
-    "estimate": "layout_tuner.predictions.plan_and_estimate",
-    "plan": "layout_tuner.predictions.plan_and_estimate",
-}
-"""Modules of names for which no client is imported."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a name at its first use; the module keeps it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__version__":
-        value: Any = import_module("layout_tuner.version").version()
+    if name == "__all__":
+        value: Any = sorted([*_sources(), "__version__"])
+    elif name == "__version__":
+        value = import_module("layout_tuner.version").version()
+    elif name in _sources():
+        value = getattr(import_module(_sources()[name]), name)
     else:
-        sources = (_WITHOUT_CLIENT[name],) if name in _WITHOUT_CLIENT else _SOURCES
-        modules = map(import_module, sources)
-        value = next(vars(module)[name] for module in modules if name in vars(module))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_sources(), "__all__", "__version__"})
