@@ -10,7 +10,7 @@ those of the hypotheses. A known trainer has one hypothesis, and this is its bel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Self
@@ -107,16 +107,12 @@ class TrainerMemory:
         self, layouts: Layout | LayoutColumns | HypothesesTerms, model: ModelShape
     ) -> list[tuple[float, Peaks]]:
         """The weight of each hypothesis that counts, and the peaks under it."""
-        return [
-            (
-                float(self.weights[place]),
-                belief.peak_bytes(
-                    layouts if isinstance(layouts, Layout | LayoutColumns) else layouts[place],
-                    model,
-                ),
-            )
-            for place, belief in self.counting
-        ]
+        every: Sequence[Layout | LayoutColumns | MemoryTerms] = (
+            [layouts] * len(self.beliefs)
+            if isinstance(layouts, Layout | LayoutColumns)
+            else layouts
+        )
+        return self._weighted(lambda place, belief: belief.peak_bytes(every[place], model))
 
     def peak_bytes(
         self, layouts: Layout | LayoutColumns | HypothesesTerms, model: ModelShape
@@ -126,12 +122,10 @@ class TrainerMemory:
 
     def stage_peak_bytes(self, layout: Layout, model: ModelShape) -> Peaks:
         """See `MemoryBelief.stage_peak_bytes`."""
-        return mixed(
-            [
-                (float(self.weights[place]), belief.stage_peak_bytes(layout, model))
-                for place, belief in self.counting
-            ]
-        )
+        return mixed(self._weighted(lambda _, belief: belief.stage_peak_bytes(layout, model)))
+
+    def _weighted(self, of: Callable[[int, MemoryBelief], Peaks]) -> list[tuple[float, Peaks]]:
+        return [(float(self.weights[place]), of(place, each)) for place, each in self.counting]
 
     def fits(
         self, layouts: Layout | LayoutColumns, model: ModelShape, capacity_bytes: float
