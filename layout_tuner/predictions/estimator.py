@@ -164,7 +164,9 @@ class Estimator:
             warnings=(*warnings, *self.warnings(layout)),
             job=job,
             # At the predicted step time on the job's nodes.
-            job_estimate=job and estimate_job(job, layout, self.model, self.cluster, self.step),
+            job_estimate=None
+            if job is None
+            else estimate_job(job, layout, self.model, self.cluster, self.step),
         )
 
     def stages(self, layout: Layout) -> Iterator[dict[str, float]]:
