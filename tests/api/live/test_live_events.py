@@ -40,7 +40,7 @@ from layout_tuner.results_db.events.live_state import (
 from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.timing_mark import TIMING_VARIABLE, timing
+from layout_tuner.timing_mark import SHARED_CORES_VARIABLE, TIMING_VARIABLE, timing
 from tests.kit.api import TOKEN
 from tests.kit.live import Watcher, live_service
 from tests.kit.postgres import upgraded
@@ -422,8 +422,9 @@ def test_looks_are_seldom_while_ranks_time_on_the_same_cores(
     async def body(changes: DatabaseChanges) -> None:
         await changes.after(changes.number, within_s=0.05, pause_s=30)
 
-    for name, expected in (("", {0.01}), (str(tmp_path / "timing"), {WHILE_TIMING_S})):
-        monkeypatch.setenv(TIMING_VARIABLE, name)
+    monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
+    for shares, expected in (("", {0.01}), ("1", {WHILE_TIMING_S})):
+        monkeypatch.setenv(SHARED_CORES_VARIABLE, shares)
         with timing():
             run(store, body, stop=Event())
         assert {*intervals} == expected

@@ -19,7 +19,7 @@ from layout_tuner.protocol.worker_messages import (
     LeaseRead,
     OutcomeReport,
 )
-from layout_tuner.timing_mark import TIMING_VARIABLE, timing
+from layout_tuner.timing_mark import SHARED_CORES_VARIABLE, TIMING_VARIABLE, timing
 from layout_tuner.workers.errors import RanksLeftError, ServiceUnreachableError, WorkerReplacedError
 from layout_tuner.workers.launchers.group_launcher import GroupLauncher
 from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
@@ -383,7 +383,7 @@ def test_two_of_three_heartbeats_are_left_out_while_ranks_time_but_none_after_a_
         assert [is_sent() for _ in range(5)] == [False, False, True, True, True]
     is_away = False
     assert [is_sent() for _ in range(3)] == [True] * 3, "nobody times"
-    monkeypatch.delenv(TIMING_VARIABLE)
+    monkeypatch.delenv(SHARED_CORES_VARIABLE)
     with timing():
         assert [is_sent() for _ in range(3)] == [True] * 3, "the service is elsewhere"
     heartbeat.end()
