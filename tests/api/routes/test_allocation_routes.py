@@ -30,9 +30,7 @@ def change_workers(api: Api, **values: Any) -> None:
         session.execute(update(WorkerRow).values(**values))
 
 
-def test_an_allocation_is_listed_with_what_its_worker_says_and_if_asked_also_after_its_end(
-    api: Api,
-) -> None:
+def test_an_allocation_is_listed_with_what_its_worker_said_when_it_registered(api: Api) -> None:
     worker = register(api)
     (read,) = api.get("/allocations", name=worker)["allocations"]
     assert read["id"] == worker
@@ -41,6 +39,12 @@ def test_an_allocation_is_listed_with_what_its_worker_says_and_if_asked_also_aft
     assert 3500 < read["seconds_left"] <= 3600
     assert (read["shares_nodes"], read["state"], read["status_at"]) == (True, "working", None)
     assert {n["name"]: n["state"] for n in read["nodes"]} == {"n1": "starting", "n2": "starting"}
+
+
+def test_an_allocation_has_what_the_last_heartbeat_of_its_worker_said_of_its_nodes(
+    api: Api,
+) -> None:
+    worker = register(api)
     busy = node("n1", "busy", doing="trial 3 of first", free_devices=2, health={"gemm": [1.5, 2.5]})
     beat(api, worker, busy, node("n2", "lost", reason="no answer"), status={"ends_in_s": 60.0})
     read = api.get(f"/allocations/{worker}")
@@ -48,6 +52,9 @@ def test_an_allocation_is_listed_with_what_its_worker_says_and_if_asked_also_aft
     assert (read["nodes"][1]["state"], read["nodes"][1]["reason"]) == ("lost", "no answer")
     assert 0 < read["seconds_left"] <= 60
 
+
+def test_an_allocation_is_listed_after_its_end_only_if_asked(api: Api) -> None:
+    worker = register(api)
     api.http.delete(f"/v1/workers/{worker}")
     assert api.get("/allocations", name=worker)["allocations"] == []
     (read,) = api.get("/allocations", name=worker, all=True)["allocations"]

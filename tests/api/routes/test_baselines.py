@@ -14,6 +14,7 @@ from tests.kit.store import failed
 SLOW = Layout(tp=2, num_microbatches=8)
 FAST = Layout(num_microbatches=8)
 OTHER = Layout(pp=2, num_microbatches=8)
+GAIN = "trial 2 gives 1.25 times (95 %: 1.014 to 1.541) the tokens/s of the baseline, trial 1"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def api(module_api: Api) -> Api:
     return module_api
 
 
-def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(api: Api) -> None:
+def test_a_campaign_shows_its_baseline_and_what_the_winner_gains_over_it(api: Api) -> None:
     read = api.get("/campaigns/first")
     (listed,) = api.get("/campaigns", name_contains="first")["campaigns"]
     assert read["spec"]["baseline"] == SLOW.to_mapping()
@@ -38,6 +39,9 @@ def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(api: Api) -
     gain = baseline["gain"]
     assert (gain["trial_number"], gain["ratio"]) == (2, pytest.approx(1.25))
     assert gain["ratio_low"] < 1.25 < gain["ratio_high"]
+
+
+def test_a_leaderboard_a_list_of_trials_and_a_trial_mark_the_baseline(api: Api) -> None:
     rows = api.get("/campaigns/first/leaderboard")["trials"]
     found = [(row["number"], row["is_baseline"]) for row in rows]
     assert found == [(2, False), (1, True), (3, False)]
@@ -46,27 +50,28 @@ def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(api: Api) -
     assert api.get(f"/trials/{trials[0]['id']}")["is_baseline"]
 
 
-def test_exports_and_commands_say_what_the_winner_gains_and_mark_the_baseline(
-    api: Api, command: Command
-) -> None:
-    said = "trial 2 gives 1.25 times (95 %: 1.014 to 1.541) the tokens/s of the baseline, trial 1"
+def test_an_export_says_what_its_trial_gains_over_the_baseline(api: Api) -> None:
     bundle = api.get("/campaigns/first/exports", format="megatron-lm")
-    assert said in bundle["notes"]
-    assert f"\n# {said}\n" in bundle["files"][0]["content"]
+    assert GAIN in bundle["notes"]
+    assert f"\n# {GAIN}\n" in bundle["files"][0]["content"]
     for trial, note in ((3, "trial 3 gives 0.5 times"), (1, "trial 1 is the baseline itself")):
         notes = api.get("/campaigns/first/exports", format="trainer", trial=trial)["notes"]
         assert notes[0].startswith(note)
 
+
+def test_commands_say_what_the_winner_gains_over_the_baseline(command: Command) -> None:
     shown = command("campaign", "show", "first").output
     assert f"baseline      trial 1, COMPLETED, 800 tokens/s ±16.0%\n{'':14}{SLOW.key}\n" in shown
-    assert f"gain          {said}\n" in shown
-    ranked = command("leaderboard", "first").output
-    assert ranked.endswith(f"{said}\n")
+    assert f"gain          {GAIN}\n" in shown
+    assert command("leaderboard", "first").output.endswith(f"{GAIN}\n")
+
+
+def test_commands_mark_the_baseline_where_they_list_and_show_trials(command: Command) -> None:
     shown = command("trial", "show", "first/1").output
     assert "layout        n1-tp2-pp1" in shown
     assert ", the baseline\n" in shown
     for table, place in (
-        (ranked.partition("\n")[2], 1),
+        (command("leaderboard", "first").output.partition("\n")[2], 1),
         (command("trial", "list", "first").output, 0),
     ):
         heading, _line, *rows = table.splitlines()

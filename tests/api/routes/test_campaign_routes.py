@@ -25,13 +25,17 @@ def progress(api: Api, campaign: str = "first") -> Any:
     return api.get(f"/campaigns/{campaign}")["progress"]
 
 
-def test_a_campaign_is_submitted_as_json_as_yaml_and_again_as_it_was_resolved(api: Api) -> None:
+def test_a_campaign_is_submitted_as_json_and_read_by_its_name_or_id(api: Api) -> None:
     created = api.submit(name="json")
     assert (created["name"], created["state"]) == ("json", "RUNNING")
     assert (created["num_legal_layouts"], created["progress"]["trials_planned"]) == (4, 4)
     assert created["spec"]["model"]["num_layers"] == 4
     assert api.get("/campaigns/json")["id"] == created["id"]
     assert api.get(f"/campaigns/{created['id']}")["name"] == "json"
+
+
+def test_a_campaign_as_it_was_resolved_may_be_submitted_again_and_as_yaml(api: Api) -> None:
+    created = api.submit(name="resolved")
     again = api.post("/campaigns", {**created["spec"], "name": "again"}, status=201)
     assert again["spec"] == {**created["spec"], "name": "again"}
 
@@ -39,67 +43,96 @@ def test_a_campaign_is_submitted_as_json_as_yaml_and_again_as_it_was_resolved(ap
     answer = answered(api.http.post("/v1/campaigns", content=text, headers=YAML), 201)
     assert answer.headers["Location"] == "/v1/campaigns/yaml"
     assert answer.json()["spec"] == {**created["spec"], "name": "yaml"}
-    # It is stored with the precision of its cluster, and with a warning of what was guessed of it.
-    assert created["spec"]["space"]["precision"] == "fp32"
+
+
+def test_a_campaign_has_the_precision_of_its_cluster_and_a_warning_of_what_was_guessed_of_it(
+    api: Api,
+) -> None:
+    assert api.submit(name="precise")["spec"]["space"]["precision"] == "fp32"
     of_cluster, few = api.submit(name="guessed", cluster=GUESSED)["warnings"]
     assert "mine" in of_cluster
     assert few.startswith("the space has few layouts: 4 of 4")
 
 
-def test_campaigns_are_listed_in_pages_and_found_by_each_of_their_features(api: Api) -> None:
+@pytest.fixture(scope="module")
+def listed(api: Api) -> Api:
+    """With three campaigns of the model `listed`, the last of which is paused."""
     model = {"preset": "tiny", "name": "listed"}
     api.submit(name="sweep-1", model=model)
     api.submit(name="Sweep-2", model=model, strategy="exhaustive")
     api.submit(name="both", model=model, objective=["tokens_per_s", "memory_headroom"])
     api.post("/campaigns/both/pause")
-    listed: dict[str, Any] = {"model": "listed", "limit": 2}
-    first = api.get("/campaigns", **listed)
-    second = api.get("/campaigns", **listed, cursor=first["next_cursor"])
+    return api
+
+
+def test_campaigns_are_listed_in_pages(listed: Api) -> None:
+    query: dict[str, Any] = {"model": "listed", "limit": 2}
+    first = listed.get("/campaigns", **query)
+    second = listed.get("/campaigns", **query, cursor=first["next_cursor"])
     found = [campaign["name"] for page in (first, second) for campaign in page["campaigns"]]
     assert found == ["both", "Sweep-2", "sweep-1"]
     assert second["next_cursor"] is None
-    assert api.get("/campaigns", model="listed", limit=3)["next_cursor"] is None, "it is full"
-
-    assert names(api, name_contains="SWEEP") == ["Sweep-2", "sweep-1"]
-    assert names(api, model="listed", strategy="exhaustive") == ["Sweep-2"]
-    assert names(api, model="listed", objective="memory_headroom") == ["both"]
-    assert names(api, model="listed", cluster="local-cpu", state="PAUSED") == ["both"]
-    assert names(api, created_after="2999-01-01T00:00:00+02:00") == []
-    assert names(api, created_by="nobody") == []
+    assert listed.get("/campaigns", model="listed", limit=3)["next_cursor"] is None, "it is full"
 
 
-def test_a_worker_is_asked_what_was_submitted_and_its_outcome_is_kept_in_full(api: Api) -> None:
+def test_campaigns_are_found_by_each_of_their_features(listed: Api) -> None:
+    assert names(listed, name_contains="SWEEP") == ["Sweep-2", "sweep-1"]
+    assert names(listed, model="listed", strategy="exhaustive") == ["Sweep-2"]
+    assert names(listed, model="listed", objective="memory_headroom") == ["both"]
+    assert names(listed, model="listed", cluster="local-cpu", state="PAUSED") == ["both"]
+    assert names(listed, created_after="2999-01-01T00:00:00+02:00") == []
+    assert names(listed, created_by="nobody") == []
+
+
+def rate(tokens_per_s: float) -> dict[str, Any]:
+    """What a measurement of this rate, of three warm-up and three timed iterations, differs in."""
+    iterations = make_iterations(8 * 128 / tokens_per_s, warmup=3, timed=3)
+    return {"tokens_per_s": tokens_per_s, "iterations": iterations}
+
+
+def submit_asked(api: Api, name: str) -> tuple[str, dict[str, Any]]:
+    """A worker and a campaign of three trials that are alone on their cluster."""
     probe = {"warmup": 3, "iterations": 3, "deadline_s": 60}
-    created = api.submit(name="asked", budget={"trials": 3}, seed=7, probe=probe)
-    worker = api.register()
+    cluster = {**CAMPAIGN["cluster"], "name": name}
+    created = api.submit(name=name, cluster=cluster, budget={"trials": 3}, seed=7, probe=probe)
+    return api.register(name, cluster=name), created
+
+
+def test_a_worker_is_asked_what_was_submitted(api: Api) -> None:
+    worker, created = submit_asked(api, "asked")
     layout = Layout(pp=2, num_microbatches=8)
-    trial = api.store.trials.add(created["id"], layout)
-    lease = api.lease(worker)
-    request = lease["request"]
+    api.store.trials.add(created["id"], layout)
+    request = api.lease(worker)["request"]
     assert (request["layout"], request["model"]) == (layout.to_mapping(), created["spec"]["model"])
     assert (request["seed"], request["warmup"], request["iterations"]) == (7, 3, 3)
     assert request["memory_limit_bytes"] == 8 << 30
 
-    slow, fast = (
-        {"tokens_per_s": rate, "iterations": make_iterations(8 * 128 / rate, warmup=3, timed=3)}
-        for rate in (100.0, 300.0)
-    )
-    sent = measured_as_asked(lease, layout, **slow)
+
+def test_the_outcome_of_a_trial_is_kept_in_full(api: Api) -> None:
+    worker, created = submit_asked(api, "kept")
+    layout = Layout(pp=2, num_microbatches=8)
+    trial = api.store.trials.add(created["id"], layout)
+    lease = api.lease(worker)
+    sent = measured_as_asked(lease, layout, **rate(100.0))
     assert api.report(worker, lease, sent)["accepted"]
     read = api.get(f"/trials/{trial.id}")
     assert [i["loss"] for i in read["iterations"]] == [i.loss for i in sent.measurement.iterations]
     assert read["measurement"]["peak_memory_bytes_by_stage"] == [5 << 30, (5 << 30) - 1]
     assert (read["environment"]["git_revision"], read["log_tail"]) == ("abc", "the last line\n")
-    assert read["attempts"][0]["worker_name"] == "w1"
+    assert read["attempts"][0]["worker_name"] == "kept"
     assert read["layout"] == layout.to_mapping(every_knob=True)
 
-    api.complete(worker, "asked", Layout(tp=2, num_microbatches=8), **fast)
-    told = progress(api, "asked")
+
+def test_progress_has_the_trials_that_ended_the_best_and_the_time_left(api: Api) -> None:
+    worker, _ = submit_asked(api, "progress")
+    api.complete(worker, "progress", Layout(pp=2, num_microbatches=8), **rate(100.0))
+    api.complete(worker, "progress", Layout(tp=2, num_microbatches=8), **rate(300.0))
+    told = progress(api, "progress")
     assert (told["trials"]["COMPLETED"], told["trials_ended"], told["trials_planned"]) == (2, 2, 3)
     assert (told["best"], told["best_trial"], told["seconds_left"]) == (300.0, 2, None)
     assert told["best_layout"].startswith("n1-tp2")
-    api.post("/campaigns/asked/cancel")
-    assert progress(api, "asked")["seconds_left"] == 0
+    api.post("/campaigns/progress/cancel")
+    assert progress(api, "progress")["seconds_left"] == 0
     api.submit(name="timed", budget={"wall_time_s": 600})
     assert progress(api, "timed")["seconds_left"] == pytest.approx(600, abs=30)
 
@@ -187,7 +220,7 @@ def test_only_the_named_bounds_of_a_budget_and_the_notes_change(api: Api) -> Non
     assert patch(notes="")["notes"] == ""
 
 
-def test_a_clone_has_the_named_changes_and_a_numbered_name(api: Api) -> None:
+def test_a_clone_is_its_original_with_a_numbered_name(api: Api) -> None:
     original = api.submit(name="source", cluster={"name": "guessed", "devices_per_node": 4})
     plain = clone(api, "source")
     assert (plain["name"], plain["state"]) == ("source-2", "RUNNING")
@@ -198,10 +231,17 @@ def test_a_clone_has_the_named_changes_and_a_numbered_name(api: Api) -> None:
     moved = clone(api, "source", seed=3, cluster=CAMPAIGN["cluster"])
     assert moved["name"] == "source-3"
     assert [warning for warning in moved["warnings"] if "guessed" in warning] == []
+
+
+def test_a_clone_has_the_named_changes(api: Api) -> None:
+    api.submit(name="origin")
     space = space_of(global_batch_size=8, dp=1)
-    named = clone(api, "source", name="mine", strategy="exhaustive", space=space)
+    named = clone(api, "origin", name="mine", strategy="exhaustive", space=space)
     assert (named["name"], named["strategy"]) == ("mine", "exhaustive")
     assert named["num_legal_layouts"] == 1
+
+
+def test_a_numbered_name_is_cut_where_it_would_be_too_long(api: Api) -> None:
     api.submit(name="x" * 64)
     assert clone(api, "x" * 64)["name"] == "x" * 62 + "-2"
 

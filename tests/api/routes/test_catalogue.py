@@ -76,28 +76,41 @@ def test_a_campaign_stores_the_whole_description_of_a_user_model(api: Api) -> No
     assert again["spec"] == {**spec, "name": "again"}
 
 
-def test_user_models_and_clusters_serve_as_presets(api: Api) -> None:
-    def spec(name: str, **changes: Any) -> Any:
-        return api.submit(name=name, **changes)["spec"]
-
+@pytest.fixture(scope="module")
+def named(api: Api) -> Api:
+    """With a model `base` and a cluster `desk`."""
     put(api, "/models/base", MODEL)
     put(api, "/clusters/desk", MACHINE)
+    return api
+
+
+def test_user_models_and_clusters_serve_as_presets(named: Api) -> None:
+    def spec(name: str, **changes: Any) -> Any:
+        return named.submit(name=name, **changes)["spec"]
+
     model, cluster = {"preset": "base", "num_layers": 4}, {"preset": "desk", "num_nodes": 3}
     changed = spec("changed", model=model, cluster=cluster)
     assert (changed["model"]["name"], changed["model"]["num_layers"]) == ("base-custom", 4)
     assert (changed["cluster"]["name"], changed["cluster"]["num_nodes"]) == ("desk", 3)
-    other = put(api, "/clusters/den", {"preset": "desk", "device_memory_gb": 2})["description"]
-    desk = api.get("/clusters/desk")["description"]
-    assert other == {**desk, "name": "den", "device_memory_bytes": 2 << 30}
-    assert put(api, "/models/alias", "base")["description"]["hidden_size"] == 64
+    desk = named.get("/clusters/desk")["description"]
     assert spec("named", cluster={"name": "desk"})["cluster"] == desk
     described = spec("described", cluster={**CLUSTER, "name": "desk", "num_nodes": 7})
     assert described["cluster"]["num_nodes"] == 7
 
-    refused = api.post("/campaigns", {**CAMPAIGN, "model": "bsae"}, status=422)
+
+def test_models_and_clusters_are_made_from_those_that_users_have_put(named: Api) -> None:
+    den = {"preset": "desk", "device_memory_gb": 2}
+    other = put(named, "/clusters/den", den)["description"]
+    desk = named.get("/clusters/desk")["description"]
+    assert other == {**desk, "name": "den", "device_memory_bytes": 2 << 30}
+    assert put(named, "/models/alias", "base")["description"]["hidden_size"] == 64
+
+
+def test_a_name_that_is_not_known_is_refused_with_those_that_are_like_it(named: Api) -> None:
+    refused = named.post("/campaigns", {**CAMPAIGN, "model": "bsae"}, status=422)
     assert "did you mean 'base'" in refused["detail"]
     assert "gpt-22b" in refused["detail"]
-    refused = api.post("/campaigns", {**CAMPAIGN, "cluster": {"preset": "deks"}}, status=422)
+    refused = named.post("/campaigns", {**CAMPAIGN, "cluster": {"preset": "deks"}}, status=422)
     assert "desk" in refused["detail"]
 
 

@@ -14,13 +14,16 @@ from tests.kit.api import Api
 from tests.kit.cheap_campaign import FEWER, FULL, MODEL, ONLY_CHEAP, add_cheap_campaign
 from tests.kit.page import Page
 
+EXPORTS = "/campaigns/large/exports"
+FEWER_LAYERS = "the memory of the layout was not measured: the probe ran fewer layers"
+
 
 @pytest.fixture(scope="module")
 def ids(api: Api) -> dict[int, int]:
     return add_cheap_campaign(api)
 
 
-def test_a_cheap_probe_names_its_full_layout_and_the_extrapolated_step(
+def test_a_cheap_probe_names_its_full_layout_and_what_of_it_runs(
     api: Api, ids: dict[int, int]
 ) -> None:
     trial = api.get(f"/trials/{ids[1]}")
@@ -31,10 +34,16 @@ def test_a_cheap_probe_names_its_full_layout_and_the_extrapolated_step(
     assert trial["layout_key"].startswith(f"{FULL.key}~")
     assert probe["runs"] == "8 of 64 micro-batches, 1 of 2 replicas"
     assert (probe["num_layers"], probe["measures_memory"]) == (MODEL.num_layers, True)
+
+
+def test_a_cheap_probe_has_the_extrapolated_step_with_its_interval(
+    api: Api, ids: dict[int, int]
+) -> None:
+    trial = api.get(f"/trials/{ids[1]}")
     cluster = Cluster.from_mapping(api.get("/campaigns/large")["spec"]["cluster"])
     whole, part = (step_time_s(each, MODEL, cluster)[0] for each in (FULL, FEWER.reduced(FULL)))
     measured_s = trial["measurement"]["step_time_s"]
-    step = probe["full_step"]
+    step = trial["cheap_probe"]["full_step"]
     assert step["expected_s"] == pytest.approx(measured_s * whole / part)
     assert step["low_s"] < step["expected_s"] < step["high_s"]
     assert step["low_s"] * step["high_s"] == pytest.approx(step["expected_s"] ** 2)
@@ -87,8 +96,7 @@ def test_lists_the_campaign_and_its_table_say_which_trials_are_cheap(
 def test_a_cheap_probe_exports_its_whole_layout_and_says_what_was_measured(
     api: Api, ids: dict[int, int]
 ) -> None:
-    path = "/campaigns/large/exports"
-    exported = api.get(path, format="megatron-lm", trial=1)
+    exported = api.get(EXPORTS, format="megatron-lm", trial=1)
     script = exported["files"][0]["content"]
     assert f"# campaign large, trial 1: {FULL.key}\n" in script
     assert "--global-batch-size 128" in script
@@ -103,17 +111,27 @@ def test_a_cheap_probe_exports_its_whole_layout_and_says_what_was_measured(
         assert f"# {note}\n" in script
     (measured,) = [note for note in exported["notes"] if "measured: " in note]
     assert measured.startswith("of what ran, measured: 2,048 tokens/s per device, ")
-    fewer_layers = "the memory of the layout was not measured: the probe ran fewer layers"
-    assert fewer_layers not in exported["notes"]
-    assert fewer_layers in api.get(path, format="embedded", trial=2)["notes"]
-    best = api.get(path, format="embedded")
+
+
+@pytest.mark.usefixtures("ids")
+def test_an_export_notes_that_a_probe_of_fewer_layers_measured_no_memory(api: Api) -> None:
+    assert FEWER_LAYERS not in api.get(EXPORTS, format="megatron-lm", trial=1)["notes"]
+    assert FEWER_LAYERS in api.get(EXPORTS, format="embedded", trial=2)["notes"]
+
+
+@pytest.mark.usefixtures("ids")
+def test_the_layout_that_was_measured_in_full_is_the_one_that_is_exported(api: Api) -> None:
+    best = api.get(EXPORTS, format="embedded")
     assert best["trial"] == 3
     assert not any("cheap probe" in note for note in best["notes"])
 
+
+@pytest.mark.usefixtures("ids")
+def test_an_export_on_the_nodes_of_the_whole_layout_is_not_scaled(api: Api) -> None:
     on_two = Layout(num_nodes=2, dp=8, num_microbatches=16)
     half = Fidelity(num_microbatches=8, dp=4, num_layers=4)
     id_of_last = api.complete(api.register("w2"), "large", on_two, fidelity=half)
     number = api.get(f"/trials/{id_of_last}")["number"]
-    exported = api.get(path, format="megatron-lm", trial=number, nodes=2)
+    exported = api.get(EXPORTS, format="megatron-lm", trial=number, nodes=2)
     assert "NUM_NODES=2\n" in exported["files"][0]["content"]
     assert not any(note.startswith("scaled") for note in exported["notes"])

@@ -18,6 +18,8 @@ QUIET: dict[str, Any] = {"others_share": 0.01, "throttled": False}
 DISTURBED: dict[str, Any] = {"others_share": 0.42, "throttled": None}
 LAYOUTS = [Layout(**degree, num_microbatches=8) for degree in ({}, {"tp": 2}, {"pp": 2})]
 EXPLANATION = MEANING.replace("'", "&#39;")
+PAGES = ("/campaigns/first", "/campaigns/first/trials", "/trials/2", "/compare?trial=1&trial=2")
+REPORT = "/v1/campaigns/first/report"
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +71,42 @@ def test_documents_and_files_have_what_others_took_and_why_a_trial_is_repeated(a
     assert [row["others_share"] for row in table] == ["0.01", "0.42", "", "0.42"]
 
 
-def test_every_page_marks_a_disturbed_trial_and_explains_the_mark_once(api: Api) -> None:
-    assert marks(page(api, "/campaigns/first")) == ["disturbed"]
-    assert marks(page(api, "/campaigns/first/trials")) == ["disturbed"] * 2
-    trial = page(api, "/trials/2")
+def test_every_page_marks_a_disturbed_trial(api: Api) -> None:
+    campaign, trials, trial, compared = (page(api, path) for path in PAGES)
+    assert marks(campaign) == ["disturbed"]
+    assert marks(trials) == ["disturbed"] * 2
     assert marks(trial) == ["disturbed"]
+    assert marks(page(api, "/trials/1")) == marks(page(api, "/trials/3")) == []
+    assert set(marks(compared)) == {"disturbed"}
+    assert "trial 1</a> <span" not in compared
+    assert len(re.findall(r"<td>(?:tied, )?disturbed</td>", page(api, REPORT))) == 1
+
+
+def test_a_page_explains_the_mark_once(api: Api) -> None:
+    for path in (*PAGES, REPORT):
+        assert page(api, path).count(EXPLANATION) == 1, path
+
+
+def test_a_trial_says_what_others_took_of_its_devices(api: Api) -> None:
+    trial = page(api, "/trials/2")
     assert "42.0% of a device&#39;s time, disturbed" in trial
     assert "measure it again when the machine is quieter" in trial
-    assert marks(page(api, "/trials/1")) == marks(page(api, "/trials/3")) == []
     assert "1.0% of a device" in page(api, "/trials/1")
     assert "taken by others" not in page(api, "/trials/3"), "it is not known"
+
+
+def test_a_repeat_says_why_it_is_made_and_that_its_layout_stands_with_quiet_runs(api: Api) -> None:
     repeat = page(api, "/trials/4")
     assert "its layout stands with the runs that are not" in repeat
     assert f"Its layout is repeated because {REPEAT_WORDS['tie']}." in repeat
     assert set(REPEAT_WORDS) == set(REPEAT_REASONS)
-    heads = page(api, "/compare?trial=1&trial=2")
-    assert set(marks(heads)) == {"disturbed"}
-    assert "trial 1</a> <span" not in heads
-    report = page(api, "/v1/campaigns/first/report")
-    assert len(re.findall(r"<td>(?:tied, )?disturbed</td>", report)) == 1
-    for html in (page(api, "/campaigns/first"), page(api, "/campaigns/first/trials"), trial, heads):
-        assert html.count(EXPLANATION) == 1
-    assert report.count(EXPLANATION) == 1
+
+
+@pytest.mark.parametrize("path", ["/campaigns/{}", "/v1/campaigns/{}/report"])
+def test_a_winner_is_said_to_be_disturbed_where_it_has_no_quiet_run(api: Api, path: str) -> None:
     said = "Others took its devices while it was measured: it is disturbed."
-    for path in ("/campaigns/{}", "/v1/campaigns/{}/report"):
-        assert said not in page(api, path.format("first")), "the winner has a quiet run"
-        assert said in page(api, path.format("noisy"))
+    assert said not in page(api, path.format("first")), "the winner has a quiet run"
+    assert said in page(api, path.format("noisy"))
 
 
 def test_commands_say_that_a_trial_is_disturbed(api: Api, command: Command) -> None:
@@ -143,23 +155,32 @@ def test_the_tables_of_plots_mark_disturbed_trials_and_their_page_explains_the_m
     assert "disturbed:" not in page(api, f"/campaigns/quiet/{tab}")
 
 
-def test_a_disturbed_winner_and_a_disturbed_baseline_are_marked_wherever_they_are_listed(
-    api: Api, command: Command
-) -> None:
+def test_documents_mark_a_disturbed_winner_and_a_disturbed_baseline(api: Api) -> None:
     progress = {each["name"]: each["progress"] for each in api.get("/campaigns")["campaigns"]}
     assert progress["noisy"]["best_disturbed"]
     assert not progress["quiet"]["best_disturbed"]
     assert api.get("/campaigns/noisy")["baseline"]["disturbed"]
+
+
+def test_lists_of_campaigns_mark_a_disturbed_winner_and_a_disturbed_baseline(api: Api) -> None:
     listed = page(api, "/")
     assert (len(marks(listed)), listed.count(EXPLANATION)) == (1, 1)
     compared = page(api, "/compare-campaigns?campaign=noisy&campaign=quiet")
     assert (compared.count("; disturbed"), compared.count(EXPLANATION)) == (1, 1)
     assert "it is disturbed" in page(api, "/campaigns/noisy").split("The baseline, ")[1]
+
+
+def test_commands_mark_a_disturbed_winner_and_a_disturbed_baseline(command: Command) -> None:
     assert command("campaign", "list").stdout.count("300, disturbed") == 1
     shown = command("campaign", "show", "noisy").stdout
     assert "best          300 tokens/s, disturbed, trial 1" in shown
     assert re.search(r"baseline +trial 2, COMPLETED, 200 tokens/s [^ ]+, disturbed", shown)
-    for name, is_disturbed in (("noisy", True), ("quiet", False)):
-        notes = api.get(f"/campaigns/{name}/exports", format="megatron-lm", trial=1)["notes"]
-        (line,) = [note for note in notes if note.startswith("measured: ")]
-        assert line.endswith("; disturbed") is is_disturbed
+
+
+@pytest.mark.parametrize(("name", "is_disturbed"), [("noisy", True), ("quiet", False)])
+def test_an_export_notes_that_its_trial_is_disturbed(
+    api: Api, name: str, is_disturbed: bool
+) -> None:
+    notes = api.get(f"/campaigns/{name}/exports", format="megatron-lm", trial=1)["notes"]
+    (line,) = [note for note in notes if note.startswith("measured: ")]
+    assert line.endswith("; disturbed") is is_disturbed

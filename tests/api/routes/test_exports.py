@@ -64,8 +64,16 @@ def test_a_scaled_export_says_that_it_was_not_measured(api: Api) -> None:
     assert "same global batch of 8" in note
     assert f"# {note}" in script
     assert "which was not measured" in script
+
+
+def test_an_export_for_the_nodes_that_were_measured_is_not_scaled(api: Api) -> None:
     same = exported(api, "megatron-lm", trial=1, nodes=1)
     assert same == exported(api, "megatron-lm", trial=1)
+
+
+def test_an_export_for_nodes_that_the_layout_cannot_have_is_refused_with_the_numbers(
+    api: Api,
+) -> None:
     problem = exported(api, "embedded", trial=1, nodes=3, status=422)
     assert problem["type"].endswith(":export-impossible")
     why = "global_batch_size=8 is not divisible by dp*micro_batch_size=6*1=6 on num_nodes=3"

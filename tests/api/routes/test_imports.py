@@ -33,9 +33,7 @@ def two_cells() -> str:
     )
 
 
-def test_a_table_becomes_a_campaign_that_has_ended_and_says_where_it_comes_from(
-    api: Api, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_becomes_a_campaign_that_has_ended(api: Api) -> None:
     answer = post(api, make_text(*varied_rows()), name="ended")
     (campaign,) = answer["campaigns"]
     found = [campaign[field] for field in ("name", "state", "reason")]
@@ -48,11 +46,17 @@ def test_a_table_becomes_a_campaign_that_has_ended_and_says_where_it_comes_from(
     assert page["trials"][0]["measurement"]["mfu"] is None
     trials = api.get("/campaigns/ended/trials")["trials"]
     assert [trial["state"] for trial in trials][4:6] == ["INFEASIBLE", "FAILED"]
-    with monkeypatch.context() as limited:
-        limited.setattr(imports, "MAX_IMPORTED_ROWS", 3)
-        problem = post(api, make_text(*varied_rows()), 422)
+
+
+def test_a_table_of_more_rows_than_the_limit_is_refused(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "MAX_IMPORTED_ROWS", 3)
+    problem = post(api, make_text(*varied_rows()), 422)
     assert "1 cells of 8 rows are more than 200 cells or 3 rows" in problem["detail"]
 
+
+def test_an_imported_campaign_says_where_it_comes_from(api: Api, command: Command) -> None:
     source = "simulated a100-1.3b, seed 3"
     post(api, make_text(*(make_row(**each, source=source) for each in layouts())), name="named")
     assert api.get("/campaigns/named/leaderboard")["source"] == source

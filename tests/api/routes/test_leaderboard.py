@@ -72,35 +72,43 @@ def rows_of(api: Api, campaign: str = "first", **query: Any) -> list[dict[str, s
     return api.table(f"/campaigns/{campaign}/leaderboard", format="csv", **query)
 
 
-def test_runs_are_pooled_and_a_row_says_how_sure_it_is_and_where_its_time_went(api: Api) -> None:
+def test_the_runs_of_a_layout_are_pooled(api: Api) -> None:
     page = page_of(api, "single")
     assert (page["objective"], page["total"], page["next_offset"]) == ("tokens_per_s", 2, None)
-    best, second = page["trials"]
     found = [(each["rank"], each["number"], each["num_runs"]) for each in page["trials"]]
     assert found == [(1, 1, 1), (2, 2, 2)]
     pooled = pytest.approx(2 / (1 / 100.0 + 1 / 130.0))
+    second = page["trials"][1]
     assert second["value"] == second["objectives"]["tokens_per_s"] == pooled
     slower = second["measurement"]["step_time_s"] / second["step_time_s"]
     assert second["measurement"]["tokens_per_s"] * slower == pooled
-    assert second["value_low"] < second["value"] < second["value_high"]
-    assert best["tied_with_first"]
-    assert second["tied_with_first"], "its two runs are further apart than that"
     other = page_of(api, "single", objective="tokens_per_node_hour")["trials"][1]
     assert other["objectives"]["tokens_per_s"] == pooled
     assert api.get("/campaigns/single")["progress"]["best"] == pytest.approx(120.0)
 
-    parts = best["measurement"]["breakdown"]
-    assert sum(parts.values()) == pytest.approx(best["measurement"]["step_time_s"])
-    assert best["measurement"]["warmup_settled"] is True
-    assert best["measurement"]["skipped_steps"] == 0
+
+def test_a_row_says_how_sure_its_value_is(api: Api) -> None:
+    best, second = page_of(api, "single")["trials"]
+    assert second["value_low"] < second["value"] < second["value_high"]
+    assert best["tied_with_first"]
+    assert second["tied_with_first"], "its two runs are further apart than that"
 
 
-def test_tables_contain_the_pooled_runs_and_parquet_equals_csv(api: Api) -> None:
+def test_a_row_says_where_the_time_of_its_step_went(api: Api) -> None:
+    measured = page_of(api, "single")["trials"][0]["measurement"]
+    assert sum(measured["breakdown"].values()) == pytest.approx(measured["step_time_s"])
+    assert measured["warmup_settled"] is True
+    assert measured["skipped_steps"] == 0
+
+
+def test_tables_contain_the_pooled_runs(api: Api) -> None:
     best, second = rows_of(api, "single", intervals="true")
     assert (best["tp"], best["tokens_per_s"], best["status"]) == ("1", "120.0", "completed")
     assert (second["num_runs"], second["shortened"], second["tied_with_first"]) == ("2", "0", "1")
     assert float(second["tokens_per_s"]) == pytest.approx(2 / (1 / 100.0 + 1 / 130.0))
 
+
+def test_a_parquet_table_has_the_columns_and_values_of_the_csv_table(api: Api) -> None:
     query = {"intervals": True, "limit": 3, "tp": 1}
     path = "/v1/campaigns/first/leaderboard"
     answer = api.http.get(path, params={**query, "format": "parquet"})
@@ -148,30 +156,40 @@ def test_the_cheapest_within_a_share_of_the_best_come_first(api: Api) -> None:
     assert numbers(api, within=40, objective="tokens_per_s_per_device") == [2]
 
 
-def test_several_objectives_are_ranked_by_the_first_and_the_constraints(api: Api) -> None:
+def test_several_objectives_are_ranked_by_the_first(api: Api) -> None:
     campaign = api.get("/campaigns/goals")
     assert (campaign["objective"], campaign["objectives"]) == ("tokens_per_s", OBJECTIVES)
     assert campaign["spec"]["objective"] == OBJECTIVES
-    assert campaign["progress"]["best_trial"] == 3, "the fastest breaks the constraint"
     page = page_of(api, "goals")
-    assert (page["total"], page["constrained"], page["objectives"]) == (2, 1, OBJECTIVES)
     found = [(each["number"], each["rank"], each["on_front"]) for each in page["trials"]]
     assert found == [(3, 1, True), (2, 2, False)]
     assert page["trials"][0]["objectives"] == {"tokens_per_s": 2000.0, "memory_headroom": 0.375}
+
+
+def test_what_breaks_a_constraint_is_kept_and_not_ranked(api: Api) -> None:
+    page = page_of(api, "goals")
+    assert (page["total"], page["constrained"], page["objectives"]) == (2, 1, OBJECTIVES)
+    best = api.get("/campaigns/goals")["progress"]["best_trial"]
+    assert best == 3, "the fastest breaks the constraint"
     kept = api.get("/campaigns/goals/trials")["trials"][0]
     assert kept["measurement"]["tokens_per_s"] == 9000.0, "what breaks it is kept and shown"
-
-    front = page_of(api, "goals", front=True)
-    assert ([each["number"] for each in front["trials"]], front["total"]) == ([3], 1)
-    assert len(rows_of(api, "goals", front=True)) == 1
-    page = page_of(api, "goals", objective="tokens_per_node_hour")
-    assert page["objective"] == "tokens_per_node_hour"
-    assert page["trials"][0]["objectives"]["tokens_per_node_hour"] == 2000.0 * 3600
     assert api.get("/campaigns/goals/exports", format="trainer")["trial"] == 3
 
 
-def test_the_command_lists_objectives_the_front_and_the_cheapest_in_every_format(
-    api: Api, command: Command, tmp_path: Path
+def test_the_front_is_listed_alone_where_that_is_asked_for(api: Api) -> None:
+    front = page_of(api, "goals", front=True)
+    assert ([each["number"] for each in front["trials"]], front["total"]) == ([3], 1)
+    assert len(rows_of(api, "goals", front=True)) == 1
+
+
+def test_layouts_are_ranked_by_another_objective_where_that_is_asked_for(api: Api) -> None:
+    page = page_of(api, "goals", objective="tokens_per_node_hour")
+    assert page["objective"] == "tokens_per_node_hour"
+    assert page["trials"][0]["objectives"]["tokens_per_node_hour"] == 2000.0 * 3600
+
+
+def test_the_command_lists_every_objective_and_counts_what_breaks_a_constraint(
+    command: Command,
 ) -> None:
     shown = command("leaderboard", "goals").output.splitlines()
     assert shown[0] == "goals: the best 2 of 2 by tokens_per_s"
@@ -181,14 +199,24 @@ def test_the_command_lists_objectives_the_front_and_the_cheapest_in_every_format
     assert all(word in shown[3] for word in ("2,000", "37.5%", " * "))
     assert " * " not in shown[4]
     assert shown[-1] == "not ranked, for they break the campaign's constraints: 1 completed trial"
+
+
+def test_the_command_lists_the_front_in_every_format(command: Command) -> None:
     table = command("leaderboard", "goals", "--front").output
     assert table.startswith("goals: of the front, the best 1 of 1 by tokens_per_s")
     assert len(command("leaderboard", "goals", "--front", "--csv").output.splitlines()) == 2
     page = json.loads(command("leaderboard", "goals", "--front", "--json").output)
     assert [trial["number"] for trial in page["trials"]] == [3]
 
+
+def test_the_command_lists_the_cheapest_within_a_share_of_the_best(command: Command) -> None:
     cheapest = " ".join(command("leaderboard", "first", "--within", "5").output.split())
     assert "the cheapest 3 of 3 by tokens_per_s, at most 5 % under the best" in cheapest
+
+
+def test_the_command_writes_every_layout_into_a_parquet_file(
+    command: Command, tmp_path: Path
+) -> None:
     target = tmp_path / "board.parquet"
     command("leaderboard", "first", "--parquet", str(target), "--intervals")
     assert parquet.read_table(target).num_rows == 4

@@ -95,7 +95,17 @@ def test_the_driver_makes_the_plans_of_a_large_space_at_most_eight_at_once(
     assert "8 plans wait for the driver" in api.post("/plans", CAMPAIGN, status=409)["detail"]
 
 
-def test_plans_campaigns_and_reports_use_what_the_service_has_measured(http: TestClient) -> None:
+@pytest.fixture
+def measured(http: TestClient) -> Api:
+    """A service of its own, whose only campaign has measured one layout and ended."""
+    api = Api(http)
+    api.submit()
+    api.complete(api.register(), "first", LAYOUT)
+    api.post("/campaigns/first/cancel")
+    return api
+
+
+def test_a_plan_uses_what_campaigns_that_have_ended_measured(http: TestClient) -> None:
     api = Api(http)
 
     def predicted_s(plan: Any) -> float:
@@ -113,23 +123,32 @@ def test_plans_campaigns_and_reports_use_what_the_service_has_measured(http: Tes
     assert used["basis"] == "measurements"
     assert (used["num_measurements"], used["num_step_times"]) == (1, 1)
     (trial,) = api.get("/campaigns/first/leaderboard")["trials"]
-    step_time_s = trial["step_time_s"]
-    was, becomes = (abs(predicted_s(plan) - step_time_s) for plan in (before, after))
+    was, becomes = (abs(predicted_s(plan) - trial["step_time_s"]) for plan in (before, after))
     assert becomes < was
 
+
+def test_plans_and_campaigns_may_leave_knowledge_out_and_name_what_they_start_from(
+    measured: Api,
+) -> None:
     for number, (changes, num_known) in enumerate(
         (({}, 1), ({"knowledge": "none"}, 0), ({"knowledge": "none", "start_from": ["first"]}, 1))
     ):
-        knowledge = api.post("/plans", {**CAMPAIGN, **changes})["knowledge"]
+        knowledge = measured.post("/plans", {**CAMPAIGN, **changes})["knowledge"]
         assert knowledge["num_measurements"] == num_known, changes
-        assert api.submit(name=f"c{number}", **changes)["starts_from"] == num_known, changes
+        assert measured.submit(name=f"c{number}", **changes)["starts_from"] == num_known, changes
 
-    assert "Training job" not in Page(api.http.get("/v1/campaigns/first/report").text).text
-    page = Page(api.http.get("/v1/campaigns/first/report?tokens=1B&mtbf_hours=5000").text)
+
+def test_a_report_has_the_days_of_a_training_job_where_its_tokens_are_stated(
+    measured: Api,
+) -> None:
+    (trial,) = measured.get("/campaigns/first/leaderboard")["trials"]
+    path = "/v1/campaigns/first/report"
+    assert "Training job" not in Page(measured.http.get(path).text).text
+    page = Page(measured.http.get(f"{path}?tokens=1B&mtbf_hours=5000").text)
     text = " ".join(page.text.split())
     _, is_there, job = text.partition("training job: 1B tokens on the layout's nodes")
     assert is_there
     assert "assumed: a node fails every 5,000 h" in text
     assert "measured" in job
     # The slowdown by failures is below a percent of these days.
-    assert f" {1e9 / (8 * 128) * step_time_s / 86400:.2g}" in text
+    assert f" {1e9 / (8 * 128) * trial['step_time_s'] / 86400:.2g}" in text

@@ -15,6 +15,8 @@ from tests.kit.api import CAMPAIGN, CLUSTER, Api, Command, client_of, ends
 from tests.kit.store import make_measurement
 
 LAYOUT = Layout(num_microbatches=8)
+PROBE: dict[str, Any] = {"trainer": "theirs", "parameters": {"rate": 0.1}}
+WORDS = "theirs 1.2, tokens assumed from the layout, not counted"
 THEIRS: dict[str, Any] = {
     "trainer": "theirs",
     "trainer_version": "1.2",
@@ -28,39 +30,52 @@ THEIRS: dict[str, Any] = {
 }
 
 
-def test_a_campaign_waits_for_its_trainer_and_its_measurements_name_it_everywhere(
-    api: Api, command: Command
-) -> None:
-    probe = {"trainer": "theirs", "parameters": {"rate": 0.1}}
-    campaign = api.submit(probe=probe)
+@pytest.fixture(scope="module")
+def ranked(api: Api) -> Any:
+    """The row of the only trial that their trainer has measured."""
+    campaign = api.submit(probe=PROBE)
     api.store.trials.add(campaign["id"], LAYOUT)
-    api.register("plain")
-    read = api.get("/campaigns/first")
+    worker = api.register("right", trainers={"theirs": "1.2"})
+    api.report_measured(worker, api.lease(worker), LAYOUT, **THEIRS)
+    (row,) = api.get("/campaigns/first/leaderboard")["trials"]
+    return row
+
+
+def test_a_campaign_waits_for_a_worker_with_its_trainer(api: Api) -> None:
+    campaign = api.submit(name="waits", probe=PROBE, cluster={**CLUSTER, "name": "waits"})
+    api.store.trials.add(campaign["id"], LAYOUT)
+    api.register("plain", cluster="waits")
+    read = api.get("/campaigns/waits")
     assert read["trainer"] == "theirs"
     assert "lists the trainer 'theirs'" in read["progress"]["waiting_reason"]
     assert "worker --trainers FILE" in read["progress"]["waiting_reason"]
-    worker = api.register("right", trainers={"theirs": "1.2"})
-    assert "lists" not in (api.get("/campaigns/first")["progress"]["waiting_reason"] or "")
-    lease = api.lease(worker)
-    assert lease["request"].items() >= probe.items()
-    api.report_measured(worker, lease, LAYOUT, **THEIRS)
+    worker = api.register("fitting", cluster="waits", trainers={"theirs": "1.2"})
+    assert "lists" not in (api.get("/campaigns/waits")["progress"]["waiting_reason"] or "")
+    assert api.lease(worker)["request"].items() >= PROBE.items()
 
-    words = "theirs 1.2, tokens assumed from the layout, not counted"
-    (ranked,) = api.get("/campaigns/first/leaderboard")["trials"]
+
+def test_measurements_name_their_trainer_everywhere(
+    api: Api, command: Command, ranked: Any
+) -> None:
     figures = ranked["measurement"]
     assert (figures["trainer"], figures["tokens"]) == ("theirs", "assumed")
     exported = api.get("/campaigns/first/exports", format="command")
     for shown, expected in (
-        (command("leaderboard", "first").output, f"measured by the trainer {words}"),
-        (command("trial", "show", str(ranked["id"])).output, words),
+        (command("leaderboard", "first").output, f"measured by the trainer {WORDS}"),
+        (command("trial", "show", str(ranked["id"])).output, WORDS),
         (command("leaderboard", "first", "--csv").output, "campaign first with theirs"),
-        (exported["files"][0]["content"], f"by the trainer {words}"),
-        (api.http.get("/campaigns/first").text, f"Measured by the trainer {words}."),
-        (api.http.get("/v1/campaigns/first/report").text, words),
+        (exported["files"][0]["content"], f"by the trainer {WORDS}"),
+        (api.http.get("/campaigns/first").text, f"Measured by the trainer {WORDS}."),
+        (api.http.get("/v1/campaigns/first/report").text, WORDS),
+        (api.http.get(f"/trials/{ranked['id']}").text, WORDS),
     ):
         assert expected in shown
+
+
+def test_the_page_of_a_trial_has_what_its_trainer_reported_and_says_what_not(
+    api: Api, ranked: Any
+) -> None:
     page = api.http.get(f"/trials/{ranked['id']}").text
-    assert words in page
     assert "--trainers trainers.yaml --trainer theirs --parameter rate=0.1" in page
     assert "Peak memory by pipeline stage" not in page, "the estimate is of the embedded trainer"
     assert "not reported" in page, "losses and gradient norms"

@@ -21,6 +21,7 @@ from tests.kit.store import failed
 from tests.layout_tuner.client.samples import full_filter
 
 PATH = "/campaigns/first/trials"
+FASTEST_FIRST: dict[str, Any] = {"sort": "tokens_per_s", "order": "desc", "limit": 2}
 
 
 @pytest.fixture(scope="module")
@@ -52,30 +53,37 @@ NEVER_WRITTEN = [
 ]
 
 
-def test_pages_go_both_ways_and_a_cursor_is_valid_for_its_own_list_only(api: Api) -> None:
-    query = {"sort": "tokens_per_s", "order": "desc", "limit": 2}
-    first = api.get(PATH, **query)
-    after = first["next_cursor"]
-    before = api.get(PATH, **query, cursor=after)["previous_cursor"]
+def test_pages_go_both_ways(api: Api) -> None:
+    first = api.get(PATH, **FASTEST_FIRST)
+    before = api.get(PATH, **FASTEST_FIRST, cursor=first["next_cursor"])["previous_cursor"]
     assert [trial["number"] for trial in first["trials"]] == [2, 3]
-    assert api.get(PATH, **query, before=before) == first
+    assert api.get(PATH, **FASTEST_FIRST, before=before) == first
     assert (first["previous_cursor"], first["total"], first["is_total_exact"]) == (None, 5, True)
     assert api.get(PATH, tp=[2, 4], limit=1)["total"] == 3
 
-    def refused(path: str = PATH, **asked: Any) -> str:
-        problem = api.get(path, status=400, **asked)
-        assert problem["type"].endswith(":page-invalid")
-        return str(problem["detail"])
 
-    assert "exclude each other" in refused(**query, cursor=after, before=before)
+def refused(api: Api, path: str = PATH, **asked: Any) -> str:
+    """Why a page is refused."""
+    problem = api.get(path, status=400, **asked)
+    assert problem["type"].endswith(":page-invalid")
+    return str(problem["detail"])
+
+
+def test_a_cursor_is_valid_for_its_own_list_only(api: Api) -> None:
+    after = api.get(PATH, **FASTEST_FIRST)["next_cursor"]
+    before = api.get(PATH, **FASTEST_FIRST, cursor=after)["previous_cursor"]
+    assert "exclude each other" in refused(api, **FASTEST_FIRST, cursor=after, before=before)
     words = "is of campaign 1 sorted by tokens_per_s desc, not of campaign 1 by tp asc"
-    assert words in refused(sort="tp", cursor=after)
-    assert words in refused(sort="tp", before=before)
-    refused(**{**query, "order": "asc"}, cursor=after)
+    assert words in refused(api, sort="tp", cursor=after)
+    assert words in refused(api, sort="tp", before=before)
+    refused(api, **{**FASTEST_FIRST, "order": "asc"}, cursor=after)
     api.submit(name="second")
-    refused("/campaigns/second/trials", **query, cursor=after)
-    for cursor in NEVER_WRITTEN:
-        assert "comes from no page of this service" in refused(sort="tp", cursor=cursor)
+    refused(api, "/campaigns/second/trials", **FASTEST_FIRST, cursor=after)
+
+
+@pytest.mark.parametrize("cursor", NEVER_WRITTEN)
+def test_a_cursor_that_no_page_had_is_refused(api: Api, cursor: str) -> None:
+    assert "comes from no page of this service" in refused(api, sort="tp", cursor=cursor)
 
 
 def test_a_log_is_plain_text_whatever_ranks_printed(api: Api) -> None:
