@@ -283,7 +283,7 @@ def page_of(plotted: Plotted, path: str) -> str:
     return answered(httpx.get(f"{plotted.url}{path}", headers=HEADERS), 200).text
 
 
-def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plotted) -> None:
+def test_pages_of_an_early_campaign_say_what_it_lacks(plotted: Plotted) -> None:
     store = plotted.store
     campaign = store.campaigns.create(make_spec("early", cluster="other"), num_legal_layouts=9).id
     none = page_of(plotted, "/campaigns/early/plots")
@@ -301,6 +301,8 @@ def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plott
     one = page_of(plotted, "/campaigns/early/plots")
     assert "The best so far is trial 3 with 500 tokens/s/device" in one
 
+
+def test_pages_of_an_imported_campaign_say_what_it_lacks(plotted: Plotted) -> None:
     url = f"{plotted.url}/v1/campaigns/import?name=theirs"
     content, headers = make_text(*varied_rows()).encode(), {**HEADERS, "Content-Type": "text/csv"}
     answered(httpx.post(url, content=content, headers=headers), 201)
@@ -309,7 +311,8 @@ def test_pages_of_early_and_imported_campaigns_say_what_they_lack(plotted: Plott
         assert words in page
     assert "imported, without the times of nodes" in page_of(plotted, "/campaigns/theirs/timeline")
 
-    # Names of nodes are text and not markup.
+
+def test_names_of_nodes_are_text_and_not_markup(plotted: Plotted) -> None:
     layout = Layout(tp=2, dp=4, num_microbatches=64)
     plotted.run_one(layout, failed(node="<img src=x>"))
     page = page_of(plotted, TIMELINE)

@@ -363,17 +363,20 @@ def test_a_document_becomes_a_form_and_the_same_document_again() -> None:
         "seed": 3,
     }
     assert document_of(form) == DOCUMENT
+    assert document_of({"baseline": "tp: 2, dp: 4"}) == {"baseline": {"tp": 2, "dp": 4}}
 
+
+def test_a_form_has_the_bounds_that_a_budget_states_alone() -> None:
     form = form_of({"budget": {"trials": None, "node_hours": None, "wall_time_s": 600.0}})
     assert form["budget.wall_time"] == "600.0"
     assert document_of(form) == {"budget": {"wall_time": 600.0}}
 
+
+def test_a_form_keeps_what_it_has_no_field_for() -> None:
     document = {"budget": {"trials": 5, "euros": 3}, "space": {"tp": 1, "offload": 2}}
     form = form_of(document)
     assert yaml.safe_load(form[REST]) == {"budget": {"euros": 3}, "space": {"offload": 2}}
     assert document_of(form) == document
-
-    assert document_of({"baseline": "tp: 2, dp: 4"}) == {"baseline": {"tp": 2, "dp": 4}}
 
 
 def test_fields_that_are_no_yaml_are_named_together_and_one_in_two_places_is_refused() -> None:

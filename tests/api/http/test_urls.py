@@ -37,11 +37,13 @@ def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
         yield signing
 
 
-@pytest.mark.parametrize("sent", [PREFIX, ""], ids=["passed on", "removed"])
-def test_pages_links_cookies_and_the_api_have_the_prefix_and_no_spelling_leads_around_the_gate(
-    signing: Signing, sent: str
-) -> None:
-    """`sent` is what the proxy leaves of the prefix."""
+@pytest.fixture(params=[PREFIX, ""], ids=["passed on", "removed"])
+def sent(request: pytest.FixtureRequest) -> str:
+    """What a proxy leaves of the prefix."""
+    return str(request.param)
+
+
+def test_pages_their_links_and_their_assets_have_the_prefix(signing: Signing, sent: str) -> None:
     person = signing.person()
     answer = person.open(f"{sent}/?state=RUNNING")
     where = f"{PREFIX}/sign-in?next=%2F%3Fstate%3DRUNNING"
@@ -53,6 +55,10 @@ def test_pages_links_cookies_and_the_api_have_the_prefix_and_no_spelling_leads_a
         assert path.startswith(f"{PREFIX}/"), path
         asset = person.open(sent + path.removeprefix(PREFIX))
         assert asset.status_code in (200, 303), path
+
+
+def test_a_session_begins_and_ends_with_a_cookie_of_the_prefix(signing: Signing, sent: str) -> None:
+    person = signing.person()
     document = {"code": signing.code(), "next": "/?state=RUNNING"}
     begun = person.http.post(f"{sent}/sign-in", json=document, headers=person.own)
     assert begun.json() == {"next": f"{PREFIX}/?state=RUNNING"}
@@ -67,6 +73,8 @@ def test_pages_links_cookies_and_the_api_have_the_prefix_and_no_spelling_leads_a
     (removed,) = SimpleCookie(ended.headers["Set-Cookie"]).values()
     assert (removed.value, removed["path"]) == ("", PREFIX)
 
+
+def test_the_api_and_its_documentation_have_the_prefix(signing: Signing, sent: str) -> None:
     with httpx.Client(base_url=signing.url, headers=HEADERS, trust_env=False) as http:
         assert http.get(f"{sent}/v1/whoami").json()["role"] == "admin"
         assert http.get(f"{sent}/v1/nothing").status_code == 404
@@ -77,11 +85,17 @@ def test_pages_links_cookies_and_the_api_have_the_prefix_and_no_spelling_leads_a
             assert path.startswith(f"{PREFIX}/"), path
             assert http.get(sent + path.removeprefix(PREFIX)).status_code == 200, path
         assert http.get(f"{sent}/openapi.json").json()["servers"] == [{"url": PREFIX}]
-    for path in (
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         *(f"{PREFIX}{PREFIX}/v1/campaigns", f"{PREFIX}//v1/campaigns", f"{PREFIX}/"),
         *(f"{PREFIX}/%76%31/campaigns", f"{PREFIX}/../v1/campaigns"),
-    ):
-        assert httpx.get(f"{signing.url}{path}").status_code in (401, 404, 307)
+    ],
+)
+def test_no_spelling_of_the_prefix_leads_around_the_gate(signing: Signing, path: str) -> None:
+    assert httpx.get(f"{signing.url}{path}").status_code in (401, 404, 307)
 
 
 def test_a_prefix_is_a_path_of_plain_words_that_begins_as_no_route_does() -> None:
