@@ -1,13 +1,11 @@
-"""Signing in, and sessions under attack: who gets one, what ends it, foreign pages and forms."""
+"""Sessions under attack: how long one lasts, what ends it, foreign pages and forms."""
 
 from __future__ import annotations
 
 import base64
 import itertools
-import re
 import socket
 import ssl
-from collections.abc import Iterator
 from datetime import timedelta
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -20,195 +18,12 @@ from fastapi import APIRouter
 
 from layout_tuner.api.errors import AccessUndeclaredError
 from layout_tuner.api.security.access_check import refuse_unchecked
-from layout_tuner.api.security.authentication import local_target
 from layout_tuner.api.security.session_cookie import form_token, is_form_token
-from layout_tuner.results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
 from layout_tuner.results_db.access.tokens import hash_of_token
 from tests.api.security.test_gate import OPERATIONS, Operation
-from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, answered, bearer
+from tests.kit.api import HEADERS, TOKEN, answered, bearer
 from tests.kit.persons import NAVIGATION, Person, Signing, served
-
-
-@pytest.fixture(scope="module")
-def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
-    path = tmp_path_factory.mktemp("sign-in")
-    worker_token = "lt_worker_of_this_directory"
-    with served(path, wrong_codes=1000, worker_token=worker_token) as signing:
-        answered(httpx.post(f"{signing.url}/v1/campaigns", json=CAMPAIGN, headers=HEADERS), 201)
-        yield signing
-
-
-def test_a_code_signs_in_once_with_the_role_of_its_token_while_both_are_valid(
-    signing: Signing,
-) -> None:
-    _, token = signing.store.access.create_token("ana", "viewer")
-    code, person, thief = signing.code(token), signing.person(), signing.person()
-    answer = person.sign_in_with_code(code, "/campaigns/first?sort=name")
-    assert answer.json() == {"next": "/campaigns/first?sort=name"}
-    assert answer.headers["Cache-Control"] == "no-store"
-    who = person.http.get("/v1/whoami", headers=person.own)
-    assert (who.json()["name"], who.json()["role"]) == ("ana", "viewer")
-    answered(thief.sign_in_with_code(code), 401, "was used before")
-    assert thief.cookies == {}
-    assert thief.sign_in_by_form(code).status_code == 401
-    entry, *_ = signing.store.access.audit(actor="ana")
-    assert (entry.action, entry.address) == ("session.begin", "127.0.0.1")
-    assert entry.details == {"by": "code"}
-
-    record, token = signing.store.access.create_token("bob", "viewer")
-    expired = signing.code(token)
-    signing.clock.forward(CODE_LIFE.total_seconds())
-    assert signing.person().sign_in_with_code(expired).status_code == 401
-    orphan = signing.code(token)
-    httpx.delete(f"{signing.url}/v1/tokens/{record.id}", headers=HEADERS)
-    assert signing.person().sign_in_with_code(orphan).status_code == 401
-
-
-def test_the_form_takes_tokens_and_addresses_of_codes_and_no_token_of_a_worker(
-    signing: Signing,
-) -> None:
-    record, token = signing.store.access.create_token("eve", "submitter")
-    person = signing.person()
-    assert person.sign_in_with_code(token).status_code == 401
-    assert "does not sign in" in person.sign_in_by_form("lt_wrong").text
-    answer = person.sign_in_by_form(f" {token}\r\n", "/submit")
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/submit")
-    assert token not in answer.text + str(answer.headers) + str(person.cookies)
-    assert person.http.get("/v1/whoami", headers=person.own).json()["name"] == "eve"
-    assert signing.person().sign_in_by_form(token).status_code == 303  # a token works again
-    signing.store.access.revoke_token(record.id)
-
-    address = f"{signing.url}/sign-in#code={signing.code()}"
-    assert signing.person().sign_in_by_form(address).status_code == 303
-
-    _, token = signing.store.access.create_token("frontier", "worker")
-    for secret in (token, "lt_worker_of_this_directory"):
-        answered(httpx.post(f"{signing.url}/v1/sign-in-codes", headers=bearer(secret)), 403)
-        person = signing.person()
-        answered(person.sign_in_by_form(secret), 403, "workers have no pages")
-        assert person.cookies == {}
-    # Nor does a row that somebody wrote into the database.
-    code, _ = signing.store.sign_ins.create_code(hash_of_token(token.encode()))
-    assert signing.person().sign_in_with_code(code).status_code == 403
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "status"),
-    [
-        (b'{"code":""}', "application/json", 401),
-        (b'{"code":"\\ud800"}', "application/json", 401),
-        (b'{"code":"lt_\\u0000"}', "application/json", 401),
-        (b"[]", "application/json", 401),
-        (b"{", "application/json", 401),
-        (b'{"code": 7}', "application/json", 401),
-        (b"secret=&next=%2F", "application/x-www-form-urlencoded", 401),
-        (b"secret=lt_%00&next=%2F", "application/x-www-form-urlencoded", 401),
-        (b"secret=" + b"x" * 9000, "application/x-www-form-urlencoded", 413),
-        (b"\xff\xfe", "text/plain", 401),
-    ],
-)
-def test_odd_codes_and_bodies_are_refused(
-    signing: Signing, body: bytes, kind: str, status: int
-) -> None:
-    person = signing.person()
-    headers = {**person.own, "Content-Type": kind}
-    assert person.http.post("/sign-in", content=body, headers=headers).status_code == status
-
-
-def test_a_page_of_another_site_cannot_sign_in(signing: Signing) -> None:
-    person, code = signing.person(), signing.code()
-    evil, same_site = {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "same-site"}
-    for headers in (evil, {"Origin": "null"}, same_site):
-        assert person.sign_in_with_code(code, **headers).status_code == 403
-        assert person.sign_in_by_form(code, **headers).status_code == 403
-    assert person.cookies == {}
-    bare = person.http.post("/sign-in", json={"code": code})
-    answered(bare, 403, "neither Sec-Fetch-Site nor Origin")
-    assert person.sign_in_with_code(code).status_code == 200  # it was not spent
-
-
-def test_an_address_waits_after_some_wrong_codes_but_its_tokens_work(tmp_path: Path) -> None:
-    with served(tmp_path, wrong_codes=4) as signing:
-        person, code = signing.person(), signing.code()
-        for _ in range(5):  # right ones count for nothing
-            assert person.sign_in_by_form(TOKEN).status_code == 303
-        wrong = [person.sign_in_with_code(f"{'x' * 42}{number}") for number in range(2)]
-        wrong += [person.sign_in_by_form(f"lt_{number}") for number in range(2)]
-        assert [answer.status_code for answer in wrong] == [401] * 4
-        refused = answered(person.sign_in_with_code(code), 429)
-        assert int(refused.headers["Retry-After"]) >= 1
-        assert person.sign_in_by_form("lt_x").status_code == 429
-        for token, status in (("lt_wrong", 401), (TOKEN, 200)):
-            answered(signing.person().http.get("/v1/whoami", headers=bearer(token)), status)
-
-
-def test_a_sign_in_leads_to_a_page_of_the_service_and_else_to_the_first(signing: Signing) -> None:
-    for target in ("/", "/campaigns/a?x=1&y=%2F%0d%0a#tab", "/sign-ins", "/.//a"):
-        assert local_target(target) == target
-    for target in (
-        *("//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example"),
-        *("/a\r\nSet-Cookie: x=y", '/"><script>', "/" + "x" * 3000),
-        *("/sign-in?next=/sign-in", "/sign-out"),
-    ):
-        assert local_target(target) == "/"
-    for target in ("//evil.example", "/a\r\nSet-Cookie: x=y"):
-        person = signing.person()
-        assert person.sign_in_with_code(signing.code(), target).json() == {"next": "/"}
-        answer = signing.person().sign_in_by_form(signing.code(), target)
-        assert (answer.status_code, answer.headers["Location"]) == (303, "/")
-        assert "x" not in answer.cookies
-        shown = person.open(f"/sign-in?{httpx.QueryParams({'next': target})}")
-        assert (shown.status_code, shown.headers["Location"]) == (303, "/")
-        unknown = signing.person().open(f"/sign-in?{httpx.QueryParams({'next': target})}")
-        assert 'name="next" value="/"' in unknown.text
-
-
-def test_a_page_without_a_session_leads_to_the_sign_in_and_back_and_programs_get_a_401(
-    signing: Signing,
-) -> None:
-    person = signing.person()
-    answer = answered(person.open("/?state=RUNNING&name_contains=%C3%BC//evil"), 303)
-    query = "state%3DRUNNING%26name_contains%3D%25C3%25BC%2F%2Fevil"
-    assert answer.headers["Location"] == f"/sign-in?next=%2F%3F{query}"
-    page = answered(person.open(answer.headers["Location"]), 200)
-    found = re.search(r'name="next" value="([^"]*)"', page.text)
-    target = found[1].replace("&amp;", "&")
-    assert target == "/?state=RUNNING&name_contains=%C3%BC//evil"
-    assert person.sign_in_with_code(signing.code(), target).json()["next"] == target
-    assert person.open(answer.headers["Location"]).headers["Location"] == target
-    assert person.open(target).status_code == 200
-
-    person = signing.person()
-    for path, accept in (("/v1/campaigns", "text/html"), ("/", "*/*"), ("/metrics", "text/plain")):
-        answer = answered(person.http.get(path, headers={"Accept": accept}), 401)
-        assert answer.headers["WWW-Authenticate"] == 'Bearer realm="layout-tuner"'
-
-
-def test_a_link_in_a_mail_arrives_with_the_session_and_a_code_of_elsewhere_takes_a_click(
-    signing: Signing,
-) -> None:
-    """A link of another site comes without the Strict cookie; what our page asks for has it."""
-    person, stranger = signing.signed_in(), signing.person()
-    bare = answered(stranger.open("/?state=RUNNING", **{"Sec-Fetch-Site": "cross-site"}), 200)
-    assert "set-cookie" not in bare.headers
-    found = re.search(r'http-equiv="refresh" content="0;url=([^"]+)"', bare.text)
-    own = {"Sec-Fetch-Site": "same-origin"}
-    gone_on = person.open(found[1], **own)
-    assert (gone_on.status_code, gone_on.headers["Location"]) == (303, "/?state=RUNNING")
-    assert person.open(gone_on.headers["Location"], **own).status_code == 200
-    # Without a session the same way ends at the sign-in page: there is no circle.
-    assert "One-time code or token" in stranger.open(found[1], **own).text
-
-    page = signing.person().open("/sign-in")
-    assert page.headers["Referrer-Policy"] == "same-origin"  # else forms say "Origin: null"
-    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
-    assert page.headers["Cache-Control"] == "no-store"
-    assert page.headers["Cross-Origin-Resource-Policy"] == "same-origin"
-    assert "<script>" not in page.text
-
-    person = signing.person()
-    assert "data-at-once" in person.open("/sign-in").text
-    assert "data-at-once" not in person.open("/sign-in", **{"Sec-Fetch-Site": "cross-site"}).text
 
 
 def test_a_session_lasts_as_long_as_it_is_used_and_until_a_second_sign_in(signing: Signing) -> None:
@@ -319,9 +134,7 @@ def test_over_tls_the_cookie_is_bound_to_the_host(tmp_path: Path) -> None:
             assert other.get("/", headers=named).status_code == 303
 
 
-def test_a_session_ends_with_its_sign_out_or_its_token_and_a_stolen_cookie_too(
-    signing: Signing,
-) -> None:
+def test_a_session_and_a_stolen_cookie_end_with_the_sign_out(signing: Signing) -> None:
     _, person = of_role(signing, "submitter")
     thief = signing.person()
     thief.take_cookies_of(person)
@@ -336,12 +149,16 @@ def test_a_session_ends_with_its_sign_out_or_its_token_and_a_stolen_cookie_too(
     (entry,) = signing.store.access.audit(action="session.end", limit=1)
     assert (entry.role, entry.address) == ("submitter", "127.0.0.1")
 
+
+def test_a_session_ends_when_its_token_is_revoked(signing: Signing) -> None:
     token_id, person = of_role(signing, "viewer")
     assert person.open("/").status_code == 200
     answered(httpx.delete(f"{signing.url}/v1/tokens/{token_id}", headers=HEADERS), 200)
     assert person.open("/").status_code == 303
     assert person.http.get("/v1/whoami", headers=person.own).status_code == 401
 
+
+def test_a_session_ends_when_its_token_expires(signing: Signing) -> None:
     expires_at = signing.clock() + timedelta(hours=1)
     _, token = signing.store.access.create_token(next(_names), "viewer", expires_at=expires_at)
     person = signing.signed_in(token)
@@ -494,9 +311,7 @@ def test_a_session_makes_no_codes_a_token_in_the_header_wins_and_a_forwarded_hos
     assert put_notes(person, {**person.own, **headers}).status_code == 200
 
 
-def test_a_form_of_an_ended_session_leads_back_and_refusals_are_pages_for_persons(
-    signing: Signing,
-) -> None:
+def test_a_form_of_an_ended_session_leads_back(signing: Signing) -> None:
     token_id, person = of_role(signing, "viewer")
     fields = {"csrf_token": person.form_token()}
     httpx.delete(f"{signing.url}/v1/tokens/{token_id}", headers=HEADERS).raise_for_status()
@@ -506,17 +321,27 @@ def test_a_form_of_an_ended_session_leads_back_and_refusals_are_pages_for_person
     foreign = person.send_form("/sign-out", fields, Referer="http://evil.example/x")
     assert foreign.headers["Location"] == "/sign-in?next=%2F"
 
+
+@pytest.mark.parametrize("path", ["/nothing", "/sign-out"])
+def test_refusals_are_pages_for_persons_and_documents_for_programs(
+    signing: Signing, path: str
+) -> None:
     _, person = of_role(signing, "viewer")
-    for path in ("/nothing", "/sign-out"):
-        page = person.open(path)
-        assert page.status_code in (404, 405)
-        assert page.headers["Content-Type"].startswith("text/html")
-        assert "script-src 'self'" in page.headers["Content-Security-Policy"]
-        assert "All campaigns</a>" in page.text
-        asked = {**NAVIGATION, "Accept": "application/json"}
-        document = person.http.get(path, headers=asked)
-        assert document.headers["Content-Type"] == "application/problem+json"
-        assert document.json()["detail"].partition(";")[0][1:] in page.text
+    page = person.open(path)
+    assert page.status_code in (404, 405)
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    assert "All campaigns</a>" in page.text
+    asked = {**NAVIGATION, "Accept": "application/json"}
+    document = person.http.get(path, headers=asked)
+    assert document.headers["Content-Type"] == "application/problem+json"
+    assert document.json()["detail"].partition(";")[0][1:] in page.text
+
+
+def test_refusals_of_methods_forms_the_api_and_odd_paths_are_told_as_safely(
+    signing: Signing,
+) -> None:
+    _, person = of_role(signing, "viewer")
     assert person.open("/sign-out").headers["Allow"] == "POST"
     refused = answered(person.send_form("/sign-out", {"csrf_token": "old"}), 403, "reload the page")
     assert refused.headers["Content-Type"].startswith("text/html")

@@ -34,9 +34,7 @@ def make(api: Api, name: str, role: str, **more: Any) -> dict[str, Any]:
     return api.post("/tokens", {"name": name, "role": role, **more}, status=201)
 
 
-def test_a_token_is_shown_once_works_and_opens_nothing_once_it_is_revoked_or_expired(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_works_and_is_shown_once(api: Api) -> None:
     made = make(api, "ci", "viewer")
     answer = api.http.get("/v1/whoami", headers=bearer(made["token"]))
     assert answer.json() == {"name": "ci", "role": "viewer", "expires_at": None}
@@ -45,16 +43,22 @@ def test_a_token_is_shown_once_works_and_opens_nothing_once_it_is_revoked_or_exp
     assert listed["created_by"] == "local"
     assert listed["is_valid"]
 
+
+def test_a_token_may_revoke_itself_and_opens_nothing_afterwards(api: Api) -> None:
+    make(api, "ci", "viewer")
     made = make(api, "root", "admin")
     held = bearer(made["token"])
     assert api.http.get("/v1/tokens", headers=held).status_code == 200
-    # A token may revoke itself.
     revoked = answered(api.http.delete(f"/v1/tokens/{made['id']}", headers=held), 200)
     assert not revoked.json()["is_valid"]
     answered(api.http.get("/v1/tokens", headers=held), 401, "unknown, expired or revoked")
     assert [token["name"] for token in api.get("/tokens")["tokens"]] == ["ci"]
     assert len(api.get("/tokens", revoked=True)["tokens"]) == 2
 
+
+def test_a_token_opens_nothing_once_it_has_expired(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     soon = datetime.now(UTC) + timedelta(hours=1)
     made = make(api, "brief", "viewer", expires_at=soon.isoformat())
     assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 200
@@ -62,12 +66,18 @@ def test_a_token_is_shown_once_works_and_opens_nothing_once_it_is_revoked_or_exp
     assert api.http.get("/v1/whoami", headers=bearer(made["token"])).status_code == 401
 
 
-def test_the_audit_tells_who_did_what_and_goes_on_page_by_page(api: Api) -> None:
-    physics = make(api, "physics", "submitter")
-    headers = bearer(physics["token"])
+@pytest.fixture
+def physics(api: Api) -> dict[str, Any]:
+    """The token of a submitter who made and paused a campaign, which goes on."""
+    made = make(api, "physics", "submitter")
+    headers = bearer(made["token"])
     assert api.http.post("/v1/campaigns", json=CAMPAIGN, headers=headers).status_code == 201
     assert api.http.post("/v1/campaigns/first/pause", headers=headers).status_code == 200
     api.post("/campaigns/first/resume")
+    return made
+
+
+def test_the_audit_tells_who_did_what(api: Api, physics: dict[str, Any]) -> None:
     entries = api.get("/audit")["entries"]
     assert [(entry["actor"], entry["action"], entry["target"]) for entry in entries] == [
         ("local", "campaign.resume", "first"),
@@ -77,6 +87,11 @@ def test_the_audit_tells_who_did_what_and_goes_on_page_by_page(api: Api) -> None
     ]
     assert entries[1]["token_id"] == physics["id"]
     assert entries[1]["address"] == "testclient"
+
+
+@pytest.mark.usefixtures("physics")
+def test_the_audit_is_filtered_and_goes_on_page_by_page(api: Api) -> None:
+    entries = api.get("/audit")["entries"]
     first = api.get("/audit", limit=3)
     second = api.get("/audit", limit=3, cursor=first["next_cursor"])
     assert first["entries"] + second["entries"] == entries
