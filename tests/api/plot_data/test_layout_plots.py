@@ -81,17 +81,18 @@ def test_trials_without_a_result_or_a_rank_have_markers_of_their_own_and_are_cou
     assert any("98,000 trials are left out" in sentence for sentence in plot.says)
 
 
-def test_the_front_has_the_layouts_that_no_other_beats() -> None:
-    def front_of(*layouts: tuple[float, int | None], **of_last: Any) -> PlottedData:
-        """Of layouts with these rates and GiB."""
-        points = [
-            make_point(n, rate, tp=n, **({"peak_memory_bytes": gib << 30} if gib else {}))
-            for n, (rate, gib) in enumerate(layouts, 1)
-        ]
-        if points:
-            points[-1] = replace(points[-1], **of_last)
-        return pareto(make_facts(points), "memory_headroom", OBJECTIVE)
+def front_of(*layouts: tuple[float, int | None], **of_last: Any) -> PlottedData:
+    """The front of layouts with these rates and GiB."""
+    points = [
+        make_point(n, rate, tp=n, **({"peak_memory_bytes": gib << 30} if gib else {}))
+        for n, (rate, gib) in enumerate(layouts, 1)
+    ]
+    if points:
+        points[-1] = replace(points[-1], **of_last)
+    return pareto(make_facts(points), "memory_headroom", OBJECTIVE)
 
+
+def test_the_front_has_the_layouts_that_no_other_beats() -> None:
     plot = front_of((100.0, 8), (80.0, 4), (70.0, 8), (60.0, 2))
     front = named(plot.traces, "on the front")
     assert front["customdata"] == [101, 102, 104], "the third is beaten in its rate alone"
@@ -99,10 +100,19 @@ def test_the_front_has_the_layouts_that_no_other_beats() -> None:
     assert named(plot.traces, "measured")["customdata"] == [103]
     assert named(plot.traces, "Pareto front")["y"] == [100, 80, 60]
     assert "3 of 4 layouts are on the Pareto front" in plot.says[0]
+
+
+def test_layouts_that_are_equal_are_both_on_the_front() -> None:
     equal = named(front_of((10.0, 8), (10.0, 8)).traces, "on the front")
     assert sorted(equal["customdata"]) == [101, 102]
+
+
+def test_a_layout_whose_probe_was_stopped_early_is_not_on_the_front() -> None:
     stopped = front_of((10.0, 8), (50.0, 4), shortened=True)
     assert named(stopped.traces, "on the front")["customdata"] == [101]
+
+
+def test_a_front_without_values_says_what_there_is_none_of() -> None:
     plot = front_of((10.0, None))
     assert plot.traces == ()
     assert "No layout has a value of memory headroom." in plot.says[0]
@@ -132,7 +142,7 @@ POINTS = [
 ]
 
 
-def test_parallel_coordinates_have_the_knobs_that_vary_and_a_line_for_every_layout() -> None:
+def test_parallel_coordinates_have_the_knobs_that_vary() -> None:
     plot = parallel(make_facts(POINTS))
     assert plot.layout["xaxis"]["ticktext"] == ["tp", "recompute", "tokens/s/device"]
     assert "pp 1" in plot.says[1]
@@ -140,6 +150,9 @@ def test_parallel_coordinates_have_the_knobs_that_vary_and_a_line_for_every_layo
     ticks = {note["text"]: note["y"] for note in plot.layout["annotations"] if note["x"] == 1}
     assert ticks == {"none": 0.0, "selective": 0.5, "full": 1.0}, "in their legal order"
 
+
+def test_parallel_coordinates_have_a_line_for_every_layout() -> None:
+    plot = parallel(make_facts(POINTS))
     lines = [t for t in plot.traces if t["name"] == "measured" and t["mode"] == "lines"]
     colours = [line["line"]["color"] for line in lines]
     assert (colours[0], colours[-1]) == ("--scale1", f"--scale{NUM_COLOURS}"), "of its value"
@@ -232,7 +245,7 @@ TRIALS = [make_predicted(*each) for each in MEASURED]
 FACTS = make_facts([make_point(1, 5.0), make_point(2, 9.0)])
 
 
-def test_estimated_and_measured_step_times_stand_on_equal_axes_with_their_spread_in_words() -> None:
+def test_estimated_and_measured_step_times_stand_on_equal_axes() -> None:
     plot = estimated_time(FACTS, TRIALS)
     points = named(plot.traces, "measured")
     assert points["x"] == pytest.approx([100, 200, 50])
@@ -243,6 +256,11 @@ def test_estimated_and_measured_step_times_stand_on_equal_axes_with_their_spread
     line = named(plot.traces, "estimate = measurement")
     assert line["x"] == line["y"]
     assert named(plot.traces, "winner")["x"] == pytest.approx([200])
+    assert plot.rows[0] == ("3", "50 ms", "100 ms", "2.00", "layout-3")
+
+
+def test_the_spread_of_estimated_step_times_is_drawn_and_told_in_words() -> None:
+    plot = estimated_time(FACTS, TRIALS)
     band = named(plot.traces, "95 % of estimates")
     factor = pytest.approx(math.exp(1.96 * 0.1), rel=1e-5)  # figures have 6 digits
     assert [band["y"][0] / band["x"][0], band["x"][3] / band["y"][3]] == [factor, factor]
@@ -250,9 +268,11 @@ def test_estimated_and_measured_step_times_stand_on_equal_axes_with_their_spread
     assert "Over 3 trials, the estimated step time is 1.10 times the measured one" in says
     # 1.1 and 1.0 are within exp(1.96 * 0.1) = 1.217 of their measurements, 2.0 is not.
     assert "66.7% of the measured step times are within the 95 % interval" in says
-    assert plot.rows[0] == ("3", "50 ms", "100 ms", "2.00", "layout-3")
+
+
+def test_ticks_of_a_narrow_axis_are_round_although_no_power_of_ten_is_near() -> None:
     narrow = estimates._EqualAxes(low=20.5, high=24.7, num_beyond=0).axis("s")
-    assert narrow["tickvals"] == [21.0, 22.0, 23.0, 24.0], "round, although no power of ten is near"
+    assert narrow["tickvals"] == [21.0, 22.0, 23.0, 24.0]
 
 
 def test_memory_has_the_capacity_and_what_ran_out_of_it() -> None:

@@ -51,15 +51,16 @@ def kinds(plot: PlottedData) -> dict[str, Any]:
     return {trace["name"]: trace for trace in plot.traces if trace["type"] == "bar"}
 
 
-def test_attempts_are_bars_from_their_start_to_their_end_or_until_now() -> None:
+def test_attempts_are_bars_from_their_start_to_their_end() -> None:
     plot = draw(make_attempt(1, 0, 50), make_attempt(2, 50, 100), trial_101="winner")
     bars = kinds(plot)["completed"]
     assert (bars["base"], bars["x"], bars["y"]) == ([0, 50], [50, 50], [0, 0])
     assert bars["text"] == ["1", "2"]
     assert bars["customdata"] == plot.row_ids == [101, 102]
     assert plot.layout["xaxis"]["range"] == [0, 100]
-    assert named(plot.traces, "winner")["x"] == [25]
-    assert plot.rows[0][-1] == "winner"
+
+
+def test_an_attempt_that_has_not_ended_is_a_bar_until_now_and_waits_or_runs() -> None:
     plot = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None))
     running = kinds(plot)["running"]
     assert (running["base"], running["x"], plot.rows[1][3]) == ([20], [80], "RUNNING")
@@ -67,16 +68,24 @@ def test_attempts_are_bars_from_their_start_to_their_end_or_until_now() -> None:
     assert "running" not in kinds(plot)
     assert kinds(plot)["waiting"]["marker"]["color"] == "--ground"
     assert plot.rows[1][3] == "waiting for devices"
+
+
+def test_the_winner_and_attempts_of_the_baseline_are_marked_at_the_middle_of_bars() -> None:
+    plot = draw(make_attempt(1, 0, 50), make_attempt(2, 50, 100), trial_101="winner")
+    assert named(plot.traces, "winner")["x"] == [25]
+    assert plot.rows[0][-1] == "winner"
     attempts = [make_attempt(1, 0, 20, ending="lost"), make_attempt(1, 20, 60, attempt=2)]
     assert named(draw(*attempts, trial_101="baseline").traces, "baseline")["x"] == [10, 40]
-    for seconds, unit, length in (
-        (299, "seconds", 299),
-        (600, "minutes", 10),
-        (36000, "hours", 10),
-    ):
-        axis = draw(make_attempt(1, 0, seconds)).layout["xaxis"]
-        assert axis["range"] == [0, length]
-        assert axis["title"]["text"].startswith(f"{unit} since 20"), "it suits the length"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "length"),
+    [(299, "seconds", 299), (600, "minutes", 10), (36000, "hours", 10)],
+)
+def test_the_unit_of_the_axis_suits_its_length(seconds: float, unit: str, length: int) -> None:
+    axis = draw(make_attempt(1, 0, seconds)).layout["xaxis"]
+    assert axis["range"] == [0, length]
+    assert axis["title"]["text"].startswith(f"{unit} since 20")
 
 
 def test_attempts_at_one_time_have_rows_of_their_own_up_to_a_number() -> None:
@@ -137,6 +146,9 @@ def test_the_parts_of_a_step_follow_each_other_and_fill_it() -> None:
     assert named(plot.traces, "measured step")["x"] == [100.0]
     assert parts[0]["hovertext"] == ["compute: 50 ms (50.0%)"]
     assert plot.rows[0][:3] == ("1. trial 7", "100 ms", "50.0%")
+
+
+def test_parts_that_are_more_than_their_step_go_back_to_its_end_in_a_thinner_bar() -> None:
     others = dict.fromkeys(("pp_s", "dp_s", "optimizer_s"), 0.0)
     overlapping = Breakdown(compute_s=0.08, tp_s=0.04, **others, unexplained_s=-0.02)
     plot = draw_parts(make_step(parts=overlapping))

@@ -46,10 +46,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     service.end()
 
 
-def test_a_service_listens_at_one_address_and_its_files_are_their_owners_alone(
-    service: ServeProcess,
-) -> None:
-    """Whatever the umask."""
+def test_a_service_listens_at_one_address(service: ServeProcess) -> None:
     assert service.get("/health")["database"]
     assert service.service["url"].startswith("http://127.0.0.1:")
     assert service.get("/campaigns") == {"campaigns": [], "next_cursor": None}
@@ -58,13 +55,19 @@ def test_a_service_listens_at_one_address_and_its_files_are_their_owners_alone(
         # Another of this machine's loopback addresses, which a wildcard would cover.
         assert other.connect_ex(("127.0.0.2", port)) != 0
 
+
+def test_the_files_of_a_service_are_their_owners_alone_whatever_the_umask(
+    service: ServeProcess,
+) -> None:
     names = {path.name for path in service.data_dir.iterdir()}
     assert {"service.json", "serve.lock", "token", "logs"} <= names
     assert [path for path in service.data_dir.rglob("*") if path.stat().st_mode & 0o077] == []
     assert len(service.token) >= 32
 
+
+def test_two_services_do_not_share_a_data_directory(service: ServeProcess) -> None:
     line = refused_line(run_here("serve", "--port", "0", "--data-dir", str(service.data_dir)))
-    assert str(service.data_dir) in line, "two services do not share a data directory"
+    assert str(service.data_dir) in line
     assert service.get("/health")["database"]
 
 

@@ -94,9 +94,8 @@ def num_told(page: Page, words: str) -> int:
     return sum(words in title for title in page.texts["title"])
 
 
-def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_again(
-    store: Store,
-) -> None:
+def make_tied(store: Store) -> int:
+    """A campaign whose first two layouts cannot be told apart, with an analysis of the winner."""
     campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
     run_all(store, campaign, 2000.0, 1998.0, 1000.0, 1500.0)
     (best, tied, *_others) = store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
@@ -106,6 +105,12 @@ def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_ag
         make_step(source="measured", effect=-0.25, is_apart=False),
     )
     store.reports.keep_analysis(campaign, make_analysis(best.trial.id, steps=steps))
+    return campaign
+
+
+def test_a_report_names_the_winner_with_its_interval_ties_and_analysis(store: Store) -> None:
+    campaign = make_tied(store)
+    (best, *_others) = store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
     page = page_of(store, campaign)
     for words in (
         f"2,000 tokens/s, {best.value_low:,.0f} to {best.value_high:,.0f} (95 %)",
@@ -121,6 +126,10 @@ def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_ag
     ):
         assert words in page.text
     assert "4 GiB, 38% free" not in page.text
+
+
+def test_every_plot_of_a_report_marks_the_winner(store: Store) -> None:
+    page = page_of(store, make_tied(store))
     assert page.kinds("circle").count("winner") == 1  # its interval
     # The history, parallel coordinates, the front, the timeline, and slices of tp and of pp.
     assert num_told(page, "winner: trial 1") == 4 + 2
@@ -128,6 +137,10 @@ def test_a_report_names_the_winner_with_its_interval_and_ties_and_can_be_used_ag
     assert "1. trial 1 ★ winner" in page.texts["text"]  # the parts of its step
     assert page.kinds("rect").count("worse") == 1
 
+
+def test_the_campaign_file_of_a_report_can_be_used_again(store: Store) -> None:
+    campaign = make_tied(store)
+    page = page_of(store, campaign)
     (file,) = [text for text in page.texts["pre"] if text.startswith("name:")]
     spec = store.campaigns.get(campaign).spec
     assert read_yaml(file.encode()) == spec
@@ -250,19 +263,25 @@ def hostile_campaign(store: Store) -> int:
     return campaign
 
 
-def test_hostile_text_in_a_report_is_escaped_and_a_report_loads_and_runs_nothing(
-    store: Store,
-) -> None:
-    campaign = hostile_campaign(store)
-    html = report(store, store.campaigns.get(campaign), START)
-    page = Page(html)
+@pytest.fixture
+def hostile_report(store: Store) -> str:
+    """Of a campaign whose texts are attacks."""
+    return report(store, store.campaigns.get(hostile_campaign(store)), START)
+
+
+def test_hostile_text_in_a_report_is_escaped(hostile_report: str) -> None:
+    text = Page(hostile_report).text
+    assert text.count(HOSTILE) >= 15
+    assert "\\u0007\\u202e" in text
+    assert not any(character in text for character in "\x07\x1b\u202e")
+
+
+def test_a_report_loads_and_runs_nothing(hostile_report: str) -> None:
+    page = Page(hostile_report)
     assert page.tags <= ALLOWED
     for tag, attributes in page.elements:
         assert not [name for name in attributes if name.startswith("on")], tag
         assert not attributes.keys() & {"href", "src", "xlink:href", "style", "srcset", "action"}
-    assert page.text.count(HOSTILE) >= 15
-    assert "\\u0007\\u202e" in page.text
-    assert not any(character in page.text for character in "\x07\x1b\u202e")
     (policy,) = [
         attributes["content"]
         for tag, attributes in page.elements
@@ -270,7 +289,7 @@ def test_hostile_text_in_a_report_is_escaped_and_a_report_loads_and_runs_nothing
     ]
     assert policy == POLICY
     assert "default-src 'none'" in policy
-    style = html[html.index("<style>") : html.index("</style>")]
+    style = hostile_report[hostile_report.index("<style>") : hostile_report.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
 
