@@ -23,8 +23,9 @@ from layout_tuner.results_db.errors import (
     TokenNotFoundError,
 )
 from layout_tuner.results_db.retention import Pruned, Retention
+from layout_tuner.results_db.service_records import AuditEntryRead
 from layout_tuner.results_db.store import Store
-from tests.kit.store import TurnableClock, at_once
+from tests.kit.store import START, TurnableClock, at_once
 from tests.results_db.sealed import sealed
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -217,18 +218,33 @@ def test_the_last_use_is_known_to_the_minute(store: Store, clock: TurnableClock)
     assert store.access.tokens()[0].last_used_at == clock()
 
 
-@pytest.mark.sqlite_is_enough(False)
-def test_the_audit_says_who_changed_what_where_and_when(store: Store, clock: TurnableClock) -> None:
-    began = clock()
+@pytest.fixture
+def changes(store: Store, clock: TurnableClock) -> tuple[AuditEntryRead, AuditEntryRead]:
+    """Entries of a token that operations made and, a minute later, the system revoked."""
     token, _ = store.by(OPERATIONS).access.create_token("ci", "viewer")
     clock.forward(60)
     store.access.revoke_token(token.id)
     revoked, created = store.access.audit()
+    return created, revoked
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_the_audit_says_who_changed_what_where_and_when(
+    changes: tuple[AuditEntryRead, AuditEntryRead], clock: TurnableClock
+) -> None:
+    created, revoked = changes
     assert (created.actor, created.role, created.address) == ("operations", "admin", "192.0.2.7")
     assert (created.action, created.target_kind, created.target) == ("token.create", "token", "ci")
     assert created.details == {"role": "viewer", "expires_at": None}
-    assert (created.at, revoked.at) == (began, clock())
+    assert (created.at, revoked.at) == (START, clock())
     assert (revoked.actor, revoked.action) == ("system", "token.revoke")
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_the_audit_is_filtered_by_each_of_its_fields(
+    store: Store, changes: tuple[AuditEntryRead, AuditEntryRead], clock: TurnableClock
+) -> None:
+    created, revoked = changes
     assert store.access.audit(actor="operations") == [created]
     assert store.access.audit(action="token.revoke") == [revoked]
     assert store.access.audit(target_kind="token", target="ci", limit=1) == [revoked]

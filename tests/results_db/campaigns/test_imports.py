@@ -71,18 +71,28 @@ def test_an_imported_table_comes_back_as_it_was(store: Store, theirs: CampaignRe
         store.imports.table(ours)
 
 
-def test_an_imported_campaign_is_neither_driven_nor_leased(
-    store: Store, theirs: CampaignRecord
+def test_an_imported_campaign_has_ended_and_says_where_it_comes_from(
+    theirs: CampaignRecord,
 ) -> None:
     assert (theirs.state, theirs.reason, theirs.strategy) == ("COMPLETED", "imported", "imported")
     assert theirs.message == "8 rows of a measurement table from made up"
     assert theirs.num_legal_layouts == 7
+
+
+def test_an_imported_campaign_is_neither_driven_nor_leased_nor_changed(
+    store: Store, theirs: CampaignRecord
+) -> None:
     assert store.campaigns.to_drive() == []
     worker = make_worker(store, cluster="testbox")
     assert take_leases(store, worker.id, 9) == []
     for change in (store.campaigns.pause, store.campaigns.resume, store.campaigns.cancel):
         with pytest.raises(CampaignStateError, match="is COMPLETED and cannot be"):
             change(theirs.id)
+
+
+def test_imported_trials_have_the_states_of_their_rows(
+    store: Store, theirs: CampaignRecord
+) -> None:
     counts = {state: n for state, n in store.campaigns.count_trials(theirs.id).items() if n}
     assert counts == {"COMPLETED": 6, "INFEASIBLE": 1, "FAILED": 1}
     failed = store.trials.by_number(theirs.id, 6)

@@ -265,24 +265,38 @@ def campaign(store: Store) -> int:
     return campaign
 
 
+def improvements(store: Store, campaign: int) -> list[int]:
+    """Numbers of the trials with which the best rose."""
+    points = store.history.best_so_far(campaign).points
+    return [point.number for point in points if point.is_improvement]
+
+
 def test_the_best_rises_only_with_trials_that_count(store: Store, campaign: int) -> None:
+    history = store.history.best_so_far(campaign)
+    best = [None, 200.0, 200.0, 200.0, 300.0, 300.0, 300.0, 300.0, 310.0]
+    assert [point.best for point in history.points] == best
+    assert improvements(store, campaign) == [2, 5, 9]
+    with store._db.write() as session:
+        session.execute(update(Campaign).values(max_peak_memory_bytes=6 << 30))
+    assert improvements(store, campaign) == [2, 5]
+
+
+def test_a_history_has_every_trial_in_the_order_of_the_ends(store: Store, campaign: int) -> None:
     history = store.history.best_so_far(campaign)
     assert [point.value for point in history.points] == [
         None if outcome.measurement is None else outcome.measurement.tokens_per_s
         for outcome in OUTCOMES
     ]
-    best = [None, 200.0, 200.0, 200.0, 300.0, 300.0, 300.0, 300.0, 310.0]
-    assert [point.best for point in history.points] == best
-    assert [point.number for point in history.points if point.is_improvement] == [2, 5, 9]
     assert [point.ended_seq for point in history.points] == list(range(1, 10))
     first, second, *_ = history.points
     assert (first.state, first.reason) == ("FAILED", "crashed")
     assert (second.state, second.reason) == ("COMPLETED", None)
     assert (history.num_ended, history.num_left_out) == (9, 0)
-    with store._db.write() as session:
-        session.execute(update(Campaign).values(max_peak_memory_bytes=6 << 30))
-    history = store.history.best_so_far(campaign)
-    assert [point.number for point in history.points if point.is_improvement] == [2, 5]
+
+
+def test_the_history_of_an_empty_campaign_is_empty_and_of_an_unknown_one_refused(
+    store: Store,
+) -> None:
     nothing = store.history.best_so_far(make_campaign(store, "empty"))
     assert (nothing.points, nothing.num_ended) == ([], 0)
     with pytest.raises(CampaignNotFoundError):
@@ -313,23 +327,30 @@ def test_failures_are_counted_by_reason_and_node_most_first(store: Store, campai
     assert store.history.failures(10**6) == []
 
 
-@pytest.mark.sqlite_is_enough(False)
-def test_a_timeline_has_every_attempt_the_newest_first(store: Store, clock: TurnableClock) -> None:
-    campaign = make_campaign(store)
-    other = make_campaign(store, "other")
-    worker = make_worker(store)
+@pytest.fixture
+def tried(store: Store, clock: TurnableClock, worker: str) -> int:
+    """A campaign of four attempts: one failed, one was lost, and two run."""
+    campaign = make_campaign(store, "tried")
     for number in (1, 2, 3):
         store.trials.add(campaign, Layout(num_microbatches=number))
-    first = lease_one(store, worker.id)
+    first = lease_one(store, worker)
     clock.forward(1)
     post_outcome(store, first.trial_id, first.attempt, failed("crashed", duration_s=1.0))
-    lease_one(store, worker.id)
+    lease_one(store, worker)
     clock.forward(LEASE_S + 1)
     store.leases.expire()
-    again = lease_one(store, worker.id)
+    again = lease_one(store, worker)
+    assert again.attempt == 2
     clock.forward(1)
-    lease_one(store, worker.id)
-    timeline = store.history.timeline(campaign)
+    lease_one(store, worker)
+    return campaign
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_timeline_has_every_attempt_the_newest_first(
+    store: Store, worker: str, tried: int
+) -> None:
+    timeline = store.history.timeline(tried)
     found = [(each.number, each.attempt, each.ending, each.state) for each in timeline.attempts]
     assert found == [
         (3, 1, None, "RUNNING"),
@@ -338,15 +359,24 @@ def test_a_timeline_has_every_attempt_the_newest_first(store: Store, clock: Turn
         (1, 1, "reported", "FAILED"),
     ]
     newest, *_, oldest = timeline.attempts
-    assert (newest.worker_id, newest.worker_name) == (worker.id, "w1")
+    assert (newest.worker_id, newest.worker_name) == (worker, "w1")
     assert (newest.num_nodes, newest.ended_at) == (1, None)
     assert oldest.started_at == START
     assert oldest.ended_at is not None
     assert (oldest.reason, newest.reason) == ("crashed", None)
-    assert again.attempt == 2
     assert (timeline.num_attempts, timeline.num_left_out) == (4, 0)
-    some = store.history.timeline(campaign, limit=2)
-    assert some.attempts == timeline.attempts[:2]
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_timeline_that_is_cut_has_the_newest_attempts(store: Store, tried: int) -> None:
+    some = store.history.timeline(tried, limit=2)
+    assert some.attempts == store.history.timeline(tried).attempts[:2]
     assert some.num_left_out == 2
-    assert store.history.timeline(other).attempts == []
-    assert store.history.timeline(other).num_attempts == 0
+
+
+@pytest.mark.sqlite_is_enough(False)
+@pytest.mark.usefixtures("tried")
+def test_the_timeline_of_a_campaign_without_attempts_is_empty(store: Store) -> None:
+    other = store.history.timeline(make_campaign(store, "other"))
+    assert other.attempts == []
+    assert other.num_attempts == 0
