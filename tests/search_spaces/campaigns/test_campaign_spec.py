@@ -71,13 +71,17 @@ def refusal(**changes: Any) -> str:
     return str(caught.value)
 
 
-def test_a_campaign_has_defaults_and_is_stored_without_presets() -> None:
+def test_a_campaign_has_defaults() -> None:
     spec = read()
     assert (spec.objective, spec.strategy, spec.seed) == ("tokens_per_s_per_device", "guided", 0)
     assert (spec.probe.warmup, spec.probe.iterations, spec.probe.deadline_s) == (2, 10, 300)
     assert (spec.budget.trials, spec.budget.node_hours, spec.budget.wall_time_s) == (20, None, None)
     assert spec.stop == StopSettings(early=True, converged_within=None, remeasure=3)
     assert spec.warnings == ()
+
+
+def test_a_campaign_is_stored_without_presets_and_ranges() -> None:
+    spec = read()
     assert spec.model == model_preset("gpt-22b")
     mapping = spec.to_mapping()
     assert mapping["model"]["hidden_size"] == 6144

@@ -208,10 +208,14 @@ def test_another_split_is_tried_where_it_makes_more_pipelines_legal() -> None:
     assert "pipeline_split" in spec.space.auto
     assert {2, 4, 8} <= set(spec.legal_set().column("pp"))
 
+
+def test_no_other_split_is_tried_where_the_layers_alone_divide() -> None:
     even = spec_of(model="llama-70b").space
     assert even.values("pipeline_split") == ("layers",)
     assert "pipeline_split" not in even.to_mapping()
 
+
+def test_splits_and_stages_suit_the_other_where_one_is_stated() -> None:
     def stated(model: Any, **knobs: Any) -> Any:
         return spec_of(model=model, space=BATCH | knobs).space
 

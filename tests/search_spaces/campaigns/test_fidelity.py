@@ -55,15 +55,22 @@ def test_micro_batches_go_first_then_replicas_then_layers_and_double_up_to_half(
 
 
 def test_what_runs_has_the_nodes_of_its_replicas_and_all_other_knobs() -> None:
-    fewer, one_replica, few_layers = found(LARGE)
+    _, one_replica, few_layers = found(LARGE)
     assert one_replica.reduced(LARGE) == replace(LARGE, num_nodes=8, dp=1, num_microbatches=16)
     assert one_replica.reduced_model(MODEL) is MODEL
     reduced = few_layers.reduced_model(MODEL)
     assert (reduced.num_layers, reduced.hidden_size) == (16, MODEL.hidden_size)
     assert reduced.name == "gpt-175b-16-layers"
+
+
+def test_a_part_is_read_back_from_what_runs_and_keeps_memory_with_all_layers() -> None:
     for each in found(LARGE):
-        assert fidelity_of(LARGE, each.reduced(LARGE), each.num_layers) == each, "it is read back"
+        assert fidelity_of(LARGE, each.reduced(LARGE), each.num_layers) == each
         assert each.keeps_memory(MODEL) == (each.num_layers == 96)
+
+
+def test_a_part_has_a_key_and_words_of_what_it_leaves_out() -> None:
+    fewer, _, few_layers = found(LARGE)
     assert fewer.key(LARGE, MODEL) == f"{LARGE.key}~mb16-dp2"
     assert few_layers.key(LARGE, MODEL) == f"{LARGE.key}~mb16-dp1-l16"
     assert fewer.words(LARGE, MODEL) == "16 of 640 micro-batches"
@@ -71,6 +78,8 @@ def test_what_runs_has_the_nodes_of_its_replicas_and_all_other_knobs() -> None:
         "16 of 640 micro-batches, 1 of 2 replicas, 16 of 96 layers"
     )
 
+
+def test_layers_of_a_split_that_counts_the_ends_are_two_a_stage_with_them() -> None:
     uneven = replace(LARGE, pipeline_split="embedding_and_head")
     *_, few_layers = fidelities(uneven, replace(MODEL, num_layers=94), FRONTIER)
     assert few_layers.num_layers == 14  # 16 with the ends, two a stage

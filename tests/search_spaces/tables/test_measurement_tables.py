@@ -205,7 +205,9 @@ def test_a_row_is_a_layout_and_what_was_measured() -> None:
     assert cell.model.num_layers == 8
     assert (cell.cluster.num_nodes, cell.cluster.devices_per_node) == (2, 4)
     assert cell.cluster.device_memory_bytes == 16 << 30
-    # Numbers as pandas writes a column with gaps are whole.
+
+
+def test_numbers_as_pandas_writes_a_column_with_gaps_are_whole() -> None:
     gaps = make_row(tp="2.0", zero_stage="1.0", tied_embeddings="True", sequence_parallel="0.0")
     assert read_table(make_text(gaps)).rows[0].layout.tp == 2
 
@@ -247,12 +249,18 @@ def test_what_a_row_does_not_state_is_assumed_and_noted() -> None:
     assert "cluster 'testbox' is not a preset" in notes
     assert table.rows[0].layout.zero_stage == 0
 
-    def family(**changes: object) -> str:
-        return read_table(make_text(make_row(**changes))).cells[0].model.family
 
-    assert family() == "gpt"
-    assert family(ffn_hidden_size=1408) == "llama"
-    assert family(family="llama") == "llama"
+@pytest.mark.parametrize(
+    ("stated", "family"),
+    [({}, "gpt"), ({"ffn_hidden_size": 1408}, "llama"), ({"family": "llama"}, "llama")],
+)
+def test_the_family_of_a_model_is_stated_or_follows_from_its_feed_forward_layers(
+    stated: dict[str, Any], family: str
+) -> None:
+    assert read_table(make_text(make_row(**stated))).cells[0].model.family == family
+
+
+def test_a_cluster_that_is_a_preset_has_its_constants_on_the_nodes_of_the_row() -> None:
     text = make_text(make_row(cluster="h100-sxm", device_memory_gb=80, step_time_s=0.2))
     cluster = read_table(text).cells[0].cluster
     preset = CLUSTER_PRESETS["h100-sxm"]
