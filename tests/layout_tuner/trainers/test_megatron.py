@@ -258,15 +258,18 @@ def test_adapters_state_what_they_need_and_the_example_what_arguments_leave_out(
         assert flag in entry.command
 
 
-def test_context_parallelism_and_the_order_of_ranks_have_flags_where_they_can() -> None:
-    for comm_type in CP_COMM_TYPES:
-        job = TrainerJob(model=GPT, layout=Layout(cp=4, cp_comm_type=comm_type, tp=2))
-        assert value_after(MEGATRON_LM, job, "--context-parallel-size") == "4"
-        assert value_after(MEGATRON_LM, job, "--cp-comm-type") == comm_type
-        model = MEGATRON_BRIDGE.values(job)["model"]
-        assert (model["context_parallel_size"], model["cp_comm_type"]) == (4, comm_type)
-        assert value_after(MEGATRON_DEEPSPEED, job, "--ds-sequence-parallel-size") == "4"
-        assert ("cp_comm_type" in MEGATRON_DEEPSPEED.lacking(job)) is (comm_type != "a2a")
+@pytest.mark.parametrize("comm_type", CP_COMM_TYPES)
+def test_context_parallelism_has_flags_where_it_can(comm_type: Any) -> None:
+    job = TrainerJob(model=GPT, layout=Layout(cp=4, cp_comm_type=comm_type, tp=2))
+    assert value_after(MEGATRON_LM, job, "--context-parallel-size") == "4"
+    assert value_after(MEGATRON_LM, job, "--cp-comm-type") == comm_type
+    model = MEGATRON_BRIDGE.values(job)["model"]
+    assert (model["context_parallel_size"], model["cp_comm_type"]) == (4, comm_type)
+    assert value_after(MEGATRON_DEEPSPEED, job, "--ds-sequence-parallel-size") == "4"
+    assert ("cp_comm_type" in MEGATRON_DEEPSPEED.lacking(job)) is (comm_type != "a2a")
+
+
+def test_the_order_of_ranks_has_a_flag_where_it_can() -> None:
     layout = Layout(pp=2, dp=2, rank_order="tp_cp_pp_dp")
     job = TrainerJob(model=LLAMA, layout=layout)
     assert "--use-tp-pp-dp-mapping" in MEGATRON_LM.arguments(job)

@@ -53,14 +53,18 @@ def test_an_entry_is_read_with_what_it_leaves_out() -> None:
     stated = (trainer.processes_per, trainer.start_limit_s, trainer.same_data)
     assert stated == ("device", None, False)
     assert trainer.patterns.read("step 1 loss 3") is None
-    # What YAML makes of numbers and switches is text for the program.
+
+
+def test_what_yaml_makes_of_numbers_and_switches_is_text_for_the_program() -> None:
     text = (
         "trainers: [{name: mine, version: 1.10, command: [t], environment: {A: 1, B: yes, C: x}}]"
     )
     (trainer,) = read_trainers(yaml.safe_load(text)).values()
     assert trainer.version == "1.1"
     assert trainer.environment == {"A": "1", "B": "true", "C": "x"}
-    # A parameter is refused as code, and not as an argument of the code.
+
+
+def test_a_parameter_may_be_an_argument_of_code_that_a_shell_reads() -> None:
     command = ["sh", "-c", 'exec train "$0"', "{rate}"]
     assert read_trainers({"trainers": [{**ENTRY, "command": command}]})
 

@@ -76,23 +76,34 @@ class Job:
         return refused.value.reason, str(refused.value)
 
 
-def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
-    job = Job(layout=Layout(dp=2, micro_batch_size=3, num_microbatches=5), iterations=4)
+TWO_REPLICAS = Layout(dp=2, micro_batch_size=3, num_microbatches=5)
+
+
+def measure_seven(job: Job) -> tuple[list[float], Measurement]:
+    """Reports seven steps of 900 tokens on shared devices: their times, and what is measured."""
     times_s = [3.0, 1.0, 1.05, 1.2, 0.9, 1.0, 1.1]
     for each in times_s:
         job.report(each, step_time_s=each, tokens=900, loss=2.5)
     assert job.run.is_enough
-    measured = job.measure(oversubscribed=True)
+    return times_s, job.measure(oversubscribed=True)
+
+
+def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
+    times_s, measured = measure_seven(Job(layout=TWO_REPLICAS, iterations=4))
     timed = times_s[3:]  # the second and third step differ by less than a tenth
     assert measured.step_time_s == statistics.median(timed)
     assert measured.tokens_per_step == 900
     assert measured.tokens_per_s == pytest.approx(900 / 1.05)
     assert measured.tokens_per_s_per_device == pytest.approx(900 / 1.05 / 2)
+    assert [each.kind for each in measured.iterations] == ["warmup"] * 3 + ["timed"] * 4
+    assert measured.warmup_settled
+
+
+def test_a_measurement_says_by_which_trainer_and_how_it_was_made() -> None:
+    _, measured = measure_seven(Job(layout=TWO_REPLICAS, iterations=4))
     assert (measured.trainer, measured.trainer_version) == ("theirs", "7")
     assert measured.tokens == "counted"
-    assert [each.kind for each in measured.iterations] == ["warmup"] * 3 + ["timed"] * 4
     assert (measured.oversubscribed, measured.shortened) == (True, False)
-    assert measured.warmup_settled
     assert not measured.losses_comparable
     assert (measured.peak_memory_bytes, measured.memory_kind) == (GIB, "sampled")
 

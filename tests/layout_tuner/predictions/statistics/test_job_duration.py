@@ -72,6 +72,8 @@ def test_a_job_by_hand() -> None:
     assert duration.days_high / duration.days == pytest.approx(1.5)
     assert duration.node_hours == pytest.approx(duration.days * 24 * 8)
 
+
+def test_a_job_that_never_fails_takes_its_steps_alone() -> None:
     safe = TrainingJob(tokens=1001, mtbf_hours=1e12, checkpoint_s=1e-3)
     duration = safe.duration(STEP, tokens_per_step=10, num_nodes=1)
     assert duration.num_steps == 101, "the last step is not full"
