@@ -59,9 +59,7 @@ def test_a_campaign_runs_to_its_end_in_simulated_time(simulated: Service) -> Non
     assert len({each["attempts"][0]["worker_name"] for each in details}) == 2
 
 
-def test_documents_commands_and_exports_say_that_a_campaign_is_simulated(
-    simulated: Service,
-) -> None:
+def test_documents_say_that_a_campaign_is_simulated(simulated: Service) -> None:
     campaign = simulated.get("/campaigns/rehearsal")
     assert campaign["simulated"] == {"seed": 3, "version": 1}
     assert campaign["trainer"] == simulator_trainer()
@@ -70,6 +68,9 @@ def test_documents_commands_and_exports_say_that_a_campaign_is_simulated(
     page = simulated.get("/campaigns/rehearsal/leaderboard")
     assert page["simulated"] == campaign["simulated"]
     assert {each["measurement"]["trainer"] for each in page["trials"]} == {simulator_trainer()}
+
+
+def test_commands_and_exports_say_that_a_campaign_is_simulated(simulated: Service) -> None:
     shown = simulated.run("campaign", "show", "rehearsal").stdout
     assert MARK in shown
     ranked = simulated.run("leaderboard", "rehearsal").stdout

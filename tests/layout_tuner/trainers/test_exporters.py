@@ -164,12 +164,21 @@ def test_every_file_parses_and_says_where_it_comes_from(name: str) -> None:
             assert reader(file.content) == FORMATS[name].adapter.values(source.job)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "accelerate"])
-def test_torchrun_or_srun_starts_the_ranks_of_each_node_with_their_arguments(
+STARTED = [name for name in LAYOUTS if name != "accelerate"]
+"""What torchrun or srun starts."""
+
+
+def arguments_of(name: str) -> tuple[str, str]:
+    """What a user adds to a launch script."""
+    return ("python", "train.py") if name == "command" else ("--further", "two words")
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_torchrun_starts_the_ranks_of_each_node_with_their_arguments(
     name: str, tmp_path: Path
 ) -> None:
     (folder := tmp_path / f"{name}'s job").mkdir()
-    arguments = ("python", "train.py") if name == "command" else ("--further", "two words")
+    arguments = arguments_of(name)
     placed = {"NODE_RANK": "1", "MASTER_ADDR": "host", "PYTHONPATH": "/other"}
     words = words_of(name, folder, *arguments, **placed)
     assert value_after(words, "--nnodes") == "2"
@@ -198,7 +207,14 @@ def test_torchrun_or_srun_starts_the_ranks_of_each_node_with_their_arguments(
     if name in ("deepspeed", "command"):
         assert_environment(name, words)
 
-    words = words_of(name, folder, *arguments, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]")
+
+@pytest.mark.parametrize("name", STARTED)
+def test_srun_starts_every_rank_with_its_number_and_the_address_of_the_first_node(
+    name: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / f"{name}'s job").mkdir()
+    allocation = {"LAUNCH": "srun", "SLURM_JOB_NODELIST": "n[1-2]"}
+    words = words_of(name, folder, *arguments_of(name), **allocation)
     assert words[0].startswith("srun -N 2 -n 8 --ntasks-per-node 4 bash -c")
     assert [word for word in words if word.startswith("RANK=")] == ["RANK=0", "RANK=7"]
     assert [word for word in words if word.startswith("LOCAL_RANK=")][-1] == "LOCAL_RANK=3"

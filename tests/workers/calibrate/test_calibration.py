@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -90,13 +91,31 @@ def test_a_machine_of_one_device_has_no_links_to_measure() -> None:
     assert measured.fits == ()
 
 
+class Calibrated(NamedTuple):
+    """This machine after one calibration, whose data directory no test changes."""
+
+    data_dir: Path
+    printed: str
+
+    @property
+    def measured(self) -> MeasuredConstants:
+        return MeasuredConstants.from_mapping(json.loads(self.printed))
+
+
+def calibration(data_dir: Path, *flags: str) -> str:
+    """What a calibration of a second prints."""
+    return printed_by(PROGRAM, "--data-dir", str(data_dir), "--seconds", "1", "--json", *flags)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Calibrated:
+    data_dir = tmp_path_factory.mktemp("calibrated")
+    return Calibrated(data_dir, calibration(data_dir, "--model", "tiny-llama"))
+
+
 @pytest.mark.slow
-def test_this_machine_is_measured_and_the_figures_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
-    text = printed_by(PROGRAM, *arguments, "--model", "tiny-llama")
-    printed = MeasuredConstants.from_mapping(json.loads(text))
+def test_this_machine_is_measured_and_its_figures_are_kept(calibrated: Calibrated) -> None:
+    printed = calibrated.measured
     assert printed.cluster == "local-cpu"
     assert printed.constants["peak_flops_per_s"].keys() == {"fp32", "bf16", "fp16"}
     assert 1e8 < printed.constants["peak_flops_per_s"]["fp32"] < 1e13
@@ -105,20 +124,33 @@ def test_this_machine_is_measured_and_the_figures_are_used(
     if printed.num_devices > 1:
         assert {"all_reduce", "reduce_scatter", "all_gather"} <= operations
         assert printed.constants["intra_node_bandwidth_bytes_per_s"]
-    shown = CliRunner().invoke(calibrate, ["--data-dir", str(tmp_path), "--show", "--json"])
+    flags = ["--data-dir", str(calibrated.data_dir), "--show", "--json"]
+    shown = CliRunner().invoke(calibrate, flags)
     assert shown.exit_code == 0
-    assert json.loads(shown.stdout) == json.loads(text)
+    assert json.loads(shown.stdout) == json.loads(calibrated.printed)
 
-    products = products_in(printed.timings)
+
+@pytest.mark.slow
+def test_another_calibration_keeps_the_layouts_of_matrix_products(
+    calibrated: Calibrated, tmp_path: Path
+) -> None:
+    products = products_in(calibrated.measured.timings)
     assert {each["layout"] for each in products} == set(LAYOUTS)
-    again = MeasuredConstants.from_mapping(json.loads(printed_by(PROGRAM, *arguments)))
-    assert products_in(again.timings) == products, "another calibration keeps them"
+    shutil.copytree(calibrated.data_dir, tmp_path, dirs_exist_ok=True)
+    again = MeasuredConstants.from_mapping(json.loads(calibration(tmp_path)))
+    assert products_in(again.timings) == products
+
+
+@pytest.mark.slow
+def test_a_probe_lays_its_matrix_products_out_as_calibrated(
+    calibrated: Calibrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # One that certainly counts: the layout that the trainer would choose by itself is slow.
     slowed = [
         each | {"seconds": 9.0 if each["layout"] == OWN_LAYOUTS[each["kind"]] else each["seconds"]}
-        for each in products
+        for each in products_in(calibrated.measured.timings)
     ]
-    write_constants(tmp_path, replace(again, timings=tuple(slowed)))
+    write_constants(tmp_path, replace(calibrated.measured, timings=tuple(slowed)))
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path))
     arguments = ["probe", "--model", "tiny-llama", "--num-microbatches=1", "--steps=2", "--json"]
     probed = json.loads(printed_by("from layout_tuner.cli.main import main; main()", *arguments))

@@ -104,7 +104,7 @@ def test_every_degree_takes_devices_and_so_nodes() -> None:
     assert (found["layout"]["num_nodes"], found["num_devices"]) == (8, 64)
 
 
-def test_the_answer_comes_first_and_follows_from_the_step_time() -> None:
+def test_the_batch_may_be_stated_instead_of_its_micro_batches_and_no_precision() -> None:
     found = report(*LAYOUT)
     flags = [flag for flag in LAYOUT if "microbatches" not in flag]
     assert report(*flags, "--global-batch-size=16") == found
@@ -112,6 +112,10 @@ def test_the_answer_comes_first_and_follows_from_the_step_time() -> None:
     assert report(*of_the_cluster) == found, "the precision is the cluster's where none is given"
     assert (found["num_nodes"], found["num_devices"], found["global_batch_size"]) == (2, 16, 16)
     assert found["precision"] == "bf16"
+
+
+def test_throughput_and_utilization_follow_from_the_step_time() -> None:
+    found = report(*LAYOUT)
     tokens_per_s = 16 * MODEL.seq_length / found["step_time_s"]
     assert found["tokens_per_s"] == pytest.approx(tokens_per_s)
     assert found["tokens_per_s_per_device"] == pytest.approx(tokens_per_s / 16)
@@ -120,11 +124,16 @@ def test_the_answer_comes_first_and_follows_from_the_step_time() -> None:
     assert found["peak_tflops_per_device"] == 191.5
     assert found["mfu"] == pytest.approx(tflops / 191.5)
     assert found["hfu"] == pytest.approx(found["mfu"]), "nothing is recomputed"
+
+
+def test_people_read_the_answer_first() -> None:
+    found = report(*LAYOUT)
     lines = run(*LAYOUT).stdout.splitlines()
     answer = {line[:15].strip(): line[15:] for line in lines[3:9]}
     first, second = ("tokens/s", "step time", "model TFLOP/s"), ("peak memory", "fits")
     assert tuple(answer) == (*first, *second, "global batch")
     assert f"MFU {found['mfu']:.1%} of 191.5" in answer["model TFLOP/s"]
+    tokens_per_s = 16 * MODEL.seq_length / found["step_time_s"]
     assert answer["tokens/s"].startswith(f"{tokens_per_s:,.0f}, a device ")
     assert answer["fits"] == f"with probability {found['fits']:.2f} into 64 GiB"
 
@@ -138,7 +147,7 @@ def test_recomputed_work_counts_in_the_rate_of_the_hardware_alone() -> None:
 
 
 def test_people_read_the_stages_and_the_largest_parts_of_the_step_first() -> None:
-    found, result = report(*LAYOUT), run(*LAYOUT)
+    result = run(*LAYOUT)
     assert "warning: not calibrated: the constants" in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "gpt-1.3b on 2 nodes of frontier, 16 devices, bf16"
@@ -146,6 +155,10 @@ def test_people_read_the_stages_and_the_largest_parts_of_the_step_first() -> Non
     assert [line.split()[0] for line in lines[stages + 2 : stages + 6]] == ["0", "1", "2", "3"]
     shares = [float(line.split("s")[1].split("%")[0]) for line in lines if "%  " in line]
     assert shares[:-1] == sorted(shares[:-1], reverse=True)
+
+
+def test_the_small_parts_of_a_step_are_one_line_unless_all_are_asked_for() -> None:
+    found, lines = report(*LAYOUT), run(*LAYOUT).stdout.splitlines()
     small = [part["seconds"] for part in found["time_parts"]]
     small = [seconds for seconds in small if seconds < 0.01 * found["step_time_s"]]
     assert len(small) > 5
@@ -176,12 +189,15 @@ def test_a_cluster_without_a_stated_peak_has_no_mfu() -> None:
     assert "MFU unknown (no peak stated for fp32)" in run(*flags).stdout
 
 
-def test_a_table_calibrates_time_and_memory_and_an_estimate_beyond_it_is_warned_of(
-    tmp_path: Path,
-) -> None:
-    flags = ("--model=gpt-1.3b", "--cluster=frontier", "--precision=fp16", "--recompute=full")
-    flags = (*flags, "--tp=2", "--dp=8", "--num-microbatches=8", f"--software={SOURCE}")
-    cold, told = report(*flags), report(*flags, f"--calibrate-from={table(tmp_path)}")
+CALIBRATED = (
+    *("--model=gpt-1.3b", "--cluster=frontier", "--precision=fp16", "--recompute=full"),
+    *("--tp=2", "--dp=8", "--num-microbatches=8", f"--software={SOURCE}"),
+)
+"""A layout within what the table has measured."""
+
+
+def test_a_table_calibrates_time_and_memory(tmp_path: Path) -> None:
+    cold, told = report(*CALIBRATED), report(*CALIBRATED, f"--calibrate-from={table(tmp_path)}")
     assert told["step_time_s"] == pytest.approx(1.5 * cold["step_time_s"], rel=0.05)
     spreads = [
         math.log(each["step_time_high_s"] / each["step_time_low_s"]) for each in (cold, told)
@@ -190,18 +206,19 @@ def test_a_table_calibrates_time_and_memory_and_an_estimate_beyond_it_is_warned_
     assert told["peak_memory_deviation_bytes"] < cold["peak_memory_deviation_bytes"]
     assert told["warnings"] == []
     assert told["calibrated_on"]["with_peak_memory"] == 18
+
+
+def test_an_estimate_beyond_its_table_is_warned_of(tmp_path: Path) -> None:
+    calibration = f"--calibrate-from={table(tmp_path)}"
     elsewhere = report(
-        "--model=gpt-125m",
-        "--cluster=a100-sxm",
-        f"--calibrate-from={tmp_path / 'table.csv'}",
-        "--num-microbatches=1",
+        "--model=gpt-125m", "--cluster=a100-sxm", calibration, "--num-microbatches=1"
     )
     assert elsewhere["warnings"] == [
         "not calibrated on cluster a100-sxm, but on frontier",
         "not calibrated on this software, but on other software",
         "not calibrated on model gpt-125m, but on gpt-1.3b",
     ]
-    beyond = report(*flags, "--pp=4", f"--calibrate-from={tmp_path / 'table.csv'}")["warnings"]
+    beyond = report(*CALIBRATED, "--pp=4", calibration)["warnings"]
     assert len(beyond) == 1
     assert "beyond what it was calibrated for" in beyond[0]
     assert "num_devices" in beyond[0]

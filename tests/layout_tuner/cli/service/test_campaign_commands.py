@@ -125,7 +125,7 @@ def write(path: Path, document: Any) -> str:
     return str(path)
 
 
-def test_models_and_clusters_are_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:
+def test_a_model_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:
     file = write(tmp_path / "m.yaml", {"preset": "tiny", "num_layers": 6})
     assert "model six is stored" in done(run("model", "put", "six", file))
     assert "six" in done(run("model", "list"))
@@ -136,6 +136,8 @@ def test_models_and_clusters_are_put_listed_shown_and_deleted(run: Command, tmp_
     file = write(tmp_path / "m.yaml", [1, 2])
     ends(run("model", "put", "mine", file), 2, "the model is [1, 2], not a mapping")
 
+
+def test_a_cluster_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:
     file = write(tmp_path / "c.yaml", {"device": "X1", "devices_per_node": 2})
     told = run("cluster", "put", "desk", file)
     assert "cluster desk is stored" in done(told)
@@ -175,8 +177,8 @@ def allocated(run: Command, file: Path, token_file: Path) -> Result:
     return run("allocation", *words, *place, f"--cluster={file}")
 
 
-def test_the_example_of_a_cluster_file_works_with_every_command(
-    run: Command, token_file: Path, tmp_path: Path
+def test_the_example_of_a_cluster_file_can_be_put_and_campaigns_submitted_for_it(
+    run: Command, tmp_path: Path
 ) -> None:
     made = ends(put(run, EXAMPLE), 0)
     assert "the section site" in made.stderr
@@ -185,21 +187,26 @@ def test_the_example_of_a_cluster_file_works_with_every_command(
     assert (shown["num_nodes"], shown["devices_per_node"]) == (32, 4)
     assert "site" not in shown
 
-    found = ends(estimated(run, EXAMPLE), 0)
-    report = json.loads(found.stdout)
-    assert (report["cluster"], report["num_nodes"]) == ("our-cluster", 2)
-    assert report["precision"] == "bf16"
-
-    rendered = ends(allocated(run, EXAMPLE, token_file), 0)
-    assert "module load cuda/12.8" in rendered.stdout
-    assert "#SBATCH --gres=gpu:4" in rendered.stdout
-
     file = tmp_path / "campaign.yaml"
     space = {"global_batch_size": 64, "num_nodes": [2, 4], "tp": [2, 4], "zero_stage": 1}
     document = {**CAMPAIGN, "model": "llama-1b", "cluster": "our-cluster", "space": space}
     file.write_text(yaml.safe_dump(document))
     submitted = ends(run("campaign", "submit", file, "--json"), 0)
     assert json.loads(submitted.stdout)["spec"]["cluster"] == shown
+
+
+def test_an_estimate_takes_the_example_of_a_cluster_file(run: Command) -> None:
+    report = json.loads(ends(estimated(run, EXAMPLE), 0).stdout)
+    assert (report["cluster"], report["num_nodes"]) == ("our-cluster", 2)
+    assert report["precision"] == "bf16"
+
+
+def test_an_allocation_takes_the_site_of_the_example_of_a_cluster_file(
+    run: Command, token_file: Path
+) -> None:
+    rendered = ends(allocated(run, EXAMPLE, token_file), 0)
+    assert "module load cuda/12.8" in rendered.stdout
+    assert "#SBATCH --gres=gpu:4" in rendered.stdout
 
 
 def test_every_command_refuses_the_same_mistakes_of_a_cluster_file_and_does_without_a_site(

@@ -60,15 +60,17 @@ def test_a_campaign_is_submitted_as_yaml_or_json_and_all_that_is_wrong_is_listed
     assert "did you mean 'num_layers'?" in lines[1]
 
 
-def test_a_campaign_is_listed_and_shown_with_its_progress_and_its_state_changed(
-    run, measured, store, name: str
-) -> None:
+def test_a_campaign_is_listed_with_its_progress(run, measured, name: str) -> None:
     measured(name, FASTER[:2])
     (row,) = [line for line in run("campaign", "list").output.splitlines() if name in line]
     for words in ("RUNNING", "2/4", "2,000"):
         assert words in row
     listed = json.loads(run("campaign", "list", "--json").stdout)["campaigns"]
     assert name in [campaign["name"] for campaign in listed]
+
+
+def test_a_campaign_is_shown_with_its_best_trial_and_what_it_took(run, measured, name: str) -> None:
+    measured(name, FASTER[:2])
     shown = run("campaign", "show", name).output
     assert "best          2,000 tokens/s, trial 2" in shown
     assert "constants     generic constants" in shown
@@ -78,7 +80,8 @@ def test_a_campaign_is_listed_and_shown_with_its_progress_and_its_state_changed(
     assert f"cost          32 node-seconds held: {shares}" in shown
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
 
-    name = f"{name}-empty"
+
+def test_a_campaign_is_paused_resumed_and_cancelled(run, measured, store, name: str) -> None:
     measured(name)
     assert run("leaderboard", name).output == f"campaign {name} has no ranked trial yet\n"
     for action, state in [("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")]:
@@ -107,9 +110,7 @@ def test_watch_follows_a_campaign_to_its_end(run, measured, store, name: str) ->
     assert (done.exit_code, "it is broken" in done.output) == (1, True)
 
 
-def test_an_export_overwrites_nothing_unasked_and_replaces_a_link_without_following_it(
-    run, measured, name: str, tmp_path: Path
-) -> None:
+def test_an_export_overwrites_nothing_unasked(run, measured, name: str, tmp_path: Path) -> None:
     measured(name, FASTER[:2])
     out = tmp_path / "deep" / "job"
     ends(run("export", name, "--format", "trainer", "--out", str(out)), 0)
@@ -119,29 +120,48 @@ def test_an_export_overwrites_nothing_unasked_and_replaces_a_link_without_follow
     forced = run("export", name, "--format", "trainer", "--out", out, "--trial", "1", "--force")
     ends(forced, 0)
     assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[0].to_mapping()
+
+
+def test_an_export_is_printed_as_json_and_of_no_unknown_format(
+    run, measured, name: str, tmp_path: Path
+) -> None:
+    measured(name, FASTER[:2])
     printed = json.loads(run("export", name, "--format", "megatron-lm", "--json").stdout)
     assert printed["trial"] == 2
     ends(run("export", name, "--format", "paper", "--out", str(tmp_path / "none")), 2)
     assert not (tmp_path / "none").exists()
 
-    outside = tmp_path / "outside"
-    for content in (None, "mine"):  # a dangling link, and one to a file
-        out = tmp_path / f"job of {content}"
-        out.mkdir()
-        if content is not None:
-            outside.write_text(content)
-        (out / "job.json").symlink_to(outside)
-        command = ("export", name, "--format", "trainer", "--out", str(out))
-        ends(run(*command), 1, "exists")
-        ends(run(*command, "--force"), 0)
-        assert not (out / "job.json").is_symlink()
-        assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[1].to_mapping()
-        assert (outside.read_text() if outside.exists() else None) == content
-        kept = sorted(path.name for path in out.iterdir())
-        (out / "job.json").unlink()
-        (out / "job.json").mkdir()
-        assert run(*command, "--force").exit_code == 1
-        assert sorted(path.name for path in out.iterdir()) == kept
+
+@pytest.mark.parametrize("content", [None, "mine"], ids=["dangling", "to a file"])
+def test_an_export_replaces_a_link_without_following_it(
+    run, measured, tmp_path: Path, content: str | None
+) -> None:
+    name = f"linked-{content}"
+    measured(name, FASTER[:2])
+    outside, out = tmp_path / "outside", tmp_path / "job"
+    out.mkdir()
+    if content is not None:
+        outside.write_text(content)
+    (out / "job.json").symlink_to(outside)
+    command = ("export", name, "--format", "trainer", "--out", str(out))
+    ends(run(*command), 1, "exists")
+    ends(run(*command, "--force"), 0)
+    assert not (out / "job.json").is_symlink()
+    assert json.loads((out / "job.json").read_text())["layout"] == LAYOUTS[1].to_mapping()
+    assert (outside.read_text() if outside.exists() else None) == content
+
+
+def test_an_export_that_cannot_replace_a_file_leaves_nothing_of_its_own(
+    run, measured, name: str, tmp_path: Path
+) -> None:
+    measured(name, FASTER[:2])
+    command = ("export", name, "--format", "trainer", "--out", str(tmp_path))
+    ends(run(*command), 0)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / "job.json").unlink()
+    (tmp_path / "job.json").mkdir()
+    assert run(*command, "--force").exit_code == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_token_is_printed_alone_or_goes_to_a_new_file_of_its_owners_alone(
     assert "another" not in run("token", "list", "--json").stdout
 
 
-def test_tokens_are_listed_and_revoked_by_name_or_id_and_audited(run: Command) -> None:
+def test_tokens_are_listed_and_revoked_by_name_or_id(run: Command) -> None:
     run("token", "create", "ci", "--role", "viewer")
     tokens = json.loads(run("token", "list", "--json").stdout)["tokens"]
     (listed,) = [each for each in tokens if each["name"] == "ci"]
@@ -60,6 +60,8 @@ def test_tokens_are_listed_and_revoked_by_name_or_id_and_audited(run: Command) -
     ends(run("token", "revoke", "ci"), 1, "there is no token named 'ci' that is not revoked")
     assert "revoked 20" in run("token", "list", "--all").stdout
 
+
+def test_the_audit_is_filtered_by_what_was_changed_when_and_by_whom(run: Command) -> None:
     run("token", "create", "chemistry", "--role", "viewer")
     within = run("audit", "--of", "chemistry", "--within", "1h")
     ends(within, 0, "token.create", "role=viewer", "127.0.0.1")

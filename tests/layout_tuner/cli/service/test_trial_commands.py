@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -41,25 +43,30 @@ def shown(result: Result) -> list[str]:
     return [row[1] for row in rows if row and row[0].isdigit()]
 
 
-def test_trials_are_listed_by_condition_and_shown_with_their_figures_and_log(run: Command) -> None:
+def test_trials_are_listed_in_the_order_that_is_asked_for(run: Command) -> None:
     assert shown(run("list", "first")) == ["1", "2", "3"]
     assert shown(run("list", "first", "--sort", "tp", "--descending")) == ["2", "1", "3"]
     table = run("list", "first").stdout
     assert "FAILED (crashed)" in table
     assert "10.24 s" in table
 
+
+def test_trials_are_listed_that_meet_every_condition(run: Command) -> None:
     assert shown(run("list", "first", "--where", "tp=1,4", "--where", "state=PENDING")) == ["3"]
     assert shown(run("list", "first", "--where", "tokens_per_s>=100")) == ["1"]
     assert shown(run("list", "first", "--where", "tokens_per_s <= 99.5")) == []
+    page = json.loads(run("list", "first", "--where", "reason=crashed", "--json").stdout)
+    assert [each["number"] for each in page["trials"]] == [2]
 
+
+def test_a_list_of_trials_that_is_cut_says_so(run: Command) -> None:
     result = run("list", "first", "--limit", "2")
     assert shown(result) == ["1", "2"]
     assert "there are more than 2" in result.stderr
     assert run("list", "first", "--limit", "3").stderr == ""
 
-    page = json.loads(run("list", "first", "--where", "reason=crashed", "--json").stdout)
-    assert [each["number"] for each in page["trials"]] == [2]
 
+def test_a_trial_is_shown_by_its_id_or_its_campaign_and_number(run: Command) -> None:
     by_id, by_number = run("show", "2"), run("show", "first/2")
     assert by_id.exit_code == 0, by_id.output
     assert by_id.stdout == by_number.stdout
@@ -68,12 +75,16 @@ def test_trials_are_listed_by_condition_and_shown_with_their_figures_and_log(run
     for wrong in ("first", "first/", "/2", "first/two", "-1", "\u0662"):
         assert run("show", "--", wrong).exit_code == 2, wrong
 
+
+def test_a_trial_is_shown_with_its_figures(run: Command) -> None:
     text = run("show", "first/1").stdout
     assert "tokens/s      100" in text
     assert "peak memory   5 GiB" in text
     detail = json.loads(run("show", "first/1", "--json").stdout)
     assert detail["measurement"]["tokens_per_s"] == 100.0
 
+
+def test_the_log_of_a_trial_is_printed_once_it_has_one(run: Command) -> None:
     assert run("log", "first/2").stdout == "Traceback ..."
     ends(run("log", "first/3"), 1, "trial first/3 (id 3) is PENDING and has no log")
 
@@ -158,9 +169,7 @@ def numbers(ranked: Command, *conditions: str) -> list[int]:
     return [trial["number"] for trial in page["trials"]]
 
 
-def test_only_layouts_that_meet_every_condition_are_ranked_as_in_the_whole_leaderboard(
-    ranked: Command, api: Api
-) -> None:
+def test_only_layouts_that_meet_every_condition_are_ranked(ranked: Command) -> None:
     assert numbers(ranked) == [3, 2, 1]
     assert numbers(ranked, "tp=1") == [2, 1]
     assert numbers(ranked, "tp=1", "tokens_per_s<=1500") == [1]
@@ -174,6 +183,10 @@ def test_only_layouts_that_meet_every_condition_are_ranked_as_in_the_whole_leade
         "campaign first has no ranked trial that meets every --where yet\n"
     )
 
+
+def test_layouts_that_meet_a_condition_keep_their_ranks_of_the_whole_leaderboard(
+    ranked: Command,
+) -> None:
     where = ("--where", "tp=1")
     page = json.loads(ranked("--json", *where).stdout)
     assert [(each["number"], each["rank"]) for each in page["trials"]] == [(2, 2), (1, 3)]
@@ -185,6 +198,10 @@ def test_only_layouts_that_meet_every_condition_are_ranked_as_in_the_whole_leade
     rows = list(csv.DictReader(io.StringIO(ranked("--csv", "--intervals", *where).stdout)))
     assert [row["rank"] for row in rows] == ["2", "3"]
 
+
+def test_ties_with_the_first_are_told_also_where_it_is_not_listed(
+    ranked: Command, api: Api
+) -> None:
     worker = api.register("w2")
     api.complete(worker, "first", FOUR[3], tokens_per_s=3000.0)
     everything, narrowed = ranked().stdout, ranked("--where", "pp=2").stdout
@@ -213,26 +230,37 @@ def test_a_parquet_file_is_named_and_not_written_to_a_terminal(
 BEST = Layout(num_microbatches=8)
 
 
-def test_an_analysis_names_the_winner_its_neighbours_and_what_matters(
-    api: Api, command: Command
-) -> None:
+@pytest.fixture
+def analysed(api: Api) -> Any:
+    """The analysis of a campaign of two layouts, as its document."""
     campaign = api.submit()
-    problem = api.get("/campaigns/first/analysis", status=404)
-    assert "'first' (RUNNING) has no analysis yet: it is made when" in problem["detail"]
-    assert problem["type"].endswith("analysis-unavailable")
     worker = api.register()
     api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=50.0)
     winner = api.complete(worker, "first", BEST, tokens_per_s=100.0)
     api.store.reports.keep_analysis(campaign["id"], make_analysis(winner))
+    return api.get("/campaigns/first/analysis")
 
-    read = api.get("/campaigns/first/analysis")
-    assert (read["campaign"], read["winner"], read["winner_layout"]) == ("first", 2, BEST.key)
-    assert [each["knob"] for each in read["importances"]] == ["tp", "micro_batch_size", "pp"]
-    down, up = read["steps"]
+
+def test_a_campaign_without_an_analysis_says_when_it_is_made(api: Api) -> None:
+    api.submit()
+    problem = api.get("/campaigns/first/analysis", status=404)
+    assert "'first' (RUNNING) has no analysis yet: it is made when" in problem["detail"]
+    assert problem["type"].endswith("analysis-unavailable")
+
+
+def test_an_analysis_names_the_winner_its_neighbours_and_what_matters(analysed: Any) -> None:
+    found = (analysed["campaign"], analysed["winner"], analysed["winner_layout"])
+    assert found == ("first", 2, BEST.key)
+    assert [each["knob"] for each in analysed["importances"]] == ["tp", "micro_batch_size", "pp"]
+    down, up = analysed["steps"]
     assert (down["state"], down["effect"], down["source"]) == ("out_of_memory", None, "predicted")
     assert (up["effect"], up["source"], up["is_apart"]) == (-0.1, "measured", True)
     assert up["also"] == ["dp", "num_microbatches"]
 
+
+def test_the_command_prints_an_analysis_as_a_table_or_as_its_document(
+    command: Command, analysed: Any
+) -> None:
     shown = ends(command("campaign", "analysis", "first"), 0)
     lines = shown.output.splitlines()
     assert "share of the variation of tokens_per_s over 9 layouts" in lines[0]
@@ -240,36 +268,46 @@ def test_an_analysis_names_the_winner_its_neighbours_and_what_matters(
     assert any("out of memory" in line and "predicted" in line for line in lines)
     assert any("-10.0%" in line and "measured" in line for line in lines)
     document = json.loads(command("campaign", "analysis", "first", "--json").stdout)
-    assert document == read
+    assert document == analysed
 
 
-def test_cheap_trials_say_what_they_stand_for_and_are_not_ranked(
-    api: Api, command: Command, client: Client
-) -> None:
+@pytest.fixture
+def cheap(api: Api, command: Command) -> Callable[..., str]:
+    """What a command prints; the campaign `large` has cheap probes, and `first` has none."""
     add_cheap_campaign(api)
+    api.submit()
+    return lambda *arguments: click.unstyle(ends(command(*arguments), 0).stdout)
 
-    def cheap(*arguments: str) -> str:
-        return click.unstyle(ends(command(*arguments), 0).stdout)
 
-    def step_of(number: int) -> str:
-        step = client.trial_page("large").trials[number - 1].cheap_probe.full_step
-        return f"{step.expected_s:.4g} s (95 %: {step.low_s:.4g} to {step.high_s:.4g} s)"
+def step_of(client: Client, number: int) -> str:
+    step = client.trial_page("large").trials[number - 1].cheap_probe.full_step
+    return f"{step.expected_s:.4g} s (95 %: {step.low_s:.4g} to {step.high_s:.4g} s)"
 
+
+def test_a_cheap_trial_is_shown_with_what_it_stands_for(
+    cheap: Callable[..., str], client: Client
+) -> None:
     assert (
         f"stands for    cheap probe of {FULL.key}: 8 of 64 micro-batches, 1 of 2 replicas; "
-        f"extrapolated step {step_of(1)}\n"
+        f"extrapolated step {step_of(client, 1)}\n"
     ) in cheap("trial", "show", "large/1")
-    told = f"8 of 64 micro-batches, 2 of 4 layers; extrapolated step {step_of(2)}; it says nothing"
+    step = step_of(client, 2)
+    told = f"8 of 64 micro-batches, 2 of 4 layers; extrapolated step {step}; it says nothing"
     assert f"{told} of the memory\n" in cheap("trial", "show", "large/2")
     assert "cheap" not in cheap("trial", "show", "large/3")
 
+
+def test_a_list_of_trials_marks_the_cheap_ones(cheap: Callable[..., str], client: Client) -> None:
     _, _, *rows = cheap("trial", "list", "large").splitlines()
     assert "8 of 64 micro-batches, 1 of 2 replicas" in rows[0]
-    assert rows[0].rstrip().endswith(step_of(1))
+    assert rows[0].rstrip().endswith(step_of(client, 1))
     assert "micro-batches" not in rows[2]
-    api.submit()
     assert "cheap probe" not in cheap("trial", "list", "first")
 
+
+def test_cheap_trials_are_counted_beside_the_leaderboard_and_not_ranked(
+    cheap: Callable[..., str],
+) -> None:
     ranked = cheap("leaderboard", "large")
     assert "the best 1 of 1" in ranked
     assert "beside them: 2 cheap probes, " in ranked
@@ -277,6 +315,11 @@ def test_cheap_trials_say_what_they_stand_for_and_are_not_ranked(
     assert "cheap" not in cheap("leaderboard", "first")
     assert "cheap" not in cheap("campaign", "show", "first")
 
+
+def test_whoever_watches_sees_which_cheap_probe_runs_and_none_among_the_best(
+    api: Api, client: Client
+) -> None:
+    add_cheap_campaign(api)
     api.store.trials.add(api.store.campaigns.by_name("large").id, ONLY_CHEAP, fidelity=FEWER)
     api.lease(api.store.workers.find()[0].id)
     campaign = client.campaign("large")

@@ -138,12 +138,20 @@ FULL = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatc
 ON_TWO_NODES = {"cluster": {**CLUSTER, "num_nodes": 2}}
 
 
+JOB = ("--tokens", "1B", "--mtbf-hours", "1e6")
+
+
+def measure_full(measured: Measure, name: str) -> tuple[str, str]:
+    """Measures a campaign of layouts that fill a node; returns the words that rank them."""
+    measured(name, zip(FULL, (1000.0, 2000.0), strict=True), **ON_TWO_NODES)
+    return "leaderboard", name
+
+
 def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
-    run: Command, measured: Measure, store: Store
+    run: Command, measured: Measure
 ) -> None:
-    measured("ranked", zip(FULL, (1000.0, 2000.0), strict=True), **ON_TWO_NODES)
-    flags = ("leaderboard", "ranked", "--tokens", "1B", "--mtbf-hours", "1e6")
-    page = json.loads(run(*flags, "--json").stdout)
+    ranked = measure_full(measured, "ranked")
+    page = json.loads(run(*ranked, *JOB, "--json").stdout)
     assert (page["job"]["tokens"], page["job"]["mtbf_hours"]) == (10**9, 1e6)
     for trial, job in zip(page["trials"], page["jobs"], strict=True):
         assert job["step_source"] == "measured"
@@ -152,14 +160,26 @@ def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
         steps_s = -(-(10**9) // (8 * 128)) * trial["step_time_s"]
         assert duration["days"] * 86400 == pytest.approx(steps_s / (1 - duration["lost_share"]))
         assert 0 < duration["lost_share"] < 0.001
-    assert "jobs" not in json.loads(run("leaderboard", "ranked", "--json").stdout)
-    text = " ".join(run(*flags).stdout.split())
+    text = " ".join(run(*ranked, *JOB).stdout.split())
     assert "training job: 1B tokens on the layout's nodes" in text
     assert "rank 1 measured " in text
-    larger = json.loads(run(*flags, "--nodes", "2", "--json").stdout)["jobs"]
+
+
+def test_the_days_of_a_training_job_on_more_nodes_are_extrapolated(
+    run: Command, measured: Measure
+) -> None:
+    ranked = measure_full(measured, "ranked-on-more")
+    larger = json.loads(run(*ranked, *JOB, "--nodes", "2", "--json").stdout)["jobs"]
     assert {job["step_source"] for job in larger} == {"measured and extrapolated"}
-    assert run(*flags, "--csv").exit_code == 2
-    ends(run("leaderboard", "ranked", "--nodes", "2"), 2, "say its tokens too")
+
+
+def test_a_leaderboard_has_no_days_of_a_training_job_whose_tokens_are_not_stated(
+    run: Command, measured: Measure
+) -> None:
+    ranked = measure_full(measured, "ranked-without")
+    assert "jobs" not in json.loads(run(*ranked, "--json").stdout)
+    ends(run(*ranked, "--nodes", "2"), 2, "say its tokens too")
+    assert run(*ranked, *JOB, "--csv").exit_code == 2
 
 
 def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
