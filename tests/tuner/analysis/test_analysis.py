@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,7 +18,8 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.analysis.analysis import analyse, calibrated_step_time
 from layout_tuner.tuner.analysis.importance import importances, knobs_of
 from layout_tuner.tuner.driver import driver as driver_module
-from tests.kit.store import completed, failed
+from tests.kit.postgres import upgraded
+from tests.kit.store import TimelyStore, TurnableClock, completed, failed
 from tests.tuner.factories import DrivenCampaign, FakeWorker, make_spec, run_campaign, submit
 
 
@@ -37,15 +40,34 @@ def analysed(store: Store, **changes: Any) -> tuple[CampaignRecord, Analysis]:
     return campaign, analysis
 
 
-def test_the_most_important_knob_moves_the_objective_most_and_steps_are_what_was_measured(
-    store: Store,
-) -> None:
-    campaign, analysis = analysed(store, strategy="exhaustive", budget={})
+class Exhausted(NamedTuple):
+    """A campaign that has measured every layout."""
+
+    store: Store
+    campaign: CampaignRecord
+    analysis: Analysis
+
+
+@pytest.fixture(scope="module")
+def exhausted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exhausted]:
+    data_dir = upgraded(tmp_path_factory.mktemp("exhausted") / "data")
+    with closing(TimelyStore.open(data_dir, clock=TurnableClock())) as store:
+        yield Exhausted(store, *analysed(store, strategy="exhaustive", budget={}))
+
+
+def test_the_most_important_knob_moves_the_objective_most(exhausted: Exhausted) -> None:
+    analysis = exhausted.analysis
     assert analysis.method.startswith("fANOVA")
     shares = analysis.importances
     assert next(iter(shares)) == "micro_batch_size"
     assert shares["micro_batch_size"] > 0.7 > shares["tp"] > shares["zero_stage"]
     assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_the_effect_of_a_step_away_from_the_winner_is_what_was_measured(
+    exhausted: Exhausted,
+) -> None:
+    store, campaign, analysis = exhausted
     winner = store.trials.get(analysis.winner_id).layout
     assert (winner.tp, winner.micro_batch_size) == (1, 2)
     steps = {(step.knob, step.direction): step for step in analysis.steps}
@@ -54,13 +76,16 @@ def test_the_most_important_knob_moves_the_objective_most_and_steps_are_what_was
     assert down.effect == pytest.approx(-0.5)
     assert down.is_apart is True
     assert down.also == ("num_microbatches",), "the batch is fixed"
-    up = steps["tp", "up"]
-    assert up.effect == pytest.approx(2**-0.1 - 1)
-    assert ("tp", "down") not in steps
-    assert ("micro_batch_size", "up") not in steps
     measured_by = store.trials.get(down.trial_id or 0)
     assert measured_by.layout_key == down.layout_key
     assert measured_by.campaign_id == campaign.id
+    assert steps["tp", "up"].effect == pytest.approx(2**-0.1 - 1)
+
+
+def test_no_step_leads_beyond_the_values_of_a_knob(exhausted: Exhausted) -> None:
+    steps = {(step.knob, step.direction) for step in exhausted.analysis.steps}
+    assert ("tp", "down") not in steps
+    assert ("micro_batch_size", "up") not in steps
 
 
 def test_a_step_into_what_does_not_fit_says_so(store: Store) -> None:

@@ -115,9 +115,7 @@ def cheap(trials: list[TrialRecord]) -> list[TrialRecord]:
 
 
 @pytest.mark.usefixtures("proposers")
-def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cheap_probes_of_parts_come_first(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     spec = make_large_spec()
     with caplog.at_level(logging.INFO, logger="layout_tuner.tuner"):
         record = run(store, spec)
@@ -129,20 +127,33 @@ def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
         assert trial.layout.num_microbatches == 8 < trial.full_layout.num_microbatches
     assert "is n1-tp1-pp1-dp8-vpp1-mbs1-mb32-" in caplog.text
     assert ", a cheap probe: 8 of 32 micro-batches, 2 of 4 layers" in caplog.text
+
+
+@pytest.mark.usefixtures("proposers")
+def test_the_best_of_the_cheap_probes_is_measured_in_full_and_such_a_layout_wins(
+    store: Store,
+) -> None:
+    record = run(store, make_large_spec())
+    trials = store.trials.find(record.id)
+    best = max(trials[:NUM_CHEAP], key=lambda trial: trial.objective(record.objective) or 0)
+    assert trials[NUM_CHEAP].layout == best.full_layout
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert record.message.endswith("completed)")
     winner = store.leaderboard.winner(record.id, record.objective)
     assert winner.trial.full_layout is None
-    best = max(trials[:NUM_CHEAP], key=lambda trial: trial.objective(record.objective) or 0)
-    assert trials[NUM_CHEAP].layout == best.full_layout
 
 
-def test_the_search_hears_of_the_whole_layout_and_of_its_part_also_when_it_is_rebuilt(
-    store: Store, proposers: list[PartFirst]
-) -> None:
+def explored(store: Store) -> DrivenCampaign:
+    """A campaign that has run three cheap probes, and proposed more."""
     campaign = DrivenCampaign(store, make_large_spec(), fast)
     campaign.turn(3)
     campaign.step()
+    return campaign
+
+
+@pytest.mark.usefixtures("proposers")
+def test_the_search_hears_of_the_whole_layout_and_of_its_part(store: Store) -> None:
+    campaign = explored(store)
     done = [trial for trial in campaign.trials if trial.state == "COMPLETED"]
     history = live_history(campaign)
     assert len(done) == len(history.cheap) == 3
@@ -156,9 +167,21 @@ def test_the_search_hears_of_the_whole_layout_and_of_its_part_also_when_it_is_re
         peak = trial.measurement.peak_memory_bytes if has_all_layers else None
         assert cheap_run.observation.peak_memory_bytes == peak, "fewer layers need less memory"
     assert {trial.num_layers for trial in done} == {2, 4}
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_search_that_is_rebuilt_has_heard_of_the_same_parts(store: Store) -> None:
+    campaign = explored(store)
+    history = live_history(campaign)
     rebuilt = CampaignSearch.rebuild(campaign.record, campaign.trials)._strategy._history
     assert list(rebuilt.pending) == list(history.pending) != []
     assert rebuilt.cheap == history.cheap
+
+
+def test_the_search_hears_what_the_budget_has_left(
+    store: Store, proposers: list[PartFirst]
+) -> None:
+    explored(store)
     budget_s = 7.5 * PROBE_S
     assert proposers[0].left_node_s[0] == pytest.approx(budget_s)
     assert proposers[0].left_node_s[-1] == pytest.approx(budget_s - 3 * PROBE_S)
