@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.measurement import (
@@ -25,6 +25,9 @@ from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.objectives import measured_objective
 from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, is_simulator, trainers_run
+
+if TYPE_CHECKING:  # it imports numpy, and clients need some of the records
+    from layout_tuner.predictions.belief.step_time_to_beat import ToBeat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -534,3 +537,5 @@ class LeaseRecord:
     lease_expires_at: datetime
     num_layers: int | None = None
     """Of a cheap probe, the layers of the model that it runs; None: the layout runs in full."""
+    to_beat: ToBeat | None = None
+    """What the probes of its campaign must beat to run in full; None: nothing."""

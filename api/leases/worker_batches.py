@@ -8,15 +8,14 @@ large batch takes hardly more time.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.errors import SearchSpaceError
-from layout_tuner.predictions.belief.step_time_to_beat import ToBeat, stop_above_s
+from layout_tuner.predictions.belief.step_time_to_beat import stop_above_s
 from layout_tuner.protocol.worker_messages import (
     HeartbeatReply,
     LeaseRead,
@@ -25,7 +24,7 @@ from layout_tuner.protocol.worker_messages import (
 )
 from layout_tuner.results_db.allocations.leases import LeaseAsk
 from layout_tuner.results_db.allocations.workers import Beat
-from layout_tuner.results_db.errors import DatabaseUnavailableError, ResultsDbError
+from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.records import LeaseRecord
 from layout_tuner.results_db.rows import record_of
 from layout_tuner.results_db.store import Store
@@ -38,8 +37,6 @@ OUTCOME_GATHER_S: Final = 0.08
 """Seconds for which outcomes are collected into one transaction when several come at once."""
 MOST_LEASES: Final = 64
 MOST_BEATS: Final = 64
-
-_log: Final = logging.getLogger(__name__)
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
@@ -118,7 +115,10 @@ class WorkerBatches:
         def lease(
             asks: Sequence[LeaseAsk],
         ) -> Sequence[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-            return _readable(store, store.leases.lease_many(asks))
+            return [
+                answer if isinstance(answer, ResultsDbError) else _readable(answer)
+                for answer in store.leases.lease_many(asks)
+            ]
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
@@ -129,67 +129,25 @@ class WorkerBatches:
         )
 
 
-def _readable(
-    store: Store, answers: Sequence[list[LeaseRecord] | ResultsDbError]
-) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-    """The leases as documents; each campaign and its winner are read once per batch.
-
-    If a campaign cannot be read, only the requests that leased its trials get the error.
-    """
-    to_beat = _to_beat(
-        store,
-        {
-            lease.campaign_id: spec
-            for answer in answers
-            if not isinstance(answer, ResultsDbError)
-            for lease in answer
-            if isinstance(spec := lease.stored.read, CampaignSpec)
-            and _has_something_to_beat(spec, lease)
-        },
-    )
-    return [
-        answer if isinstance(answer, ResultsDbError) else _answer(answer, to_beat)
-        for answer in answers
-    ]
-
-
-def _answer(
-    leases: Sequence[LeaseRecord], to_beat: Mapping[int, ToBeat]
-) -> list[LeaseRead] | SearchSpaceError:
+def _readable(leases: Sequence[LeaseRecord]) -> list[LeaseRead] | SearchSpaceError:
+    """The leases of a request as documents; the error of a campaign that cannot be read."""
     read = []
     for lease in leases:
         spec = lease.stored.read
         if isinstance(spec, Damaged):
             return spec.error
-        read.append(_lease_read(spec, lease, to_beat.get(lease.campaign_id)))
+        read.append(_lease_read(spec, lease))
     return read
 
 
-def _to_beat(store: Store, specs: Mapping[int, CampaignSpec]) -> dict[int, ToBeat]:
-    """The step times that probes of campaigns must beat; empty without a database.
-
-    The trials are leased already: an error would cost each of them an attempt. Without anything to
-    beat, a probe is not stopped early.
-    """
-    several = {id_ for id_, spec in specs.items() if len(spec.objectives) > 1}
-    try:
-        values = store.leaderboard.values_to_beat(specs.keys() - several)
-        return {**values, **store.leaderboard.fronts_to_beat(several)}
-    except DatabaseUnavailableError as error:
-        _log.warning("leases are handed out without what is to be beaten: %s", error)
-        return {}
-
-
-def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: ToBeat | None) -> LeaseRead:
+def _lease_read(spec: CampaignSpec, lease: LeaseRecord) -> LeaseRead:
     above_s = None
-    if best is not None and _has_something_to_beat(spec, lease):
-        above_s = stop_above_s(best, spec, lease.layout)
+    if lease.to_beat is not None and spec.stops_early(
+        lease.layout, lease.repeat_of is not None, lease.num_layers
+    ):
+        above_s = stop_above_s(lease.to_beat, spec, lease.layout)
     probe = spec.probe_request(
         lease.layout, num_layers=lease.num_layers, stop_above_step_time_s=above_s
     )
     request = probe.to_mapping()
     return record_of(LeaseRead, lease, campaign=lease.campaign_name, request=request)
-
-
-def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
-    return spec.stops_early(lease.layout, lease.repeat_of is not None, lease.num_layers)

@@ -230,6 +230,7 @@ def _hand_out(
         campaign_name=campaign.name,
         stored=campaign.stored,
         layout=trial_layout(trial),
+        to_beat=campaign.to_beat,
     )
 
 

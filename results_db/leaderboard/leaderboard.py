@@ -16,6 +16,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from layout_tuner.results_db.database.locks import FOR_CHANGE
+from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.errors import CampaignNotFoundError
 from layout_tuner.results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
 from layout_tuner.results_db.leaderboard.intervals import Intervals
@@ -29,7 +31,7 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import (
     Winner,
 )
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
-from layout_tuner.results_db.models.tables import Import, Trial
+from layout_tuner.results_db.models.tables import Campaign, Import, Trial
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.rows import record_of, trials_by_id
 from layout_tuner.results_db.trials.filter import (
@@ -140,26 +142,38 @@ class Leaderboards(LeaderboardSection):
             for id_, best in winners.items()
         }
 
-    def values_to_beat(self, campaign_ids: Collection[int]) -> dict[int, float]:
-        """The low end of the interval of each winner's objective, by the campaign's id."""
+    def to_beat(self, campaign_id: int) -> float | list[list[float | None]] | None:
+        """Computes `Campaign.to_beat`; None also where there is no such campaign."""
         with self._db.read() as session:
-            boards = self._boards(session, campaign_ids)
-            return {
-                id_: Intervals.read(session, id_, board, []).ends(board.winner)[0]
-                for id_, board in boards.items()
-                if board.winner is not None
-            }
+            return self._to_beat(session, campaign_id)
 
-    def fronts_to_beat(
-        self, campaign_ids: Collection[int]
-    ) -> dict[int, list[tuple[float | None, ...]]]:
-        """The objectives of the layouts on each campaign's Pareto front, by the campaign's id.
+    def write_to_beat(self, campaign_ids: Collection[int]) -> None:
+        """Computes and stores `Campaign.to_beat` of some campaigns."""
+        for campaign_id in sorted(campaign_ids):
+            # Ranks the layouts before the lock is taken: others may wait for it.
+            self.to_beat(campaign_id)
+            self._write_to_beat(campaign_id)
 
-        They are in the order of the campaign's description; None: not measured.
-        """
-        with self._db.read() as session:
-            boards = self._boards(session, campaign_ids)
-        return {id_: list(board.front.values()) for id_, board in boards.items() if board.front}
+    @retried
+    def _write_to_beat(self, campaign_id: int) -> None:
+        with self._db.write() as session:
+            # Under the campaign's lock no trial ends. Of several services that write, the last one
+            # has read the last end: the leaderboard is that of the campaign's `last_ended_seq`.
+            campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE)
+            if campaign is not None:  # it has not been deleted
+                campaign.to_beat = self._to_beat(session, campaign_id)
+
+    def _to_beat(
+        self, session: Session, campaign_id: int
+    ) -> float | list[list[float | None]] | None:
+        board = self._boards(session, [campaign_id]).get(campaign_id)
+        if board is None or board.winner is None:
+            return None
+        front = [list(objectives) for objectives in board.front.values()]
+        if len(front[0]) > 1:
+            return front
+        low, _ = Intervals.read(session, campaign_id, board, []).ends(board.winner)
+        return low
 
     def ranked_summary(self, campaign_id: int) -> RankedSummary:
         """The number of ranked layouts, and their median by the campaign's own objective."""

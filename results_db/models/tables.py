@@ -122,6 +122,12 @@ class Campaign(WithCosts, Base):
     """Number of the campaign's newest trial."""
     last_ended_seq: Mapped[int] = mapped_column(default=0)
     """`ended_seq` of the trial that ended last."""
+    to_beat: Mapped[float | list[list[float | None]] | None] = mapped_column(
+        JSON(none_as_null=True)
+    )
+    """What its probes must beat to run in full: with one objective the low end of the winner's
+    interval, with several the objectives of the layouts on the Pareto front, each as of the last
+    run that could change it (`trials/to_beat.py`). None: nothing."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]

@@ -176,13 +176,17 @@ def vote(runs: Sequence[MeasuredRun]) -> Vote:
     return Vote(faults=faults, again=tuple(again) if is_undecided else ())
 
 
-def compare_losses(session: Session, campaign: Campaign, trials: Sequence[Trial]) -> None:
+def compare_losses(session: Session, campaign: Campaign, trials: Sequence[Trial]) -> bool:
     """Compares new measurements with those of their groups, and votes on the groups again.
 
     Called in the transaction that stores the measurements, with the campaign locked. An earlier
     trial that fails or completes by the vote moves to the end of the order of ends, so that the
     driver reads it again.
+
+    Returns:
+        Whether there is such a trial.
     """
+    last_ended_seq = campaign.last_ended_seq
     groups = ((t.campaign_id, t.precision, t.global_batch_size, t.num_layers) for t in trials)
     for group in dict.fromkeys(groups):
         runs, losses = _measured(session, group), _Losses(session, cast("Precision", group[1]))
@@ -203,6 +207,7 @@ def compare_losses(session: Session, campaign: Campaign, trials: Sequence[Trial]
             if not keeps_state and trial not in trials:
                 campaign.last_ended_seq += 1
                 trial.ended_seq = campaign.last_ended_seq
+    return campaign.last_ended_seq > last_ended_seq
 
 
 def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:

@@ -7,21 +7,29 @@ taken one by one, written together.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from layout_tuner.protocol.measurement import Measurement
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.protocol.worker_messages import OutcomeReply, OutcomeReport
+from layout_tuner.results_db.database.database import Database
 from layout_tuner.results_db.database.locks import lock_rows
 from layout_tuner.results_db.database.retry import one_by_one_if_refused, retried
-from layout_tuner.results_db.database.store_base import StoreSection
-from layout_tuner.results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
+from layout_tuner.results_db.database.store_base import Clock, StoreSection
+from layout_tuner.results_db.errors import (
+    AttemptNotFoundError,
+    DatabaseUnavailableError,
+    ResultsDbError,
+    TrialNotFoundError,
+)
 from layout_tuner.results_db.models.service_tables import WorkerRow
 from layout_tuner.results_db.models.table_base import Base, insert_many
 from layout_tuner.results_db.models.tables import (
@@ -51,6 +59,8 @@ from layout_tuner.results_db.trials.outcome_checks import (
     refuse_other_lease,
     refuse_other_probe,
 )
+from layout_tuner.results_db.trials.to_beat import may_change_to_beat
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.trainers.simulator import is_simulator
 
 _ORDER: Final[tuple[type[Base], ...]] = (
@@ -69,6 +79,8 @@ _STATES: Final[dict[str, TrialState]] = {
     "infeasible": "INFEASIBLE",
     "failed": "FAILED",
 }
+
+_log: Final = logging.getLogger(__name__)
 
 _ANOTHER: Final = "the attempt has reported another outcome, which stays"
 _TEACHES_NOTHING: Final = ("node_lost", "cancelled")
@@ -102,7 +114,9 @@ class OutcomeBatch:
         self._specs = {id_: row.stored.read for id_, row in self._campaigns.items()}
         self._rows: defaultdict[type[Base], list[dict[str, Any]]] = defaultdict(list)
         """Rows of the outcomes besides the trials' own, to be written together."""
-        self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
+        self._measured: defaultdict[int, dict[Trial, Measurement]] = defaultdict(dict)
+        self.to_beat_changed: set[int] = set()
+        """Campaigns of which `Campaign.to_beat` must be computed once this is committed."""
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""
@@ -117,12 +131,21 @@ class OutcomeBatch:
         self._session.flush()
         for kind in _ORDER:
             insert_many(self._session, kind, self._rows[kind])
-        for campaign_id, trials in self._measured.items():
-            compare_losses(self._session, self._campaigns[campaign_id], trials)
+        for campaign_id, runs in self._measured.items():
+            self._compare(self._campaigns[campaign_id], runs)
         return [
             answer if isinstance(answer, ResultsDbError) else self._receipt(report, answer)
             for report, answer in zip(reports, dropped, strict=True)
         ]
+
+    def _compare(self, campaign: Campaign, runs: Mapping[Trial, Measurement]) -> None:
+        """Compares the losses of a campaign's new runs, and what its probes must beat."""
+        others_changed = compare_losses(self._session, campaign, list(runs))
+        spec = self._specs[campaign.id]
+        if isinstance(spec, CampaignSpec) and may_change_to_beat(
+            self._session, campaign, spec, runs, others_changed=others_changed
+        ):
+            self.to_beat_changed.add(campaign.id)
 
     def _receipt(self, report: OutcomeReport, dropped: str) -> OutcomeReply:
         state = cast("TrialState", self._trials[report.trial_id].state)
@@ -229,7 +252,7 @@ class OutcomeBatch:
             node=outcome.node,
         )
         if outcome.measurement is not None:
-            self._measured[campaign.id].append(trial)
+            self._measured[campaign.id][trial] = outcome.measurement
         self._keep(trial, outcome)
         return True
 
@@ -264,6 +287,13 @@ class OutcomeBatch:
 class Outcomes(StoreSection):
     """The store's methods for outcomes."""
 
+    def __init__(
+        self, database: Database, clock: Clock, write_to_beat: Callable[[Collection[int]], None]
+    ) -> None:
+        """`write_to_beat` computes `Campaign.to_beat` of campaigns."""
+        super().__init__(database, clock)
+        self._write_to_beat = write_to_beat
+
     def post_all(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes outcomes of attempts in one transaction. Posting one again changes nothing.
 
@@ -291,10 +321,21 @@ class Outcomes(StoreSection):
             waiting = [place for place in waiting if answers[place] is None]
         return [answer for answer in answers if answer is not None]
 
-    @retried
     def _post(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
+        answers, to_beat_changed = self._store(reports)
+        try:
+            self._write_to_beat(to_beat_changed)
+        except DatabaseUnavailableError as error:
+            # The outcomes are stored; a later run has it computed.
+            _log.warning("what probes must beat is not computed: %s", error)
+        return answers
+
+    @retried
+    def _store(
+        self, reports: Sequence[OutcomeReport]
+    ) -> tuple[list[OutcomeReply | ResultsDbError], Collection[int]]:
         now = self._clock()
         with self._db.write() as session:
             trial_ids = [report.trial_id for report in reports]
             batch = OutcomeBatch(session, trial_ids, now)
-            return batch.take(reports)
+            return batch.take(reports), batch.to_beat_changed

@@ -380,17 +380,24 @@ class CampaignSpec:
             start_s=start_s, warmup=self.probe.warmup, iterations=self.probe.iterations
         )
 
+    @property
+    def stops_some_early(self) -> bool:
+        """Whether slow runs of any layouts are stopped early.
+
+        They are not in an exhaustive campaign, which measures every layout.
+        """
+        is_long = self.probe.iterations > LEAST_TIMED
+        return self.stop.early and self.strategy != "exhaustive" and is_long
+
     def stops_early(self, layout: Layout, is_repeat: bool, num_layers: int | None) -> bool:
         """Whether a slow run of the layout is stopped early.
 
-        It is not in an exhaustive campaign, which measures every layout; in a repeat, which is
-        compared with other runs; in the baseline, which the winner is compared with; and in a cheap
-        probe, which does less work than the best one did.
+        Besides `stops_some_early`, it is not in a repeat, which is compared with other runs; in the
+        baseline, which the winner is compared with; and in a cheap probe, which does less work than
+        the best one did.
         """
-        if not self.stop.early or self.strategy == "exhaustive" or num_layers is not None:
-            return False
         is_compared = is_repeat or layout == self.baseline
-        return not is_compared and self.probe.iterations > LEAST_TIMED
+        return self.stops_some_early and not is_compared and num_layers is None
 
     def probe_request(
         self,

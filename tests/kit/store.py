@@ -78,7 +78,7 @@ class TimelyStore(Store):
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         super().__init__(url, clock=clock)
-        self.outcomes = TimelyOutcomes(self._db, self._clock)
+        self.outcomes = TimelyOutcomes(self._db, self._clock, self.leaderboard.write_to_beat)
 
 
 def make_spec(name: str = "first", *, cluster: str = "local-cpu", **changes: Any) -> dict[str, Any]:

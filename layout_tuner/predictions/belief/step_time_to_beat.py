@@ -12,8 +12,9 @@ from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, objective_factors
 from layout_tuner.trainers.embedded import EMBEDDED
 
-ToBeat = float | Sequence[tuple[float | None, ...]]
-"""The best value of the one objective, or the objectives of each layout on the Pareto front."""
+ToBeat = float | Sequence[Sequence[float | None]]
+"""The low end of the best value of the one objective, or the objectives of each layout on the
+Pareto front; None: not measured."""
 
 FRONT_MARGIN: Final = 0.03
 """Share by which the rates of a front are taken lower: so far may two runs of a layout differ."""
@@ -31,7 +32,7 @@ def stop_above_s(to_beat: ToBeat, spec: CampaignSpec, layout: Layout) -> float |
 
 
 def _dominated_above_s(
-    front: Sequence[tuple[float | None, ...]], spec: CampaignSpec, layout: Layout
+    front: Sequence[Sequence[float | None]], spec: CampaignSpec, layout: Layout
 ) -> float | None:
     """The least step time at which some layout of the front is better in every objective.
 

@@ -26,7 +26,8 @@ from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
-from tests.kit.store import make_campaign, make_worker
+from tests.kit.store import make_campaign, make_worker, run_trial
+from tests.results_db.database.test_query_plans import statements_of
 
 Answers = list[int | BaseException]
 
@@ -132,19 +133,33 @@ def lease_for_each(store: Store, *workers: WorkerRecord) -> list[list[LeaseRead]
     return asyncio.run(ask())
 
 
-def test_a_lease_is_answered_although_the_step_time_to_beat_is_unknown(
+def test_leasing_reads_no_runs(store: Store) -> None:
+    campaign, worker = submit(store), make_worker(store)
+    run_trial(store, campaign, LAYOUT, worker=worker.id)
+    trial = store.trials.add(campaign, OTHER)
+    with statements_of(store) as ran:
+        (leases,) = lease_for_each(store, worker)
+    assert [(lease.trial_id, lease.attempt) for lease in leases] == [(trial.id, 1)]
+    assert leases[0].request["stop_above_step_time_s"] > 0
+    assert [sql for sql, _ in ran if "measurements" in sql or "iterations." in sql] == []
+
+
+def test_an_outcome_is_accepted_although_what_to_beat_is_not_computed(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trial = store.trials.add(submit(store), LAYOUT)
+    campaign, worker = submit(store), make_worker(store)
 
-    def gone(_campaign_ids: object) -> None:
+    def gone(_campaign_id: int) -> None:
         raise DatabaseUnavailableError("the server has gone")
 
-    monkeypatch.setattr(store.leaderboard, "values_to_beat", gone)
-    with caplog.at_level(logging.WARNING):
-        (leases,) = lease_for_each(store, make_worker(store))
-    assert [(lease.trial_id, lease.attempt) for lease in leases] == [(trial.id, 1)]
+    with monkeypatch.context() as without, caplog.at_level(logging.WARNING):
+        without.setattr(store.leaderboard, "to_beat", gone)
+        run_trial(store, campaign, LAYOUT, worker=worker.id)
     assert "the server has gone" in caplog.text
+    assert store.trials.by_number(campaign, 1).state == "COMPLETED"
+    store.trials.add(campaign, OTHER)
+    (leases,) = lease_for_each(store, worker)
+    assert leases[0].request["stop_above_step_time_s"] is None
 
 
 def test_an_unreadable_campaign_does_not_affect_leases_of_others(store: Store) -> None:

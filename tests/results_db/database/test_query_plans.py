@@ -19,7 +19,7 @@ READS: Final[dict[str, Callable[[Store], Any]]] = {
         1, "tokens_per_s", listing=LeaderboardListing(sort="tp"), limit=10
     ),
     "the winners": lambda store: store.leaderboard.winners([1]),
-    "values to beat": lambda store: store.leaderboard.values_to_beat([1]),
+    "what must be beaten": lambda store: store.leaderboard.to_beat(1),
     "ties": lambda store: store.leaderboard.tied_layouts(1, among=10),
     "values of a knob": lambda store: store.leaderboard.knob_values(1, "tp"),
     "points of a plot": lambda store: store.plot_data.points(1),

@@ -89,11 +89,17 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
     assert_as_described(database_url)
 
 
-def test_a_database_without_own_shares_gets_the_column(database_url: str) -> None:
-    migrate.downgrade(database_url, "r007")
+@pytest.mark.parametrize(
+    ("revision", "table", "column"),
+    [("r007", "measurements", "own_share"), ("r008", "campaigns", "to_beat")],
+)
+def test_an_older_database_gets_the_column_that_it_lacks(
+    database_url: str, revision: str, table: str, column: str
+) -> None:
+    migrate.downgrade(database_url, revision)
     with closing(Database(database_url)) as database:
-        columns = inspect(database.engine).get_columns("measurements")
-        assert "own_share" not in {each["name"] for each in columns}
+        columns = inspect(database.engine).get_columns(table)
+        assert column not in {each["name"] for each in columns}
     migrate.upgrade(database_url)
     assert_as_described(database_url)
 

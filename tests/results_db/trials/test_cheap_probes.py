@@ -122,7 +122,7 @@ def test_a_cheap_probe_has_no_place_beside_whole_layouts(bench: Bench, database_
     bench.run(bench.completed(cheap, tokens_per_s=9500.0))
     assert store.leaderboard.ranked_layouts(bench.campaign, objective) == []
     assert store.leaderboard.winner(bench.campaign, objective) is None
-    assert store.leaderboard.values_to_beat([bench.campaign]) == {}
+    assert store.leaderboard.to_beat(bench.campaign) is None
     whole = bench.probe(tokens_per_s=1000.0)
     (first,) = store.leaderboard.ranked_layouts(bench.campaign, objective)
     assert first.trial == whole
