@@ -1,9 +1,10 @@
 """Whether new runs change what the probes of their campaign must beat: `Campaign.to_beat`.
 
-It is computed from the whole leaderboard, and only after runs that may change it. A probe that is
-leased meanwhile gets what was computed before. A value that may have become too high is removed
-with the runs, so that it is not kept where the process ends before the next one is computed. One
-that is missing or too low stops fewer probes; the next run that reaches it has it computed again.
+It is computed from the whole leaderboard, and only after runs that may change it, once they are
+committed. A probe that is leased meanwhile gets the value of before. A value that may have become
+too high is removed in the transaction of the runs: the process may end before the next one is
+computed. A value that is missing or too low stops fewer probes, and the next run that reaches it
+has it computed.
 """
 
 from __future__ import annotations
