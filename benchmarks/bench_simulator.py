@@ -39,7 +39,7 @@ from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
 from layout_tuner.workers.simulation.machine import Machine
-from layout_tuner.workers.simulation.probe import SimulatedCluster
+from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster
 from layout_tuner.workers.simulation.steps import steps
 from layout_tuner.workers.simulation.walk import held_passes, rank_runs
 

@@ -16,12 +16,10 @@ from layout_tuner.protocol.measurement import Breakdown
 from layout_tuner.results_db.models.plain_columns import plain_columns
 from layout_tuner.results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from layout_tuner.results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRecord
+from layout_tuner.results_db.wall_time import clock_seconds
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-
-MAX_CLOCK_GAP_S: Final = 15.0
-"""Longest gap between two ticks of the driver that counts as wall time of a campaign."""
 
 COST_COLUMNS: Final = {field.name: f"{field.name}_node_seconds" for field in fields(Cost)}
 """By part of the cost, the column of attempts, trials and campaigns that holds it."""
@@ -42,16 +40,6 @@ _IDS_AT_ONCE: Final = 1000
 """Trial ids in one statement: SQLite limits the parameters of one."""
 
 R = TypeVar("R")
-
-
-def clock_seconds(campaign: Campaign, now: datetime) -> float:
-    """Seconds to add to the campaign's wall time, at most `MAX_CLOCK_GAP_S`.
-
-    In a longer gap no driver was at work.
-    """
-    if campaign.clock_at is None:
-        return 0.0
-    return min(max((now - campaign.clock_at).total_seconds(), 0.0), MAX_CLOCK_GAP_S)
 
 
 def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:

@@ -40,8 +40,9 @@ from layout_tuner.results_db.records import (
     CampaignState,
     EventKind,
 )
-from layout_tuner.results_db.rows import campaign_record, clock_seconds
+from layout_tuner.results_db.rows import campaign_record
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
+from layout_tuner.results_db.wall_time import clock_seconds
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
 from layout_tuner.terminal.plurals import counted

@@ -26,7 +26,8 @@ from layout_tuner.results_db.errors import DriverLeaseLostError
 from layout_tuner.results_db.models.service_tables import DriverLeaseRow, WorkerRow, is_there
 from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.records import WorkerRecord
-from layout_tuner.results_db.rows import clock_seconds, record_of
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.wall_time import clock_seconds
 
 DRIVER_LEASE_S: Final = 5.0
 """Seconds without renewal after which another driver may take over."""

@@ -32,7 +32,7 @@ from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
 from layout_tuner.workers.launchers.group_launcher import outcome_of
 from layout_tuner.workers.launchers.launcher_nodes import Node
 from layout_tuner.workers.packing.request import Placement
-from layout_tuner.workers.simulation.probe import SimulatedCluster, SimulatedProbe
+from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster, SimulatedProbe
 from layout_tuner.workers.trainer.revision import GIT_REVISION
 
 MEMORY_KIND: Final = "simulated"

@@ -34,7 +34,7 @@ from layout_tuner.workers.worker.scheduler import SchedulerOptions
 from layout_tuner.workers.worker.worker import Drain, EndsIn, Worker, ends_after
 
 if TYPE_CHECKING:
-    from layout_tuner.workers.simulation.probe import SimulatedCluster
+    from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def run_simulated_workers(
         SearchSpaceError: the cluster is unknown.
     """
     from layout_tuner.workers.launchers.simulated import SimulatedLauncher
-    from layout_tuner.workers.simulation.probe import SimulatedCluster
+    from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster
     from layout_tuner.workers.worker.simulated_workers import SimulatedClock, SimulatedWorkers
 
     cluster, warning = resolve_cluster(cluster_part(described_cluster))

@@ -23,8 +23,8 @@ from layout_tuner.results_db.errors import (
     IdempotencyKeyReusedError,
 )
 from layout_tuner.results_db.models.table_base import Base
-from layout_tuner.results_db.rows import MAX_CLOCK_GAP_S
 from layout_tuner.results_db.store import Store
+from layout_tuner.results_db.wall_time import MAX_CLOCK_GAP_S
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import (
     START,

@@ -15,7 +15,7 @@ from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.workers.simulation.machine import Machine
-from layout_tuner.workers.simulation.probe import SimulatedCluster, SimulatedProbe
+from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster, SimulatedProbe
 from layout_tuner.workers.simulation.trace import step_trace
 
 MODEL = model_preset("gpt-22b")
