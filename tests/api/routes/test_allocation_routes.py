@@ -173,6 +173,10 @@ def test_the_client_reads_allocations_and_quarantines_nodes(api: Api, client: Cl
     assert released.released_at is not None
     with pytest.raises(ServiceError, match="is not in quarantine"):
         client.release_node("of-client", "n1")
+    gone = register(api, "gone", cluster="of-client")
+    api.http.delete(f"/v1/workers/{gone}")
+    assert gone not in {each.id for each in client.allocations().allocations}
+    assert client.allocations(ended=True, limit=1).allocations[0].id == gone
 
 
 def test_the_cost_of_an_allocation_includes_its_idle_time(http: TestClient) -> None:

@@ -170,6 +170,15 @@ def test_foreign_hosts_and_origins_are_refused_and_answers_have_security_headers
     assert "script-src 'self'" in ask("/docs").headers["Content-Security-Policy"]
 
 
+def test_a_proxy_on_this_machine_asks_by_its_own_name(tmp_path: Path) -> None:
+    served = ServeProcess(tmp_path / "data", "--behind-proxy")
+    try:
+        named = {**served.headers, "Host": "tuner.example", "Origin": "https://tuner.example"}
+        answered(httpx.get(f"{served.url}/v1/whoami", headers=named), 200)
+    finally:
+        served.end()
+
+
 GUESS = "lt_guessed_token_of_somebody"
 
 

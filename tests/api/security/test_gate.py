@@ -24,6 +24,7 @@ from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, answered, bearer
 from tests.kit.postgres import upgraded
+from tests.kit.store import failed
 
 STREAMS = {"stream_events", "stream_campaign_events"}
 """An answer of theirs does not end: that they are let through is tried elsewhere."""
@@ -195,6 +196,21 @@ def test_the_token_of_a_worker_speaks_for_its_own_sessions_alone(
     answer = service.ask("worker", operation.method, url, json=body)
     assert answer.status_code < 300, answer.text
     answered(service.ask("worker", operation.method, operation.url("nobody"), json=body), 404)
+
+
+def test_an_outcome_comes_from_the_workers_own_token_or_an_admin(service: Service) -> None:
+    introduction = {**INTRODUCTION, "name": "poster", "cluster": "local-cpu"}
+    session = service.ask("worker", "POST", "/v1/workers", json=introduction).json()["worker_id"]
+    made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": "posted"})
+    service.store.trials.add(answered(made, 201).json()["id"], Layout(num_microbatches=8))
+    asked = {"wait_s": 0, "max_trials": 1}
+    leased = service.ask("worker", "POST", f"/v1/workers/{session}/leases", json=asked)
+    (lease,) = answered(leased, 200).json()["leases"]
+    url = f"/v1/trials/{lease['trial_id']}/outcome"
+    outcome = failed(duration_s=0.0).to_mapping()
+    body = {"worker_id": session, "attempt": lease["attempt"], "outcome": outcome}
+    answered(service.ask("other worker", "POST", url, json=body), 409, "belongs to 'a-worker'")
+    answered(service.ask("admin", "POST", url, json=body), 200)
 
 
 @pytest.mark.parametrize("operation", OF_SUBMITTERS, ids=lambda operation: operation.name)
