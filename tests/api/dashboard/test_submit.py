@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, expect
 
+from layout_tuner.api.campaigns import submission
 from layout_tuner.api.dashboard.campaign_actions import _number
 from layout_tuner.api.dashboard.campaign_form import (
     FORM_FIELDS,
@@ -127,7 +128,7 @@ def test_a_campaign_like_an_imported_one_is_submitted(
 
 
 def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
-    visitor: Visitor, shared: Populated
+    visitor: Visitor, shared: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = visitor.open("/submit?model=gpt-22b&cluster=frontier")
     fill(page, name="planned", global_batch_size="64", num_nodes="2, 4", tp="2, 4, 8", pp="1, 2, 4")
@@ -170,6 +171,11 @@ def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
     page.get_by_role("button", name="Plan", exact=True).click()
     expect(page.locator("#check")).to_contain_text("One thing is wrong")
     expect(page.locator("#plan")).to_have_count(0)
+
+    monkeypatch.setattr(submission, "MAX_AT_ONCE", 3)
+    fill(page, trials="7")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    expect(page.locator("#check")).to_contain_text("more than 3, the most that this page plans")
 
 
 def test_a_large_space_is_estimated_from_a_sample(shared: Populated) -> None:

@@ -281,6 +281,8 @@ def test_memory_has_the_capacity_and_what_ran_out_of_it() -> None:
     measured = named(plot.traces, "measured")
     assert (measured["x"], measured["y"]) == ([4.0] * 3, [5.0] * 3)
     assert named(plot.traces, "out of memory")["x"] == [16.0]
+    level, upright = (trace for trace in plot.traces if trace["name"] == "capacity of a device")
+    assert level["y"] == upright["x"] == [16.0, 16.0]
     assert "are the memory of a device, 16 GiB" in " ".join(plot.says)
     assert len(plot.rows) == 3
     facts = make_facts([], marks={"baseline": make_point(5)})

@@ -134,6 +134,12 @@ def test_markup_stays_and_all_else_is_escaped() -> None:
     assert join("<", None, Markup("<b>x</b>"), 3) == "&lt;<b>x</b>3"
 
 
+def test_an_attribute_without_a_value_is_left_out() -> None:
+    assert tag("path", d="M0 0", class_=None, stroke_width=1.5) == (
+        '<path d="M0 0" stroke-width="1.5"></path>'
+    )
+
+
 def test_the_parts_of_a_step_keep_their_colours_and_add_up() -> None:
     def breakdown(unexplained_s: float) -> Breakdown:
         times = {"compute_s": 0.5, "tp_s": 0.2, "pp_s": 0.0, "dp_s": 0.1, "optimizer_s": 0.1}

@@ -95,6 +95,12 @@ def test_a_child_that_cannot_start_says_why_itself(make_child: MakeChild) -> Non
         start_and_wait(silent, lambda: False, 30)
 
 
+def test_bytes_that_are_no_text_do_not_hide_the_last_words(make_child: MakeChild) -> None:
+    child = make_child("")
+    child.log.write_bytes(b"no \xff luck\n")
+    assert child.log_tail() == "no \ufffd luck"
+
+
 def test_a_child_is_waited_for_until_it_is_ready_and_stopped_if_it_never_is(
     make_child: MakeChild,
 ) -> None:
