@@ -34,6 +34,7 @@ from layout_tuner.documents.numbers import (
     read_printed,
     read_whole,
 )
+from layout_tuner.documents.reading import shown
 from layout_tuner.errors import DocumentMalformedError, SearchSpaceError
 from layout_tuner.protocol.measurement import Environment
 from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
@@ -433,3 +434,8 @@ def test_what_a_rank_prints_is_kept_as_lines_and_why_it_failed_as_one_visible_li
     assert kept.startswith("CUDA error launch failed\ufffd\ufffd\ufffdxx")
     assert len(kept) == MAX_MESSAGE_LENGTH
     assert visible_line("two  spaces", 6) == "two  s"
+
+
+def test_a_refused_value_is_quoted_up_to_80_characters() -> None:
+    assert shown("x" * 78) == f"'{'x' * 78}'"
+    assert shown("x" * 79) == f"'{'x' * 76}..."

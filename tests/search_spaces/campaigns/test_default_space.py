@@ -66,6 +66,17 @@ def test_every_preset_has_layouts_that_fit(cluster: str, num_nodes: int, model: 
     assert (len(set(legal.column("ep"))) > 1) == (spec.model.num_experts > 0)
 
 
+@pytest.mark.parametrize(
+    ("batch", "degrees"), [(8, (1,)), (4, (1, 2, 4)), ({"min": 2, "max": 4}, (1, 2, 4))]
+)
+def test_a_batch_of_fewer_sequences_than_devices_splits_a_model_that_fits(
+    batch: Any, degrees: tuple[int, ...]
+) -> None:
+    node = {"preset": "h100-sxm", "num_nodes": 1}
+    space = spec_of(model="gpt-125m", cluster=node, space={"global_batch_size": batch}).space
+    assert space.values("tp") == space.values("pp") == degrees
+
+
 def test_a_large_model_has_every_axis_and_a_small_one_keeps_degrees_of_one() -> None:
     large = spec_of(model="llama-70b").space
     for knob in ("tp", "pp", "vpp", "recompute", "sequence_parallel", "zero_stage"):

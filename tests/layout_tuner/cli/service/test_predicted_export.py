@@ -115,6 +115,15 @@ def test_an_export_rests_on_the_measurements_of_its_plan(run: Run, tmp_path: Pat
     assert json.loads(run(*words).stdout)["notes"][1] != notes[1]
 
 
+def test_a_layout_is_exported_as_stated_though_one_like_it_is_predicted_to_be_faster(
+    run: Run,
+) -> None:
+    without_ep = replace(LAYOUT, num_nodes=4, tp=1, pp=4, dp=8, zero_stage=1).key
+    words = ("--model", "qwen3-30b-a3b", "--cluster", "h100-sxm", "--format", "megatron-lm")
+    bundle = json.loads(run("export", *words, "--layout", without_ep, "--json").stdout)
+    assert bundle["notes"][0].endswith(f"on h100-sxm: {without_ep}")
+
+
 def test_any_layout_is_exported_in_fp8_to_those_who_have_it(run: Run) -> None:
     words = ("--model", "llama-8b", "--cluster", "h100-sxm", "--format", "deepspeed")
     bundle = json.loads(run("export", *words, "--layout", LAYOUT.key, "--json").stdout)

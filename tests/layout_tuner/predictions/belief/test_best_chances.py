@@ -57,6 +57,9 @@ def test_chances_follow_predicted_speed_and_memory() -> None:
     assert chances.best.argmax() == np.where(fits > 0.5, steps, np.inf).argmin()
     favoured = DRAWS.chances(COLUMNS, np.array([0.0, 0.0, 0.0, 3.0]), CAPACITY)
     assert favoured.best.argmax() == 3
+    again, other = (DRAWS.chances(COLUMNS, np.zeros(4), CAPACITY, seed=seed) for seed in (0, 1))
+    np.testing.assert_array_equal(again.best, chances.best)
+    assert (other.best != chances.best).any(), "another seed draws others"
 
 
 def test_intervals_are_narrow_where_errors_of_trainer_and_device_are_known() -> None:
