@@ -64,6 +64,20 @@ def test_of_many_submitters_that_put_one_name_at_once_one_owns_it(store: Store) 
     assert (kept.created_by, kept.description) == (owner, {"by": owner})
 
 
+@pytest.mark.sqlite_is_enough(False)
+def test_of_deletions_at_once_one_finds_it(store: Store) -> None:
+    def delete() -> bool:
+        try:
+            store.catalogue.delete("model", "mine")
+        except DescriptionNotFoundError:
+            return False
+        return True
+
+    store.catalogue.put("model", "mine", {})
+    assert at_once(*[delete] * 6).count(True) == 1
+    assert store.catalogue.find("model") == []
+
+
 def test_each_kind_of_description_has_its_names(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

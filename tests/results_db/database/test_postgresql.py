@@ -11,8 +11,12 @@ from functools import partial
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from benchmarks.service.postgres_server import SUPERUSER, PostgresServer, running_server
+from layout_tuner.results_db.admin import integrity
+from layout_tuner.results_db.admin.integrity import check_database
+from layout_tuner.results_db.admin.storage_check import check_storage
 from layout_tuner.results_db.database import postgresql
 from layout_tuner.results_db.database.retry import MOST_TRIES, retried
 from layout_tuner.results_db.errors import (
@@ -151,6 +155,18 @@ def test_nobody_waits_long_for_a_lock(postgres_url: str, monkeypatch: pytest.Mon
             with pytest.raises(DatabaseUnavailableError, match="another process has held a lock"):
                 store.campaigns.pause(campaign)
         assert store.campaigns.pause(campaign).state == "PAUSED"
+
+
+def test_a_check_of_the_storage_may_take_longer_than_statements_may(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_slowly(session: Session) -> tuple[str, list[str]]:
+        session.execute(text("SELECT pg_sleep(2.2)"))
+        return check_storage(session)
+
+    monkeypatch.setattr(postgresql, "STATEMENT_TIMEOUT_S", 2)
+    monkeypatch.setattr(integrity, "check_storage", check_slowly)
+    assert check_database(postgres_url).findings == ()
 
 
 def test_a_stopped_process_loses_its_locks(
