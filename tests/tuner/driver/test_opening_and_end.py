@@ -473,6 +473,8 @@ RUNS = size(devices=2, is_waiting=False)
         # Trials too large for every worker supply nobody, and no more than a few of them wait.
         ([live()], [size(devices=16, nodes=2)] * 3, size(), 2),
         ([live()], [], size(devices=16, nodes=2), MAX_TOO_LARGE + 2),
+        # One that a single worker can hold is not too large.
+        ([live(), live(num_nodes=4)], [], size(devices=16, nodes=2), 4),
         # No more than some wait at all.
         ([sharing(num_nodes=1024)], [], size(devices=2), MAX_WAITING),
         ([sharing(num_nodes=1024)], [RUNS] * 100, size(devices=2), MAX_WAITING),

@@ -211,6 +211,7 @@ def test_doubt_gets_at_most_a_third_of_the_repeats(
         ({"trials": 12}, {"trials": 9}, True),
         ({"trials": 6}, {"trials": 5}, False),
         ({"node_hours": 1.0}, {"trials": 53, "node_seconds": 3180.0}, False),
+        ({"node_hours": 1.0}, {"trials": 54, "node_seconds": 3236.0}, False),
         ({"node_hours": 1.0}, {"trials": 54, "node_seconds": 3240.0}, True),
         ({"wall_time_s": 100.0}, {"trials": 10, "wall_time_s": 74.0}, False),
         ({"wall_time_s": 100.0}, {"trials": 10, "wall_time_s": 76.0}, True),

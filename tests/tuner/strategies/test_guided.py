@@ -12,6 +12,7 @@ import pytest
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.observation import FAILED, INFEASIBLE, Observation
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
 from layout_tuner.predictions.belief.residual import knob_coordinates
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, time_terms
@@ -20,7 +21,7 @@ from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import pareto_front
 from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSearch
-from layout_tuner.tuner.strategies.fitting import FittingBelief
+from layout_tuner.tuner.strategies.fitting import HERE, FittingBelief
 from layout_tuner.tuner.strategies.guided import GuidedProposer
 from layout_tuner.tuner.strategies.improvement import hypervolume, soft_gains
 from layout_tuner.tuner.strategies.predictions import Predictions
@@ -178,6 +179,18 @@ def test_what_cannot_run_does_not_count_for_the_ranges_of_the_objectives() -> No
     weighing = proposer._select(history, belief, np.random.default_rng(0)).weighing
     assert weighing.low[1] > -0.5
     assert weighing.low[1] + weighing.span[1] > headroom.max() - 0.2
+
+
+def test_before_anything_ran_layouts_fit_as_likely_as_the_belief_says() -> None:
+    problem = make_search(memory_gib=12.0)
+    columns = problem.layouts.columns()
+    fitting = FittingBelief(problem, columns, knob_coordinates(columns))
+    rows = np.arange(len(problem.layouts))
+    probability = fitting.predict(History(problem.layouts), rows).probability
+    memory = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
+    expected = memory.fits(columns, problem.model, problem.cluster.device_memory_bytes)
+    np.testing.assert_allclose(probability, expected, atol=1e-6)
+    assert expected.min() < 0.1 < 0.9 < expected.max()
 
 
 def test_a_failure_that_memory_does_not_explain_casts_doubt_on_its_neighbours() -> None:
