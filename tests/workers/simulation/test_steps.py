@@ -158,6 +158,20 @@ def test_memory_grows_with_what_is_in_flight_and_shrinks_with_zero() -> None:
     assert allocated(dp=8, zero_stage=3, zero_replicas=4) > by_stage[3]
 
 
+def test_tensor_parallel_ranks_share_the_activations_of_a_layer_in_equal_parts() -> None:
+    model = replace(MODEL, vocab_size=128)
+
+    def kept(tp: int) -> float:
+        """Bytes of one more micro-batch in flight: what is shared, and what every rank has."""
+        one, two = (
+            peak(make_layout(tp=tp, pp=2, num_microbatches=m), model).allocated_bytes
+            for m in (1, 2)
+        )
+        return two - one
+
+    assert kept(1) - kept(2) == pytest.approx(2 * (kept(2) - kept(4)))
+
+
 def test_products_of_an_unlucky_shape_leave_units_idle() -> None:
     device = replace(MACHINE.device, num_units=108)
 

@@ -117,3 +117,14 @@ def test_a_tied_embedding_holds_no_other_bucket_up(family: str) -> None:
     for left in on_layout(replace(ZERO[1], pp=2), work, shape):
         assert left == sorted(left, reverse=True)
         assert left[0] > 5, "the first bucket waited for the end of the backward pass"
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_each_bucket_is_summed_once_over_the_copies_of_its_shards(zero_stage: int) -> None:
+    def norm(training: Training) -> float:
+        return training.step(training.batch(0)).grad_norm
+
+    plain = Layout(dp=4, num_microbatches=2)
+    copies = replace(plain, zero_stage=zero_stage, zero_replicas=2)
+    expected, *_ = on_layout(plain, norm)
+    assert on_layout(copies, norm) == pytest.approx([expected] * 4, rel=1e-4)
