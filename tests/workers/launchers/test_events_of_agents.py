@@ -6,12 +6,15 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Final
 
 import pytest
 
-from layout_tuner.workers.errors import NodeLostError
+from layout_tuner.workers.errors import NodeLostError, RanksLeftError
 from layout_tuner.workers.launchers import agent_listener
+from layout_tuner.workers.launchers.agent import NodeAgent, log_tails
 from layout_tuner.workers.launchers.agent_listener import AgentListener, Receiver
 from layout_tuner.workers.launchers.event_router import EventRouter
 from layout_tuner.workers.launchers.launcher_nodes import NodeEvent
@@ -158,3 +161,61 @@ def test_an_event_wakes_the_group_that_waits_for_it() -> None:
     router.deliver(0, [report("a", 2)])
     waiting.join(30)
     assert numbers(told) == [2]
+
+
+class BrokenRanks:
+    """Instead of a node's ranks: it cannot end them, and may not even start."""
+
+    pids: Final = {"zygote": 1}
+
+    def __init__(self, *, starts: bool, **_: object) -> None:
+        self._starts = starts
+        self._closed = threading.Event()
+
+    def wait_until_ready(self) -> None:
+        if not self._starts:
+            raise NodeLostError("the zygote ended")
+
+    def poll(self, _within_s: float) -> list[Document]:
+        self._closed.wait(30)
+        return [{"event": "lost", "message": "closed"}]
+
+    def end(self, _group: str) -> dict[int, str]:
+        raise RanksLeftError("processes [1] are still there")
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@contextmanager
+def told_by_an_agent(monkeypatch: pytest.MonkeyPatch, *, starts: bool) -> Iterator[JsonLines]:
+    """The launcher's end of the line of an agent with broken ranks."""
+    ranks = partial(BrokenRanks, starts=starts)
+    monkeypatch.setattr("layout_tuner.workers.launchers.agent.NodeRanks", ranks)
+    near, far = socket.socketpair()
+    with near, far:
+        serving = threading.Thread(target=NodeAgent(JsonLines(far), "module:function").run)
+        serving.start()
+        line = JsonLines(near)
+        yield line
+        line.end_writing()
+        serving.join(30)
+
+
+def test_an_agent_tells_of_ranks_that_it_could_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with told_by_an_agent(monkeypatch, starts=True) as line:
+        ready = line.receive()
+        line.send({"order": "end", "group": "a"})
+        ended = line.receive()
+    assert ready is not None
+    assert ready["event"] == "ready"
+    assert ended is not None
+    assert (ended["event"], ended["group"]) == ("ended", "a")
+    with pytest.raises(RanksLeftError, match="are still there") as left:
+        log_tails({3: ended})
+    assert left.value.node == 3
+
+
+def test_an_agent_whose_ranks_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with told_by_an_agent(monkeypatch, starts=False) as line:
+        assert line.receive() == {"event": "lost", "message": "the zygote ended"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 
 import psutil
@@ -53,6 +54,13 @@ def test_ranks_see_no_secret_and_keep_freed_memory(monkeypatch: pytest.MonkeyPat
     assert not PRIVATE_VARIABLES & environment.keys()
     assert environment["MALLOC_MMAP_THRESHOLD_"] == "4000000000"
     assert environment["MALLOC_TRIM_THRESHOLD_"] == "12345678"
+
+
+def test_a_node_without_a_group_takes_no_processor_time(nodes: LocalNodes) -> None:
+    run_group(nodes, "succeed")
+    before_s = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before_s < 0.1
 
 
 def test_iterations_arrive_several_at_a_time(

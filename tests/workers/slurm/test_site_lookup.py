@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ import yaml
 from layout_tuner.errors import ClusterInvalidError, SiteInvalidError
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
 from layout_tuner.search_spaces.clusters.site import SITE_PRESETS, Site, cluster_part
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
 from layout_tuner.workers.slurm import site_lookup
+from layout_tuner.workers.slurm.jobs import SlurmAllocation
 from layout_tuner.workers.slurm.site_lookup import site_of
+from layout_tuner.workers.worker.run_worker import _machine
 from tests.kit.campaigns import spec_of
 
 CLUSTER: dict[str, Any] = {
@@ -53,6 +56,12 @@ def test_a_users_file_is_a_cluster_with_a_site_beside_it() -> None:
     listed = {"modules": ("rocm/6.2",), "srun": ("--mpi=none",), "device_cores": ((0, 1), (2, 3))}
     assert site == Site(drain_s=30, **listed)
     assert resolve_cluster(cluster_part(described))[0].name == "ours"
+
+
+def test_a_worker_drains_as_early_as_its_site_says_in_a_job_of_slurm_alone() -> None:
+    machine = _machine(CLUSTER | {"site": {"drain_s": 7}}, "local", None, None, RANK_ENTRY, {})
+    in_a_job = replace(machine, allocation=SlurmAllocation(job_id="4711", node_names=("n1",)))
+    assert (in_a_job.drain_s, machine.drain_s, replace(in_a_job, site=None).drain_s) == (7, 30, 30)
 
 
 def test_a_site_may_start_from_a_preset_and_a_clusters_preset_brings_its_own() -> None:

@@ -278,6 +278,21 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     assert list(service.posted()) == [2, 1]
 
 
+def test_closing_waits_for_a_last_try(
+    service: WorkedService, client: LeaseClient, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"layout_tuner.workers.service.lease_client.{limit}", 3600.0)
+    service.away = True
+    posting = Posting(Outbox(client, spool))
+    posting.take(make_report(1))
+    with pytest.raises(ServiceUnreachableError, match="outcomes wait"):
+        posting.catch_up(0.5)
+    service.away = False
+    posting.close(PATIENCE_S)
+    assert list(service.posted()) == [1]
+
+
 @pytest.mark.parametrize(
     ("token", "breaks_over"), [(TOKEN, {1}), ("another", set())], ids=["broken", "refused-token"]
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +50,20 @@ def test_outcomes_are_posted_in_the_order_of_their_simulated_ends(service: Worke
     assert list(service.posted()) == [2, 3, 4, 1]
     (said,) = service.registrations
     assert [node["name"][-5:] for node in said["nodes"]] == ["00000", "00001"]
+
+
+def test_simulated_time_stands_until_the_driver_has_reacted(service: WorkedService) -> None:
+    def react(path: list[str], _body: Any) -> None:
+        if path == ["v1", "trials", "2", "outcome"]:
+            reaction = partial(add, service, 3, iterations=10)
+            threading.Timer(0.3, reaction).start()
+
+    service.intercept(react)
+    for trial_id, iterations in ((1, 600), (2, 10)):
+        add(service, trial_id, iterations=iterations)
+    with simulated(service, nodes=2):
+        wait_for(service, 2)
+    assert list(service.posted())[:2] == [2, 3]
 
 
 def test_simulated_probes_end_as_real_ones_and_say_what_they_are(service: WorkedService) -> None:

@@ -156,6 +156,9 @@ def test_a_refusal_blames_the_node_it_names(environment: dict[str, str], nodes: 
     failure = failure_of(nodes, "succeed", num_nodes=2)
     assert (failure.reason, failure.node) == ("node_lost", 1)
     assert "node n2 is not responding" in failure.message
+    with pytest.raises(NodeLostError, match="node n2 is not responding") as still:
+        nodes.recover(1)
+    assert still.value.node == 1
     assert list(nodes.lost()) == [1]
     del environment["REFUSAL"]
     nodes.recover(1)
