@@ -50,6 +50,16 @@ def test_a_measured_peak_that_is_exceeded_is_measured_again(nodes: LocalNodes, w
     assert left_behind(nodes) == []
 
 
+def test_a_peak_that_is_a_little_too_low_is_measured_again(nodes: LocalNodes) -> None:
+    first = run_probe(make_launcher(nodes), REQUESTS["a program"]).measurement
+    assert first is not None
+    launcher = make_launcher(nodes)
+    launcher.keep_measured_peak("fp32", 0.7 * first.hardware_tflops_per_device, TOO_LOW[1])
+    outcome = run_probe(launcher, REQUESTS["a program"])
+    assert outcome.measurement is not None, outcome
+    assert outcome.measurement.hfu <= 1
+
+
 @pytest.mark.parametrize("shares", [None, (Share(node=0, devices=(1,)),)])
 def test_what_still_exceeds_the_peak_is_refused(
     nodes: LocalNodes, shares: tuple[Share, ...] | None

@@ -217,6 +217,26 @@ def test_what_a_process_of_the_product_takes_is_told_apart_from_what_others_take
     assert beside_others.own_share == 0.0
 
 
+def test_all_below_a_command_of_the_product_is_its_own_but_ranks(tmp_path: Path) -> None:
+    zygote = "python -P -m layout_tuner.workers.ranks.zygote --socket=7"
+    processes = {
+        1: (0, "init"),
+        2: (1, "/usr/bin/layout-tuner up"),
+        3: (2, "python -P -m layout_tuner worker --url x"),
+        4: (3, "/ray/raylet --port=1"),
+        5: (4, zygote),
+        6: (5, zygote),  # the keeper of a group, which forks the ranks
+        7: (6, zygote),
+        8: (7, "sh -c whatever-a-rank-runs"),
+        9: (1, "python -m other_product worker"),
+    }
+    for pid, (parent, command) in processes.items():
+        (folder := tmp_path / str(pid)).mkdir()
+        (folder / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+        (folder / "stat").write_text(f"{pid} (a) name) S {parent} 0 0")
+    assert own_processes(tmp_path) == {2, 3, 4, 5, 6}
+
+
 @pytest.mark.ranks
 def test_the_disturbance_of_ranks_that_share_devices_is_not_known() -> None:
     measured = probe_on(min(os.sched_getaffinity(0)), oversubscribed=True)
