@@ -22,7 +22,7 @@ SHARED_CORES_VARIABLE: Final = "LAYOUT_TUNER_SHARED_CORES"
 """`up` sets it for the service, the driver and the worker, which share cores with the ranks."""
 LONGEST_WAIT_S: Final = 10.0
 """Most seconds for which work waits: a probe may be timed for minutes."""
-_LOOK_S: Final = 0.5
+_LOOK_S: Final = 1.0
 
 
 def default_mark() -> str:
