@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from layout_tuner.documents.json_and_yaml import described, read_file
 from layout_tuner.documents.reading import read_mapping, refuse_all
@@ -19,12 +19,9 @@ from layout_tuner.predictions.belief.known_measurements import (
     knowledge_of,
     read_calibrating_cells,
 )
-from layout_tuner.predictions.belief.plan import DEFAULT_TOP, Plan, make_plan
 from layout_tuner.predictions.estimator import Calibration, Estimator, LayoutEstimate
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.connection.data_home import default_data_dir
-from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
 from layout_tuner.search_spaces.clusters.cluster_presets import LOCAL_CPU, resolve_cluster
 from layout_tuner.search_spaces.clusters.site import cluster_part
@@ -33,6 +30,10 @@ from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+
+if TYPE_CHECKING:  # an estimate takes half as long without what plans need
+    from layout_tuner.predictions.belief.plan import Plan
+    from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 
 Described = str | Path | Mapping[str, Any]
 """A preset's name, a file in JSON or YAML, or fields."""
@@ -51,8 +52,8 @@ def plan(
     software: str = "",
     calibrate_from: Tables = (),
     data_dir: Path | None = None,
-    top: int = DEFAULT_TOP,
-    probe_start_s: float = PROBE_START_S,
+    top: int | None = None,
+    probe_start_s: float | None = None,
     job: TrainingJob | None = None,
 ) -> Plan:
     """Ranks the legal layouts of a campaign by predictions, without running any.
@@ -63,22 +64,24 @@ def plan(
         software: what would run the layouts, such as megatron-lm; empty: this project's trainer.
         calibrate_from: measurements that calibrate the estimates.
         data_dir: where `layout-tuner calibrate` keeps constants; None: the environment's.
-        top: most layouts to list.
-        probe_start_s: seconds that a probe is taken to last besides its steps.
+        top: most layouts to list; None: ten.
+        probe_start_s: seconds that a probe is taken to last besides its steps; None: a minute.
         job: a training job, to be predicted with each listed layout.
 
     Raises:
         SearchSpaceError: a file, a name or a field is wrong, or no layout is legal.
     """
+    from layout_tuner.predictions.belief.plan import make_plan
+
     spec = read_campaign(campaign, cluster=cluster, data_dir=data_dir)
     known = read_knowledge(calibrate_from)
+    stated: dict[str, Any] = {"top": top, "probe_start_s": probe_start_s}
     return make_plan(
         spec,
         knowledge=known,
         software=software_named(software),
-        top=top,
-        probe_start_s=probe_start_s,
         job=job,
+        **{name: value for name, value in stated.items() if value is not None},
     )
 
 
@@ -86,6 +89,8 @@ def read_campaign(
     campaign: Described, *, cluster: Described | None = None, data_dir: Path | None = None
 ) -> CampaignSpec:
     """The campaign of a file or of fields, with the constants that were measured on its cluster."""
+    from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+
     document = campaign if isinstance(campaign, Mapping) else read_file(Path(campaign))
     fields = read_mapping(document, CampaignInvalidError, "the campaign")
     if cluster is not None:

@@ -74,7 +74,6 @@ def plan(
     and on what the predictions rest; with --tokens, the days of the training job.
     """
     from layout_tuner.predictions import plan_and_estimate
-    from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
@@ -85,7 +84,7 @@ def plan(
             calibrate_from=calibrate_from,
             data_dir=data_dir,
             top=top,
-            probe_start_s=PROBE_START_S if probe_start_s is None else probe_start_s,
+            probe_start_s=probe_start_s,
             job=job,
         )
     if as_json or form == "json":
