@@ -12,10 +12,10 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
+from layout_tuner.api.campaigns.exports import export_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import ExportUnavailableError
 from layout_tuner.api.html.rendering import render
-from layout_tuner.api.routes.exports import export_of
 from layout_tuner.api.schemas.text_types import id_in
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.results_db.errors import TrialNotFoundError
