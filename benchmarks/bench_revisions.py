@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -267,6 +268,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(FIGURES), help="repeatable")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # its services end with it
     rows = []
     with ExitStack() as stack:
         sides = []
