@@ -191,7 +191,7 @@ class BrokenRanks:
 def told_by_an_agent(monkeypatch: pytest.MonkeyPatch, *, starts: bool) -> Iterator[JsonLines]:
     """The launcher's end of the line of an agent with broken ranks."""
     ranks = partial(BrokenRanks, starts=starts)
-    monkeypatch.setattr("layout_tuner.workers.launchers.agent.NodeRanks", ranks)
+    monkeypatch.setattr("layout_tuner.workers.launchers.agent.ZygoteClient", ranks)
     near, far = socket.socketpair()
     with near, far:
         serving = threading.Thread(target=NodeAgent(JsonLines(far), "module:function").run)
