@@ -65,6 +65,11 @@ def is_timing() -> bool:
     return False
 
 
+def ranks_time_here() -> bool:
+    """Whether ranks time iterations on the cores of this process, which `up` started."""
+    return shares_cores() and is_timing()
+
+
 def wait_while_timing(
     wait: Callable[[float], bool],
     *,

@@ -13,7 +13,7 @@ from typing import Final
 
 from layout_tuner.api.background_loops import aligned_pause_s, wait_for
 from layout_tuner.results_db.database.change_mark import ChangeMark
-from layout_tuner.timing_mark import is_timing, shares_cores
+from layout_tuner.timing_mark import ranks_time_here
 
 WHILE_TIMING_S: Final = 1.0
 """Seconds between two looks while ranks time their iterations on the cores of this process."""
@@ -67,8 +67,7 @@ class DatabaseChanges:
         loop = asyncio.get_running_loop()
         try:
             while self._num_waiting:
-                seldom = shares_cores() and is_timing()
-                look_s = max(self._look_s, WHILE_TIMING_S) if seldom else self._look_s
+                look_s = max(self._look_s, WHILE_TIMING_S) if ranks_time_here() else self._look_s
                 await asyncio.sleep(aligned_pause_s(loop.time(), look_s))
                 if mark.has_changed() or self._stopping.is_set():
                     self.number += 1

@@ -21,7 +21,7 @@ from layout_tuner.protocol.worker_messages import (
     NodeStatusBody,
     StatusBody,
 )
-from layout_tuner.timing_mark import is_timing, shares_cores
+from layout_tuner.timing_mark import ranks_time_here
 from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
@@ -181,7 +181,7 @@ class Heartbeat:
 
     def _leaves_out(self, news: News) -> bool:
         """Whether this heartbeat is not sent; one of the next is."""
-        if self._num_to_leave_out > 0 and shares_cores() and is_timing():
+        if self._num_to_leave_out > 0 and ranks_time_here():
             self._num_to_leave_out -= 1
             return True
         self._num_to_leave_out = 0
