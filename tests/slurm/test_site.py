@@ -53,7 +53,7 @@ print(json.dumps({**held, "ends_in_s": ends_in_s(held["job_id"], os.environ)}))
 
 def test_a_batch_script_learns_its_nodes_and_when_it_ends(slurm: SlurmSite) -> None:
     output = slurm.directory / "output"
-    script = f"{sys.executable} -c '{PROGRAM}'; sleep 1000"
+    script = f"{sys.executable} -c '{PROGRAM}'; exec sleep 1000"
     job = slurm.submit("-N3", "-t", "10", "-o", str(output), "--wrap", script)
     wait_until("it has printed", lambda: output.exists() and output.read_text(), 60)
     found = json.loads(output.read_text())
