@@ -168,6 +168,7 @@ class SlurmSite:
         wait_until("every job has ended", lambda: not self.run("squeue", "-h").stdout, 90)
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
+                print("left of a job:", process, process.cmdline())  # shown where the test fails
                 process.kill()
         wait_until("no process of a job is left", lambda: not self.processes(), 30)
 
