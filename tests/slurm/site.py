@@ -8,6 +8,7 @@ nothing is left.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import secrets
@@ -168,7 +169,7 @@ class SlurmSite:
         wait_until("every job has ended", lambda: not self.run("squeue", "-h").stdout, 90)
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                print("left of a job:", process, process.cmdline())  # shown where the test fails
+                logging.warning("left of a job: %s %s", process, process.cmdline())
                 process.kill()
         wait_until("no process of a job is left", lambda: not self.processes(), 30)
 
