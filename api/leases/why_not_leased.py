@@ -9,7 +9,8 @@ from typing import Final
 from layout_tuner.results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from layout_tuner.terminal.plurals import counted
 
-_UNUSABLE: Final = ("lost", "quarantined")
+_UNUSABLE: Final = ("lost", "recovering", "checking", "quarantined")
+"""States in which a node takes no probe."""
 
 
 def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str:
@@ -55,16 +56,22 @@ def _too_large(trial: WaitingTrial, allocation: AllocationRecord) -> str | None:
     needs = f"it needs {counted(trial.num_nodes, 'node')}"
     if trial.num_nodes > worker.num_nodes:
         return f"{needs}, and there are {worker.num_nodes} here"
-    missing = f"{worker.num_nodes - nodes} of the {worker.num_nodes} here are lost or in quarantine"
+    checked = ", being checked" if any(n.state == "checking" for n in allocation.nodes) else ""
+    missing = f"{worker.num_nodes - nodes} of the {worker.num_nodes} here are lost{checked} or in quarantine"
     return f"{needs}, and {missing}{_way_out(allocation)}"
 
 
 def _way_out(allocation: AllocationRecord) -> str:
-    """What a user can do about a node in quarantine."""
+    """What a user can do about a node in quarantine; else why a node was lost."""
     for node in allocation.nodes:
         if node.state == "quarantined":
             return f" ({node.name}: {node.reason}); `layout-tuner allocation release` ends that"
-    return ""
+    lost = (
+        f" ({node.name}: {node.reason})"
+        for node in allocation.nodes
+        if node.state in _UNUSABLE and node.reason
+    )
+    return next(lost, "")
 
 
 def _too_late(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:

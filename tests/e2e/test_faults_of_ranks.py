@@ -16,6 +16,7 @@ from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from benchmarks.workers.rank_faults import (
     FAULTS,
     FOLDER,
+    HELD_SEED,
     LOSES_WORKER,
     RankFault,
     fault_named,
@@ -23,6 +24,7 @@ from benchmarks.workers.rank_faults import (
 )
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.e2e.held_probes import PATIENCE_S, RANK_ENTRY, HeldProbes, assert_nothing_left
+from tests.workers.process_checks import command_line
 from tests.workers.ray_nodes import RayNodeProcess, free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
@@ -104,6 +106,28 @@ def test_a_trial_that_loses_its_node_every_time_fails_and_names_the_node(
 
 
 @pytest.mark.slow
+def test_three_kills_of_ray_are_no_result_and_the_campaign_says_why_it_waits(scene: Scene) -> None:
+    trial = scene.probes.hold()
+    campaign = f"/campaigns/{scene.service.trial(trial).trial.campaign_id}"
+    why = f"{socket.gethostname()}: node {socket.gethostname()} was lost: "
+
+    def waiting_reason() -> str:
+        return str(scene.service.get(campaign)["progress"]["waiting_reason"])
+
+    for kind in ("ray::RuntimeEnvAgent", "ray/raylet/raylet", "ray::RayAgent"):
+        below = psutil.Process(scene.worker.pid).children(recursive=True)
+        (victim,) = (process for process in below if kind in " ".join(command_line(process)))
+        scene.probes.strike_again(HELD_SEED)
+        victim.kill()
+        wait_until("the campaign says why it waits", lambda: why in waiting_reason(), PATIENCE_S)
+        scene.probes.wait_until_struck(HELD_SEED)
+    scene.probes.let_go()
+    scene.service.wait_for_end([trial], PATIENCE_S)
+    found = scene.service.trial(trial).trial
+    assert (found.state, found.attempt, found.lost_attempts) == ("COMPLETED", 4, 0)
+
+
+@pytest.mark.slow
 def test_a_worker_that_was_killed_leaves_no_process_even_before_it_is_started_again(
     scene: Scene,
 ) -> None:
@@ -179,13 +203,13 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allo
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_a_node_that_dies_costs_an_attempt_and_the_other_goes_on(allocation: Allocation) -> None:
+def test_a_node_that_dies_ends_an_attempt_and_the_other_goes_on(allocation: Allocation) -> None:
     probes, service = allocation.probes, allocation.service
     service.wait_for_end([first := probes.add(layout=ON_BOTH)], PATIENCE_S)
     assert service.trial(first).trial.state == "COMPLETED", allocation.worker.said()
     held = probes.hold(layout=ON_BOTH)
     allocation.nodes[1].kill_tree()
-    wait_until("the attempt is lost", lambda: service.trial(held).trial.lost_attempts, PATIENCE_S)
+    wait_until("the attempt has ended", lambda: probes.endings(held)[0] == "reported", PATIENCE_S)
     allocation.wait_for_states(node1={"idle"}, node2={"lost", "recovering"})
     service.wait_for_end([small := probes.add(layout=ON_ONE)], PATIENCE_S)
     assert service.trial(small).trial.state == "COMPLETED", allocation.worker.said()
@@ -193,5 +217,6 @@ def test_a_node_that_dies_costs_an_attempt_and_the_other_goes_on(allocation: All
     allocation.nodes[1].start()
     service.wait_for_end([held], PATIENCE_S)
     found = service.trial(held)
-    assert (found.trial.state, found.trial.lost_attempts) == ("COMPLETED", 1)
+    assert (found.trial.state, found.trial.attempt) == ("COMPLETED", 2)
+    assert found.trial.lost_attempts == 0, "the node is to blame"
     allocation.wait_for_states(node1={"idle"}, node2={"idle"})

@@ -50,6 +50,8 @@ class FakeLauncher:
         """The most devices that were held at the same time."""
         self.running: list[Placement] = []
         self.losses: dict[int, str] = {}
+        self.num_agent_ends = 0
+        """Agents of nodes that have ended so far."""
         self.recoveries: list[int] = []
         self.recover_errors: list[str] = []
         """What the next recoveries fail with."""
@@ -88,6 +90,9 @@ class FakeLauncher:
 
     def lost(self) -> Mapping[int, str]:
         return dict(self.losses)
+
+    def agent_ends(self, _node: int) -> int:
+        return self.num_agent_ends
 
     def recover(self, node: int) -> None:
         with self._lock:

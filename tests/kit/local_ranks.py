@@ -81,6 +81,9 @@ class SeveralLocalNodes:
     def lost(self) -> Mapping[int, str]:
         return {node: why for node, part in enumerate(self.parts) for why in part.lost().values()}
 
+    def agent_ends(self, _node: int) -> int:
+        return 0
+
     def recover(self, node: int) -> None:
         self.parts[node].recover(0)
 

@@ -266,6 +266,9 @@ class GroupLauncher:
     def lost(self) -> Mapping[int, str]:
         return self._nodes.lost()
 
+    def agent_ends(self, node: int) -> int:
+        return self._nodes.agent_ends(node)
+
     def recover(self, node: int) -> None:
         self._nodes.recover(node)
 

@@ -62,6 +62,12 @@ class LaunchedNodes(Protocol):
     def lost(self) -> Mapping[int, str]:
         """Nodes that can't be used now, and why."""
 
+    def agent_ends(self, node: int, /) -> int:
+        """How often a node was lost by the end of its agent, or of what runs the agent.
+
+        That is not counted against the layout that ran there. 0 where ranks have no such process.
+        """
+
     def recover(self, node: int, /) -> None:
         """Replaces the agent and the zygote of a lost node; the other nodes go on.
 

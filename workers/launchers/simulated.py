@@ -96,6 +96,9 @@ class SimulatedLauncher:
         """Nodes that are lost by now, and why."""
         return {node: "it has failed" for node in range(len(self.nodes)) if self.is_lost(node)}
 
+    def agent_ends(self, _node: int, /) -> int:
+        return 0
+
     def recover(self, node: int, /) -> None:
         """A lost node stays lost. Raises RanksLeftError in every case."""
         raise RanksLeftError("it has failed for good", node)

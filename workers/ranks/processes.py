@@ -84,16 +84,16 @@ def fork(body: Callable[[], None]) -> int:
             os._exit(code)
 
 
-def children() -> list[int]:
-    """Pids of this process's children, including adopted orphans.
+def children(of: int | None = None) -> list[int]:
+    """Pids of a process's children, including adopted orphans; by default of this process.
 
     The list may miss a child that appears while it is read; only `os.waitpid` proves that none is
     left.
     """
     found: list[int] = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        found += map(int, path.read_text().split())
-    return found or _children_by_parent(os.getpid())
+    for path in Path(f"/proc/{of or 'self'}/task").glob("*/children"):
+        found += map(int, kernel_text(path).split())
+    return found or _children_by_parent(of or os.getpid())
 
 
 def end_descendants(

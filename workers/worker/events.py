@@ -69,6 +69,8 @@ class ProbeEnded:
     """Why its nodes must not be used again; empty: they are clean."""
     unclean_nodes: tuple[int, ...] = ()
     """Positions of those nodes."""
+    lost_its_agent: bool = False
+    """Whether an agent of its nodes, or what runs the agent, ended while it ran."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

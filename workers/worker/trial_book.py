@@ -21,9 +21,9 @@ import logging
 import math
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -45,6 +45,11 @@ _LOG = logging.getLogger(__name__)
 
 _GIVE_BACK_AFTER_S: Final = 60.0
 """How long a trial for which no devices are expected is held: lost nodes may recover meanwhile."""
+
+MAX_FORGIVEN: Final = 10
+"""Runs of a trial that may end with the agent of a node, or with Ray, and are not counted as lost:
+usually neither its layout nor its node is to blame. A layout that takes the host's memory may have
+the kernel kill Ray each time, so further ones count."""
 
 _SIGNAL_WITHIN_S: Final = 1.5
 
@@ -75,6 +80,8 @@ class TrialBook:
         """Ends of probes that the end of the job may have killed, and when to note them."""
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         """How long the latest probes held their devices."""
+        self._agent_losses = Counter[int]()
+        """By the id of a trial that has no result yet, its runs that ended with an agent."""
         self.second_opinions = SecondOpinions(roster=self.roster)
 
     @property
@@ -191,13 +198,28 @@ class TrialBook:
         if outcome.reason == "node_lost":
             self.roster.look(self.clock())  # before other probes are placed there
         suspects = self.second_opinions.suspects_after(trial, outcome)
-        trial.finish(outcome)
+        trial.finish(self._forgiven(event))
         self._recent_s.append(trial.runs[-1].held_s)
         if suspects and self._may_run_again(trial, until):
             _LOG.info("%s %s; it is run again on other nodes", trial.key, _summary(outcome))
             self._wait_for_devices(trial, avoid=suspects)
         else:
             self._finish(trial)
+
+    def _forgiven(self, event: ProbeEnded) -> Outcome:
+        """The outcome to report: one that ended with the agent of a node returns the lease."""
+        outcome, losses, trial_id = event.outcome, self._agent_losses, event.trial.lease.trial_id
+        if not event.lost_its_agent:
+            del losses[trial_id]
+            return outcome
+        losses[trial_id] += 1
+        if losses[trial_id] <= MAX_FORGIVEN:
+            return replace(outcome, state="cancelled", reason="cancelled")
+        why = (
+            f"{outcome.message}; Ray or the node's agent ended in {losses[trial_id]} runs of this "
+            "trial: see in the node's kernel log whether the layout takes the host's memory"
+        )
+        return replace(outcome, message=visible_line(why, MAX_MESSAGE_LENGTH))
 
     def _may_run_again(self, trial: HeldTrial, until: float | None) -> bool:
         in_time = until is None or self.clock() + _at_most_s(trial.request) <= until
@@ -310,6 +332,11 @@ def start_probe(launcher: GroupLauncher, events: Events, trial: HeldTrial) -> No
     stop, progress = trial.stop, trial.progress
     started = time.monotonic()
 
+    def agent_ends() -> int:
+        return sum(launcher.agent_ends(share.node) for share in placement)
+
+    agent_ends_before = agent_ends()
+
     def node_lost(message: str, node: str = "") -> Outcome:
         return Outcome(
             state="failed",
@@ -331,7 +358,8 @@ def start_probe(launcher: GroupLauncher, events: Events, trial: HeldTrial) -> No
             return ProbeEnded(
                 trial=trial, outcome=outcome, unclean=str(error), unclean_nodes=unclean
             )
-        return ProbeEnded(trial=trial, outcome=outcome)
+        lost_its_agent = outcome.reason == "node_lost" and agent_ends() > agent_ends_before
+        return ProbeEnded(trial=trial, outcome=outcome, lost_its_agent=lost_its_agent)
 
     def failed(error: Exception) -> ProbeEnded:
         _LOG.error("the launcher failed with the probe of %s", trial.title, exc_info=error)

@@ -19,6 +19,12 @@ from tests.kit.store import completed
 
 SLOW = node("n2", "quarantined", reason="slow")
 DRAINS = "the allocation drains: it takes no more trials"
+AWAY = node("n2", "recovering", reason="its agent has ended; start Ray on n2 again")
+LOST = (
+    "it needs 2 nodes, and 1 of the 2 here are lost or in quarantine "
+    "(n2: its agent has ended; start Ray on n2 again)"
+)
+CHECKED = "it needs 2 nodes, and 1 of the 2 here are lost, being checked or in quarantine"
 SET_ASIDE = (
     "it needs 2 nodes, and 1 of the 2 here are lost or in quarantine (n2: slow); "
     "`layout-tuner allocation release` ends that"
@@ -106,6 +112,8 @@ def test_leased_trials_show_their_phase_and_a_campaign_whose_trials_all_wait_say
         ("devices", Layout(dp=8), (), {}, "it needs 8 devices on 1 node, and a node here has 4"),
         ("nodes", Layout(num_nodes=3, dp=3), (), {}, "it needs 3 nodes, and there are 2 here"),
         ("quarantine", Layout(num_nodes=2, dp=2), (node("n1"), SLOW), {}, SET_ASIDE),
+        ("recovering", Layout(num_nodes=2, dp=2), (node("n1"), AWAY), {}, LOST),
+        ("checked", Layout(num_nodes=2, dp=2), (node("n1"), node("n2", "checking")), {}, CHECKED),
         ("time", Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
         ("draining", Layout(), (), {"state": "draining"}, DRAINS),
     ],
@@ -121,7 +129,7 @@ def test_a_trial_that_an_allocation_will_not_lease_says_why(
     assert read["num_not_leased"] == 1
     assert read["not_leased"][0]["reason"].startswith(why)
     assert (read["not_leased"][0]["campaign"], read["not_leased"][0]["number"]) == (here.name, 1)
-    if status:
+    if status or nodes:
         waits = here.why_it_waits()
         assert waits.startswith(f"trial 1 waits: no allocation may run it; w1: {why}")
 

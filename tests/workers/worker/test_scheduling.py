@@ -191,6 +191,37 @@ def test_ranks_that_end_with_their_job_say_nothing(
     assert service.unregistered == ["session-1"]
 
 
+def test_ends_of_agents_are_not_counted_until_they_are_many(
+    service: WorkedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At "a" the agent of the node ends, or Ray; at "z" the zygote does, which a layout may do."""
+    monkeypatch.setattr("layout_tuner.workers.worker.trial_book.MAX_FORGIVEN", 2)
+    ends = "aaazaaa"
+
+    def lose(*_: object) -> Outcome:
+        if ends[len(launcher.requests) - 1] == "a":
+            launcher.num_agent_ends += 1
+        return LOST
+
+    def watch() -> bool:
+        ended = len(service.outcomes)
+        if ended == len(added) < len(ends):
+            added.append(ended + 1)
+            service.add_trial(1, make_request(), attempt=added[-1])
+        return ended == len(ends)
+
+    added: list[int] = []
+    launcher = FakeLauncher(placed=lose)
+    service.work(launcher, until=watch)
+    posted = [body["outcome"] for body in service.outcomes]
+    returned, lost = ("cancelled", "cancelled"), ("failed", "node_lost")
+    expected = [returned, returned, lost, lost, returned, returned, lost]
+    assert [(outcome["state"], outcome["reason"]) for outcome in posted] == expected
+    assert {outcome["node"] for outcome in posted} == {"n0"}
+    assert posted[0]["message"] == posted[3]["message"] == LOST.message
+    assert "ended in 3 runs of this trial: see in the node's kernel log" in posted[2]["message"]
+
+
 def test_a_rank_that_is_terminated_alone_has_crashed(service: WorkedService) -> None:
     service.add(1)
     service.work(lambda *_: KILLED, until=lambda: service.outcomes)

@@ -68,6 +68,10 @@ class BridgeProcess:
         words = last_words(self._log.fileno(), _LAST_WORDS)
         return f"; its last words: {words}" if words else ""
 
+    def end(self) -> None:
+        """Has the bridge and all below it killed, which may hang; `wait` then returns."""
+        self._warden.terminate()
+
     def close(self) -> None:
         """Ends the bridge, its agents, and a cluster that it has started."""
         self._line.close()

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import socket
 import sys
 import tempfile
@@ -16,9 +17,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from layout_tuner.process_resources import kernel_text
 from layout_tuner.workers.errors import RayClusterFailedError
 from layout_tuner.workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory
-from layout_tuner.workers.ranks.processes import ended_within, last_words
+from layout_tuner.workers.ranks.processes import children, ended_within, last_words
 from layout_tuner.workers.ranks.visible_devices import ray_variables, with_variables
 from layout_tuner.workers.ranks.warden import python_module, start_under_warden
 
@@ -33,6 +35,10 @@ ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 127.0.0.1 by the host's address on Linux."""
 
 RAY: Final = tuple(python_module("ray.scripts.scripts"))
+
+_HEADS_OWN: Final = "gcs_server"
+_EVERY_NODES: Final = "raylet"
+"""The servers without which a node does no work, by their names in the process list."""
 
 _START_WITHIN_S: Final = 90.0
 _STOP_WITHIN_S: Final = 20.0
@@ -117,6 +123,9 @@ class RayNodeProcesses:
         ) as held:
             self.directory = held.rays_own
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
+            self._unseen = {_EVERY_NODES} if port is None else {_EVERY_NODES, _HEADS_OWN}
+            """Servers that have not been found among the processes yet."""
+            self._pidfds: list[int] = []
             try:
                 self.warden = start_under_warden(
                     [*command, "start", *role, *_flags(address, name, self.directory)],
@@ -129,12 +138,29 @@ class RayNodeProcesses:
                 raise
 
     def has_ended(self) -> bool:
-        """Whether the node has ended by itself; then no process of it is left.
+        """Whether the node, or a server that it needs, has ended; `close` ends what is left.
 
-        `ray start` ends a second after any of its processes, and the warden ends the rest. Clients
-        of Ray learn of it much later.
+        `ray start` ends a second after a process of its own that fails, and the warden ends the
+        rest. But it goes on without a server that ends with exit code 0, as a raylet does when its
+        dashboard or runtime-env agent is killed. Clients of Ray learn of either much later.
         """
-        return self.warden.poll() is not None
+        if self.warden.poll() is not None:
+            return True
+        if self._unseen:
+            self._find_servers()
+        return bool(select.select(self._pidfds, [], [], 0)[0])
+
+    def _find_servers(self) -> None:
+        """Opens a pidfd of each server that has started since the last call."""
+        for pid in [pid for start in children(self.warden.pid) for pid in children(start)]:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                name = kernel_text(Path(f"/proc/{pid}/comm")).strip()
+                if name in self._unseen:
+                    self._unseen.remove(name)
+                    self._pidfds.append(pidfd)
+                else:
+                    os.close(pidfd)
 
     def last_words(self) -> str:
         return last_words(self._log.fileno(), _LAST_WORDS)
@@ -144,6 +170,8 @@ class RayNodeProcesses:
         self.warden.terminate()
         if not ended_within(self.warden, _STOP_WITHIN_S):
             _LOG.error("the warden of Ray, pid %d, does not end", self.warden.pid)
+        while self._pidfds:
+            os.close(self._pidfds.pop())
         self._log.close()
 
 

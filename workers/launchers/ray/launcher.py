@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -80,6 +81,7 @@ class RayNodes:
         rank_entry: str = RANK_ENTRY,
     ) -> None:
         self._num_devices = num_devices
+        self._address = address
         self._device_cores = device_cores
         self._router = EventRouter()
         self._changed = threading.Condition()
@@ -89,10 +91,13 @@ class RayNodes:
         """The agent of each node, also of lost ones."""
         self.pids: list[Mapping[str, int]] = []
         """Pids of agent, warden and zygote, by node."""
+        self._agent_ends = Counter[int]()
         self._ends: dict[tuple[int, str], Future[Document]] = {}
         """Groups that nodes have been ordered to end."""
         self._closing = threading.Event()
         self._unusable = ""
+        self._has_joined = False
+        """Whether a node has joined through the present bridge."""
         self._listener = AgentListener(NODE_ADDRESS if address is None else _own_address(address))
         token = secrets.token_hex(16)
         self._listener.expect(token, self._connected)
@@ -146,17 +151,30 @@ class RayNodes:
     def lost(self) -> Mapping[int, str]:
         return self._router.lost()
 
+    def agent_ends(self, node: int) -> int:
+        return self._agent_ends[node]
+
     def recover(self, node: int) -> None:
-        """Starts another agent on a lost node, as soon as Ray runs there."""
+        """Starts another agent on a lost node, as soon as Ray runs there.
+
+        Where that fails and no other node is left, the bridge is replaced, and with it a cluster
+        that was started here.
+        """
         if not self._router.is_lost(node):
             return
-        why = self._router.lost().get(node, "")
-        self._bridge.replace(self._agents[node].key)
+        why, bridge = self._router.lost().get(node, ""), self._bridge
+        bridge.replace(self._agents[node].key)
         with self._changed:
             back = self._changed.wait_for(lambda: not self._router.is_lost(node), START_WITHIN_S)
         if not back:
-            words = self._bridge.last_words()
-            raise NodeLostError(f"{why}; it has not recovered in {START_WITHIN_S:g} s{words}", node)
+            words = bridge.last_words()
+            # One that has started meanwhile has not had its time yet.
+            if bridge is self._bridge and len(self._router.lost()) == len(self.nodes):
+                bridge.end()
+            raise NodeLostError(
+                f"{why}; it has not recovered in {START_WITHIN_S:g} s{self._way_out(node)}{words}",
+                node,
+            )
 
     def close(self) -> None:
         """Ends the agents, the processes below them, and a cluster that was started here."""
@@ -193,7 +211,7 @@ class RayNodes:
         if agent.position is not None and self._agents[agent.position] is agent:
             self._router.deliver(agent.position, events)
         if loss is not None:
-            self._lose_agent(agent, loss)
+            self._lose_agent(agent, loss, is_agents=False)
 
     def _disconnected(self, agent: _Agent, is_cut_off: bool) -> None:
         why = "its agent hangs, or its network is cut" if is_cut_off else "its agent has ended"
@@ -216,6 +234,13 @@ class RayNodes:
         within = f"no node got ready within {_FIRST_NODE_WITHIN_S:g} s{self._bridge.last_words()}"
         raise RayClusterFailedError(self._unusable or within)
 
+    def _way_out(self, node: int) -> str:
+        """What a user can do about a node of a cluster that was not started here."""
+        if self._address is None:
+            return ""
+        name = self.nodes[node].name
+        return f"; start Ray on {name} again, which this worker can't: its head is {self._address}"
+
     def _keep_bridge(self) -> None:
         backoff = Backoff(0.1, 30.0)
         while True:
@@ -224,7 +249,9 @@ class RayNodes:
             self._bridge.close()
             self._lose(range(len(self.nodes)), why)
             with self._changed:
-                self._unusable = why
+                if self._has_joined:
+                    backoff.reset()  # the bridge can work, and somebody may have killed it
+                self._has_joined, self._unusable = False, why
                 self._changed.notify_all()
             pause_s = backoff.take_after(time.monotonic() - started)
             if not self._closing.is_set():
@@ -269,7 +296,7 @@ class RayNodes:
                 self._lose([position], "it was started again")
                 self.pids[position], self._agents[position] = pids, agent
                 self.nodes[position] = node
-            agent.position = position
+            agent.position, self._has_joined = position, True
             self._router.find(position)
             self._changed.notify_all()
         _LOG.info("node %s has joined", name)
@@ -277,16 +304,21 @@ class RayNodes:
     def _position(self, name: str) -> int | None:
         return next((i for i, node in enumerate(self.nodes) if node.name == name), None)
 
-    def _lose_agent(self, agent: _Agent, why: str) -> None:
+    def _lose_agent(self, agent: _Agent, why: str, *, is_agents: bool = True) -> None:
         if agent.position is None:
             _LOG.warning("node %s does not get ready: %s", agent.hello["name"], why)
         elif self._agents[agent.position] is agent:
-            self._lose([agent.position], why)
+            self._lose([agent.position], why, is_agents=is_agents)
 
-    def _lose(self, positions: Iterable[int], why: str) -> None:
-        """Reports the loss of nodes to their groups; their agents end all processes there."""
+    def _lose(self, positions: Iterable[int], why: str, *, is_agents: bool = True) -> None:
+        """Reports the loss of nodes to their groups; their agents end all processes there.
+
+        `is_agents` is whether the agent or Ray has ended, and not the zygote below the agent.
+        """
         lost = set(positions)
         for position in lost:
+            if is_agents and not self._router.is_lost(position):
+                self._agent_ends[position] += 1
             self._router.lose(position, self._loss(why, position))
             self._agents[position].line.end_writing()
         for node, group in [order for order in tuple(self._ends) if order[0] in lost]:

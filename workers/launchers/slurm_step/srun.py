@@ -104,6 +104,9 @@ class SrunNodes:
         with self._lock:
             return dict(self._lost)
 
+    def agent_ends(self, _node: int) -> int:
+        return 0  # each probe has agents of its own
+
     def wait_until_ready(self) -> None:
         """Returns at once: a step is started for each group."""
 

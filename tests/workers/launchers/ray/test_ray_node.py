@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,9 +14,14 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from layout_tuner.workers.errors import RayClusterFailedError
+from layout_tuner.workers.errors import NodeLostError, RayClusterFailedError
 from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, greet
-from layout_tuner.workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved
+from layout_tuner.workers.launchers.ray.cluster import (
+    HeadWatch,
+    JoinedRay,
+    RayNodeProcesses,
+    resolved,
+)
 from layout_tuner.workers.launchers.ray.launcher import RayNodes
 from layout_tuner.workers.ranks.json_lines import JsonLines
 from tests.kit.python_process import run_python, start_python
@@ -84,6 +90,42 @@ def test_a_head_has_ended_when_its_port_is_refused_and_not_when_it_closes_a_conn
     watch.close()
 
 
+STARTER = """
+import shutil, subprocess, sys, time
+names = ["raylet", *(["gcs_server"] if "--head" in sys.argv else [])]
+for name in names:  # as `ray start`, which goes on without a server that ends with code 0
+    shutil.copy(sys.executable, f"{sys.argv[1]}/{name}")
+    subprocess.Popen([f"{sys.argv[1]}/{name}", "-c", "input()"], stdin=subprocess.PIPE)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("port", "victim"), [(0, "raylet"), (0, "gcs_server"), (None, "raylet")], ids=str
+)
+def test_a_node_without_one_of_its_servers_has_ended_although_ray_start_goes_on(
+    port: int | None, victim: str, tmp_path: Path
+) -> None:
+    starter = [sys.executable, "-c", STARTER, str(tmp_path)]
+    node = RayNodeProcesses(
+        address=ADDRESS, name="n0", port=port, head=f"{ADDRESS}:1", command=starter
+    )
+    names = {"raylet"} if port is None else {"raylet", "gcs_server"}
+
+    def servers() -> dict[str, psutil.Process]:
+        below = psutil.Process(node.warden.pid).children(recursive=True)
+        return {process.name(): process for process in below if process.name() in names}
+
+    try:
+        wait_until("its servers run", lambda: servers().keys() == names)
+        assert not node.has_ended()
+        servers()[victim].kill()
+        wait_until("the end of the node shows", node.has_ended)
+        assert node.warden.poll() is None
+    finally:
+        node.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_node_is_kept_up_and_leaves_nothing_when_its_supervisor_is_killed() -> None:
@@ -126,6 +168,7 @@ class FakeBridge:
     starts = 0
     starts_to_fail = (2, 3)
     agents: ClassVar[list[JsonLines]] = []
+    num_ended = 0
 
     def __init__(self, _flags: Sequence[str], variables: Mapping[str, str]) -> None:
         FakeBridge.starts += 1
@@ -143,8 +186,18 @@ class FakeBridge:
     def close(self) -> None:
         self.to_end.put(None)
 
-    def start_agent(self, pid: int) -> JsonLines:
-        where = {"node": f"key-{pid}", "name": "n0", "address": "127.0.0.1"}
+    def end(self) -> None:
+        FakeBridge.num_ended += 1
+        self.to_end.put(None)
+
+    def replace(self, _node: str) -> None:
+        """Does nothing: its cluster hangs."""
+
+    def last_words(self) -> str:
+        return ""
+
+    def start_agent(self, pid: int, name: str = "n0") -> JsonLines:
+        where = {"node": f"key-{pid}", "name": name, "address": "127.0.0.1"}
         agent = greet(self.address, self.token, where)
         FakeBridge.agents.append(agent)
         agent.send({"event": "ready", "pids": {"agent": pid}})
@@ -156,6 +209,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
     monkeypatch.setattr("layout_tuner.workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
     monkeypatch.setattr(FakeBridge, "starts", 0)
     monkeypatch.setattr(FakeBridge, "agents", [])
+    monkeypatch.setattr(FakeBridge, "num_ended", 0)
     nodes = RayNodes(num_devices=2)
     yield nodes
     nodes.close()
@@ -172,6 +226,16 @@ def test_a_bridge_that_does_not_start_is_started_again(
     assert caplog.text.count("No space left on device") == len(FakeBridge.starts_to_fail)
 
 
+def test_bridges_that_worked_are_started_again_at_once_however_often_they_are_killed(
+    nodes: RayNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeBridge, "starts_to_fail", ())
+    for number in range(1, 5):
+        nodes._bridge.to_end.put(None)
+        wait_until("it has joined again", lambda n=number: nodes.pids == [{"agent": n + 1}])
+    assert caplog.text.count("another one starts in 0.1 s") == 4
+
+
 def test_an_agent_that_greets_again_takes_the_place_of_the_one_before(nodes: RayNodes) -> None:
     agent = nodes._bridge.start_agent(9)
     wait_until("it has joined", lambda: nodes.pids == [{"agent": 9}])
@@ -180,3 +244,50 @@ def test_an_agent_that_greets_again_takes_the_place_of_the_one_before(nodes: Ray
     agent.close()
     wait_until("its end is noticed", lambda: nodes.lost())
     assert nodes.lost() == {0: "node n0 was lost: its agent has ended"}
+
+
+def test_a_node_that_does_not_recover_gets_another_bridge_once_no_other_node_works(
+    nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeBridge, "starts_to_fail", ())
+    monkeypatch.setattr("layout_tuner.workers.launchers.ray.launcher.START_WITHIN_S", 0.05)
+    other = nodes._bridge.start_agent(9, name="n1")
+    wait_until("two have joined", lambda: len(nodes.pids) == 2)
+    nodes._bridge.agent.close()
+    wait_until("one is lost", lambda: nodes.lost().keys() == {0})
+    with pytest.raises(NodeLostError, match=r"has not recovered in 0\.05 s$"):
+        nodes.recover(0)
+    assert FakeBridge.num_ended == 0  # the other node's probes go on
+    other.close()
+    wait_until("both are lost", lambda: nodes.lost().keys() == {0, 1})
+    with pytest.raises(NodeLostError, match="has not recovered"):
+        nodes.recover(0)
+    assert FakeBridge.num_ended == 1
+    wait_until("the next bridge has brought it back", lambda: 0 not in nodes.lost())
+
+
+def test_a_node_of_a_cluster_of_others_says_what_to_do(
+    nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeBridge, "starts_to_fail", ())
+    monkeypatch.setattr("layout_tuner.workers.launchers.ray.launcher.START_WITHIN_S", 0.05)
+    joined = RayNodes(num_devices=2, address="127.0.0.1:1")
+    try:
+        joined._bridge.agent.close()
+        wait_until("it is lost", joined.lost)
+        with pytest.raises(NodeLostError, match=r"; start Ray on n0 again, .* 127\.0\.0\.1:1"):
+            joined.recover(0)
+    finally:
+        joined.close()
+
+
+def test_only_losses_of_agents_are_counted_as_such(nodes: RayNodes) -> None:
+    nodes._bridge.agent.send({"event": "lost", "message": "the zygote ended"})
+    wait_until("the zygote's loss shows", lambda: "zygote" in nodes.lost().get(0, ""))
+    nodes._bridge.agent.close()
+    nodes._bridge.start_agent(9)
+    wait_until("it is back", lambda: nodes.pids == [{"agent": 9}] and not nodes.lost())
+    assert nodes.agent_ends(0) == 0
+    FakeBridge.agents[-1].close()
+    wait_until("it is lost again", nodes.lost)
+    assert nodes.agent_ends(0) == 1
