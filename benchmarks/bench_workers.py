@@ -1,7 +1,7 @@
 """The time between probes, and what failed probes leave behind: real service, worker, Ray, ranks.
 
 Run as `make bench-workers`, or `python -m benchmarks.bench_workers --record`, with nothing else on
-the machine. It takes about ten minutes on two cores. `--only` chooses a part. `--record` writes a
+the machine. It takes about 25 minutes on two cores. `--only` chooses a part. `--record` writes a
 section of `benchmarks/RESULTS.md` for each part.
 """
 
@@ -29,11 +29,18 @@ from benchmarks.trainer.turn_around import (
     recorded_service,
 )
 from benchmarks.workers.fault_storm import Storm, spread, storm
+from benchmarks.workers.ray_kills import OURS, RAYS, WARDENS, away_after_kill_s
+from layout_tuner.protocol.outcome import ProbeRequest
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.workers.launchers.ray.launcher import ray_launcher
 
 GAP_S: Final = 0.6
 TORCHRUN_TIMES: Final = 5.0
 SHARE: Final = 0.8
 BACK_S: Final = 1.0
+NODE_BACK_S: Final = 60.0
 MIB: Final = 1 << 20
 MEMORY_GONE_BYTES: Final = 512 * MIB
 """Of the whole machine: what the page cache and others do in the same minutes."""
@@ -128,7 +135,41 @@ def storm_figures(found: Storm) -> list[Figure]:
     ]
 
 
-PARTS: Final[dict[str, Part]] = {"turn-around": turn_around, "faults": faults}
+def ray_kills(_folder: Path, scale: int) -> list[Figure]:
+    """Each process of a Ray node is killed three times, one at a time."""
+    cluster, _ = resolve_cluster("local-cpu")
+    request = ProbeRequest(model=model_preset("tiny"), layout=Layout(), iterations=2)
+    launcher = ray_launcher(cluster)
+
+    def run() -> bool:
+        outcome = launcher.run(request, on_event=lambda _: None, cancelled=lambda: False)
+        return outcome.state == "completed"
+
+    try:
+        run()
+        kills = max(1, 3 * scale // SCALE)
+        away_s = {
+            kind: [away_after_kill_s(launcher, kind, run) for _ in range(kills)]
+            for kind in (*RAYS, *OURS, *WARDENS)
+        }
+    finally:
+        launcher.close()
+    return [
+        Figure(
+            name=f"SIGKILL of the {kind}: the next probe has run on the node, slowest of {kills}",
+            asked=f"under {NODE_BACK_S:g} s",
+            measured=f"{max(seconds):.1f} s (median {median(seconds):.1f} s)",
+            reached=max(seconds) < NODE_BACK_S,
+        )
+        for kind, seconds in away_s.items()
+    ]
+
+
+PARTS: Final[dict[str, Part]] = {
+    "turn-around": turn_around,
+    "faults": faults,
+    "ray-kills": ray_kills,
+}
 SCALE: Final = 8
 
 
@@ -162,7 +203,11 @@ def _section(part: str, machine: str, figures: Sequence[Figure]) -> str:
     return f"`make bench-workers`; {machine}.\n\n{numbers}\n\n{_NOTES[part]}"
 
 
-TITLES: Final = {"turn-around": "From probe to probe", "faults": "Faults"}
+TITLES: Final = {
+    "turn-around": "From probe to probe",
+    "faults": "Faults",
+    "ray-kills": "Kills of Ray",
+}
 _NOTES: Final = {
     "turn-around": """\
 With Ray and probes of `tiny`. From outcome to iteration: the end of a group, its outcome on disk, the next trial's fork, meeting, \
@@ -171,6 +216,9 @@ weights, memory iteration and first iteration. torchrun runs the same probe by t
 With Ray and probes of `tiny`. A rank that raises, ends with a code or without a result, is killed, segfaults, aborts, hangs or is stopped until its deadline, \
 runs out of memory, leaves children, daemons, sessions, threads or shared memory, floods its log; a killed zygote, warden, node \
 agent, raylet and worker: each as often, once a trial.""",
+    "ray-kills": """\
+The launcher alone, with the Ray that it starts and probes of `tiny`. `ray start` and the bridge are the processes that start and use Ray; a warden is above each. A worker \
+also checks a node before it uses it again. Ray has no other process here: neither monitor nor log monitor is started.""",
 }
 
 

@@ -19,14 +19,15 @@ def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datet
     if not allocation.is_there:
         return f"worker {allocation.worker.name} was not heard of lately"
     never = why_never(trial, allocation, now)
-    if never is None and allocation.worker.state == "starting":
-        return "the allocation's nodes are not ready yet"
     return never or "it fits, and waits until devices are free and the older ones have theirs"
 
 
 def why_never(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str | None:
     """Why an allocation in its current state will not lease a trial; None: it may."""
-    return _too_large(trial, allocation) or _too_late(trial, allocation, now)
+    never = _too_large(trial, allocation) or _too_late(trial, allocation, now)
+    if never is None and allocation.worker.state == "starting":
+        return "the allocation's nodes are not ready yet"
+    return never
 
 
 def why_nowhere(

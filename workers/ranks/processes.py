@@ -90,10 +90,11 @@ def children(of: int | None = None) -> list[int]:
     The list may miss a child that appears while it is read; only `os.waitpid` proves that none is
     left.
     """
-    found: list[int] = []
-    for path in Path(f"/proc/{of or 'self'}/task").glob("*/children"):
-        found += map(int, kernel_text(path).split())
-    return found or _children_by_parent(of or os.getpid())
+    lists = [*Path(f"/proc/{of or 'self'}/task").glob("*/children")]
+    found = [int(pid) for path in lists for pid in kernel_text(path).split()]
+    if found or (of is not None and lists):
+        return found
+    return _children_by_parent(of or os.getpid())
 
 
 def end_descendants(

@@ -149,6 +149,7 @@ def test_a_trial_that_fits_says_what_it_waits_for(api: Api) -> None:
     assert api.get(f"/allocations/{elsewhere}")["num_not_leased"] == 0
     beat(api, worker, status={"state": "starting"})
     assert why() == "the allocation's nodes are not ready yet"
+    assert here.why_it_waits().endswith("w1: the allocation's nodes are not ready yet")
     change_workers(api, seen_at=datetime(2026, 1, 1, tzinfo=UTC))
     assert api.get(f"/allocations/{worker}")["state"] == "silent"
     assert why() == "worker w1 was not heard of lately"

@@ -101,11 +101,13 @@ def wait_until_both_are_back(nodes: RayNodes, *ranks: int) -> None:
     assert [end.results[rank]["told"] for rank in (0, 1)] == [where, where], end
 
 
-@pytest.mark.parametrize("victim", ["warden", "zygote", "raylet"])
+@pytest.mark.parametrize("victim", ["warden", "zygote", "raylet", "runtime-env agent"])
 def test_sigkill_on_one_node_is_its_loss_and_no_others(nodes: RayNodes, victim: str) -> None:
     lost = position(nodes, "n1")
     before = nodes.pids[lost]
-    victims = {**before, "raylet": psutil.Process(before["agent"]).ppid()}
+    raylet = psutil.Process(before["agent"]).parent()
+    (its_agent,) = (p for p in raylet.children() if "ray::RuntimeEnvAgent" in command_line(p)[0])
+    victims = {**before, "raylet": raylet.pid, "runtime-env agent": its_agent.pid}
     with (
         hanging(nodes, shares=on(nodes, "n0")) as (unharmed, well),
         hanging(nodes, shares=on(nodes, "n1")) as (group, pids),
