@@ -1,15 +1,17 @@
 """Leases: a trial is leased to one worker at a time, for as long as the worker sends heartbeats.
 
 Requests that arrive at the same time are served in one transaction. Requests for the same kind of
-trial share one query for waiting trials, which are distributed in turns.
+trial share the queries for waiting trials, which are distributed in turns. The trials are chosen in
+turns of the campaigns' owners; of each owner, the oldest come first.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from threading import Event
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.models.service_tables import SweepRow, WorkerRow
 from layout_tuner.results_db.models.table_base import insert_many
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
+from layout_tuner.results_db.owner_turns import OwnerTurns
 from layout_tuner.results_db.records import LeaseRecord
 from layout_tuner.results_db.rows import record_of, trial_layout
 from layout_tuner.results_db.trials.lifecycle import lose_attempt, running_attempt
@@ -55,7 +58,13 @@ class LeaseBatch:
     """Requests of workers for trials, within one transaction of the caller."""
 
     def __init__(
-        self, session: Session, asks: Sequence[LeaseAsk], now: datetime, *, lock: bool
+        self,
+        session: Session,
+        asks: Sequence[LeaseAsk],
+        now: datetime,
+        turns: OwnerTurns,
+        *,
+        lock: bool,
     ) -> None:
         """Loads the workers; locks them if trials are to be leased."""
         ids = {ask.worker_id for ask in asks}
@@ -68,6 +77,7 @@ class LeaseBatch:
         workers = {worker.id: worker for worker in found}
         self._session = session
         self._now = now
+        self._turns = turns
         self._campaigns: dict[int, Campaign] = {}
         """Campaigns of the leased trials; a session keeps only weak references to rows."""
         self.answers: list[list[LeaseRecord] | ResultsDbError] = []
@@ -96,22 +106,43 @@ class LeaseBatch:
         )
 
     def hand_out(self, until: datetime) -> bool:
-        """Leases trials that fit, the oldest first; returns whether there were any."""
+        """Leases trials that fit, in turns of owners; returns whether there were any."""
         for worker in self._without_news:
             worker.seen_at = self._now
         dealt = []
         for kind, asking in self._by_kind().items():
-            query = _suitable_trials(kind).limit(
-                sum(ask.request.max_trials for ask, _, _ in asking)
-            )
-            # A locked trial is being leased, cancelled or returned: skip it, and never wait.
-            locked = query.with_for_update(key_share=True, of=Trial, skip_locked=True)
-            waiting = list(reversed(self._session.scalars(locked).all()))
-            dealt += self._deal(waiting, asking, until)
+            num_asked = sum(ask.request.max_trials for ask, _, _ in asking)
+            dealt += self._deal(self._lock_next(kind, num_asked)[::-1], asking, until)
         self._session.flush()
         _write_attempts(self._session, dealt, self._campaigns, self._now)
         _note_start(self._session, self._campaigns, self._now)
         return bool(dealt)
+
+    def _lock_next(self, kind: Kind, num_asked: int) -> list[Trial]:
+        """Locks the next trials of a kind, in turns of owners; of each owner the oldest."""
+        owners = self._session.scalars(_waiting_owners(kind)).all()
+        held: dict[str, int] = {}
+        if len(owners) > 1:
+            held = dict(self._session.execute(_running_by_owner(kind[0])).all())
+        found: dict[str, list[Trial]] = {owner: [] for owner in owners}
+        while owners and (missing := num_asked - sum(map(len, found.values()))):
+            now = {owner: held.get(owner, 0) + len(trials) for owner, trials in found.items()}
+            turns = [owner for owner in owners for _ in range(missing)]
+            wanted = Counter(islice(self._turns.order(turns, str, held=now), missing))
+            for owner, number in wanted.items():
+                last_id = found[owner][-1].id if found[owner] else 0
+                query = _suitable_trials(kind).where(
+                    Campaign.created_by == owner, Trial.id > last_id
+                )
+                # A locked trial is being leased, cancelled or returned: skip it, and never wait.
+                locked = query.with_for_update(key_share=True, of=Trial, skip_locked=True)
+                found[owner] += self._session.scalars(locked.limit(number))
+                self._turns.note(owner)
+            # An owner with fewer trials than its turns has no more; the others get the rest.
+            sums = {owner: now[owner] + wanted[owner] for owner in owners}
+            owners = [each for each in owners if held.get(each, 0) + len(found[each]) == sums[each]]
+        every = [(owner, trial) for owner, trials in found.items() for trial in trials]
+        return [trial for _, trial in self._turns.order(every, lambda each: each[0], held=held)]
 
     def _deal(
         self,
@@ -147,28 +178,50 @@ class LeaseBatch:
 
 
 def _suitable_trials(kind: Kind) -> Select[Any]:
+    of_campaign = Campaign.id == Trial.campaign_id
+    return select(Trial).join(Campaign, of_campaign).where(*_suits(kind)).order_by(Trial.id)
+
+
+def _suits(kind: Kind) -> list[ColumnElement[bool]]:
+    """The conditions on a trial of a kind and its campaign."""
     cluster, num_nodes, devices_per_node, trainers, room, longest_s = kind
-    query = (
-        select(Trial)
-        .join(Campaign, Campaign.id == Trial.campaign_id)
-        .where(
-            Trial.state == "PENDING",
-            Campaign.state == "RUNNING",
-            Campaign.cluster_name == cluster,
-            Campaign.trainer.in_(sorted(trainers)),
-            fits(num_nodes, devices_per_node),
-        )
-        .order_by(Trial.id)
-    )
+    suits = [
+        Trial.state == "PENDING",
+        Campaign.state == "RUNNING",
+        Campaign.cluster_name == cluster,
+        Campaign.trainer.in_(sorted(trainers)),
+        fits(num_nodes, devices_per_node),
+    ]
     if room is not None:  # free devices: a part of one node, or whole nodes
         devices = max(room.devices, devices_per_node if room.nodes else 0)
         on_one_node = (Trial.num_nodes == 1) & (Trial.num_devices <= devices)
         on_nodes = (Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes)
-        query = query.where(on_one_node | on_nodes)
+        suits.append(on_one_node | on_nodes)
     if longest_s is not None:
         deadline_s = func.coalesce(Campaign.probe_deadline_s, DEFAULT_DEADLINE_S)
-        query = query.where(deadline_s <= longest_s)
-    return query
+        suits.append(deadline_s <= longest_s)
+    return suits
+
+
+def _waiting_owners(kind: Kind) -> Select[Any]:
+    """The owners of trials of a kind that wait, the one of the oldest campaign first."""
+    trials = select(Trial.id).where(Trial.campaign_id == Campaign.id, *_suits(kind))
+    return (
+        select(Campaign.created_by)
+        .where(Campaign.state == "RUNNING", trials.correlate(Campaign).exists())
+        .group_by(Campaign.created_by)
+        .order_by(func.min(Campaign.id))
+    )
+
+
+def _running_by_owner(cluster: str) -> Select[str, int]:
+    """How many trials of each owner run on a cluster."""
+    return (
+        select(Campaign.created_by, func.count())
+        .join(Trial, Trial.campaign_id == Campaign.id)
+        .where(Trial.state == "RUNNING", Campaign.cluster_name == cluster)
+        .group_by(Campaign.created_by)
+    )
 
 
 def _write_attempts(
@@ -245,11 +298,13 @@ class Leases(StoreSection):
         super().__init__(database, clock)
         self._last_found = Event()
         """Whether the last query for waiting trials of any thread of this process found one."""
+        self._turns = OwnerTurns()
 
     @retried
     def lease_many(self, asks: Sequence[LeaseAsk]) -> list[list[LeaseRecord] | ResultsDbError]:
-        """Leases waiting trials to workers, the oldest first: PENDING -> RUNNING, attempt + 1.
+        """Leases waiting trials to workers, in turns of owners: PENDING -> RUNNING, attempt + 1.
 
+        The owner with the fewest running trials on the cluster comes first, and its oldest trial.
         Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation.
         Requests that find nothing do not wait for the write lock, unless a sign of life must be
         recorded.
@@ -261,13 +316,13 @@ class Leases(StoreSection):
         now = self._clock()
         if not self._last_found.is_set():
             with self._db.read() as session:
-                batch = LeaseBatch(session, asks, now, lock=False)
+                batch = LeaseBatch(session, asks, now, self._turns, lock=False)
                 if not batch.has_work():
                     return batch.answers
         # If the write below fails, later requests do not wait for the lock either.
         self._last_found.clear()
         with self._db.write() as session:
-            batch = LeaseBatch(session, asks, now, lock=True)
+            batch = LeaseBatch(session, asks, now, self._turns, lock=True)
             if batch.hand_out(now + timedelta(seconds=LEASE_S)):
                 self._last_found.set()
             return batch.answers

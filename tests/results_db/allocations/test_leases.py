@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -17,6 +18,7 @@ from layout_tuner.protocol.worker_messages import (
     SetAside,
     StatusBody,
 )
+from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
 from layout_tuner.results_db.allocations.node_status import RELEASE_TIME_S, note_quarantines
 from layout_tuner.results_db.errors import (
@@ -26,7 +28,7 @@ from layout_tuner.results_db.errors import (
     WorkerSupersededError,
 )
 from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S, WorkerRow
-from layout_tuner.results_db.records import WorkerRecord
+from layout_tuner.results_db.records import LeaseRecord, WorkerRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
@@ -257,6 +259,45 @@ def test_a_worker_gets_the_oldest_trials_of_its_cluster_of_any_campaign(store: S
     for cluster, trials in zip(clusters, ([1, 3, 5, 7], [2, 4, 6, 8]), strict=True):
         workers = [make_worker(store, f"{cluster}-{n}", cluster=cluster).id for n in range(2)]
         assert [lease_one(store, worker).trial_id for worker in workers * 2] == trials
+
+
+def add_trials(store: Store, owner: str, num_campaigns: int, num_trials: int) -> None:
+    """Campaigns of an owner, each with waiting trials."""
+    own = store.by(Actor(name=owner, role="submitter"))
+    for number in range(num_campaigns):
+        campaign = make_campaign(own, f"{owner}-{number}")
+        for size in range(1, num_trials + 1):
+            store.trials.add(campaign, Layout(micro_batch_size=size))
+
+
+def owners_of(store: Store, leases: list[LeaseRecord]) -> list[str]:
+    return [lease.campaign_name.split("-")[0] for lease in leases]
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_four_owners_get_equal_shares_however_many_campaigns_each_has(store: Store) -> None:
+    for owner, num_campaigns in (("many", 20), ("few", 2), ("one", 1), ("other", 1)):
+        add_trials(store, owner, num_campaigns, 20 // num_campaigns)
+    worker = make_worker(store).id
+    started: Counter[str] = Counter()
+    for _ in range(32):  # one trial runs at a time: only the order of turns makes the shares
+        (lease,) = take_leases(store, worker, 1)
+        started[lease.campaign_name.split("-")[0]] += 1
+        post_outcome(store, lease.trial_id, lease.attempt, failed())
+    assert set(started.values()) == {8}
+
+
+def test_turns_of_owners_count_what_runs_and_leave_no_device_idle(store: Store) -> None:
+    add_trials(store, "many", 3, 2)
+    worker = make_worker(store).id
+    assert owners_of(store, take_leases(store, worker, 3)) == ["many"] * 3
+    add_trials(store, "late", 1, 4)
+    add_trials(store, "small", 1, 1)
+    # Those with nothing running catch up first; who has no more trials leaves the rest.
+    first = take_leases(store, worker, 5)
+    assert owners_of(store, first) == ["late", "small", "late", "late", "many"]
+    assert owners_of(store, take_leases(store, worker, 9)) == ["late", "many", "many"]
+    assert take_leases(store, worker, 1) == []
 
 
 CLUSTER = "local-cpu"
