@@ -194,6 +194,8 @@ class CampaignRecord:
     """Name of the token that submitted it."""
     notes: str = ""
     """Notes of its users."""
+    waiting_because: str = ""
+    """Why the driver has not opened its search; empty: it has, or need not."""
 
     @property
     def is_simulated(self) -> bool:

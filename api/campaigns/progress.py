@@ -146,6 +146,8 @@ def _waiting_reason(
             f"no worker of cluster {campaign.cluster_name} lists the trainer {campaign.trainer!r}; "
             "start one with `layout-tuner worker --trainers FILE`, where FILE describes it"
         )
+    if not counts["PENDING"] and campaign.waiting_because:
+        return campaign.waiting_because
     waiting = store.allocations.waiting_trials(
         campaign.cluster_name,
         is_simulated=campaign.is_simulated,

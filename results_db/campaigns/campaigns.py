@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, String, delete, func, or_, select
+from sqlalchemy import ColumnElement, String, delete, func, or_, select, update
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
@@ -305,6 +305,14 @@ class Campaigns(StoreSection):
             _refuse_other_budget(campaign, budget)
             _end(session, campaign, state, now, reason=reason, message=message)
             return campaign_record(campaign, now)
+
+    @retried
+    def note_waiting(self, campaign_id: int, why: str) -> None:
+        """Stores why the driver has not opened a campaign's search; empty: it has, or need not."""
+        with self._db.write() as session:
+            session.execute(
+                update(Campaign).where(Campaign.id == campaign_id).values(waiting_because=why)
+            )
 
     @retried
     def cancel_pending(self, campaign_id: int, why: str, *, budget: Budget | None = None) -> int:

@@ -159,7 +159,7 @@ def could_be_served(session: Session, campaign: Campaign, workers: Sequence[Work
     """Whether a trial of the campaign runs, or one of the workers could run one.
 
     Where trials wait, the worker must be large enough for one of them; where none waits, the driver
-    may add one.
+    may add one, unless the campaign's search waits for its turn.
     """
     sizes = session.execute(
         select(Trial.state, Trial.num_nodes, Trial.num_devices)
@@ -171,5 +171,5 @@ def could_be_served(session: Session, campaign: Campaign, workers: Sequence[Work
     cluster, trainer = campaign.cluster_name, campaign.trainer
     able = [each for each in workers if each.cluster == cluster and each.runs(trainer)]
     if not sizes:
-        return bool(able)
+        return bool(able) and not campaign.waiting_because
     return any(each.holds(nodes, devices) for each in able for _, nodes, devices in sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Self
@@ -27,7 +27,7 @@ from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
 
 MAX_WAITING: Final = 8
-"""Most plans that wait for the driver."""
+"""Most plans of one owner that wait for the driver."""
 KEPT: Final = timedelta(days=1)
 """How long a plan can be read."""
 
@@ -85,16 +85,17 @@ class Plans(EarlierTrials):
     def request(self, spec: Mapping[str, Any], options: PlanOptions) -> PlanRecord:
         """Stores a campaign for the driver to plan, and deletes plans of yesterday.
 
-        Raises PlanLimitError if too many plans wait.
+        Raises PlanLimitError if too many plans of the same owner wait.
         """
         now = self._clock()
         with self._db.write() as session:
             session.execute(delete(PlanRow).where(PlanRow.created_at < now - KEPT))
-            waiting = select(func.count()).where(PlanRow.state == "WAITING")
+            own = (PlanRow.state == "WAITING") & (PlanRow.created_by == self._actor.name)
+            waiting = select(func.count()).where(own)
             if (session.scalar(waiting) or 0) >= MAX_WAITING:
                 raise PlanLimitError(
-                    f"{MAX_WAITING} plans wait for the driver, and no more may; try again later, "
-                    "or use `layout-tuner plan FILE` on your own machine"
+                    f"{MAX_WAITING} plans of {self._actor.name!r} wait for the driver, and no more may; try again "
+                    "later, or use `layout-tuner plan FILE` on your own machine"
                 )
             row = PlanRow(
                 state="WAITING",
@@ -119,12 +120,11 @@ class Plans(EarlierTrials):
                 )
             return record_of(PlanRecord, row)
 
-    def next_open(self) -> PlanRecord | None:
-        """The plan that has waited longest; None: none waits."""
-        query = select(PlanRow).where(PlanRow.state == "WAITING").order_by(PlanRow.id).limit(1)
+    def waiting(self) -> Sequence[tuple[int, str]]:
+        """The ids and owners of the plans that wait for the driver, the oldest first."""
+        query = select(PlanRow.id, PlanRow.created_by).where(PlanRow.state == "WAITING")
         with self._db.read() as session:
-            row = session.scalar(query)
-            return None if row is None else record_of(PlanRecord, row)
+            return session.execute(query.order_by(PlanRow.id)).all()
 
     @retried
     def end(self, plan_id: int, result: Plan | str) -> None:

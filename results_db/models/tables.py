@@ -135,6 +135,7 @@ class Campaign(WithCosts, Base):
     """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
     notes: Mapped[str] = mapped_column(Text, server_default="")
+    waiting_because: Mapped[str] = mapped_column(Text, server_default="")
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]

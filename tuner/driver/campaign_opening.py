@@ -64,6 +64,11 @@ class BackgroundOpening:
             _log.info("campaign %d is still being opened after %.0f s", campaign_id, opening.age_s)
         return None
 
+    def is_done(self, campaign_id: int) -> bool:
+        """Whether the next call of `take` has a result."""
+        opening = self._openings.get(campaign_id)
+        return opening is not None and opening.search.done()
+
     def keep_only(self, campaign_ids: Set[int]) -> None:
         """Drops the openings of all other campaigns; their threads end by themselves."""
         self._forgotten += [each for key, each in self._openings.items() if key not in campaign_ids]

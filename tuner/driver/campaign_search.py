@@ -260,8 +260,13 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
 
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
-    """Turns any exception, also one of DeepHyper, into an error of this campaign alone."""
+    """Turns any exception, also one of DeepHyper, into an error of this campaign alone.
+
+    Lack of memory is no error of the campaign.
+    """
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:
         raise CampaignBrokenError(f"{what}: {type(error).__name__}: {error}") from error

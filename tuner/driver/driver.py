@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from layout_tuner.errors import SearchSpaceError
@@ -51,6 +50,8 @@ from layout_tuner.tuner.driver.campaign_end import (
 )
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
+from layout_tuner.tuner.driver.open_limits import OpenLimits
+from layout_tuner.tuner.driver.open_searches import OpenSearches
 from layout_tuner.tuner.driver.open_trial_target import OpenTrialTarget
 from layout_tuner.tuner.driver.plan_maker import PlanMaker
 from layout_tuner.tuner.driver.remeasuring import (
@@ -81,12 +82,17 @@ _log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 class Driver:
     """Drives every RUNNING campaign of a database; only one driver holds the driver lease."""
 
-    def __init__(self, store: Store, *, opening: BackgroundOpening | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        opening: BackgroundOpening | None = None,
+        limits: OpenLimits | None = None,
+    ) -> None:
         """Starts without any search; without an `opening`, rounds open searches at once."""
         self._store = store
-        self._opening = opening
         self._plans = PlanMaker(store)
-        self._searches: dict[int, CampaignSearch] = {}
+        self._searches = OpenSearches(store, opening, limits)
         self._beat_at = -HEARTBEAT_INTERVAL_S
         self._mark = store.change_mark()
         self._found_some = True
@@ -142,9 +148,12 @@ class Driver:
         self._plans.step()
         campaigns = self._store.campaigns.to_drive()
         self._found_some = bool(campaigns)
-        self._drop_others({campaign.id for campaign in campaigns})
+        running = {campaign.id for campaign in campaigns}
+        self._outages = {key: log for key, log in self._outages.items() if key in running}
+        self._searches.keep_only(running)
+        self._searches.give_turns(campaigns)
         results = [self._step_campaign(campaign) for campaign in campaigns]
-        if all(results) and len(self._searches) == len(campaigns):
+        if all(results) and not self._searches.is_opening:
             self._succeeded_at = time.monotonic()
         return all(results)
 
@@ -173,7 +182,7 @@ class Driver:
     def _pause_s(self, failures: int) -> float:
         if failures:
             return float(min(POLL_INTERVAL_S * 2.0 ** min(failures, 10), MAX_RETRY_INTERVAL_S))
-        return POLL_INTERVAL_S if self._searches else IDLE_INTERVAL_S
+        return POLL_INTERVAL_S if self._searches.num_places else IDLE_INTERVAL_S
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -181,15 +190,6 @@ class Driver:
             self._store.agree_on_time()
             self._store.driver.move_clocks()
             self._beat_at = now
-
-    def _drop_others(self, running: set[int]) -> None:
-        """Drops the searches of campaigns that were paused, cancelled or have ended."""
-        self._outages = {key: log for key, log in self._outages.items() if key in running}
-        if self._opening is not None:
-            self._opening.keep_only(running)
-        for campaign_id in set(self._searches) - running:
-            search = self._searches.pop(campaign_id)
-            _log.info("campaign %r no longer runs: its search is dropped", search.spec.name)
 
     def _step_campaign(self, campaign: CampaignRecord) -> bool:
         try:
@@ -201,6 +201,7 @@ class Driver:
         if not is_open:
             # A search that is being opened does not show that an earlier failure is over.
             return campaign.id not in self._outages
+        self._searches.worked(campaign.id)
         if (outage := self._outages.get(campaign.id)) is not None:
             outage.worked()
         return True
@@ -222,7 +223,10 @@ class Driver:
 
     def _handle(self, error: Exception, campaign: CampaignRecord) -> bool:
         """Handles the failure of a campaign's round; returns False if it has to be tried again."""
-        self._searches.pop(campaign.id, None)
+        if isinstance(error, MemoryError):
+            self._searches.pause(campaign)
+            return True
+        self._searches.close(campaign.id)
         if isinstance(error, (TunerError, SearchSpaceError)):
             _log.error("campaign %r is broken", campaign.name, exc_info=error)
             return self._fail(campaign, error)
@@ -235,7 +239,7 @@ class Driver:
         return False
 
     def _forget(self, campaign: CampaignRecord) -> None:
-        self._searches.pop(campaign.id, None)
+        self._searches.close(campaign.id)
         self._analysed.pop(campaign.id, None)
         self._outages.pop(campaign.id, None)
 
@@ -258,35 +262,44 @@ class Driver:
         return True
 
     def _drive(self, campaign: CampaignRecord) -> bool:
-        """Drives one campaign; returns False while its search is still being opened."""
+        """Drives one campaign; returns False while its search is not open."""
+        search = self._searches.take(campaign)
+        self._note_waiting(campaign)
         # Counted before the outcomes are read: the strategy gets all of them before the next ask.
-        search = self._search(campaign)
-        if search is None:
-            return False
         counts = self._store.campaigns.count_trials(campaign.id)
+        spent = Spent(
+            trials=sum(counts.values()) - counts["CANCELLED"],
+            node_seconds=campaign.node_seconds,
+            wall_time_s=campaign.wall_time_s,
+        )
+        ending = time_is_up(campaign.stored.budget, spent)
+        if search is None:
+            if ending is not None:
+                self._wind_up(campaign, ending)
+            return False
         there = self._store.workers.find(cluster=campaign.cluster_name)
         workers = [worker for worker in there if worker.runs(campaign.trainer)]
         target = OpenTrialTarget(workers, self._store.trials.open_sizes(campaign.id))
         for trial in self._store.trials.ended_since(campaign.id, search.last_ended_seq):
             search.tell(trial)
             _log_ending(campaign, search, trial)
-        spent = Spent(
-            trials=sum(counts.values()) - counts["CANCELLED"],
-            node_seconds=campaign.node_seconds,
-            wall_time_s=campaign.wall_time_s,
-        )
         if search.spec.uses_cheap_probes:
             full = self._store.trials.ended_probes(campaign.id, cheap=False)
             spent = replace(spent, full_trials=full.number, full_node_seconds=full.node_seconds)
         if self._analysis_is_due(campaign, search):
             self._analyse(campaign)
-        ending = time_is_up(search.spec.budget, spent)
         if ending is not None:
             self._wind_up(campaign, ending)
         else:
             num_open = counts["PENDING"] + counts["RUNNING"]
             self._go_on(campaign, search, spent, target, num_open=num_open)
         return True
+
+    def _note_waiting(self, campaign: CampaignRecord) -> None:
+        """Stores why the search of a campaign is not open, for the campaign's progress."""
+        why = self._searches.why_waiting(campaign)
+        if why != campaign.waiting_because:
+            self._store.campaigns.note_waiting(campaign.id, why)
 
     def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
         """Cancels waiting trials, lets running ones finish, and then ends the campaign."""
@@ -397,37 +410,6 @@ class Driver:
             trial.layout_key,
             reason,
         )
-
-    def _search(self, campaign: CampaignRecord) -> CampaignSearch | None:
-        """The campaign's search; None while it is being opened."""
-        search = self._searches.get(campaign.id)
-        if search is None:
-            open_search, opening = partial(self._open, campaign), self._opening
-            search = opening.take(campaign.id, open_search) if opening else open_search()
-            if search is None:
-                return None
-            self._searches[campaign.id] = search
-        search.take_budget(campaign)
-        if search.is_outdated:
-            del self._searches[campaign.id]
-            return None
-        return search
-
-    def _open(self, campaign: CampaignRecord) -> CampaignSearch:
-        """Builds a campaign's search from the database; it only reads, maybe on another thread."""
-        trials = self._store.trials.find(campaign.id)
-        known = self._store.plans.known_trials(campaign)
-        search = CampaignSearch.rebuild(campaign, trials, known)
-        _log.info(
-            "campaign %r is open: strategy %s, %d legal layouts, %d trials so far, calibrated on "
-            "%d of other campaigns",
-            campaign.name,
-            search.spec.strategy,
-            search.num_layouts,
-            len(trials),
-            len(known),
-        )
-        return search
 
     def _repeat_doubtful(
         self, campaign: CampaignRecord, search: CampaignSearch, target: OpenTrialTarget, most: int
@@ -543,7 +525,7 @@ class Driver:
         budget: Budget | None = None,
     ) -> None:
         self._store.campaigns.end(campaign.id, state, reason, message, budget=budget)
-        self._searches.pop(campaign.id, None)
+        self._searches.close(campaign.id)
         self._analysed.pop(campaign.id, None)
         _log.info("campaign %r is %s (%s): %s", campaign.name, state, reason, message)
 

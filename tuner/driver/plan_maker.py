@@ -1,20 +1,25 @@
-"""Makes the plans of large spaces that the service has left to the driver, one at a time."""
+"""Makes the plans of large spaces that the service has left to the driver, one at a time.
+
+Owners take turns, so that one owner's plans do not keep out another's.
+"""
 
 from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import DatabaseUnavailableError
+from layout_tuner.results_db.owner_turns import OwnerTurns
 from layout_tuner.results_db.records import PlanRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
-from layout_tuner.tuner.driver.background_work import start_beside
+from layout_tuner.tuner.driver.background_work import MemoryPause, start_beside
 
 _log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 
@@ -28,6 +33,8 @@ class PlanMaker:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._making: tuple[PlanRecord, Future[Plan]] | None = None
+        self._turns = OwnerTurns()
+        self._memory = MemoryPause()
 
     def step(self) -> None:
         """Stores a plan that is made, and begins the next one that waits."""
@@ -37,9 +44,12 @@ class PlanMaker:
                 return
             self._making = None
             self._end(record, made)
-        waiting = self._store.plans.next_open()
-        if waiting is not None:
-            self._making = waiting, start_beside("plan", partial(self._make, waiting))
+        if self._memory.is_over:
+            for plan_id, owner in self._turns.order(self._store.plans.waiting(), itemgetter(1)):
+                self._turns.note(owner)
+                record = self._store.plans.get(plan_id)
+                self._making = record, start_beside("plan", partial(self._make, record))
+                break
 
     def _make(self, record: PlanRecord) -> Plan:
         return self._store.plans.make(
@@ -52,6 +62,10 @@ class PlanMaker:
         error = made.exception()
         if isinstance(error, DatabaseUnavailableError):
             return  # it still waits, and is made again
+        if isinstance(error, MemoryError):
+            _log.warning("plan %d: %s", record.id, self._memory.begin("it"))
+            return
+        self._memory.end()
         if isinstance(error, SearchSpaceError):
             self._store.plans.end(record.id, str(error))
         elif error is not None:

@@ -32,6 +32,7 @@ from layout_tuner.timing_mark import shares_cores, wait_while_timing
 from layout_tuner.tuner.analysis.importance import load
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.driver import Driver
+from layout_tuner.tuner.driver.open_limits import OpenLimits
 
 STANDBY_INTERVAL_S: Final = 0.5
 RENEWAL_INTERVAL_S: Final = 1.0
@@ -45,10 +46,13 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _log: Final = logging.getLogger("layout_tuner.tuner.driver.process")
 
 
-def drive(data_dir: Path | None, database: str | None = None) -> None:
+def drive(
+    data_dir: Path | None, database: str | None = None, limits: OpenLimits | None = None
+) -> None:
     """Drives the campaigns of a database until SIGTERM or SIGINT, while no other driver does.
 
-    The database is that of a data directory, the default one for None, or a PostgreSQL.
+    The database is that of a data directory, the default one for None, or a PostgreSQL. The limits
+    bound the open searches.
 
     Raises:
         ResultsDbError: it cannot be used, or a newer version wrote it.
@@ -66,11 +70,11 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
         if shares_cores():
             load()  # 5 s of work, for which no probe is under way yet
         while not stop.is_requested:
-            _drive_once(store, stop)
+            _drive_once(store, stop, limits)
     _log.info("stopped by a signal; campaigns go on when a driver is started again")
 
 
-def _drive_once(store: Store, stop: StopRequest) -> None:
+def _drive_once(store: Store, stop: StopRequest, limits: OpenLimits | None) -> None:
     """Waits for the driver lease, and drives until another driver has taken over."""
     standby = Standby(store)
     outage = OutageLog(_log, "looking for an active driver")
@@ -88,7 +92,8 @@ def _drive_once(store: Store, stop: StopRequest) -> None:
     else:
         return
     with HeldLease(store, lease) as held:
-        driver = Driver(store.as_driver(lease.fence), opening=BackgroundOpening())
+        own = store.as_driver(lease.fence)
+        driver = Driver(own, opening=BackgroundOpening(), limits=limits)
 
         def must_stop(pause_s: float) -> bool:
             """Pauses; a round beside timed iterations would take cores of the ranks.

@@ -21,6 +21,7 @@ from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.options.command_options import stated
 from layout_tuner.cli.options.database_options import database_option
 from layout_tuner.cli.options.endpoint_options import endpoint_options
+from layout_tuner.cli.options.open_limits_options import arguments_of, open_limits_options
 from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.cli.options.simulation_options import simulation_options
 from layout_tuner.cli.service.login import sign_in_url
@@ -32,6 +33,7 @@ from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.wait_for_server import START_PATIENCE_S
 from layout_tuner.timing_mark import SHARED_CORES_VARIABLE
+from layout_tuner.tuner.driver.open_limits import OpenLimits
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
@@ -55,6 +57,7 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
     help="With --simulate: nodes of each worker.",
 )
 @simulation_options
+@open_limits_options
 @database_option
 def up(
     data_dir: Path | None,
@@ -63,6 +66,7 @@ def up(
     trainers: Path | None,
     nodes: int,
     simulation: SimulationOptions | None,
+    limits: OpenLimits,
     database: str | None,
 ) -> None:
     """Run everything on this machine: service, driver and worker.
@@ -80,11 +84,16 @@ def up(
     with refusals():
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
-        _run(data, endpoint, _worker_options(cluster, trainers, nodes, simulation), database)
+        worker_options = _worker_options(cluster, trainers, nodes, simulation)
+        _run(data, endpoint, worker_options, arguments_of(limits), database)
 
 
 def _run(
-    data: DataDir, endpoint: Endpoint, worker_options: Sequence[str], database: str | None
+    data: DataDir,
+    endpoint: Endpoint,
+    worker_options: Sequence[str],
+    driver_options: Sequence[str],
+    database: str | None,
 ) -> None:
     serve = _serve(data, endpoint, database)
     with until_signalled() as stopping:
@@ -104,7 +113,9 @@ def _run(
             port = httpx.URL(service.url).port or endpoint.port
             serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
-                _child(data, "driver", "--data-dir", str(data.path), database=database),
+                _child(
+                    data, "driver", "--data-dir", str(data.path), *driver_options, database=database
+                ),
                 _worker(data, service, worker_options),
             ]
             for child in children[1:]:

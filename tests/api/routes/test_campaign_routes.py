@@ -149,6 +149,8 @@ def test_a_campaign_says_what_it_waits_for(api: Api) -> None:
     api.register("other", cluster="elsewhere")
     assert "no worker of cluster here" in (why() or "")
     api.register("small", cluster="here", devices_per_node=1)
+    api.store.campaigns.note_waiting(campaign["id"], "its search waits for its turn")
+    assert why() == "its search waits for its turn"
     trial = api.store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
     assert "needs 2 devices on 1 node," in (why() or "")
     assert "(small) has 1 node of 1 device" in (why() or "")

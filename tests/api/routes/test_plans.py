@@ -68,7 +68,7 @@ def test_a_plan_is_refused_like_a_submission(
         submitted = api.post("/campaigns", {**CAMPAIGN, **change}, status=422)
         for part in ("detail", "errors"):
             assert planned.get(part) == submitted.get(part), change
-    assert api.store.plans.next_open() is None
+    assert api.store.plans.waiting() == []
 
 
 def test_the_driver_makes_the_plans_of_a_large_space_at_most_eight_at_once(
@@ -92,7 +92,7 @@ def test_the_driver_makes_the_plans_of_a_large_space_at_most_eight_at_once(
     assert api.get("/campaigns")["campaigns"] == []
     for _ in range(8):
         api.post("/plans", CAMPAIGN, status=202)
-    assert "8 plans wait for the driver" in api.post("/plans", CAMPAIGN, status=409)["detail"]
+    assert "8 plans of" in api.post("/plans", CAMPAIGN, status=409)["detail"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from layout_tuner.predictions.belief.plan import make_plan
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
 from layout_tuner.results_db.campaigns.plans import MAX_WAITING, PlanOptions
 from layout_tuner.results_db.errors import DriverLeaseLostError, PlanLimitError, PlanNotFoundError
@@ -121,10 +122,11 @@ OPTIONS = PlanOptions(top=3, probe_start_s=5.0, job=TrainingJob(tokens=10**9, nu
 
 
 def test_plans_are_made_in_order_and_watchers_see_how_they_end(store: Store) -> None:
-    assert store.plans.next_open() is None
+    assert store.plans.waiting() == []
     first = store.plans.request(make_spec("first"), OPTIONS)
     second = store.plans.request(make_spec("second"), PlanOptions())
-    assert store.plans.next_open() == first == store.plans.get(first.id)
+    assert store.plans.waiting() == [(first.id, "system"), (second.id, "system")]
+    assert first == store.plans.get(first.id)
     before = store.live.state()
     assert before.plans == {first.id: "WAITING", second.id: "WAITING"}
     store.plans.end(first.id, "no layout is legal")
@@ -132,7 +134,7 @@ def test_plans_are_made_in_order_and_watchers_see_how_they_end(store: Store) -> 
     ended = store.plans.get(first.id)
     assert (ended.state, ended.problem, ended.answer) == ("FAILED", "no layout is legal", {})
     assert ended.ended_at is not None
-    assert store.plans.next_open() == second
+    assert store.plans.waiting() == [(second.id, "system")]
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -155,11 +157,13 @@ def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
 
 def test_few_plans_wait_and_a_plan_is_kept_for_a_day(store: Store, clock: TurnableClock) -> None:
     ids = [store.plans.request(make_spec("first"), OPTIONS).id for _ in range(MAX_WAITING)]
-    with pytest.raises(PlanLimitError, match="8 plans wait"):
+    with pytest.raises(PlanLimitError, match="8 plans of 'system' wait"):
         store.plans.request(make_spec("first"), OPTIONS)
+    other = store.by(Actor(name="other", role="submitter"))
+    assert other.plans.request(make_spec("first"), OPTIONS).created_by == "other"
     clock.forward(timedelta(hours=25).total_seconds())
     last = store.plans.request(make_spec("first"), OPTIONS)
     with pytest.raises(PlanNotFoundError, match=f"no plan {ids[0]}; plans are deleted after a day"):
         store.plans.get(ids[0])
     store.plans.end(ids[0], "nobody reads it")
-    assert store.plans.next_open() == last
+    assert (last.id, "system") in store.plans.waiting()

@@ -21,7 +21,7 @@ from layout_tuner.results_db.records import CampaignRecord, TrialRecord, TrialSi
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
-from layout_tuner.tuner.driver import driver as driver_module
+from layout_tuner.tuner.driver import open_searches
 from layout_tuner.tuner.driver.campaign_end import Spent, closing_message, time_is_up, trials_left
 from layout_tuner.tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
 from layout_tuner.tuner.driver.campaign_search import CampaignSearch
@@ -63,7 +63,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
                 assert gate.wait(PATIENCE_S)
             return CampaignSearch.rebuild(campaign, *told)
 
-    monkeypatch.setattr(driver_module, "CampaignSearch", GatedSearch)
+    monkeypatch.setattr(open_searches, "CampaignSearch", GatedSearch)
     yield gate
     gate.set()
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,11 +19,13 @@ from click.testing import CliRunner
 
 from layout_tuner.cli.processes.driver import driver as driver_command
 from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import DatabaseUnavailableError
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.timing_mark import LONGEST_WAIT_S, TIMING_VARIABLE, timing
+from layout_tuner.tuner.driver import background_work
 from layout_tuner.tuner.driver.driver import Driver
 from layout_tuner.tuner.driver.process import HeldLease, Standby
 from tests.kit.postgres import upgraded
@@ -100,6 +103,37 @@ def test_plans_and_campaigns_go_on_side_by_side(store: Store) -> None:
     drive_until(lambda: ended(store, campaign), driver.step, worker)
     made(store, plans[-1], driver)
     assert [store.plans.get(plan).state for plan in plans] == ["DONE"] * 2
+
+
+def test_owners_take_turns_with_plans_and_lack_of_memory_is_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = {
+        requested(store.by(Actor(name=owner, role="submitter")), make_spec("planned")): owner
+        for owner in ("many", "many", "many", "other", "other")
+    }
+    lacking = [MemoryError(), MemoryError()]
+    real = store.plans.make
+
+    def make(*asked: Any, **named: Any) -> Any:
+        if lacking:
+            raise lacking.pop()
+        return real(*asked, **named)
+
+    monkeypatch.setattr(store.plans, "make", make)
+    monkeypatch.setattr(background_work, "FIRST_PAUSE_S", 0.01)
+    driver, done = Driver(store), list[int]()
+
+    def all_are_made() -> bool:
+        assert driver.step()
+        ended = [each for each in owners if store.plans.get(each).state != "WAITING"]
+        done.extend(each for each in ended if each not in done)
+        return len(done) == len(owners)
+
+    wait_until("all plans are made", all_are_made)
+    assert {store.plans.get(each).state for each in done} == {"DONE"}
+    # Two tries in vain were turns too.
+    assert [owners[each] for each in done] == ["many", "other", "many", "other", "many"]
 
 
 def test_a_plan_is_made_though_no_campaign_runs_also_by_a_driver_that_takes_over(
