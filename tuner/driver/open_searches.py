@@ -1,6 +1,6 @@
 """The searches that are open: within bounds of legal layouts, and in turns of their owners.
 
-An open `guided` search holds about BYTES bytes a layout (`docs/reference/numbers.md`), so that the
+An open `guided` search holds `BYTES_A_LAYOUT` bytes a layout (`open_limits.py`), so that the
 bounds limit the driver's memory. A search that is closed is rebuilt from the database at its next
 turn; its waiting trials are leased meanwhile.
 """

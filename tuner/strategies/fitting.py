@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from layout_tuner.predictions.belief.peaks.trainer_hypotheses import (
     TrainerMemory,
     mixed,
 )
-from layout_tuner.predictions.belief.residual import similarity
+from layout_tuner.predictions.belief.residual import KnobPoints, similarity
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -87,7 +87,7 @@ class _Peaks:
 class FittingBelief:
     """Predicts which layouts of a problem run, given the history of its search."""
 
-    def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: Floats) -> None:
+    def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: KnobPoints) -> None:
         self._problem = problem
         self._points = points
         prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
@@ -209,12 +209,7 @@ def _corrected(peaks: Peaks, ratios: Floats) -> Peaks:
 
 def _of_rows(terms: HypothesesTerms, rows: Ints | list[int]) -> HypothesesTerms:
     """The terms of some layouts (the last axis of each array)."""
-    return [
-        replace(
-            each, **{field.name: getattr(each, field.name)[..., rows] for field in fields(each)}
-        )
-        for each in terms
-    ]
+    return [each.rows(rows) for each in terms]
 
 
 def _seen(history: History, model: ModelShape) -> dict[int, Observation]:

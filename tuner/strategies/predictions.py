@@ -17,7 +17,7 @@ from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.factor_regression import StepFactors
 from layout_tuner.predictions.belief.known_residuals import known_residual
 from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls
-from layout_tuner.predictions.belief.residual import knob_coordinates
+from layout_tuner.predictions.belief.residual import KnobPoints
 from layout_tuner.predictions.belief.slow_runs import MEAN_EXCESS
 from layout_tuner.predictions.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
 from layout_tuner.predictions.belief.time_evidence import Origin
@@ -53,9 +53,7 @@ class Predictions:
 
     def __init__(self, problem: SearchProblem) -> None:
         columns = problem.layouts.columns()
-        points = knob_coordinates(columns)
-        # All layouts are alike in a knob of one value: its coordinate adds memory alone.
-        points = points[:, np.ptp(points, axis=0) > 0]
+        points = KnobPoints(columns)
         self._score_traffic = score_traffic_of(problem.software, problem.cluster)
         terms = time_terms(
             columns,

@@ -43,10 +43,10 @@ def known_residual(calibration: TimeCalibration, origin: Origin, layouts: Layout
     The calibration is on measurements from elsewhere; the origin is what will measure the layouts,
     which are of one axis.
     """
-    expected_N = np.zeros(layouts.num_devices.size)
     evidence, posterior = calibration.evidence, calibration.posterior
     if posterior is None:
-        return expected_N
+        return np.broadcast_to(0.0, layouts.num_devices.size)
+    expected_N = np.zeros(layouts.num_devices.size)
     of_K = evidence.origin_of
     missed_K = evidence.log_s - log_step_s(evidence.terms, posterior.deviations[of_K])
     weights_K = run_weights(missed_K, posterior.misfit_log_sd)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from layout_tuner.array_types import Floats
+from layout_tuner.array_types import Floats, Ints
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
@@ -35,6 +36,33 @@ def knob_coordinates(columns: LayoutColumns) -> Floats:
     ]
     coded = [np.asarray(getattr(columns, name), dtype=np.float64) for name in _CODED]
     return np.stack(np.broadcast_arrays(*doubling, *coded), axis=-1)
+
+
+class KnobPoints:
+    """The points of many layouts in the knobs in which they differ, in a few bytes a layout.
+
+    An index returns the exact coordinates of those rows, as `knob_coordinates` does.
+    """
+
+    def __init__(self, columns: LayoutColumns) -> None:
+        self._num_layouts = columns.tp.size
+        self._knobs: list[tuple[Floats, NDArray[np.unsignedinteger[Any]]]] = []
+        """The coordinate of each value of a knob, and the place of each layout's value."""
+        for name in (*COUNT_KNOBS, *_CODED):
+            values, places = np.unique(getattr(columns, name), return_inverse=True)
+            if len(values) > 1:
+                known = values.astype(np.float64)
+                coordinates = np.log2(known) if name in COUNT_KNOBS else known
+                self._knobs.append((coordinates, places.astype(np.min_scalar_type(len(values)))))
+
+    def __len__(self) -> int:
+        return self._num_layouts
+
+    def __getitem__(self, rows: Ints | list[int]) -> Floats:
+        points = np.empty((len(rows), len(self._knobs)))
+        for knob, (coordinates, places) in enumerate(self._knobs):
+            points[:, knob] = coordinates[places[rows]]
+        return points
 
 
 def relative_coordinates(columns: LayoutColumns) -> Floats:

@@ -27,6 +27,7 @@ from layout_tuner.predictions.belief.factor_regression import (
     log_step_s,
 )
 from layout_tuner.predictions.belief.residual import (
+    KnobPoints,
     ResidualKernel,
     candidate_kernels,
     log_likelihood,
@@ -54,7 +55,7 @@ class StepModel:
 
     terms: TimeTerms
     """One row a layout."""
-    points: Floats
+    points: Floats | KnobPoints
     """One row a layout (`predictions.belief.residual.knob_coordinates`)."""
     residual: Floats
     """Prior mean of each layout's residual (`predictions.belief.known_residuals`)."""
@@ -66,7 +67,8 @@ class StepModel:
             seconds=self.terms.seconds[rows].astype(np.float64),  # all may be in single precision
             backward_share=self.terms.backward_share[rows],
         )
-        return type(self)(terms=terms, points=self.points[rows], residual=self.residual[rows])
+        points = np.asarray(self.points[rows])
+        return type(self)(terms=terms, points=points, residual=self.residual[rows])
 
     def log_s(self, deviations_F: Floats) -> Floats:
         """Logarithm of each step in seconds, with the prior mean of the residual."""

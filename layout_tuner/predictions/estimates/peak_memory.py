@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from layout_tuner.array_types import Floats
+from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.activations import (
     FP32_BYTES,
     HALF_BYTES,
@@ -29,7 +29,11 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
-from layout_tuner.predictions.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
+from layout_tuner.predictions.estimates.storage import (
+    EMBEDDED_TRAINER,
+    StorageSpread,
+    TrainerStorage,
+)
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -105,11 +109,38 @@ class MemoryTerms:
     num_bytes: NDArray[np.floating[Any]]
     """Expected bytes of each of `MEMORY_TERMS`, of two stages one of which is the fullest; shape
     [2, number of terms, layouts]."""
-    deviation_bytes: NDArray[np.floating[Any]]
-    """Standard deviation of each term, and of the factor on all terms, from the uncertainty of the
-    trainer's storage; shape [2, number of terms + 1, layouts]."""
+    gathered_deviation_bytes: NDArray[np.floating[Any]]
+    """Standard deviation of the term of gathered inputs; shape [2, layouts]."""
     scatter_bytes: NDArray[np.floating[Any]]
     """Standard deviation that is independent for each layout; shape [2, layouts]."""
+    spread: StorageSpread
+    """The uncertainty of the trainer's storage."""
+
+    def rows(self, rows: slice | Ints | list[int]) -> MemoryTerms:
+        """The terms of some layouts."""
+        return MemoryTerms(
+            num_bytes=self.num_bytes[..., rows],
+            gathered_deviation_bytes=self.gathered_deviation_bytes[..., rows],
+            scatter_bytes=self.scatter_bytes[..., rows],
+            spread=self.spread,
+        )
+
+    @property
+    def deviation_bytes(self) -> NDArray[np.floating[Any]]:
+        """Standard deviation of each term, and of the factor on all terms, from the spread.
+
+        Shape [2, number of terms + 1, layouts]. It is computed anew, and so takes no memory of an
+        open search.
+        """
+        ends, _, count = self.num_bytes.shape
+        deviations = np.empty((ends, NUM_MEMORY_FACTORS, count), self.num_bytes.dtype)
+        spread = self.spread
+        relative = (spread.states, spread.sharded_states, spread.activations, 0.0, spread.passing)
+        np.multiply(self.num_bytes[:, :5], np.array(relative)[:, None], out=deviations[:, :5])
+        deviations[:, 3] = self.gathered_deviation_bytes
+        deviations[:, 5] = spread.workspace_bytes
+        np.multiply(self.num_bytes.sum(axis=1), spread.whole, out=deviations[:, 6])
+        return deviations
 
 
 def peak_memory_bytes(
@@ -155,7 +186,7 @@ def memory_terms(
     terms in single precision.
     """
     columns = LayoutColumns.of(layouts).flattened()
-    terms = _no_terms(2, columns.tp.size, dtype)
+    terms = _no_terms(2, columns.tp.size, storage.spread, dtype)
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         part = columns.rows(rows)
@@ -168,7 +199,7 @@ def stage_terms(
     layout: Layout, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
 ) -> MemoryTerms:
     """The terms of every stage of one layout; the axis of layouts is that of stages."""
-    terms = _no_terms(1, layout.pp)
+    terms = _no_terms(1, layout.pp, storage.spread)
     _fill(terms, slice(None), parts_by_stage(layout, model, storage))
     return terms
 
@@ -181,27 +212,25 @@ def parts_by_stage(
 
 
 def _no_terms(
-    num_ends: int, num_layouts: int, dtype: type[np.floating[Any]] = np.float64
+    num_ends: int,
+    num_layouts: int,
+    spread: StorageSpread,
+    dtype: type[np.floating[Any]] = np.float64,
 ) -> MemoryTerms:
     return MemoryTerms(
         num_bytes=np.empty((num_ends, len(MEMORY_TERMS), num_layouts), dtype),
-        deviation_bytes=np.empty((num_ends, NUM_MEMORY_FACTORS, num_layouts), dtype),
+        gathered_deviation_bytes=np.empty((num_ends, num_layouts), dtype),
         scatter_bytes=np.empty((num_ends, num_layouts), dtype),
+        spread=spread,
     )
 
 
 def _fill(terms: MemoryTerms, rows: slice, parts: StageParts) -> None:
     """Writes the terms of some layouts and their standard deviations."""
-    num_bytes, deviations = terms.num_bytes[..., rows], terms.deviation_bytes[..., rows]
     for term, values in enumerate(parts.terms):
-        num_bytes[:, term] = values
-    spread = parts.storage.spread
-    relative = (spread.states, spread.sharded_states, spread.activations, 0.0, spread.passing)
-    np.multiply(num_bytes[:, :5], np.array(relative)[:, None], out=deviations[:, :5])
-    deviations[:, 3] = parts.gathered * spread.gathered_share
-    deviations[:, 5] = spread.workspace_bytes
-    np.multiply(num_bytes.sum(axis=1), spread.whole, out=deviations[:, 6])
-    terms.scatter_bytes[:, rows] = parts.gathered * spread.gathered_scatter
+        terms.num_bytes[:, term, rows] = values
+    terms.gathered_deviation_bytes[:, rows] = parts.gathered * terms.spread.gathered_share
+    terms.scatter_bytes[:, rows] = parts.gathered * terms.spread.gathered_scatter
 
 
 def stage_memory(

@@ -142,14 +142,14 @@ class MemoryBelief:
         mean, variance = np.empty((2, *terms.scatter_bytes.shape))
         for start in range(0, mean.shape[1], _CHUNK):
             rows = slice(start, start + _CHUNK)
-            weighed = weights @ terms.deviation_bytes[:, :, rows]
-            expected = terms.num_bytes[:, :, rows].sum(axis=1)
+            part = terms.rows(rows)
+            weighed = weights @ part.deviation_bytes
+            expected = part.num_bytes.sum(axis=1)
             # Factors may extrapolate badly: a sum never falls below a tenth of its prior.
             mean[:, rows] = np.maximum(expected + weighed[:, 0], 0.1 * expected)
             variance[:, rows] = np.square(weighed[:, 1:]).sum(axis=1)
             variance[:, rows] += np.square(self._posterior.noise) * (
-                np.square(self.storage.spread.noise * mean[:, rows])
-                + np.square(terms.scatter_bytes[:, rows])
+                np.square(self.storage.spread.noise * mean[:, rows]) + np.square(part.scatter_bytes)
             )
         return mean, np.sqrt(variance)
 
