@@ -34,13 +34,13 @@ from layout_tuner.client.clients import Client
 from layout_tuner.protocol.connection.running_service import find_service
 
 NUM_LARGE: Final = 20
-NUM_SMALL: Final = 5
+NUM_SMALL: Final = 4
 """Small campaigns before, and after."""
 SLOWER: Final = 3.0
 MOST_GB: Final = 0.6
 NUM_CAMPAIGNS: Final = 100
 POINTS: Final = 10.0
-WATCHED_S: Final = 90
+WATCHED_S: Final = 60
 PATIENCE_S: Final = 1800.0
 _POLL_S: Final = 0.02
 
@@ -56,6 +56,7 @@ SMALL: Final[Mapping[str, Any]] = {
 LARGE: Final[Mapping[str, Any]] = {
     **SMALL,
     "cluster": "frontier",
+    "budget": {"trials": 2},
     "space": {
         "global_batch_size": {"min": 1, "max": 1 << 20},
         "num_nodes": [3, 6, 12, 24, 48, 96],
@@ -78,7 +79,7 @@ SHARED: Final[Mapping[str, Any]] = {
 }
 
 
-class PeakMemory:
+class ResidentPeak:
     """The largest resident memory of a process since the last `take`, in bytes."""
 
     def __init__(self, process: psutil.Process) -> None:
@@ -97,7 +98,7 @@ class PeakMemory:
         self._ended.set()
 
 
-class Owners:
+class OwnerClients:
     """The clients of owners at one service."""
 
     def __init__(self, data_dir: Path, opened: ExitStack) -> None:
@@ -129,10 +130,10 @@ def measure_flood(num_large: int) -> list[Figure]:
         data_dir = Path(folder) / "data"
         up = opened.enter_context(running_up(data_dir, "--simulate", "h100-sxm", "--nodes", "4"))
         time.sleep(3)  # nodes are checked
-        owners = Owners(data_dir, opened)
+        owners = OwnerClients(data_dir, opened)
         other, flood = owners.client("other"), owners.client("flood")
         alone = [first_trial_s(other, f"alone-{number}") for number in range(NUM_SMALL)]
-        memory = PeakMemory(_driver(up))
+        memory = ResidentPeak(_driver(up))
         opened.callback(memory.close)
         time.sleep(1)
         idle = memory.take()
@@ -189,7 +190,7 @@ def measure_shares(num_campaigns: int, watched_s: int) -> list[Figure]:
         simulated = ("--simulate", "h100-sxm", "--nodes", "4", "--time-scale", "0.005")
         opened.enter_context(running_up(data_dir, *simulated))
         time.sleep(3)
-        owners = Owners(data_dir, opened)
+        owners = OwnerClients(data_dir, opened)
         names = {f"{owner}-0": owner for owner in ("b", "c", "d")}
         names |= {f"a-{number}": "a" for number in range(num_campaigns - len(names))}
         clients = {owner: owners.client(owner) for owner in "abcd"}
@@ -258,10 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=count, default=WATCHED_S, help="of the second part")
     parser.add_argument("--record", action="store_true", help="write to RESULTS.md")
     asked = parser.parse_args(arguments)
-    figures = [
-        *measure_flood(asked.large),
-        *measure_shares(asked.campaigns, asked.seconds),
-    ]
+    # The short part is first.
+    shares = measure_shares(asked.campaigns, asked.seconds)
+    figures = [*measure_flood(asked.large), *shares]
     rows = [figure.cells() for figure in figures]
     text = (
         f"`python -m benchmarks.bench_owners`; {describe_machine('sqlalchemy', 'numpy')}.\n\n"

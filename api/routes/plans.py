@@ -55,7 +55,8 @@ def plan_campaign(
 
     The body is that of a new campaign, which is not submitted. The predictions use the measurements
     from which the campaign would start. 422 for the reasons of a new campaign. With more than
-    50,000 legal layouts the driver makes the plan: 202 with its id, and 409 while 8 others wait.
+    50,000 legal layouts the driver makes the plan, in turns of owners: 202 with its id, and 409
+    while 8 others of the same owner wait.
     """
     options = PlanOptions(top=top, probe_start_s=probe_start_s, job=job)
     planned = submission.plan(document, options, by_driver=True)

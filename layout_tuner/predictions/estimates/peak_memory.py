@@ -11,7 +11,7 @@ higher than these sums. `storage` describes other trainers, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -118,19 +118,14 @@ class MemoryTerms:
 
     def rows(self, rows: slice | Ints | list[int]) -> MemoryTerms:
         """The terms of some layouts."""
-        return MemoryTerms(
-            num_bytes=self.num_bytes[..., rows],
-            gathered_deviation_bytes=self.gathered_deviation_bytes[..., rows],
-            scatter_bytes=self.scatter_bytes[..., rows],
-            spread=self.spread,
-        )
+        names = ("num_bytes", "gathered_deviation_bytes", "scatter_bytes")
+        return replace(self, **{name: getattr(self, name)[..., rows] for name in names})
 
     @property
     def deviation_bytes(self) -> NDArray[np.floating[Any]]:
-        """Standard deviation of each term, and of the factor on all terms, from the spread.
+        """Standard deviation of each term, and of the factor on all terms; computed anew.
 
-        Shape [2, number of terms + 1, layouts]. It is computed anew, and so takes no memory of an
-        open search.
+        Shape [2, number of terms + 1, layouts].
         """
         ends, _, count = self.num_bytes.shape
         deviations = np.empty((ends, NUM_MEMORY_FACTORS, count), self.num_bytes.dtype)
@@ -212,10 +207,7 @@ def parts_by_stage(
 
 
 def _no_terms(
-    num_ends: int,
-    num_layouts: int,
-    spread: StorageSpread,
-    dtype: type[np.floating[Any]] = np.float64,
+    num_ends: int, num_layouts: int, spread: StorageSpread, dtype: type[Any] = np.float64
 ) -> MemoryTerms:
     return MemoryTerms(
         num_bytes=np.empty((num_ends, len(MEMORY_TERMS), num_layouts), dtype),
