@@ -70,6 +70,12 @@ class StepModel:
         points = np.asarray(self.points[rows])
         return type(self)(terms=terms, points=points, residual=self.residual[rows])
 
+    @property
+    def few_points(self) -> Floats:
+        """The coordinates of a model of some rows."""
+        assert isinstance(self.points, np.ndarray), "ask for the rows first"
+        return self.points
+
     def log_s(self, deviations_F: Floats) -> Floats:
         """Logarithm of each step in seconds, with the prior mean of the residual."""
         return np.asarray(log_step_s(self.terms, deviations_F) + self.residual)
@@ -83,7 +89,7 @@ def joined(models: Sequence[StepModel]) -> StepModel:
     """The rows of several models, one after the other."""
     return StepModel(
         terms=TimeTerms.joined([each.terms for each in models]),
-        points=np.concatenate([each.points for each in models]),
+        points=np.concatenate([each.few_points for each in models]),
         residual=np.concatenate([each.residual for each in models]),
     )
 
@@ -142,7 +148,7 @@ class StepBelief:
 
     def _covariance(self, kernel: ResidualKernel, rows: slice = EVERY_ROW) -> Floats:
         """Covariance of some measurements about the closed form, noise included."""
-        points, weights = self._measured.points[rows], self.weights_M[rows]
+        points, weights = self._measured.few_points[rows], self.weights_M[rows]
         return np.asarray(kernel.of_measured(points, weights) + self._errors_MM[rows, rows])
 
     def _fit_factors(self) -> None:
@@ -211,7 +217,7 @@ class StepBelief:
 
     def marginals_of(self, asked: StepModel) -> tuple[Floats, Floats]:
         """The same for any closed forms, such as those of parts of layouts."""
-        across = self.kernel.between(asked.points, self._measured.points)
+        across = self.kernel.between(asked.few_points, self._measured.few_points)
         known = np.einsum("nm,nm->n", across @ self._inverse_MM, across)
         residual = np.maximum(self.kernel.amplitude**2 - known, 0.0)
         missed_M = self._log_s_M - self._measured.log_s(self._factors.mean)
@@ -231,9 +237,11 @@ class StepBelief:
         residual_SN = np.empty_like(physics_SN)
         ends = np.rint(np.cumsum(list(self.kernels.values())) * num_draws).astype(int)
         for kernel, end, start in zip(self.kernels, ends, [0, *ends[:-1]], strict=True):
-            across_NM = kernel.between(asked.points, self._measured.points)
+            across_NM = kernel.between(asked.few_points, self._measured.few_points)
             gains_NM = across_NM @ self._inverse(kernel)
-            covariance_NN = kernel.between(asked.points, asked.points) - gains_NM @ across_NM.T
+            covariance_NN = (
+                kernel.between(asked.few_points, asked.few_points) - gains_NM @ across_NM.T
+            )
             residual_SN[start:end] = left_SM[start:end] @ gains_NM.T
             residual_SN[start:end] += normal_draws(covariance_NN, end - start, rng)
         return np.asarray(physics_SN + residual_SN)

@@ -29,11 +29,7 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
-from layout_tuner.predictions.estimates.storage import (
-    EMBEDDED_TRAINER,
-    StorageSpread,
-    TrainerStorage,
-)
+from layout_tuner.predictions.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -113,8 +109,8 @@ class MemoryTerms:
     """Standard deviation of the term of gathered inputs; shape [2, layouts]."""
     scatter_bytes: NDArray[np.floating[Any]]
     """Standard deviation that is independent for each layout; shape [2, layouts]."""
-    spread: StorageSpread
-    """The uncertainty of the trainer's storage."""
+    storage: TrainerStorage
+    """What the trainer is taken to store; its spread makes the other deviations."""
 
     def rows(self, rows: slice | Ints | list[int]) -> MemoryTerms:
         """The terms of some layouts."""
@@ -129,7 +125,7 @@ class MemoryTerms:
         """
         ends, _, count = self.num_bytes.shape
         deviations = np.empty((ends, NUM_MEMORY_FACTORS, count), self.num_bytes.dtype)
-        spread = self.spread
+        spread = self.storage.spread
         relative = (spread.states, spread.sharded_states, spread.activations, 0.0, spread.passing)
         np.multiply(self.num_bytes[:, :5], np.array(relative)[:, None], out=deviations[:, :5])
         deviations[:, 3] = self.gathered_deviation_bytes
@@ -181,7 +177,7 @@ def memory_terms(
     terms in single precision.
     """
     columns = LayoutColumns.of(layouts).flattened()
-    terms = _no_terms(2, columns.tp.size, storage.spread, dtype)
+    terms = _no_terms(2, columns.tp.size, storage, dtype)
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         part = columns.rows(rows)
@@ -194,7 +190,7 @@ def stage_terms(
     layout: Layout, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
 ) -> MemoryTerms:
     """The terms of every stage of one layout; the axis of layouts is that of stages."""
-    terms = _no_terms(1, layout.pp, storage.spread)
+    terms = _no_terms(1, layout.pp, storage)
     _fill(terms, slice(None), parts_by_stage(layout, model, storage))
     return terms
 
@@ -207,13 +203,13 @@ def parts_by_stage(
 
 
 def _no_terms(
-    num_ends: int, num_layouts: int, spread: StorageSpread, dtype: type[Any] = np.float64
+    num_ends: int, num_layouts: int, storage: TrainerStorage, dtype: type[Any] = np.float64
 ) -> MemoryTerms:
     return MemoryTerms(
         num_bytes=np.empty((num_ends, len(MEMORY_TERMS), num_layouts), dtype),
         gathered_deviation_bytes=np.empty((num_ends, num_layouts), dtype),
         scatter_bytes=np.empty((num_ends, num_layouts), dtype),
-        spread=spread,
+        storage=storage,
     )
 
 
@@ -221,8 +217,8 @@ def _fill(terms: MemoryTerms, rows: slice, parts: StageParts) -> None:
     """Writes the terms of some layouts and their standard deviations."""
     for term, values in enumerate(parts.terms):
         terms.num_bytes[:, term, rows] = values
-    terms.gathered_deviation_bytes[:, rows] = parts.gathered * terms.spread.gathered_share
-    terms.scatter_bytes[:, rows] = parts.gathered * terms.spread.gathered_scatter
+    terms.gathered_deviation_bytes[:, rows] = parts.gathered * parts.storage.spread.gathered_share
+    terms.scatter_bytes[:, rows] = parts.gathered * parts.storage.spread.gathered_scatter
 
 
 def stage_memory(
