@@ -33,6 +33,10 @@ class ExportUnavailableError(ApiError):
     """There is no trial to export, or the named one has not completed."""
 
 
+class TableFormatUnavailableError(ApiError):
+    """A package that the format of a table needs is not installed."""
+
+
 class AssetNotFoundError(ApiError):
     """A script or style of the pages is not of this version of the service."""
 

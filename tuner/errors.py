@@ -21,6 +21,10 @@ class StrategyUnknownError(TunerError):
     """A campaign names a strategy that does not exist."""
 
 
+class StrategyUnavailableError(TunerError):
+    """A package that the strategy needs is not installed."""
+
+
 class CampaignBrokenError(TunerError):
     """A campaign cannot go on: its description or its strategy failed; the cause is chained."""
 

@@ -50,6 +50,10 @@ class DeviceHiddenError(WorkerError):
     """The node's environment hides the device of a rank."""
 
 
+class LauncherUnavailableError(WorkerError):
+    """A package that the launcher needs is not installed."""
+
+
 class RayClusterFailedError(WorkerError):
     """The worker's Ray cluster could not be started or joined."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final
 
+from layout_tuner.api.errors import TableFormatUnavailableError
 from layout_tuner.api.ranked_columns import COLUMNS
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
@@ -19,6 +20,7 @@ from layout_tuner.search_spaces.tables.writing import (
     model_values,
     table_text,
 )
+from layout_tuner.version import missing_packages
 
 INTERVAL_COLUMNS: Final = (
     "num_runs",
@@ -106,7 +108,12 @@ def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
 
     The type of a column does not depend on its values, so that files of several campaigns can be
     concatenated.
+
+    Raises:
+        TableFormatUnavailableError: pyarrow is not installed.
     """
+    if lacks := missing_packages("format=parquet", ["pyarrow"], extra="service"):
+        raise TableFormatUnavailableError(f"{lacks} where the service runs; or take format=csv")
     # Imported here because it takes half as much memory as the rest of the service.
     import pyarrow as arrow
     from pyarrow import parquet as files

@@ -29,6 +29,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.WatchersTooManyError: HTTPStatus.SERVICE_UNAVAILABLE,
     api_errors.EventNumberInvalidError: HTTPStatus.BAD_REQUEST,
     api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
+    api_errors.TableFormatUnavailableError: HTTPStatus.NOT_IMPLEMENTED,
     api_errors.CampaignOwnedError: HTTPStatus.FORBIDDEN,
     api_errors.FormTokenInvalidError: HTTPStatus.FORBIDDEN,
     api_errors.SignInCodeSourceError: HTTPStatus.FORBIDDEN,

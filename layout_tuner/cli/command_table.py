@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from layout_tuner.version import missing_packages
+
 COMMANDS: Final[Mapping[str, str]] = {
     "up": "layout_tuner.cli.processes.up:up",
     "serve": "layout_tuner.cli.processes.serve:serve",
@@ -53,8 +55,7 @@ class CommandNeed(NamedTuple):
 
 
 _SERVICE: Final = ("fastapi", "sqlalchemy", "uvicorn")
-_DRIVER: Final = ("deephyper", "scipy", "sqlalchemy")
-_WORKER: Final = ("torch", "ray")
+_DRIVER: Final = ("optuna", "scipy", "sqlalchemy")
 
 NEEDS: Final[Mapping[str, CommandNeed]] = {
     "calibrate": CommandNeed("worker", ("torch",)),
@@ -64,10 +65,11 @@ NEEDS: Final[Mapping[str, CommandNeed]] = {
     "replay": CommandNeed("driver", ("deephyper", "scipy")),
     "serve": CommandNeed("service", _SERVICE),
     "train": CommandNeed("worker", ("torch",)),
-    "up": CommandNeed("all", tuple(dict.fromkeys((*_SERVICE, *_DRIVER, *_WORKER)))),
-    "worker": CommandNeed("worker", _WORKER),
+    "up": CommandNeed("all", tuple(dict.fromkeys((*_SERVICE, *_DRIVER, "torch")))),
+    "worker": CommandNeed("worker", ("torch",)),
 }
-"""By command; all other commands run with the base install."""
+"""By command; all other commands run with the base install. What only a launcher, a strategy or a
+format needs is refused where it is chosen."""
 
 
 def missing_packages_of(command: str) -> str | None:
@@ -76,23 +78,6 @@ def missing_packages_of(command: str) -> str | None:
     if need is None:
         return None
     return missing_packages(f"layout-tuner {command}", need.packages, extra=need.extra)
-
-
-def missing_packages(subject: str, packages: Iterable[str], *, extra: str) -> str | None:
-    """A line about packages that a command or an option lacks; None: nothing is missing.
-
-    None of the packages is imported; `extra` is the extra of layout-tuner that installs them.
-    """
-    missing = [package for package in packages if find_spec(package) is None]
-    if not missing:
-        return None
-    *others, last = missing
-    names = f"{', '.join(others)} and {last}" if others else last
-    verb = "is" if len(missing) == 1 else "are"
-    return (
-        f"`{subject}` needs {names}, which {verb} not installed; "
-        f"run: pip install 'layout-tuner[{extra}]'"
-    )
 
 
 class LazyGroup(click.Group):

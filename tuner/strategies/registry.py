@@ -9,17 +9,26 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from layout_tuner.tuner.errors import StrategyUnknownError
+from layout_tuner.tuner.errors import StrategyUnavailableError, StrategyUnknownError
 from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSearch, Proposer
 from layout_tuner.tuner.strategies.search_problem import SearchProblem
+from layout_tuner.version import missing_packages
 
 
 def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSearch:
-    """Starts a strategy on a problem; StrategyUnknownError for a name that none has."""
+    """Starts a strategy on a problem.
+
+    Raises:
+        StrategyUnknownError: none has the name.
+        StrategyUnavailableError: a package that it needs is not installed.
+    """
     if name not in STRATEGIES:
         raise StrategyUnknownError(
             f"strategy={name!r} is not one of {', '.join(sorted(STRATEGIES))}"
         )
+    needs = ["deephyper"] if name.startswith("deephyper") else []
+    if lacks := missing_packages(f"strategy={name}", needs, extra="driver"):
+        raise StrategyUnavailableError(f"{lacks}; or submit the campaign with another strategy")
     return LayoutSearch(problem.layouts, STRATEGIES[name](problem, seed))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -33,8 +34,12 @@ peers wait."""
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of Python, of the libraries that probes depend on, and of this project."""
+    """Versions of Python, of the libraries that probes depend on, and of this project.
+
+    Ray may be missing, and is then left out: only one of the launchers needs it.
+    """
     versions = {"python": platform.python_version()}
     for package in ("torch", "ray", "numpy"):
-        versions[package] = metadata.version(package)
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     return {**versions, "git_revision": GIT_REVISION}

@@ -18,8 +18,9 @@ from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.clusters.site import Site, cluster_part
 from layout_tuner.trainers.program import ProgramTrainer
 from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
+from layout_tuner.version import missing_packages
 from layout_tuner.workers.calibrate.calibration import calibrated_layouts
-from layout_tuner.workers.errors import AllocationMissingError
+from layout_tuner.workers.errors import AllocationMissingError, LauncherUnavailableError
 from layout_tuner.workers.launchers.group_launcher import GroupLauncher
 from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
 from layout_tuner.workers.service.lease_client import LeaseClient
@@ -271,6 +272,8 @@ def _machine(
     trainers: Mapping[str, ProgramTrainer],
 ) -> _Machine:
     """The machine, from the user's options and the environment."""
+    if launcher == "ray" and (lacks := missing_packages("launcher=ray", ["ray"], extra="worker")):
+        raise LauncherUnavailableError(f"{lacks}; or start with --launcher local, on one machine")
     cluster, warning = resolve_cluster(cluster_part(described))
     if warning is not None:
         _LOG.warning(warning)

@@ -22,7 +22,7 @@ from layout_tuner.cli.options.command_options import stated
 from layout_tuner.cli.options.database_options import database_option
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.open_limits_options import arguments_of, open_limits_options
-from layout_tuner.cli.options.refusals import refusals, refuse
+from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.simulation_options import simulation_options
 from layout_tuner.cli.service.login import sign_in_url
 from layout_tuner.client.clients import Client
@@ -34,6 +34,7 @@ from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.wait_for_server import START_PATIENCE_S
 from layout_tuner.timing_mark import SHARED_CORES_VARIABLE
 from layout_tuner.tuner.driver.open_limits import OpenLimits
+from layout_tuner.version import missing_packages
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
@@ -50,6 +51,13 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
 @click.option(
+    "--launcher",
+    type=click.Choice(["local", "ray"]),
+    default="ray",
+    show_default=True,
+    help="How the worker starts ranks: by this machine's zygote, or by agents in Ray.",
+)
+@click.option(
     "--nodes",
     type=click.IntRange(min=1),
     default=1,
@@ -64,6 +72,7 @@ def up(
     endpoint: Endpoint,
     cluster: str,
     trainers: Path | None,
+    launcher: str,
     nodes: int,
     simulation: SimulationOptions | None,
     limits: OpenLimits,
@@ -74,17 +83,21 @@ def up(
     With --simulate the worker measures nothing: a simulator answers the probes.
     """
     if simulation is not None:
-        for option in stated("cluster", "trainers"):
+        for option in stated("cluster", "trainers", "launcher"):
             refuse(f"{option} and --simulate exclude each other")
     elif stated("nodes"):
         refuse("--nodes and --simulate go together")
+    elif launcher == "ray" and (
+        lacks := missing_packages("layout-tuner up", ["ray"], extra="worker")
+    ):
+        fail(f"{lacks}; or start it with --launcher local")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     os.environ[SHARED_CORES_VARIABLE] = "1"  # and this, as do ranks
     with refusals():
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
-        worker_options = _worker_options(cluster, trainers, nodes, simulation)
+        worker_options = _worker_options(cluster, trainers, launcher, nodes, simulation)
         _run(data, endpoint, worker_options, arguments_of(limits), database)
 
 
@@ -150,12 +163,16 @@ def _child(data: DataDir, command: str, *options: str, database: str | None = No
 
 
 def _worker_options(
-    cluster: str, trainers: Path | None, nodes: int, simulation: SimulationOptions | None
+    cluster: str,
+    trainers: Path | None,
+    launcher: str,
+    nodes: int,
+    simulation: SimulationOptions | None,
 ) -> Sequence[str]:
     if simulation is not None:
         return (*simulation.arguments, "--nodes", str(nodes))
     options = () if trainers is None else ("--trainers", str(trainers.absolute()))
-    return ("--cluster", cluster, *options)
+    return ("--cluster", cluster, "--launcher", launcher, *options)
 
 
 def _worker(data: DataDir, service: LocalService, options: Sequence[str]) -> Child:

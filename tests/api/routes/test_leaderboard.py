@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,18 @@ def test_the_command_writes_every_layout_into_a_parquet_file(
     target = tmp_path / "board.parquet"
     command("leaderboard", "first", "--parquet", str(target), "--intervals")
     assert parquet.read_table(target).num_rows == 4
+
+
+def test_without_pyarrow_only_parquet_is_refused(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    path = "/v1/campaigns/first/leaderboard"
+    refused = api.http.get(path, params={"format": "parquet"})
+    assert refused.status_code == 501
+    assert refused.json()["detail"] == (
+        "`format=parquet` needs pyarrow, which is not installed; run: pip install "
+        "'layout-tuner[service]' where the service runs; or take format=csv"
+    )
+    assert api.http.get(path, params={"format": "csv"}).status_code == 200
 
 
 def test_an_empty_board_has_columns_and_what_was_stopped_early_is_no_recommendation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import statistics
+import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +30,12 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
-from layout_tuner.tuner.errors import LayoutUnknownError, ProblemInvalidError, StrategyUnknownError
+from layout_tuner.tuner.errors import (
+    LayoutUnknownError,
+    ProblemInvalidError,
+    StrategyUnavailableError,
+    StrategyUnknownError,
+)
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSearch
 from layout_tuner.tuner.strategies.communication import communication_s
 from layout_tuner.tuner.strategies.deephyper import (
@@ -508,3 +514,21 @@ def test_with_memory_what_is_estimated_not_to_fit_comes_last() -> None:
         search.tell(layout, measure(layout))
     assert set(asked[: len(fitting)]) == fitting
     assert len(asked) == len(set(asked)) == len(legal)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_only_deephypers_strategies_need_deephyper_and_they_say_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deephyper", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "layout_tuner.tuner.strategies.deephyper", raising=False)
+    problem = make_problem(make_layouts())
+    if not name.startswith("deephyper"):
+        make_strategy(name, problem, seed=0)
+        return
+    with pytest.raises(StrategyUnavailableError) as refused:
+        make_strategy(name, problem, seed=0)
+    assert str(refused.value) == (
+        f"`strategy={name}` needs deephyper, which is not installed; run: pip install "
+        "'layout-tuner[driver]'; or submit the campaign with another strategy"
+    )

@@ -20,14 +20,14 @@ from click.testing import CliRunner
 from layout_tuner.cli.command_table import (
     COMMANDS,
     NEEDS,
-    missing_packages,
     missing_packages_of,
     short_help,
 )
 from layout_tuner.cli.main import INTERRUPTED, main
+from layout_tuner.version import missing_packages
 from tests.kit.api import ends, refused_line
 from tests.kit.python_process import ROOT, printed_by
-from tests.kit.services import ServeProcess
+from tests.kit.services import ServeProcess, run_here
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def nothing_but_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name in heavy else find(name, package)
 
-    monkeypatch.setattr("layout_tuner.cli.command_table.find_spec", find_spec)
+    monkeypatch.setattr("layout_tuner.version.find_spec", find_spec)
 
 
 @pytest.mark.parametrize("command", sorted(NEEDS))
@@ -181,6 +181,19 @@ def test_help_is_printed_without_the_extra_and_the_message_names_what_is_missing
     )
     said = missing_packages("layout-tuner up", ["a_", "b_", "sys", "c_"], extra="all")
     assert "needs a_, b_ and c_, which are not installed" in said
+
+
+@pytest.mark.parametrize("command", ["up", "worker"])
+def test_without_ray_a_command_names_the_launcher_that_needs_none(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    (tmp_path / "token").write_text("t" * 40)
+    place = ("--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "token"))
+    words = ["--data-dir", str(tmp_path)] if command == "up" else place
+    line = refused_line(run_here(command, *words))
+    assert "needs ray, which is not installed; run: pip install 'layout-tuner[worker]'" in line
+    assert "--launcher local" in line
 
 
 def test_a_command_that_cannot_be_imported_names_its_extra(
