@@ -155,15 +155,18 @@ def on_layout(
 
 
 @functools.cache
-def initial_weights(shape: ModelShape, seed: int = 0) -> dict[str, Tensor]:
-    """Every logical parameter of the model, whole, by its canonical name."""
+def initial_weights(shape: ModelShape, seed: int = 0, device: str = "cpu") -> dict[str, Tensor]:
+    """Every logical parameter of the model, whole, by its canonical name, in the host's memory.
+
+    `device` draws the numbers: a GPU's generator draws others than the CPU's.
+    """
     stage = Stage(shape, lone_mesh())
     weights = {}
     for parameter in stage.parameters():
         for part in parameter.parts:
-            value = torch.empty(part.shape)
+            value = torch.empty(part.shape, device=device)
             initialise(value, part, seed=seed)
-            weights[part.name] = value
+            weights[part.name] = value.cpu()
     return weights
 
 

@@ -110,13 +110,22 @@ class BalancedModel(ReferenceModel):
 
 
 @functools.cache
-def reference(shape: ModelShape, settings: OptimizerSettings, *, balanced: bool = False) -> Run:
-    """The independent model on the same global batches; in a forked rank, as the trainer runs."""
+def reference(
+    shape: ModelShape,
+    settings: OptimizerSettings,
+    *,
+    balanced: bool = False,
+    weights_from: str = "cpu",
+) -> Run:
+    """The independent model on the same global batches; in a forked rank, as the trainer runs.
+
+    It computes on the CPU, from the weights that the device `weights_from` draws.
+    """
 
     def work(rank: int) -> Any:
         losses, norms, weights = train_reference(
             shape,
-            initial_weights(shape),
+            initial_weights(shape, device=weights_from),
             global_batches(shape),
             functools.partial(TorchOptimizer, settings),
             clip_grad_norm=settings.clip_grad_norm,
