@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu gpu-wheels gpu-check bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
 
 install: $(INSTALLED)
 
@@ -129,6 +129,18 @@ reference: $(INSTALLED)
 
 test-gpu: $(INSTALLED)
 	$(BIN)/pytest -m "gpu and not nightly"
+
+# The wheels of `make gpu-check`, to be copied to a machine with a GPU and no network.
+gpu-wheels: $(INSTALLED)
+	$(BIN)/python -m tools.gpu_wheels
+
+# Where a GPU is, within eight minutes and without a network: PYTHON has torch, numpy and scipy, the
+# rest is in build/gpu-wheels. ARGS="--device cpu" tries it anywhere.
+GPU_VENV := build/gpu-venv
+
+gpu-check:
+	$(PYTHON) tools/gpu_wheels.py --install $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m tools.gpu_check $(ARGS)
 
 bench-enumerate: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_enumerate

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -148,6 +150,9 @@ def main() -> None:
             for peer in arguments.peers:
                 rows += _compare(WORKLOADS[name], peer, arguments.device, arguments.rounds)
                 print("\n".join(" | ".join(row) for row in rows[-2:]), flush=True)
+                if arguments.json is not None:  # it stays where a later model fails
+                    documents = [dict(zip(_HEADER, row, strict=True)) for row in rows]
+                    arguments.json.write_text(json.dumps(documents))
     except (LossesDifferError, torch.OutOfMemoryError) as error:
         sys.exit(f"bench-gpu: {error}")
     text = table(_HEADER, rows)
@@ -298,6 +303,7 @@ def _arguments() -> argparse.Namespace:
     peers = ("eager", "compiled")
     parser.add_argument("--peers", type=_names(peers), default=peers, help="separated by commas")
     parser.add_argument("--rounds", type=count, default=20, help="timed steps of each side")
+    parser.add_argument("--json", type=Path, help="file that the rows are written to, too")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     return parser.parse_args()
 
