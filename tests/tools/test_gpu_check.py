@@ -17,6 +17,7 @@ from layout_tuner.cli.command_table import NEEDS
 from tests.kit.python_process import ROOT
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, marked
+from tools.gpu_check.__main__ import test_counts as counts_of_tests
 from tools.gpu_check.comparison import Row, comparison, problems_of
 from tools.gpu_check.page import page_of
 from tools.gpu_check.steps import Clock, Step, StepFailedError, StepSkippedError, run_step
@@ -163,6 +164,29 @@ def test_a_program_that_hangs_ends_with_its_children(tmp_path: Path) -> None:
     wait_until("nothing is left of it", lambda: not marked(mark))
 
 
+JUNIT = """\
+<testsuites><testsuite>
+<testcase name="good"/>
+<testcase name="bad"><failure message="assert 1 == 2">the traceback</failure></testcase>
+<testcase name="broken"><error message="no CUDA"/></testcase>
+<testcase name="missing"><skipped message="needs two GPUs"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_the_tests_of_a_report_are_counted_by_outcome(tmp_path: Path) -> None:
+    (tmp_path / "tests.xml").write_text(JUNIT)
+    assert counts_of_tests(tmp_path / "tests.xml") == {
+        "passed": 1,
+        "failed": 2,
+        "skipped": 1,
+        "failures": [
+            {"test": "bad", "message": "assert 1 == 2"},
+            {"test": "broken", "message": "no CUDA"},
+        ],
+    }
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -221,6 +245,32 @@ def test_the_page_shows_a_check_that_ended_at_its_first_step() -> None:
     assert [tag for tag, _ in tags_of(first)].count("table") == 1
 
 
+def check(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.gpu_check", *options],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_without_a_gpu_the_check_says_how_to_try_it(tmp_path: Path) -> None:
+    done = check(CUDA_VISIBLE_DEVICES="", OUT=str(tmp_path / "out"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / "gpu-check.json").read_text())
+    (step,) = report["steps"]
+    assert (step["name"], step["status"]) == ("machine", "failed")
+    assert (
+        "sees no GPU here; run the check where there is one, or try it with --device cpu"
+        in (step["message"])
+    )
+    assert step["message"] in done.stdout
+
+
 WITHOUT = 'import sys\nfor name in ("ray", "deephyper", "pyarrow"):\n    sys.modules[name] = None\n'
 """A `sitecustomize.py`: in every process of the check these packages are as if not installed."""
 
@@ -231,16 +281,7 @@ WITHOUT = 'import sys\nfor name in ("ray", "deephyper", "pyarrow"):\n    sys.mod
 def test_the_product_runs_on_one_device_without_ray_deephyper_and_pyarrow(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     out = tmp_path / "out"
-    words = ["-m", "tools.gpu_check", "--device", "cpu", "--quick", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = check("--device=cpu", "--quick", f"--out={out}", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((out / "gpu-check.json").read_text())
     assert (report["format"], report["version"]) == ("layout-tuner/gpu-check", 1)

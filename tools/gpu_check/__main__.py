@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -163,22 +163,15 @@ class Check:
         if self.device == "cpu":
             chosen = ["-m", "not gpu and not nightly and not slow", "-k", "cpu"]
         results = self.data_dir / "tests.xml"
-        # Warnings of other releases are not judged here, and conftest.py needs PostgreSQL's client.
-        options = [
-            "-q",
-            "--noconftest",
-            "-W",
-            "default",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={results}",
-        ]
+        # conftest.py needs PostgreSQL's client; plugins and warnings there are of other releases.
+        plugins = ("-p", "pytest_timeout", "-p", "no:cacheprovider")
+        options = ["-q", "--noconftest", "-W", "default", *plugins, f"--junitxml={results}"]
         words = [sys.executable, "-m", "pytest", *options, *chosen, *map(str, files)]
         try:
             clock.run(words)
         finally:
             if results.exists():
-                self.report["tests"] = _test_counts(results)
+                self.report["tests"] = test_counts(results)
         if not self.report["tests"]["passed"]:
             raise StepFailedError("no test ran")
 
@@ -208,6 +201,7 @@ class Check:
         variables = {
             "LAYOUT_TUNER_DATA_DIR": str(self.data_dir),
             "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             # A compiler that was cut must not leave half a file in a cache that others use.
             "TORCHINDUCTOR_CACHE_DIR": str(self.data_dir / "inductor"),
             "TRITON_CACHE_DIR": str(self.data_dir / "triton"),
@@ -244,28 +238,22 @@ class Check:
 
 
 _COMPILERS: Final = ("g++", "clang++", "c++")
+_MESSAGE: Final = 400
+"""Characters of the message of a test that failed."""
 
 
-def _test_counts(file: Path) -> dict[str, Any]:
-    """Numbers of tests by outcome, and the messages of those that failed."""
-    cases = list(ElementTree.parse(file).iter("testcase"))  # noqa: S314 - pytest wrote it just now
-    outcomes: Callable[[str], list[ElementTree.Element]] = lambda kind: [  # noqa: E731
-        case for case in cases if case.find(kind) is not None
-    ]
-    bad = [*outcomes("failure"), *outcomes("error")]
-    num_skipped = len(outcomes("skipped"))
-    return {
-        "passed": len(cases) - len(bad) - num_skipped,
-        "failed": len(bad),
-        "skipped": num_skipped,
-        "failures": [
-            {
-                "test": str(case.get("name")),
-                "message": str((case.find("failure") or case.find("error")) or "")[:300],
-            }
-            for case in bad
-        ],
-    }
+def test_counts(file: Path) -> dict[str, Any]:
+    """Numbers of tests by outcome, and the messages of those that failed, of a JUnit report."""
+    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+    failures = []
+    for case in ElementTree.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote it just now
+        bad = [found for kind in ("failure", "error") for found in case.findall(kind)]
+        is_skipped = case.find("skipped") is not None
+        counts["failed" if bad else "skipped" if is_skipped else "passed"] += 1
+        if bad:
+            message = bad[0].get("message", "")[:_MESSAGE]
+            failures.append({"test": case.get("name", ""), "message": message})
+    return {**counts, "failures": failures}
 
 
 def _say(line: str) -> None:
