@@ -99,7 +99,7 @@ class Check:
         eager, compiled = (partial(self.bench, peer) for peer in ("eager", "compiled"))
         steps += [
             Step(name="bench eager", limit_s=45, run=eager),
-            Step(name="bench compiled", limit_s=100, run=compiled),
+            Step(name="bench compiled", limit_s=150 if self.device == "cpu" else 100, run=compiled),
         ]
         return steps[:4] if self.quick else steps
 
