@@ -463,6 +463,8 @@ class WorkerRecord:
     """Node-seconds that the allocation was idle."""
     status_at: datetime | None = None
     """Time of its last status; None: there was none."""
+    num_unusable: int = 0
+    """Nodes that are lost or in quarantine, by its last status."""
 
     def runs(self, trainer: str) -> bool:
         return trainer in trainers_run(self.launcher, self.trainers)
@@ -472,9 +474,14 @@ class WorkerRecord:
         """Whether it simulates its nodes."""
         return self.launcher == SIMULATED_LAUNCHER
 
+    @property
+    def num_usable(self) -> int:
+        """Nodes that are neither lost nor in quarantine."""
+        return self.num_nodes - self.num_unusable
+
     def holds(self, num_nodes: int, num_devices: int) -> bool:
-        """Whether a trial of so many nodes and devices fits into its allocation."""
-        return num_nodes <= self.num_nodes and num_devices <= num_nodes * self.devices_per_node
+        """Whether a trial of so many nodes and devices fits on its usable nodes."""
+        return num_nodes <= self.num_usable and num_devices <= num_nodes * self.devices_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -511,6 +518,11 @@ class QuarantineRead:
     """Whether a user requested it; otherwise a worker found the node faulty."""
     released_at: datetime | None
     """When the node was released; null: it is in quarantine."""
+    reported_by: str
+    """The name of the token that set it aside; empty: unknown."""
+    scope: str
+    """Whose workers it counts for: the name of a token, or the session id of a simulated worker;
+    empty: all workers of the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

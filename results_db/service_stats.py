@@ -46,6 +46,14 @@ class ServiceStats:
 
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 
+_QUARANTINED: Final = (
+    select(NodeQuarantine.cluster, NodeQuarantine.node)
+    .where(NodeQuarantine.released_at.is_(None))
+    .where(NodeQuarantine.scope.not_in(select(WorkerRow.id)))
+    .distinct()
+)
+"""Nodes in quarantine, without simulated ones."""
+
 
 class Statistics(StoreSection):
     """The store's methods for monitoring."""
@@ -63,7 +71,7 @@ class Statistics(StoreSection):
                 workers=_counts(
                     session, WorkerRow.cluster, is_there(now), workers_of_kind(is_simulated=False)
                 ),
-                quarantined_nodes=_count(session, NodeQuarantine.released_at.is_(None)),
+                quarantined_nodes=len(session.execute(_QUARANTINED).all()),
                 node_seconds=_costs(session),
                 unnumbered_events=_count(session, EventRow.seq.is_(None)),
                 num_bytes=_size(session),

@@ -60,7 +60,7 @@ def register_worker(body: WorkerCreate, store: StoreDep) -> WorkerCreated:
         worker_id=worker.id,
         heartbeat_interval_s=HEARTBEAT_INTERVAL_S,
         lease_s=LEASE_S,
-        quarantined=tuple(store.workers.quarantined_nodes(worker.cluster)),
+        quarantined=tuple(store.workers.quarantined_nodes(worker.id)),
     )
 
 

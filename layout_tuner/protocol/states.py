@@ -16,6 +16,7 @@ TrialState = Literal["PENDING", "RUNNING", "COMPLETED", "INFEASIBLE", "FAILED", 
 
 ALLOCATION_STATES: Final[tuple[AllocationState, ...]] = get_args(AllocationState)
 NODE_STATES: Final[tuple[NodeState, ...]] = get_args(NodeState)
+UNUSABLE_NODE_STATES: Final[tuple[NodeState, ...]] = ("lost", "quarantined")
 ATTEMPT_PHASES: Final[tuple[AttemptPhase, ...]] = get_args(AttemptPhase)
 SCHEDULERS: Final[tuple[Scheduler, ...]] = get_args(Scheduler)
 TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)

@@ -16,6 +16,7 @@ from layout_tuner.results_db.allocations.node_status import (
     is_shown,
     keep_quarantine,
     quarantine_again,
+    scope_of,
 )
 from layout_tuner.results_db.allocations.workers import (
     campaigns_of_kind,
@@ -223,11 +224,13 @@ class Allocations(StoreSection):
             query = select(NodeQuarantine)
             if cluster is not None:
                 query = query.where(NodeQuarantine.cluster == cluster)
-            set_aside = {(row.cluster, row.node): row for row in session.scalars(query)}
+            rows = defaultdict[tuple[str, str], list[NodeQuarantine]](list)
+            for row in session.scalars(query):
+                rows[row.cluster, row.node].append(row)
             return [
-                _cluster_node(key, found.get(key), set_aside.get(key))
-                for key in sorted(found.keys() | set_aside.keys())
-                if key in found or set_aside[key].released_at is None
+                _cluster_node(key, found.get(key), rows[key])
+                for key in sorted(found.keys() | rows.keys())
+                if key in found or any(row.released_at is None for row in rows[key])
             ]
 
     @retried
@@ -240,17 +243,27 @@ class Allocations(StoreSection):
         now = self._clock()
         with self._db.write() as session:
             _refuse_unknown(session, cluster, node)
-            keep_quarantine(session, cluster, node, reason, now, requested_by_user=True)
-            row = session.get_one(NodeQuarantine, (cluster, node), with_for_update=True)
+            by = self._actor.name
+            keep_quarantine(
+                session,
+                cluster,
+                node,
+                reason,
+                now,
+                scope="",
+                reported_by=by,
+                requested_by_user=True,
+            )
+            row = session.get_one(NodeQuarantine, (cluster, node, ""), with_for_update=True)
             since = row.since if row.released_at is None else now
-            quarantine_again(row, reason, since, requested_by_user=True)
+            quarantine_again(row, reason, since, reported_by=by, requested_by_user=True)
             session.flush()
             self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)
-            return self._node(session, row)
+            return self._node(session, cluster, node)
 
     @retried
     def release_node(self, cluster: str, node: str) -> ClusterNodeRead:
-        """Releases a node from quarantine; its worker gets the order.
+        """Releases a node from quarantine, whoever set it aside; its worker gets the order.
 
         Raises:
             NodeNotFoundError: no allocation of the cluster ever had such a node.
@@ -258,23 +271,28 @@ class Allocations(StoreSection):
         """
         now = self._clock()
         with self._db.write() as session:
-            row = session.get(NodeQuarantine, (cluster, node), with_for_update=True)
-            if row is None:
+            is_it = (NodeQuarantine.cluster == cluster) & (NodeQuarantine.node == node)
+            query = select(NodeQuarantine).where(is_it).order_by(NodeQuarantine.scope)
+            rows = session.scalars(query.with_for_update()).all()
+            if not rows:
                 _refuse_unknown(session, cluster, node)
-            if row is None or row.released_at is not None:
+            held = [row for row in rows if row.released_at is None]
+            if not held:
                 raise NodeStateError(f"node {node} of cluster {cluster} is not in quarantine")
-            row.released_at = now
-            row.release_pending = is_shown(session, row)
-            row.release_told_at = None
+            for row in held:
+                row.released_at = now
+                row.release_pending = is_shown(session, row)
+                row.release_told_at = None
             session.flush()
             self._audit(session, "node.release", "node", node, cluster=cluster)
-            return self._node(session, row)
+            return self._node(session, cluster, node)
 
-    def _node(self, session: Session, row: NodeQuarantine) -> ClusterNodeRead:
-        query = self._live_nodes(row.cluster).where(AllocationNode.name == row.node)
+    def _node(self, session: Session, cluster: str, node: str) -> ClusterNodeRead:
+        query = self._live_nodes(cluster).where(AllocationNode.name == node)
         found = session.execute(query).first()
-        key = (row.cluster, row.node)
-        return _cluster_node(key, None if found is None else (found[0], found[1]), row)
+        is_it = (NodeQuarantine.cluster == cluster) & (NodeQuarantine.node == node)
+        rows = session.scalars(select(NodeQuarantine).where(is_it)).all()
+        return _cluster_node((cluster, node), None if found is None else (found[0], found[1]), rows)
 
     def _live_nodes(self, cluster: str | None) -> Any:
         """Nodes of live workers, in the order of registration."""
@@ -370,9 +388,16 @@ def _refuse_unknown(session: Session, cluster: str, node: str) -> None:
 def _cluster_node(
     key: tuple[str, str],
     found: tuple[WorkerRow, AllocationNode] | None,
-    quarantine: NodeQuarantine | None,
+    quarantines: Sequence[NodeQuarantine],
 ) -> ClusterNodeRead:
+    """A node with the newest of its quarantines: one that holds, for its own worker if possible."""
     cluster, name = key
+    scopes = ("",) if found is None else ("", scope_of(found[0]))
+    quarantine = max(
+        quarantines,
+        key=lambda row: (row.released_at is None, row.scope in scopes, row.since),
+        default=None,
+    )
     return ClusterNodeRead(
         cluster=cluster,
         name=name,

@@ -1,9 +1,13 @@
 """The status that workers report of their nodes, and quarantines.
 
 A node in quarantine runs no probes, from when a worker or a user sets it aside until a user
-releases it. The quarantine row of a node holds the wanted state; workers' statuses hold the actual
+releases it. A quarantine row of a node holds the wanted state; workers' statuses hold the actual
 state. Where the two differ, every heartbeat's reply tells the worker that has the node, until its
 status agrees. Quarantines outlive allocations: a worker gets them when it registers.
+
+What a user requests counts for all workers of the cluster. What a worker reports counts for the
+workers of the same token, since another token's worker may not be believed; what a simulated worker
+reports counts for its own session, since other seeds have other nodes that fail.
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any, Final
 
-from sqlalchemy import delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, case, delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
+from layout_tuner.protocol.states import UNUSABLE_NODE_STATES
 from layout_tuner.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
 from layout_tuner.results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
 from layout_tuner.results_db.models.table_base import insert_many
@@ -32,20 +38,46 @@ def note_quarantines(
 ) -> None:
     """Stores the quarantines that a worker reports, and completes releases."""
     shown = {node.name: node.reason for node in nodes if node.state == "quarantined"}
-    names = {node.name for node in nodes}
-    query = select(NodeQuarantine).where(NodeQuarantine.cluster == worker.cluster)
-    known = {row.node: row for row in session.scalars(query) if row.node in names}
+    names, scope = {node.name for node in nodes}, scope_of(worker)
+    query = select(NodeQuarantine).where(
+        NodeQuarantine.cluster == worker.cluster, NodeQuarantine.scope.in_(("", scope))
+    )
+    known: defaultdict[str, list[NodeQuarantine]] = defaultdict(list)
+    for row in session.scalars(query):
+        if row.node in names:
+            known[row.node].append(row)
     # In the order of names in every process, to avoid deadlocks.
     for name, reason in sorted(shown.items()):
-        row = known.get(name)
-        if row is None:
-            keep_quarantine(session, worker.cluster, name, reason, now)
-        elif row.released_at is not None and not _is_release_on_its_way(row, worker, now):
-            quarantine_again(row, reason, now)
-    for name, row in known.items():
-        if row.release_pending and name not in shown:
-            row.release_pending = is_shown(session, row)
+        rows, by = known[name], worker.registered_by
+        if any(not row.released_at or _is_release_on_its_way(row, worker, now) for row in rows):
+            continue
+        keep_quarantine(session, worker.cluster, name, reason, now, scope=scope, reported_by=by)
+        for row in rows:
+            if row.scope == scope:
+                quarantine_again(row, reason, now, reported_by=by)
+    for name, rows in known.items():
+        for row in rows:
+            if row.release_pending and name not in shown:
+                row.release_pending = is_shown(session, row)
     session.flush()
+
+
+def scope_of(worker: WorkerRow) -> str:
+    """The scope of what a worker reports."""
+    return worker.id if worker.launcher == SIMULATED_LAUNCHER else worker.registered_by
+
+
+def counts_for_worker() -> ColumnElement[bool]:
+    """Whether a row of the quarantines counts for a row of the workers."""
+    is_simulated = WorkerRow.launcher == SIMULATED_LAUNCHER
+    own = case((is_simulated, WorkerRow.id), else_=WorkerRow.registered_by)
+    in_scope = (NodeQuarantine.scope == "") | (NodeQuarantine.scope == own)
+    return (NodeQuarantine.cluster == WorkerRow.cluster) & in_scope
+
+
+def end_simulated_quarantines(session: Session, worker_ids: Sequence[str]) -> None:
+    """Deletes the quarantines of simulated workers whose sessions end."""
+    session.execute(delete(NodeQuarantine).where(NodeQuarantine.scope.in_(worker_ids)))
 
 
 def node_orders(
@@ -56,19 +88,23 @@ def node_orders(
     quarantine: defaultdict[str, list[SetAside]] = defaultdict(list)
     ids = [worker.id for worker in workers]
     query = (
-        select(AllocationNode.worker_id, NodeQuarantine, AllocationNode.state)
+        select(AllocationNode.worker_id, AllocationNode.state, NodeQuarantine)
         .join(AllocationNode, AllocationNode.name == NodeQuarantine.node)
         .join(WorkerRow, WorkerRow.id == AllocationNode.worker_id)
-        .where(NodeQuarantine.cluster == WorkerRow.cluster, WorkerRow.id.in_(ids))
-        .order_by(AllocationNode.worker_id, AllocationNode.position)
+        .where(counts_for_worker(), WorkerRow.id.in_(ids))
+        .order_by(AllocationNode.worker_id, AllocationNode.position, NodeQuarantine.scope)
     )
-    for worker_id, row, state in session.execute(query):
-        is_shown = state == "quarantined"
-        if row.released_at is None and not is_shown:
-            quarantine[worker_id].append(SetAside(node=row.node, reason=row.reason))
-        elif row.release_pending and is_shown:
-            release[worker_id].append(row.node)
-            row.release_told_at = row.release_told_at or now
+    found = session.execute(query).all()
+    for (worker_id, state, node), each in groupby(found, lambda r: (r[0], r[1], r[2].node)):
+        rows = [row for *_, row in each]
+        wanted = next((row for row in rows if row.released_at is None), None)
+        pending = [row for row in rows if row.release_pending]
+        if wanted is not None and state != "quarantined":
+            quarantine[worker_id].append(SetAside(node=node, reason=wanted.reason))
+        elif wanted is None and pending and state == "quarantined":
+            release[worker_id].append(node)
+            for row in pending:
+                row.release_told_at = row.release_told_at or now
     return release, quarantine
 
 
@@ -79,6 +115,8 @@ def keep_quarantine(
     reason: str,
     now: datetime,
     *,
+    scope: str,
+    reported_by: str,
     requested_by_user: bool = False,
 ) -> None:
     """Adds the quarantine of a node, unless it has a row; another process may just have added one.
@@ -88,6 +126,8 @@ def keep_quarantine(
     row: dict[str, Any] = {
         "cluster": cluster,
         "node": node,
+        "scope": scope,
+        "reported_by": reported_by,
         "reason": reason,
         "since": now,
         "requested_by_user": requested_by_user,
@@ -108,10 +148,16 @@ def _insert_of(session: Session) -> Any:
 
 
 def quarantine_again(
-    row: NodeQuarantine, reason: str, since: datetime, *, requested_by_user: bool = False
+    row: NodeQuarantine,
+    reason: str,
+    since: datetime,
+    *,
+    reported_by: str,
+    requested_by_user: bool = False,
 ) -> None:
     """Puts a node that has a row into quarantine."""
     row.reason = reason
+    row.reported_by = reported_by
     row.since = since
     row.requested_by_user = requested_by_user
     row.released_at = row.release_told_at = None
@@ -127,12 +173,15 @@ def _is_release_on_its_way(row: NodeQuarantine, worker: WorkerRow, now: datetime
 
 
 def is_shown(session: Session, row: NodeQuarantine) -> bool:
-    """Whether the last status of a worker has the node in quarantine."""
+    """Whether the last status of a worker in its scope has the node in quarantine."""
     shown = exists().where(
         AllocationNode.name == row.node,
         AllocationNode.state == "quarantined",
         AllocationNode.worker_id == WorkerRow.id,
-        WorkerRow.cluster == row.cluster,
+        AllocationNode.name == NodeQuarantine.node,
+        NodeQuarantine.cluster == row.cluster,
+        NodeQuarantine.scope == row.scope,
+        counts_for_worker(),
         WorkerRow.ended_at.is_(None),
     )
     return bool(session.scalar(select(shown)))
@@ -188,6 +237,7 @@ def keep_status(session: Session, worker: WorkerRow, status: StatusBody, now: da
         most_s = math.inf
     worker.idle_node_seconds = max(worker.idle_node_seconds, min(status.idle_node_s, most_s))
     if status.nodes:
+        worker.num_unusable = sum(n.state in UNUSABLE_NODE_STATES for n in status.nodes)
         _keep_nodes(session, worker, status.nodes)
         note_quarantines(session, worker, status.nodes, now)
 

@@ -29,6 +29,8 @@ from layout_tuner.protocol.worker_messages import (
 )
 from layout_tuner.results_db.allocations.node_status import (
     add_nodes,
+    counts_for_worker,
+    end_simulated_quarantines,
     keep_status,
     later,
     node_orders,
@@ -274,14 +276,17 @@ class Workers(StoreSection):
                 session.delete(worker)
             self._audit(session, "allocation.remove", "allocation", worker_id, name=worker.name)
 
-    def quarantined_nodes(self, cluster: str) -> list[SetAside]:
+    def quarantined_nodes(self, worker_id: str) -> list[SetAside]:
+        """The nodes that a worker must set aside when it registers."""
         query = (
             select(NodeQuarantine)
-            .where(NodeQuarantine.cluster == cluster, NodeQuarantine.released_at.is_(None))
-            .order_by(NodeQuarantine.node)
+            .join(WorkerRow, counts_for_worker())
+            .where(WorkerRow.id == worker_id, NodeQuarantine.released_at.is_(None))
+            .order_by(NodeQuarantine.node, NodeQuarantine.scope.desc())
         )
         with self._db.read() as session:
-            return [SetAside(node=row.node, reason=row.reason) for row in session.scalars(query)]
+            wanted = {row.node: row.reason for row in session.scalars(query)}
+            return [SetAside(node=node, reason=reason) for node, reason in wanted.items()]
 
     def find(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
         """Worker sessions, the newest first: those seen within `WORKER_ALIVE_S`, or all."""
@@ -351,6 +356,7 @@ def _end_in_order(session: Session, worker: WorkerRow, now: datetime, why: str) 
             attempt.seen_at = now
             return_attempt(campaign, trial, attempt, now, why)
     worker.ended_at = now
+    end_simulated_quarantines(session, [worker.id])
 
 
 def fits(
@@ -401,3 +407,4 @@ def _end_earlier(session: Session, name: str, now: datetime) -> None:
             lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
     for worker in earlier.values():
         worker.ended_at = now
+    end_simulated_quarantines(session, list(earlier))

@@ -136,9 +136,12 @@ _NODES: Final = (
     .order_by(WorkerRow.registered_at, WorkerRow.id)
 )
 
-_QUARANTINES: Final = select(
-    NodeQuarantine.cluster, NodeQuarantine.node, NodeQuarantine.reason
-).where(NodeQuarantine.released_at.is_(None))
+_QUARANTINES: Final = (
+    select(NodeQuarantine.cluster, NodeQuarantine.node, NodeQuarantine.reason)
+    .where(NodeQuarantine.released_at.is_(None))
+    # Of several, the one that a user requested.
+    .order_by(NodeQuarantine.scope.desc())
+)
 
 
 class LiveStates(StoreSection):

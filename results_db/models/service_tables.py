@@ -201,6 +201,7 @@ class WorkerRow(Base):
     host: Mapped[str] = mapped_column(String(255))
     cluster: Mapped[str] = mapped_column(String(200))
     num_nodes: Mapped[int] = mapped_column(Integer)
+    num_unusable: Mapped[int] = mapped_column(default=0, server_default="0")
     devices_per_node: Mapped[int] = mapped_column(Integer)
     device: Mapped[str] = mapped_column(String(255))
     versions: Mapped[dict[str, Any]]
@@ -263,12 +264,14 @@ class AllocationNode(Base):
 
 
 class NodeQuarantine(Base):
-    """A node that is, or was, in quarantine: no probe runs on it."""
+    """A node that is, or was, in quarantine: no probe of the workers in its scope runs on it."""
 
     __tablename__ = "node_quarantines"
 
     cluster: Mapped[str] = mapped_column(String(200), primary_key=True)
     node: Mapped[str] = mapped_column(String(255), primary_key=True)
+    scope: Mapped[str] = mapped_column(String(64), primary_key=True, default="", server_default="")
+    reported_by: Mapped[str] = mapped_column(String(64), default="", server_default="")
     reason: Mapped[str] = mapped_column(Text)
     since: Mapped[datetime]
     requested_by_user: Mapped[bool]

@@ -49,11 +49,16 @@ class FakeWorker:
     """
 
     def __init__(
-        self, store: Store, judge: Callable[[Layout], Outcome] = measured, *, name: str = "w1"
+        self,
+        store: Store,
+        judge: Callable[[Layout], Outcome] = measured,
+        *,
+        name: str = "w1",
+        nodes: int = 1,
     ) -> None:
         self.store = store
         self.judge = judge
-        self.id = make_worker(store, name).id
+        self.id = make_worker(store, name, num_nodes=nodes).id
 
     def run_one(self) -> bool:
         # As the service does: a look first, that does not queue for the lock of the writers.

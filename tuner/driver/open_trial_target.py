@@ -9,8 +9,8 @@ from typing import Final
 from layout_tuner.results_db.records import TrialSize, WorkerRecord
 
 MAX_TOO_LARGE: Final = 10
-"""Waiting trials that are too large for every live worker and do not count; smaller ones run
-meanwhile."""
+"""Waiting trials that are too large for the usable nodes of every live worker and do not count;
+smaller ones run meanwhile."""
 MAX_WAITING: Final = 64
 """Most trials that wait, however many devices there are: workers lease them one by one."""
 
@@ -18,14 +18,15 @@ MAX_WAITING: Final = 64
 class OpenTrialTarget:
     """The open trials of a campaign, compared with what the live workers can run at once.
 
-    Both are counted in nodes. A trial smaller than a node takes part of a node where a worker
-    shares nodes between trials, and a whole node elsewhere.
+    Both are counted in nodes, without those that are lost or in quarantine. A trial smaller than a
+    node takes part of a node where a worker shares nodes between trials, and a whole node
+    elsewhere.
     """
 
     def __init__(self, workers: Iterable[WorkerRecord], open_trials: Sequence[TrialSize]) -> None:
-        self._workers = [worker for worker in workers if worker.state != "draining"]
+        self._workers = [each for each in workers if each.state != "draining" and each.num_usable]
         self._shared = [worker.devices_per_node for worker in self._workers if worker.shares_nodes]
-        self._capacity = sum(worker.num_nodes for worker in self._workers)
+        self._capacity = sum(worker.num_usable for worker in self._workers)
         self._num_waiting = 0
         self._num_too_large = 0
         self._num_open = 0

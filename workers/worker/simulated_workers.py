@@ -503,7 +503,8 @@ class SimulatedWorkers:
             return False
         open_nodes = sum(each.open_nodes for each in self._members)
         largest = max(each.largest_open for each in self._members)
-        num_nodes = sum(each.identity.num_nodes for each in self._members)
+        # The driver does not supply nodes that are lost or in quarantine.
+        num_nodes = sum(each.devices / each.identity.devices_per_node for each in self._members)
         return open_nodes - largest < _LEAST_OPEN * num_nodes
 
     def _may_lease_ahead(self, member: _SimulatedWorker) -> bool:

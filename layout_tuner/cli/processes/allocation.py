@@ -202,6 +202,7 @@ def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
             found = ask("GET", "/allocations")["allocations"]  # of those that have not ended
         else:
             found = [_allocation(ask, name)]
+        nodes = {(each["allocation"], each["name"]): each for each in ask("GET", "/nodes")["nodes"]}
     if as_json:
         click.echo(json.dumps(found if name is None else found[0]))
         return
@@ -212,7 +213,7 @@ def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
     for position, allocation in enumerate(found):
         if position:
             click.echo()
-        _print_allocation(allocation)
+        _print_allocation(allocation, nodes)
 
 
 @allocation.command()
@@ -374,7 +375,8 @@ def _say(found: Mapping[str, Any], as_json: bool, sentence: str) -> None:
     click.echo(json.dumps(found) if as_json else sentence)
 
 
-def _print_allocation(allocation: Mapping[str, Any]) -> None:
+def _print_allocation(allocation: Mapping[str, Any], nodes: Mapping[Any, Any]) -> None:
+    """Prints an allocation; `nodes` are those of the service by allocation and name."""
     job = f"job {allocation['job_id']}, " if allocation["job_id"] else ""
     left = allocation["seconds_left"]
     ends = "" if left is None else f", {_span(left)} left"
@@ -386,7 +388,10 @@ def _print_allocation(allocation: Mapping[str, Any]) -> None:
     if allocation["nodes"]:
         print_table(
             ("node", "state", ">free", "doing, or why not"),
-            [_node(node) for node in allocation["nodes"]],
+            [
+                _node(each, nodes.get((allocation["id"], each["name"])))
+                for each in allocation["nodes"]
+            ],
             indent="  ",
         )
     _print_trials("runs", allocation["running"], _progress)
@@ -399,9 +404,12 @@ def _print_allocation(allocation: Mapping[str, Any]) -> None:
     click.echo(f"  node-hours: {cost['total'] / 3600:.3g} ({parts})")
 
 
-def _node(node: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _node(node: Mapping[str, Any], known: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
     free = "-" if node["free_devices"] is None else f"{node['free_devices']}/{node['num_devices']}"
-    return _line(node["name"]), node["state"], free, _line(node["reason"] or node["doing"])
+    words, aside = node["reason"] or node["doing"], known and known["quarantine"]
+    if node["state"] == "quarantined" and aside and aside["reported_by"]:
+        words += f" (set aside by {aside['reported_by']})"
+    return _line(node["name"]), node["state"], free, _line(words)
 
 
 def _progress(trial: Mapping[str, Any]) -> str:

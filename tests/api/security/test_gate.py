@@ -198,6 +198,30 @@ def test_the_token_of_a_worker_speaks_for_its_own_sessions_alone(
     answered(service.ask("worker", operation.method, operation.url("nobody"), json=body), 404)
 
 
+def test_the_token_of_a_worker_sets_no_node_of_another_token_aside(service: Service) -> None:
+    nodes = {"cluster": "shared", "nodes": [{"name": "n1", "num_devices": 1}]}
+    sessions, states = {}, {"other worker": "quarantined", "worker": "idle"}
+
+    def begin(who: str, name: str) -> Any:
+        introduction = {**INTRODUCTION, **nodes, "name": name}
+        return answered(service.ask(who, "POST", "/v1/workers", json=introduction), 201).json()
+
+    for who, state in states.items():
+        sessions[who] = begin(who, f"beats {who}")["worker_id"]
+        body = {"status": {"nodes": [{"name": "n1", "state": state, "reason": "slow"}]}}
+        url = f"/v1/workers/{sessions[who]}/heartbeats"
+        reply = answered(service.ask(who, "POST", url, json=body), 200).json()
+        assert reply["quarantine"] == [], who
+    assert begin("worker", "later")["quarantined"] == []
+    slow = {"node": "n1", "reason": "slow"}
+    assert begin("other worker", "later too")["quarantined"] == [slow]
+    (node,) = service.ask("viewer", "GET", "/v1/nodes?cluster=shared").json()["nodes"]
+    said = [node["quarantine"][name] for name in ("reported_by", "scope", "requested_by_user")]
+    assert said == ["other-worker", "other-worker", False]
+    page = service.ask("admin", "GET", "/allocations").text
+    assert "set aside by other-worker, for workers of this token only" in page
+
+
 def test_an_outcome_comes_from_the_workers_own_token_or_an_admin(service: Service) -> None:
     introduction = {**INTRODUCTION, "name": "poster", "cluster": "local-cpu"}
     session = service.ask("worker", "POST", "/v1/workers", json=introduction).json()["worker_id"]

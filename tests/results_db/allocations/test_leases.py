@@ -20,7 +20,11 @@ from layout_tuner.protocol.worker_messages import (
 )
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
-from layout_tuner.results_db.allocations.node_status import RELEASE_TIME_S, note_quarantines
+from layout_tuner.results_db.allocations.node_status import (
+    RELEASE_TIME_S,
+    keep_quarantine,
+    note_quarantines,
+)
 from layout_tuner.results_db.errors import (
     NodeNotFoundError,
     NodeStateError,
@@ -31,6 +35,7 @@ from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S, Worker
 from layout_tuner.results_db.records import LeaseRecord, WorkerRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
     TurnableClock,
@@ -314,8 +319,12 @@ def show(
     return send_beats(store, worker_id, [], status=StatusBody(nodes=[node, *others]))
 
 
-def quarantined(store: Store) -> list[str]:
-    return [aside.reason for aside in store.workers.quarantined_nodes(CLUSTER)]
+def quarantined(store: Store, **changes: Any) -> list[str]:
+    """Why nodes are set aside for a worker that registers now."""
+    later = make_worker(store, "later", **changes)
+    found = store.workers.quarantined_nodes(later.id)
+    store.workers.drain(later.id)
+    return [aside.reason for aside in found]
 
 
 def test_a_release_is_told_until_the_worker_has_done_it(store: Store, clock: TurnableClock) -> None:
@@ -362,6 +371,87 @@ def test_every_worker_that_has_the_node_hears_of_a_quarantine(store: Store) -> N
             store.allocations.release_node(cluster, node)
         with pytest.raises(NodeNotFoundError):
             store.allocations.quarantine_node(cluster, node, "loud")
+
+
+ALICE, BOB = (Actor(name=name, role="worker") for name in ("alice", "bob"))
+
+
+def test_what_a_worker_reports_of_a_node_counts_for_workers_of_its_token(store: Store) -> None:
+    here, there = store.by(ALICE), store.by(BOB)
+    hers, his = make_allocation(here), make_allocation(there, "w2")
+    show(here, hers.id, "quarantined", "slow")
+    assert show(there, his.id, "idle") == HeartbeatReply(stop=())
+    assert quarantined(here) == ["slow"]
+    assert quarantined(there) == []
+    (node,) = store.allocations.nodes()
+    found = (node.quarantine.reason, node.quarantine.reported_by, node.quarantine.scope)
+    assert found == ("slow", "alice", "alice")
+
+
+def test_each_token_keeps_what_its_workers_report_until_a_user_releases_the_node(
+    store: Store, clock: TurnableClock
+) -> None:
+    here, there = store.by(ALICE), store.by(BOB)
+    hers, his = make_allocation(here), make_allocation(there, "w2")
+    show(here, hers.id, "quarantined", "slow")
+    show(there, his.id, "quarantined", "warm")
+    (node,) = store.allocations.nodes()
+    assert (node.allocation, node.quarantine.reason) == (his.id, "warm")
+    store.allocations.release_node(CLUSTER, "n1")
+    clock.forward(1)
+    assert show(here, hers.id, "quarantined", "slow").release == ("n1",)
+    assert show(there, his.id, "idle") == HeartbeatReply(stop=())
+    clock.forward(RELEASE_TIME_S + 1)
+    show(here, hers.id, "quarantined", "slow again")
+    assert show(there, his.id, "idle") == HeartbeatReply(stop=())
+    assert store.allocations.nodes()[0].quarantine.reported_by == "alice"
+
+
+def test_a_user_sets_a_node_aside_for_workers_of_all_tokens(
+    store: Store, clock: TurnableClock
+) -> None:
+    here, there = store.by(ALICE), store.by(BOB)
+    hers, his = make_allocation(here), make_allocation(there, "w2")
+    show(here, hers.id, "quarantined", "slow")
+    show(there, his.id, "idle")
+    found = store.by(Actor(name="carol", role="admin")).allocations.quarantine_node(
+        CLUSTER, "n1", "loud"
+    )
+    assert (found.quarantine.reported_by, found.quarantine.scope) == ("carol", "")
+    assert show(there, his.id, "idle").quarantine == (SetAside(node="n1", reason="loud"),)
+    show(there, his.id, "quarantined", "loud")
+    store.allocations.release_node(CLUSTER, "n1")
+    for token, worker in ((here, hers), (there, his)):
+        assert show(token, worker.id, "quarantined", "loud").release == ("n1",)
+    assert show(there, his.id, "checking") == HeartbeatReply(stop=())
+    clock.forward(RELEASE_TIME_S + 1)
+    # One worker does not follow the order: for the other's token the node stays released.
+    show(here, hers.id, "quarantined", "slow")
+    assert show(there, his.id, "idle") == HeartbeatReply(stop=())
+
+
+SIMULATED = {"launcher": SIMULATED_LAUNCHER, "trainers": {simulator_trainer(): "1"}}
+
+
+@pytest.mark.parametrize("end", ["drain", "remove_allocation", "register"])
+def test_the_health_of_simulated_nodes_ends_with_their_worker(store: Store, end: str) -> None:
+    nodes = [NodeBody(name="n1", num_devices=8)]
+    worker = make_worker(store, "rehearsal", nodes=nodes, **SIMULATED)
+    show(store, worker.id, "quarantined", "it has failed")
+    assert quarantined(store, **SIMULATED) == []
+    assert quarantined(store) == []
+    assert store.statistics.service_stats().quarantined_nodes == 0
+    (node,) = store.allocations.nodes()
+    assert (node.quarantine.scope, node.quarantine.released_at) == (worker.id, None)
+    store.allocations.release_node(CLUSTER, "n1")
+    assert show(store, worker.id, "quarantined", "it has failed").release == ("n1",)
+    show(store, worker.id, "idle")
+    show(store, worker.id, "quarantined", "it has failed again")
+    if end == "register":
+        make_worker(store, "rehearsal", **SIMULATED)
+    else:
+        getattr(store.workers, end)(worker.id)
+    assert store.allocations.nodes() == []
 
 
 def test_the_last_reason_of_a_quarantine_stands(store: Store, clock: TurnableClock) -> None:
@@ -421,7 +511,11 @@ def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
         with ThreadPoolExecutor(1) as pool:
             with here._db.write() as session:
                 row = session.get_one(WorkerRow, first)
-                note_quarantines(session, row, [slow], here.now())
+                if by == "its worker":
+                    note_quarantines(session, row, [slow], here.now())
+                else:
+                    about = {"scope": "", "reported_by": "x", "requested_by_user": True}
+                    keep_quarantine(session, CLUSTER, "n1", "slow", here.now(), **about)
                 done = (
                     pool.submit(show, there, second, "quarantined", "loud")
                     if by == "its worker"

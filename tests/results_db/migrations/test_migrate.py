@@ -14,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
-from layout_tuner.protocol.worker_messages import BeatBody
+from layout_tuner.protocol.worker_messages import BeatBody, NodeBody, NodeStatusBody, StatusBody
 from layout_tuner.results_db.admin.backup_file import back_up
 from layout_tuner.results_db.admin.integrity import check_database
 from layout_tuner.results_db.admin.restore import restore_into_postgresql
@@ -91,7 +91,12 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
 
 @pytest.mark.parametrize(
     ("revision", "table", "column"),
-    [("r007", "measurements", "own_share"), ("r008", "campaigns", "to_beat")],
+    [
+        ("r007", "measurements", "own_share"),
+        ("r008", "campaigns", "to_beat"),
+        ("r009", "node_quarantines", "scope"),
+        ("r009", "workers", "num_unusable"),
+    ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(
     database_url: str, revision: str, table: str, column: str
@@ -130,6 +135,23 @@ def test_a_database_of_the_next_version_is_refused_and_left_as_it_is(
             refused(database_url)
     become_next_version(monkeypatch)
     assert migrate.check(database_url) == NEXT
+
+
+def test_an_older_database_keeps_its_quarantines_and_counts_the_nodes(
+    database_url: str,
+) -> None:
+    with closing(Store(database_url)) as store:
+        worker = make_worker(store, nodes=[NodeBody(name="n1", num_devices=8)])
+        slow = NodeStatusBody(name="n1", state="quarantined", reason="slow")
+        send_beats(store, worker.id, [], status=StatusBody(nodes=[slow]))
+        store.allocations.quarantine_node("local-cpu", "n1", "loud")
+    migrate.downgrade(database_url, "r009")
+    migrate.upgrade(database_url)
+    with closing(Store(database_url)) as store:
+        (node,) = store.allocations.nodes()
+        kept = (node.quarantine.reason, node.quarantine.reported_by, node.quarantine.scope)
+        assert kept == ("loud", "", "")
+        assert store.workers.find()[0].num_unusable == 1
 
 
 @pytest.mark.parametrize("how", ["garbage", "directory", "damaged"])

@@ -15,12 +15,15 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
+from layout_tuner.protocol.states import NodeState
+from layout_tuner.protocol.worker_messages import NodeStatusBody, StatusBody
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.errors import CampaignNotFoundError
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord, TrialSize, WorkerRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.driver import open_searches
 from layout_tuner.tuner.driver.campaign_end import Spent, closing_message, time_is_up, trials_left
 from layout_tuner.tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
@@ -28,7 +31,7 @@ from layout_tuner.tuner.driver.campaign_search import CampaignSearch
 from layout_tuner.tuner.driver.driver import MAX_A_ROUND, Driver
 from layout_tuner.tuner.driver.open_trial_target import MAX_TOO_LARGE, MAX_WAITING, OpenTrialTarget
 from tests.kit.postgres import upgraded
-from tests.kit.store import START, TurnableClock, make_worker, take_leases
+from tests.kit.store import START, TurnableClock, make_worker, send_beats, take_leases
 from tests.results_db.intercepted_store import InterceptedStore
 from tests.tuner.factories import (
     DrivenCampaign,
@@ -473,6 +476,9 @@ RUNS = size(devices=2, is_waiting=False)
         # Trials too large for every worker supply nobody, and no more than a few of them wait.
         ([live()], [size(devices=16, nodes=2)] * 3, size(), 2),
         ([live()], [], size(devices=16, nodes=2), MAX_TOO_LARGE + 2),
+        # Neither are those supplied that need nodes which are lost or in quarantine.
+        ([live(num_nodes=4, num_unusable=1)], [size(devices=32, nodes=4)] * 2, size(), 4),
+        ([live(num_nodes=4, num_unusable=4)], [size(devices=32, nodes=4)] * 2, size(), 0),
         # One that a single worker can hold is not too large.
         ([live(), live(num_nodes=4)], [], size(devices=16, nodes=2), 4),
         # No more than some wait at all.
@@ -489,6 +495,18 @@ def test_a_campaign_asks_for_as_many_trials_as_fill_its_workers(
         supply.add(trial)
         num_asked += 1
     assert num_asked == asked
+
+
+def test_smaller_layouts_go_on_while_some_wait_for_a_node_in_quarantine(store: Store) -> None:
+    campaign, worker = submit(store, make_spec(budget={"trials": 20})), FakeWorker(store, nodes=2)
+    states: list[NodeState] = ["idle", "quarantined"]
+    nodes = [NodeStatusBody(name=f"n{i}", state=state) for i, state in enumerate(states)]
+    send_beats(store, worker.id, [], status=StatusBody(nodes=nodes))
+    for batch in (1, 2):
+        store.trials.add(campaign.id, Layout(num_nodes=2, dp=16, micro_batch_size=batch))
+    Driver(store).step()
+    waiting = [size.num_nodes for size in store.trials.open_sizes(campaign.id)]
+    assert waiting == [2, 2, 1, 1]
 
 
 def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:

@@ -120,6 +120,13 @@ def test_a_node_is_set_aside_and_released_by_name_and_cluster(serve: ServeProces
     ends(call(serve, "quarantine", "ours-2", "--reason", "slow link"), 0)
     nodes = {node["name"]: node for node in serve.get("/nodes?cluster=ours")["nodes"]}
     assert nodes["ours-2"]["quarantine"]["reason"] == "slow link"
+    session = nodes["ours-2"]["allocation"]
+    (worker,) = (each for each in serve.get("/allocations")["allocations"] if each["id"] == session)
+    states = [{"name": node["name"], "state": node["state"]} for node in worker["nodes"]]
+    states[1] |= {"state": "quarantined", "reason": "slow link"}
+    serve.post(f"/workers/{session}/heartbeats", {"trials": [], "status": {"nodes": states}})
+    by = nodes["ours-2"]["quarantine"]["reported_by"]
+    assert f"slow link (set aside by {by})" in call(serve, "show", "ours-4711").stdout
     ends(call(serve, "release", "ours-2"), 0)
     ends(call(serve, "release", "ours-2"), 1, "not in quarantine")
     ambiguous = "ours and theirs each have a node 'n1': say which with --cluster"
