@@ -29,6 +29,8 @@ from layout_tuner.predictions.statistics.rank_agreement import (
     rank_agreement,
     sampled_ranks,
 )
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.clusters.calibration_file import MEASURED_FIELDS
 from layout_tuner.terminal.console import on_interrupt
 from layout_tuner.terminal.text_table import print_table
 from layout_tuner.trainers.parameters import ParameterInvalidError, parameters_of
@@ -108,6 +110,11 @@ def verify(
     ended = _wait(client, second.name)
     compared = _compare(client, source, ended)
     both = [(each.ours, each.theirs) for each in compared if each.theirs is not None]
+    if not both:
+        raise click.ClickException(
+            f"campaign {ended.name} ended and measured none of the layouts; `layout-tuner campaign "
+            f"show {ended.name}` says why, and --name begins another"
+        )
     agreement = rank_agreement(
         [_value(ours) for ours, _ in both], [_value(theirs) for _, theirs in both]
     )
@@ -121,28 +128,18 @@ def _second_campaign(
     client: Client, source: CampaignDetail, probe: ProbeSettings, runs: int, name: str
 ) -> CampaignDetail:
     """The campaign that measures the sample: the one of this name, or a new one."""
-    try:
-        found = client.campaign(name)
-        if found.stored.spec.probe == probe and found.stored.spec.layouts:
-            return found
-        raise click.ClickException(
-            f"there is another campaign named {name}; choose a name with --name"
-        )
-    except ServiceError as error:
-        if error.status != 404:
-            raise
     ranked = client.leaderboard(source.name, limit=_MOST).trials
     if len(ranked) < 2:
         raise click.ClickException(
             f"campaign {source.name} has {len(ranked)} ranked layouts; an order needs two"
         )
-    layouts = [ranked[rank - 1].layout.to_mapping() for rank in sampled_ranks(len(ranked))]
-    changes = {
+    sample = [ranked[rank - 1].layout.to_mapping() for rank in sampled_ranks(len(ranked))]
+    changes: dict[str, Any] = {
         "name": name,
         "objective": source.objective,
         "strategy": "exhaustive",
         "budget": {},
-        "layouts": layouts,
+        "layouts": sample,
         "runs": runs,
         "probe": probe.to_mapping(),
         "stop": {"early": False, "remeasure": 0},
@@ -150,7 +147,35 @@ def _second_campaign(
         "knowledge": "none",
         "start_from": [],
     }
-    return client.clone_campaign(source.name, changes)
+    try:
+        found = client.campaign(name)
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        return client.clone_campaign(source.name, changes)
+    if found.created_by != client.whoami().name:
+        other = f"of {found.created_by}"
+    else:
+        spec = found.stored.spec
+        # The leaderboard may have changed since the sample was taken.
+        if spec.layouts and {each.key for each in spec.layouts} <= {t.layout_key for t in ranked}:
+            changes["layouts"] = [each.to_mapping() for each in spec.layouts]
+        wanted = _content(CampaignSpec.from_mapping({**source.stored.spec.to_mapping(), **changes}))
+        differing = [field for field, value in _content(spec).items() if value != wanted[field]]
+        if not differing:
+            return found
+        other = f"which differs in {', '.join(differing)}"
+    raise click.ClickException(
+        f"there is another campaign named {name}, {other}; choose a name with --name"
+    )
+
+
+def _content(spec: CampaignSpec) -> dict[str, Any]:
+    """What a campaign measures, without what the service adds when it is submitted."""
+    content = {**spec.to_mapping(), "warnings": None}
+    cluster = content["cluster"].items()
+    content["cluster"] = {k: v for k, v in cluster if k not in (*MEASURED_FIELDS, "source")}
+    return content
 
 
 def _wait(client: Client, name: str) -> CampaignDetail:

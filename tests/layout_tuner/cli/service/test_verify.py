@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import yaml
 
+from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -73,7 +75,7 @@ def test_the_two_orders_are_compared(run: Command, measured: Measure, store: Sto
     assert found["kendall_tau"] == pytest.approx(1 / 3)
     assert found["best_of_other"] == LAYOUTS[1].key
     assert found["best_of_other_over_our_first"] == pytest.approx(2000 / 1900 - 1)
-    again = run("verify", "agreed", "--trainer", "theirs")
+    again = run("verify", "agreed", "--trainer", "theirs", "--runs", "3")
     assert "Kendall's tau 0.33" in again.stdout, "it goes on with the campaign of before"
     assert "rank 4 was not measured: crashed" in again.stdout
     assert "there it is 5.3% over our first" in again.stdout
@@ -128,9 +130,53 @@ def test_what_cannot_be_verified_is_refused(run: Command, measured: Measure, sto
     assert "was measured with embedded; name another" in same.stderr
     measured("taken", OURS)
     other = run("verify", "taken", "--trainer", "theirs", "--name", "empty")
-    assert "there is another campaign named empty" in other.stderr
+    assert "another campaign named empty, which differs in strategy, budget, probe" in other.stderr
     wrong = run("verify", "taken", "--trainer", "theirs", "--parameter", "rate")
     assert "--parameter=rate is not NAME=VALUE" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("owner", "changes", "why"),
+    [
+        ("somebody", {}, "of somebody"),
+        ("local", {"runs": 5}, "which differs in runs;"),
+        ("local", {"model": "gpt-1.3b"}, "which differs in model;"),
+        ("local", {"layouts": [LAYOUTS[0].to_mapping()] * 2}, ""),
+        (
+            "local",
+            {"layouts": [Layout(tp=4, num_microbatches=8).to_mapping()]},
+            "which differs in layouts;",
+        ),
+    ],
+)
+def test_only_an_own_campaign_with_the_same_content_is_gone_on_with(
+    run: Command, measured: Measure, store: Store, owner: str, changes: dict[str, Any], why: str
+) -> None:
+    name = f"own-{owner}-{'-'.join(changes)}-{bool(why)}"
+    store.campaigns.end(source := measured(name, OURS), "COMPLETED", "budget", "")
+    before = store.campaigns.get(source).spec
+    theirs = {
+        **before,
+        "name": f"{name}-2",
+        "strategy": "exhaustive",
+        "budget": {},
+        "runs": 2,
+        "knowledge": "none",
+        "stop": {"early": False, "remeasure": 0},
+        "start_from": [],
+        "baseline": None,
+        "layouts": [layout.to_mapping() for layout in LAYOUTS],
+        "probe": {**before["probe"], "trainer": "theirs"},
+    }
+    spec = CampaignSpec.from_document({**theirs, **changes})
+    made = store.by(Actor(name=owner, role="submitter")).campaigns.create(
+        spec.to_mapping(), num_legal_layouts=4
+    )
+    store.campaigns.cancel(made.id)
+    done = run("verify", name, "--trainer", "theirs", "--name", f"{name}-2", "--runs", "2")
+    gone_on = f"campaign {name}-2 ended and measured none of the layouts"
+    other = f"there is another campaign named {name}-2, {why}"
+    assert (other if why else gone_on) in refused_line(done)
 
 
 FULL = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatches=4)]
