@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
+from layout_tuner.documents.limits import document_problem
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.measurement import (
     Breakdown,  # noqa: F401 - pydantic looks it up for a field of MeasurementRecord
@@ -209,8 +210,9 @@ class CampaignRecord:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The document of its description, for display."""
-        return self.stored.fields
+        """The document of its description, for display; empty where it cannot be shown."""
+        fields = self.stored.fields
+        return {} if document_problem(fields) else fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

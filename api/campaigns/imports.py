@@ -26,6 +26,8 @@ writers wait for it, and fail after 15 s."""
 
 MAX_IMPORTED_CELLS: Final = 200
 
+SIMULATED_NOTE: Final = "its source says that the table is simulated: nothing was measured, and it calibrates no campaign"
+
 
 def read_import(
     body: bytes, *, name: str | None, cells: Sequence[str]
@@ -80,7 +82,8 @@ def _plain_name(cell: TableCell) -> str:
 
 def _spec(cell: TableCell, name: str, table: MeasurementTable) -> CampaignSpec:
     """A campaign of the cell's model, cluster and knobs, which can be submitted again."""
-    warnings = [note[:MAX_TEXT_LENGTH] for note in table.notes[:MAX_WARNINGS]]
+    notes = [SIMULATED_NOTE] if cell.key.is_simulated else []
+    warnings = [note[:MAX_TEXT_LENGTH] for note in (*notes, *table.notes)][:MAX_WARNINGS]
     return CampaignSpec(
         name=name,
         model=cell.model,

@@ -24,7 +24,7 @@ from layout_tuner.results_db.errors import (
 )
 from layout_tuner.results_db.records import CampaignRecord, PlanRecord
 from layout_tuner.results_db.store import Store
-from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign import FEW, MAX_WARNINGS, CampaignSpec
 from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
 from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
@@ -37,6 +37,9 @@ _SPACE_DEPENDS_ON: Final = frozenset({"model", "cluster", "objective", "constrai
 """Fields of a document that decide on the choices of knobs which its space leaves out."""
 
 _UNCHECKED: Final = "the parameters of the trainer"
+
+_STATED: Final = "the submitted document says: "
+"""The beginning of a warning that a submitted document has: it is not the service's own."""
 
 MAX_AT_ONCE: Final = 50_000
 """Most legal layouts that are planned while a client waits; the driver plans larger spaces."""
@@ -99,10 +102,12 @@ class Submission:
     def resolve(self, document: Any) -> CampaignSpec:
         """Reads a document, with users' models and clusters and measured constants in it.
 
+        Its warnings are marked as the submitter's, but for those that the service once wrote.
+
         Raises SearchSpaceError with all wrong fields.
         """
         problems = Problems()
-        described = with_own(self._store, document, problems)
+        described = with_own(self._store, self._with_marked(document), problems)
         with problems.collecting():
             described = _with_measured_constants(described, self._data_dir)
         with problems.collecting():
@@ -121,6 +126,25 @@ class Submission:
             spec = self._with_checked_parameters(spec)
         problems.refuse()
         return spec
+
+    def _with_marked(self, document: Any) -> Any:
+        """The document, its warnings marked as the submitter's; those made anew are left out.
+
+        A document that is written out again has warnings of the service, which stored campaigns
+        have too. A malformed document is left unchanged.
+        """
+        warnings = document.get("warnings") if isinstance(document, Mapping) else None
+        if not isinstance(warnings, (list, tuple)) or len(warnings) > MAX_WARNINGS:
+            return document
+        if not warnings or not all(isinstance(each, str) for each in warnings):
+            return document
+        own = self._store.campaigns.own_warnings(warnings)
+        marked = [
+            each if each in own or each.startswith(_STATED) else f"{_STATED}{each}"
+            for each in warnings
+            if not each.startswith((_UNCHECKED, FEW))
+        ]
+        return {**document, "warnings": marked}
 
     def _with_checked_parameters(self, spec: CampaignSpec) -> CampaignSpec:
         """The campaign, with a warning if no worker has reported what its trainer accepts.

@@ -30,7 +30,7 @@ from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.terminal.plurals import counted
-from layout_tuner.trainers.simulator import SIMULATED
+from layout_tuner.trainers.simulator import says_simulated
 
 FEWEST: Final = 2
 MOST_TRIALS: Final = 6
@@ -264,7 +264,7 @@ def _simulator_of(store: Store, campaign: CampaignRecord) -> str:
     """The simulator of a campaign or an imported table, for a comparison; empty: measured."""
     if campaign.strategy == IMPORTED:
         source = store.imports.source(campaign.id) or ""
-        return source if source.startswith(SIMULATED) else ""
+        return source if says_simulated(source) else ""
     return campaign.trainer if campaign.is_simulated else ""
 
 

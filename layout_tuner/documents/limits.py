@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -57,9 +58,17 @@ def name_problem(name: object, most: int = MAX_NAME_LENGTH) -> str | None:
         return f"{shown(name)} has characters that cannot be shown"
     if name != name.strip():
         return f"{shown(name)} begins or ends with a space"
-    if name[0] in "=+-@":
+    if begins_like_formula(name):
         return f"{shown(name)} begins with {name[0]!r}, as formulas of spreadsheets do"
     return None
+
+
+def begins_like_formula(text: str) -> bool:
+    """Whether a text begins with a sign of formulas, or a wide or small form of one.
+
+    Spreadsheets with East Asian input take U+FF1D for "=", and so on.
+    """
+    return unicodedata.normalize("NFKC", text[:1]) in tuple("=+-@")
 
 
 def acceptable_log(text: str, most: int) -> str:

@@ -36,6 +36,11 @@ def is_simulator(trainer: str) -> bool:
     return trainer.startswith(SIMULATOR_PREFIX)
 
 
+def says_simulated(source: str) -> bool:
+    """Whether the source of a table says that it is simulated, in capitals or not."""
+    return source.casefold().startswith(SIMULATED)
+
+
 def trainers_run(launcher: str, listed: Collection[str]) -> frozenset[str]:
     """The trainers that a worker runs, by its launcher and the trainers that it lists."""
     if launcher == SIMULATED_LAUNCHER:

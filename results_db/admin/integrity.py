@@ -23,8 +23,10 @@ from layout_tuner.results_db.database.postgresql import lift_limits
 from layout_tuner.results_db.errors import DatabaseUnavailableError
 from layout_tuner.results_db.migrations import migrate
 from layout_tuner.results_db.models.all_tables import METADATA
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 
-CHECKS: Final = ("storage", "schema", "references", *RULES)
+CHECKS: Final = ("storage", "schema", "references", *RULES, "documents")
 
 MOST_KEYS: Final = 5
 """Keys that a finding names."""
@@ -98,6 +100,7 @@ def _check_rows(database: Database, revision: str) -> tuple[tuple[str, ...], lis
             findings += _references(session)
             for name, (broken, keys) in RULES.items():
                 findings += _finding(session, name, broken, keys)
+            findings += _documents(session)
     except DatabaseUnavailableError:
         if not differences:
             raise
@@ -118,6 +121,16 @@ def _references(session: Session) -> Iterator[Finding]:
             orphans = select(*table.primary_key.columns).where(*refers, ~is_there)
             broken = f"rows of {table.name} that refer to no row of {name}"
             yield from _finding(session, "references", broken, orphans)
+
+
+def _documents(session: Session) -> Iterator[Finding]:
+    """Campaigns whose document has no fields."""
+    rows = session.execute(select(Campaign.name, Campaign.spec).order_by(Campaign.id))
+    found = [name for name, spec in rows if not StoredCampaign(document=spec).fields]
+    if found:
+        shown = ", ".join(found[:MOST_KEYS]) + (", ..." if len(found) > MOST_KEYS else "")
+        message = f"campaigns whose document has no fields, {len(found)} of them: {shown}"
+        yield Finding(check="documents", message=message, num_rows=len(found))
 
 
 def _finding(session: Session, check: str, broken: str, keys: Select[Any]) -> Iterator[Finding]:

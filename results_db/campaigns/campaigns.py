@@ -6,16 +6,18 @@ advance it; a gap, because the driver or the service is down, counts for at most
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, String, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, String, delete, false, func, or_, select, update
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from layout_tuner.documents.reading import MAX_TEXT_LENGTH
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TRIAL_STATES, TrialState
@@ -185,6 +187,17 @@ class Campaigns(StoreSection):
         with self._db.read() as session:
             row = campaign_of_key(session, self._actor.name, request)
             return None if row is None else campaign_record(row, self._clock())
+
+    def own_warnings(self, texts: Sequence[str]) -> set[str]:
+        """Those of some texts that stored campaigns have as warnings, which the service wrote."""
+        spec = sql_cast(Campaign.spec, String)
+        # SQLite refuses a pattern that is much longer than any warning.
+        sought = {text for text in texts if len(text) <= MAX_TEXT_LENGTH}
+        holding = (spec.contains(json.dumps(text), autoescape=True) for text in sought)
+        with self._db.read() as session:
+            rows = session.scalars(select(Campaign.spec).where(or_(false(), *holding))).all()
+        found = (StoredCampaign(document=row).warnings for row in rows)
+        return {text for warnings in found for text in warnings if text in sought}
 
     def by_name(self, name: str) -> CampaignRecord:
         with self._db.read() as session:

@@ -179,7 +179,7 @@ def may_calibrate(trainer: str) -> ColumnElement[bool]:
 
     No imported table does that is simulated.
     """
-    simulated = select(Import.campaign_id).where(Import.source.startswith(SIMULATED))
+    simulated = select(Import.campaign_id).where(Import.source.istartswith(SIMULATED))
     is_measured = (Campaign.trainer == IMPORTED_TRAINER) & Campaign.id.not_in(simulated)
     return (Campaign.trainer == trainer) | is_measured
 

@@ -107,5 +107,8 @@ def write_document(document: Any) -> str:
 
 
 def read_document(stored: str | bytes) -> Any:
-    """Reads a JSON column; psycopg returns bytes."""
-    return json.loads(stored)
+    """Reads a JSON column; psycopg returns bytes. What is too deep to parse stays a text."""
+    try:
+        return json.loads(stored)
+    except RecursionError:
+        return stored if isinstance(stored, str) else stored.decode()

@@ -47,6 +47,33 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class StoredDocument(TypeDecorator[Any]):
+    """JSON that may be damaged: what cannot be parsed is read as the text that it is.
+
+    So one damaged row does not keep a query from reading the others.
+    """
+
+    impl = JSON
+    cache_ok = True
+
+    def coerce_compared_value(self, op: Any, value: Any) -> Any:
+        """As JSON does, so that queries may name fields."""
+        return self.impl_instance.coerce_compared_value(op, value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        read = super().result_processor(dialect, coltype)
+        if read is None:  # the driver of PostgreSQL parses it
+            return None
+
+        def read_or_text(value: Any) -> Any:
+            try:
+                return read(value)
+            except ValueError:
+                return value if isinstance(value, str) else repr(value)
+
+        return read_or_text
+
+
 def one_of(column: str, values: Sequence[object]) -> str:
     """SQL: the column has one of the values."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"

@@ -31,6 +31,7 @@ from layout_tuner.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
 from layout_tuner.results_db.models.plain_columns import plain_columns
 from layout_tuner.results_db.models.table_base import (
     Base,
+    StoredDocument,
     index_where,
     is_at_least,
     is_over_zero,
@@ -106,7 +107,7 @@ class Campaign(WithCosts, Base):
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(String(40))
     message: Mapped[str] = mapped_column(Text, default="")
-    spec: Mapped[dict[str, Any]]
+    spec: Mapped[dict[str, Any]] = mapped_column(StoredDocument)
     model_name: Mapped[str] = mapped_column(String(200))
     cluster_name: Mapped[str] = mapped_column(String(200), index=True)
     trainer: Mapped[str] = mapped_column(

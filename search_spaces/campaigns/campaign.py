@@ -79,7 +79,7 @@ refusal must be at least as sure in the other direction."""
 FEW_LAYOUTS: Final = 5
 """A campaign with fewer legal layouts has a warning."""
 
-_FEW: Final = "the space has few layouts:"
+FEW: Final = "the space has few layouts:"
 
 ROWS_AT_ONCE: Final = 1 << 14
 """Layouts whose memory is estimated together; one column takes 128 KiB."""
@@ -316,14 +316,14 @@ class CampaignSpec:
 
     def warned_of_few(self, legal: LegalSet) -> Self:
         """The campaign, with a warning where its space leaves next to nothing to choose from."""
-        warnings = [each for each in self.warnings if not each.startswith(_FEW)]
+        warnings = [each for each in self.warnings if not each.startswith(FEW)]
         if len(legal) < FEW_LAYOUTS and not self.layouts:
             why = [
                 f"{each.rule} excludes {each.count}, as: {each.example}"
                 for each in legal.exclusions
             ]
             warnings.append(
-                f"{_FEW} {len(legal)} of {legal.num_combinations} combinations legal"
+                f"{FEW} {len(legal)} of {legal.num_combinations} combinations legal"
                 f"{f' ({why[0]})' if why else '; give knobs more values'}"
             )
         return self if tuple(warnings) == self.warnings else replace(self, warnings=tuple(warnings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -42,7 +43,8 @@ class Fields:
     def refuse_formula(self, column: str) -> None:
         """Raises TableInvalidError for text that a spreadsheet would run as a formula."""
         value = self.text.get(column, "").strip()
-        if _FORMULA.match(value):
+        # Spreadsheets take wide forms of signs and digits for the usual ones.
+        if _FORMULA.match(unicodedata.normalize("NFKC", value)):
             raise TableInvalidError(
                 f"{column}={shown(value)} reads as a formula; write it without {value[0]!r} in front"
             )

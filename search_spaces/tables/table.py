@@ -16,7 +16,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import STATUSES
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
-from layout_tuner.trainers.simulator import SIMULATED, is_simulator
+from layout_tuner.trainers.simulator import SIMULATED, is_simulator, says_simulated
 
 Status = Literal["completed", "out_of_memory", "failed"]
 """out_of_memory: the layout does not fit. failed: it did not run, for another or unknown reason."""
@@ -91,7 +91,7 @@ class CellKey:
     @property
     def is_simulated(self) -> bool:
         """Whether the source says that the rows are simulated."""
-        return self.source.startswith(SIMULATED)
+        return says_simulated(self.source)
 
     @property
     def software(self) -> str:

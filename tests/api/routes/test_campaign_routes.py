@@ -54,6 +54,28 @@ def test_a_campaign_has_the_precision_of_its_cluster_and_a_warning_of_what_was_g
     assert few.startswith("the space has few layouts: 4 of 4")
 
 
+def test_warnings_of_a_submitted_document_are_shown_as_the_submitters(api: Api) -> None:
+    fakes = ["the budget is too small", "the space has few layouts: 1 of 9 combinations legal"]
+    fakes.append("the parameters of the trainer x could not be checked: ...")
+    said = "the submitted document says: the budget is too small"
+    own = api.submit(name="sincere")["warnings"]
+    made = api.submit(name="faked", warnings=fakes)
+    assert made["warnings"] == [said, *own]
+    assert clone(api, "faked", name="faked-again")["warnings"] == [said, *own]
+    changed = clone(api, "faked", name="faked-otherwise", warnings=["hello"])
+    assert changed["warnings"] == ["the submitted document says: hello", own[-1]]
+    again = api.post("/campaigns", {**made["spec"], "name": "faked-resent"}, status=201)
+    assert again["warnings"] == [said, *own]
+    # A text that stands elsewhere in a stored document is no warning of the service.
+    device = {**CAMPAIGN["cluster"], "device": "hello there"}
+    api.submit(name="device", cluster=device)
+    other = api.submit(name="other-fake", warnings=["hello there"])["warnings"]
+    assert other[0] == "the submitted document says: hello there"
+    long = {**CAMPAIGN, "name": "too-long", "warnings": ["x" * 1000]}
+    problem = answered(api.http.post("/v1/campaigns", json=long), 422).json()
+    assert problem["errors"][0]["field"] == "body.warnings"
+
+
 @pytest.fixture(scope="module")
 def listed(api: Api) -> Api:
     """With three campaigns of the model `listed`, the last of which is paused."""

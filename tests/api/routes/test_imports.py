@@ -11,7 +11,7 @@ import pytest
 from layout_tuner.api.campaigns import imports
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import read_table
-from tests.kit.api import Api, Command, answered, ends
+from tests.kit.api import CAMPAIGN, Api, Command, answered, ends
 from tests.kit.store import failed
 from tests.results_db.campaigns.test_imports import unnumbered, varied_rows
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
@@ -65,6 +65,22 @@ def test_an_imported_campaign_says_where_it_comes_from(api: Api, command: Comman
     assert {row["source"] for row in rows} == {source}
     problem = api.get("/campaigns/named/analysis", status=404)
     assert "'named' is imported, and has no analysis" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    "source", ["simulated a100-1.3b, seed 3", "Simulated by hand", "SIMULATED"]
+)
+def test_an_import_that_says_it_is_simulated_is_marked_and_calibrates_nothing(
+    api: Api, source: str
+) -> None:
+    name = source.replace(" ", "-").replace(",", "")
+    post(api, make_text(*(make_row(**each, source=source) for each in layouts())), name=name)
+    assert api.get(f"/campaigns/{name}")["warnings"][0].startswith("its source says that the table")
+    said = f"the imported table of campaign '{name}' is simulated: it calibrates no campaign"
+    document = {**CAMPAIGN, "name": f"from-{name}", "start_from": [name]}
+    answered(api.http.post("/v1/campaigns", json=document), 422, said)
+    page = answered(api.http.get(f"/campaigns/{name}"), 200).text
+    assert "its source says that the table is simulated" in page
 
 
 def test_cells_become_campaigns_named_after_what_they_are_and_are_selected_by_keys(

@@ -280,8 +280,11 @@ def lasting(lasting: TestClient) -> TestClient:
 
 # Names
 
+WIDE = ["\uff1d1+1", "\uff0b1+x", "\uff0d1+x", "\uff20SUM(1)", "\ufe661+1", "\u3000=1"]
+"""Signs of formulas in wide and small forms, and a sign after a wide space."""
 
-@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "-2", "\t=1", " x"])
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "-2", "\t=1", " x", *WIDE])
 def test_a_name_that_reads_as_a_formula_is_refused(lasting: TestClient, name: str) -> None:
     model, cluster = {"preset": "tiny", "name": name}, {**CAMPAIGN["cluster"], "name": name}
     node = {"name": name, "num_devices": 1}
