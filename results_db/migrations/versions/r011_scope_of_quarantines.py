@@ -1,6 +1,6 @@
 """Whose workers a quarantine counts for and who reported it; the nodes that workers cannot use.
 
-Revision: r011, after r009. A database that r007 has just created has the columns already: it
+Revision: r011, after r010. A database that r007 has just created has the columns already: it
 creates the tables of the models. Older quarantines have an unknown reporter, and count for all
 workers of their cluster until they are released.
 """
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r011"
-down_revision = "r009"
+down_revision = "r010"
 branch_labels = None
 depends_on = None
 

@@ -94,8 +94,9 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
     [
         ("r007", "measurements", "own_share"),
         ("r008", "campaigns", "to_beat"),
-        ("r009", "node_quarantines", "scope"),
-        ("r009", "workers", "num_unusable"),
+        ("r009", "campaigns", "waiting_because"),
+        ("r010", "node_quarantines", "scope"),
+        ("r010", "workers", "num_unusable"),
     ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(
