@@ -58,21 +58,24 @@ class Tried:
 
 
 def analyse(
-    campaign: CampaignRecord, standings: Sequence[RankedLayout], trials: Sequence[TrialRecord]
+    campaign: CampaignRecord,
+    standings: Sequence[RankedLayout],
+    trials: Sequence[TrialRecord],
+    layouts: LayoutSet,
 ) -> Analysis | None:
     """The analysis of a campaign by its ranked layouts, the winner first, and all of its trials.
 
-    None while the winner was not measured in full.
+    `layouts` is its legal set. None while the winner was not measured in full.
     """
     if not standings or standings[0].shortened:
         return None
     winner = standings[0]
     spec = campaign.stored.spec
-    layouts = spec.legal_set()
     if layouts.index_of(winner.trial.layout) is None:
         return None  # An imported trial outside the campaign's legal set has no neighbours in it.
     measured = {standing.trial.layout: standing.value for standing in standings}
-    found = importances(layouts, measured, seed=spec.seed)
+    knobs = knobs_of(layouts)
+    found = importances(layouts, knobs, measured, seed=spec.seed)
     return Analysis(
         winner_id=winner.trial.id,
         objective=campaign.objective,
@@ -83,6 +86,7 @@ def analyse(
         steps=knob_steps(
             spec,
             layouts,
+            knobs,
             winner.trial.layout,
             winner.value,
             _tried(campaign, standings, trials),
@@ -142,6 +146,7 @@ def _tried(
 def knob_steps(
     spec: CampaignSpec,
     layouts: LayoutSet,
+    knobs: Mapping[str, NDArray[np.int32]],
     winner: Layout,
     value: float,
     tried: Mapping[str, Tried],
@@ -154,12 +159,11 @@ def knob_steps(
     Of several such layouts, one that was tried is preferred. The effect of a layout that was not
     tried is predicted, relative to the prediction of the winner.
 
-    The winner is in the legal set, and `value` is its objective; `tried` has outcomes by the keys
-    of layouts; `step_time_s` predicts a layout's step time, in seconds.
+    `knobs` are those of the legal set. The winner is in it, and `value` is its objective; `tried`
+    has outcomes by the keys of layouts; `step_time_s` predicts a layout's step time, in seconds.
     """
     place = layouts.index_of(winner)
     assert place is not None, f"the winner {winner.key} is not legal"
-    knobs = knobs_of(layouts)
     differs = {name: ranks != ranks[place] for name, ranks in knobs.items()}
     steps = []
     for knob in sorted(knobs):

@@ -23,6 +23,8 @@ LEAST_LAYOUTS: Final = 8
 """Layouts that must have completed: with fewer, the forest depends on its seed."""
 MOST_LAYOUTS: Final = 1000
 """Most layouts that are used, the best ones: a forest over more takes seconds."""
+_MOST_KEYS: Final = 1 << 62
+"""Keys of rows that a 64-bit integer tells apart."""
 FOLLOWERS: Final = ("num_microbatches", "dp", "num_nodes")
 """Knobs that mostly follow from others: each is left out where the other knobs identify the
 layout."""
@@ -35,12 +37,15 @@ def load() -> None:
     optuna.importance.FanovaImportanceEvaluator()
 
 
-def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int64]]:
+def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int32]]:
     """The independent knobs that vary: each layout's rank among the values of the knob."""
-    ranks = {
-        name: np.unique(layouts.column(name), return_inverse=True)[1] for name in LAYOUT_FIELDS
+    columns = {name: layouts.column(name) for name in LAYOUT_FIELDS}
+    # Sorting takes time with millions of layouts, and most columns have one value.
+    varying = {name: column for name, column in columns.items() if (column != column[0]).any()}
+    knobs = {
+        name: np.unique(column, return_inverse=True)[1].astype(np.int32)
+        for name, column in varying.items()
     }
-    knobs = {name: rank.astype(np.int64) for name, rank in ranks.items() if rank.any()}
     for name in FOLLOWERS:
         others = [rank for other, rank in knobs.items() if other != name]
         if name in knobs and _num_distinct(others) == len(layouts):
@@ -48,19 +53,30 @@ def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int64]]:
     return knobs
 
 
-def _num_distinct(columns: Sequence[NDArray[np.int64]]) -> int:
+def _num_distinct(columns: Sequence[NDArray[np.int32]]) -> int:
+    """Number of different rows of some columns."""
     if not columns:
         return 1
-    key = np.zeros(len(columns[0]), dtype=np.int64)
+    key, num_keys = np.zeros(len(columns[0]), dtype=np.int64), 1
     for ranks in columns:
-        key = np.unique(key * (int(ranks.max()) + 1) + ranks, return_inverse=True)[1]
-    return int(key.max()) + 1
+        num_ranks = int(ranks.max()) + 1
+        if num_keys * num_ranks > _MOST_KEYS:
+            found, key = np.unique(key, return_inverse=True)
+            num_keys = len(found)
+        key, num_keys = key * num_ranks + ranks, num_keys * num_ranks
+    return len(np.unique(key))
 
 
 def importances(
-    layouts: LayoutSet, measured: Mapping[Layout, float], *, seed: int
+    layouts: LayoutSet,
+    knobs: Mapping[str, NDArray[np.int32]],
+    measured: Mapping[Layout, float],
+    *,
+    seed: int,
 ) -> dict[str, float]:
     """The share of the objective's variance that each knob explains by itself; the shares sum to 1.
+
+    `knobs` are those of the layouts (`knobs_of`).
 
     Returns:
         Nothing where fewer than `LEAST_LAYOUTS` completed, or all objectives are equal.
@@ -73,7 +89,6 @@ def importances(
     known = [
         (places[layout], math.log(value)) for layout, value in best if places[layout] is not None
     ]
-    knobs = knobs_of(layouts)
     rows = np.array([place for place, _ in known], dtype=np.int64)
     varying = {name: ranks for name, ranks in knobs.items() if len(np.unique(ranks[rows])) > 1}
     values = [value for _, value in known]

@@ -23,6 +23,7 @@ from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, fidelity_of
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.objectives import objective_factors
+from layout_tuner.search_spaces.spaces.search_space import LegalSet
 from layout_tuner.tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
 from layout_tuner.tuner.strategies.ask_and_tell import NO_LIMITS, AskLimits, LayoutSearch
 from layout_tuner.tuner.strategies.registry import make_strategy
@@ -37,10 +38,10 @@ _log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 class CampaignSearch:
     """A campaign's description and strategy; errors of either become `CampaignBrokenError`."""
 
-    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch, *, num_layouts: int) -> None:
+    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch, *, layouts: LegalSet) -> None:
         self.spec = spec
-        self.num_layouts = num_layouts
-        """Size of the legal set."""
+        self.layouts = layouts
+        """The legal set."""
         self.last_ended_seq = 0
         """The largest `ended_seq` of the trials that the strategy has."""
         self._uses_cheap_probes = spec.uses_cheap_probes
@@ -80,7 +81,7 @@ class CampaignSearch:
                 costs=spec.probe_costs() if spec.uses_cheap_probes else None,
             )
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
-            search = cls(spec, strategy, num_layouts=len(legal))
+            search = cls(spec, strategy, layouts=legal)
         for trial in sorted(known, key=lambda trial: trial.ended_seq or 0):
             if trial.ended_seq is not None:
                 search.tell(trial)
@@ -90,6 +91,10 @@ class CampaignSearch:
         if any(trial.stands_for == spec.baseline for trial in known):
             search._baseline_due = None
         return search
+
+    @property
+    def num_layouts(self) -> int:
+        return len(self.layouts)
 
     def take_budget(self, campaign: CampaignRecord) -> None:
         """Takes over the budget, which users may change; CampaignBrokenError if it is unusable."""

@@ -51,7 +51,7 @@ from layout_tuner.tuner.driver.campaign_end import (
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from layout_tuner.tuner.driver.open_limits import OpenLimits
-from layout_tuner.tuner.driver.open_searches import OpenSearches
+from layout_tuner.tuner.driver.open_searches import SMALL_SEARCH, OpenSearches
 from layout_tuner.tuner.driver.open_trial_target import OpenTrialTarget
 from layout_tuner.tuner.driver.plan_maker import PlanMaker
 from layout_tuner.tuner.driver.remeasuring import (
@@ -487,10 +487,19 @@ class Driver:
         return not is_early and search.last_ended_seq - seq >= ENDINGS_AN_ANALYSIS
 
     def _analyse(self, campaign: CampaignRecord) -> None:
-        """Stores an analysis of the knobs; where that fails, the campaign goes on without it."""
+        """Stores an analysis of the knobs; where that fails, the campaign goes on without it.
+
+        A large campaign whose search is not open keeps its last analysis: enumerating its layouts
+        would hold up the others.
+        """
+        search = self._searches.get(campaign.id)
+        if search is None and campaign.num_legal_layouts > SMALL_SEARCH:
+            return
         try:
+            layouts = campaign.stored.spec.legal_set() if search is None else search.layouts
             standings = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
-            analysis = analyse(campaign, standings, self._store.trials.find(campaign.id))
+            trials = self._store.trials.find(campaign.id)
+            analysis = analyse(campaign, standings, trials, layouts)
             if analysis is not None:
                 self._store.reports.keep_analysis(campaign.id, analysis)
         except DriverLeaseLostError:
@@ -501,7 +510,7 @@ class Driver:
                 return
             if not getattr(error, "is_logged", False):
                 _log.exception("campaign %r cannot be analysed", campaign.name)
-        seq = 0 if (search := self._searches.get(campaign.id)) is None else search.last_ended_seq
+        seq = 0 if search is None else search.last_ended_seq
         self._analysed[campaign.id] = (seq, time.monotonic())
 
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:

@@ -110,7 +110,7 @@ def test_a_step_into_what_failed_as_a_cheap_probe_says_so_until_one_runs(store: 
 
     def step() -> tuple[str, str, int | None]:
         ranked = store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
-        analysis = analyse(campaign, ranked, store.trials.find(campaign.id))
+        analysis = analyse(campaign, ranked, store.trials.find(campaign.id), legal)
         (up,) = (step for step in analysis.steps if step.knob == "pp")
         return up.state, up.source, up.trial_id
 
@@ -181,10 +181,11 @@ def test_a_campaign_is_analysed_now_and_then_while_it_runs(
 
 def test_the_same_trials_have_the_same_importances_and_knobs_that_follow_have_none() -> None:
     legal = make_spec().legal_set()
-    assert set(knobs_of(legal)) == {"tp", "pp", "micro_batch_size", "zero_stage"}
+    knobs = knobs_of(legal)
+    assert set(knobs) == {"tp", "pp", "micro_batch_size", "zero_stage"}
     dice = random.Random(1)
     layouts = [legal.layout(index) for index in range(len(legal))]
     measured = {layout: speed(layout) * dice.uniform(0.9, 1.1) for layout in layouts}
-    first, second = (importances(legal, measured, seed=3) for _ in range(2))
+    first, second = (importances(legal, knobs, measured, seed=3) for _ in range(2))
     assert first == second
-    assert importances(legal, dict.fromkeys(layouts, 1.0), seed=3) == {}
+    assert importances(legal, knobs, dict.fromkeys(layouts, 1.0), seed=3) == {}
