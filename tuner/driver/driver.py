@@ -62,6 +62,7 @@ from layout_tuner.tuner.driver.remeasuring import (
     round_of_repeats,
     wait_until_quieter,
 )
+from layout_tuner.tuner.driver.round_order import in_turns
 from layout_tuner.tuner.errors import TunerError
 from layout_tuner.tuner.strategies.ask_and_tell import AskLimits
 
@@ -152,10 +153,16 @@ class Driver:
         self._outages = {key: log for key, log in self._outages.items() if key in running}
         self._searches.keep_only(running)
         self._searches.give_turns(campaigns)
-        results = [self._step_campaign(campaign) for campaign in campaigns]
-        if all(results) and not self._searches.is_opening:
+        succeeded: dict[int, bool] = {}
+        for campaign in in_turns(campaigns):
+            if campaign.id not in succeeded:
+                succeeded[campaign.id] = self._step_campaign(campaign)
+            elif succeeded[campaign.id]:
+                succeeded[campaign.id] = self._step_again(campaign)
+        ok = all(succeeded.values())
+        if ok and not self._searches.is_opening:
             self._succeeded_at = time.monotonic()
-        return all(results)
+        return ok
 
     def _is_unchanged(self) -> bool:
         """Whether the last round succeeded a moment ago, and nothing was stored since.
@@ -205,6 +212,16 @@ class Driver:
         if (outage := self._outages.get(campaign.id)) is not None:
             outage.worked()
         return True
+
+    def _step_again(self, campaign: CampaignRecord) -> bool:
+        """Drives a campaign a second time in a round, if its search is open and it still runs."""
+        if self._searches.get(campaign.id) is None:
+            return True
+        try:
+            now = self._store.campaigns.get(campaign.id)
+        except CampaignNotFoundError:
+            return True  # the next round drops its search
+        return now.state != "RUNNING" or self._step_campaign(now)
 
     def _is_gone(self, campaign: CampaignRecord) -> bool:
         """Whether the campaign was deleted meanwhile; its failure then needs no handling."""
