@@ -102,7 +102,7 @@ def resolved_model(store: Store, name: str, described: Any) -> dict[str, Any]:
 def resolved_cluster(
     store: Store, name: str, described: Any, data_dir: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """The cluster to store under a name, with every field, and a warning about guessed fields.
+    """The cluster to store under a name, with every field, and a warning about its constants.
 
     Constants that were measured on this machine replace those of its preset.
 

@@ -16,6 +16,7 @@ from layout_tuner.predictions.belief.factor_regression import term_factors
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job, predicted_step
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts
 from layout_tuner.predictions.estimates.storage import score_traffic_of
@@ -35,8 +36,13 @@ class Calibration:
     knowledge: Knowledge = field(default_factory=Knowledge)
 
     @cached_property
+    def plausible(self) -> PlausibleSamples:
+        """The measurements that calibrate."""
+        return plausible_samples(self.knowledge)
+
+    @cached_property
     def time(self) -> TimeCalibration:
-        return TimeCalibration.fit(self.knowledge)
+        return TimeCalibration.fit(self.plausible.time)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +166,7 @@ class Estimator:
             fits=float(fits),
             stages=tuple(self.stages(layout)),
             time_parts=tuple(self.time_parts(layout, step.expected_s)),
-            calibrated_on=_calibrated_on(self.calibration.knowledge),
+            calibrated_on=_calibrated_on(self.calibration),
             warnings=(*warnings, *self.warnings(layout)),
             job=job,
             # At the predicted step time on the job's nodes.
@@ -201,6 +207,7 @@ class Estimator:
             source = self.cluster.source or "of unknown origin"
             yield f"not calibrated: the constants are those of the cluster ({source})"
             return
+        yield from self.calibration.plausible.warnings
         clusters = sorted({each.cluster.name for each in known})
         if self.cluster.name not in clusters:
             yield f"not calibrated on cluster {self.cluster.name}, but on {', '.join(clusters)}"
@@ -222,14 +229,15 @@ class Estimator:
     @cached_property
     def _memory(self) -> TrainerMemory:
         prior = TrainerMemory.prior(self.cluster, software=self.software)
-        return prior.updated(self.calibration.knowledge, elsewhere=True)
+        return prior.updated(self.calibration.plausible.memory, elsewhere=True)
 
 
-def _calibrated_on(known: Knowledge) -> dict[str, Any]:
+def _calibrated_on(calibration: Calibration) -> dict[str, Any]:
+    known, plausible = calibration.knowledge, calibration.plausible
     return {
         "samples": len(known),
-        "with_step_time": sum(each.step_time_s is not None for each in known),
-        "with_peak_memory": sum(each.peak_memory_bytes is not None for each in known),
+        "with_step_time": plausible.num_step_times,
+        "with_peak_memory": plausible.num_peaks,
         "models": sorted({each.model.name for each in known}),
         "clusters": sorted({each.cluster.name for each in known}),
         "num_devices": sorted({each.layout.num_devices for each in known}),

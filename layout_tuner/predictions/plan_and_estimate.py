@@ -125,7 +125,7 @@ def estimate(
     Raises:
         SearchSpaceError: a file, a name or a knob is wrong, or the layout is illegal.
     """
-    calibration = Calibration(read_knowledge(calibrate_from))
+    known = read_knowledge(calibrate_from)
     machine, guessed = resolve_cluster(_measured(cluster, data_dir))
     shape = resolve_model(described(model))
     if not isinstance(layout, Layout):
@@ -138,6 +138,7 @@ def estimate(
     scopes = PROBE_SCOPES - {"trainer", "model"} if software else PROBE_SCOPES
     broken = violations(layout, shape, machine, scopes=scopes)
     refuse_all(LayoutInvalidError(rule) for rule in broken)
+    calibration = Calibration(known.on(machine))
     estimator = Estimator(model=shape, cluster=machine, software=software, calibration=calibration)
     return estimator.estimate(layout, job, warnings=filter(None, (guessed,)))
 

@@ -46,6 +46,9 @@ CLUSTER_RANGES: Final[Mapping[str, Range]] = {
 }
 """The range of each number of a cluster; for a table, of each of its values."""
 
+UNKNOWN_DEVICE: Final = "unknown device"
+"""The device of a cluster of which none was stated."""
+
 MEASURED_SOURCE: Final = "measured by layout-tuner calibrate"
 """How the source of measured constants begins: their peak is the speed of a matrix product."""
 

@@ -19,10 +19,12 @@ from layout_tuner.errors import ClusterInvalidError
 from layout_tuner.search_spaces.clusters.cluster import (
     MAX_DEVICE_MEMORY_BYTES,
     REQUIRED_FIELDS,
+    UNKNOWN_DEVICE,
     Cluster,
     detect_local_cpu,
 )
 from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS
+from layout_tuner.search_spaces.clusters.usual_constants import unusual_constants
 from layout_tuner.units import GIB
 
 LOCAL_CPU: Final = "local-cpu"
@@ -199,7 +201,7 @@ CLUSTER_PRESETS: Final[Mapping[str, Cluster]] = {cluster.name: cluster for clust
 """Every listed cluster by name; `local-cpu` is detected instead."""
 
 _GENERIC: Final[Mapping[str, Any]] = {
-    "device": "unknown device",
+    "device": UNKNOWN_DEVICE,
     "num_nodes": 1,
     "devices_per_node": 8,
     "device_memory_bytes": 80 * GIB,
@@ -211,7 +213,7 @@ _GENERIC: Final[Mapping[str, Any]] = {
 
 
 def resolve_cluster(described: str | Mapping[str, Any]) -> tuple[Cluster, str | None]:
-    """The cluster that a user described, and a warning if constants had to be guessed.
+    """The cluster that a user described, and a warning of guessed and of unusual constants.
 
     A description is a preset's name, or a mapping of `Cluster` fields. A mapping may start from a
     preset (`{preset: frontier, num_nodes: 16}`), and may give the memory as `device_memory_gb` (of
@@ -239,9 +241,9 @@ def resolve_cluster(described: str | Mapping[str, Any]) -> tuple[Cluster, str | 
         if set(values) == {"name"} and is_cluster_preset(values["name"]):
             values = {"preset": values["name"]}
         is_preset = "preset" in values
-        resolved = (_from_preset(values), None) if is_preset else _from_generic(values)
+        cluster, guessed = (_from_preset(values), None) if is_preset else _from_generic(values)
     problems.refuse()
-    return resolved
+    return cluster, "; ".join(filter(None, (guessed, unusual_constants(cluster)))) or None
 
 
 def is_cluster_preset(name: object) -> bool:

@@ -80,6 +80,8 @@ class CampaignSearch:
                 knowledge=knowledge_of(known_trials),
                 costs=spec.probe_costs() if spec.uses_cheap_probes else None,
             )
+            for warning in problem.plausible.warnings:
+                _log.warning("campaign %r: %s", campaign.name, warning)
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, layouts=legal)
         for trial in sorted(known, key=lambda trial: trial.ended_seq or 0):

@@ -7,7 +7,7 @@ accepted where its probability of fitting is at least 50 %.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,8 +16,9 @@ from scipy.stats import kendalltau
 
 from layout_tuner.array_types import Bools, Floats
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
-from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.belief.plausible_samples import plausible_samples
 from layout_tuner.search_spaces.tables import TableCell
 from layout_tuner.tuner.replay.cell_layouts import CellLayouts
 
@@ -85,8 +86,13 @@ class EstimatedCell:
         return int(np.sum(self.completed & (self.fits < ACCEPTED))), int(np.sum(self.completed))
 
 
-def estimate_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) -> EstimatedCell:
-    """Estimates of every layout of a cell, beside its measurements."""
+def estimate_cell(
+    cell: TableCell, times: TimeCalibration, knowledge: Iterable[Sample]
+) -> EstimatedCell:
+    """Estimates of every layout of a cell, beside its measurements.
+
+    `knowledge` are the samples that calibrate the memory.
+    """
     layouts = CellLayouts(cell)
     columns, software = layouts.columns(), cell.key.software
     log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
@@ -108,8 +114,9 @@ def estimates_report(
     table: str, cells: Sequence[TableCell], knowledge: Knowledge
 ) -> dict[str, Any]:
     """The comparison over all cells and cell by cell, as plain JSON values."""
-    times = TimeCalibration.fit(knowledge)
-    estimated = [estimate_cell(cell, times, knowledge) for cell in cells]
+    known = plausible_samples(knowledge)
+    times = TimeCalibration.fit(known.time)
+    estimated = [estimate_cell(cell, times, known.memory) for cell in cells]
     outside = Counter(one.outside for one in estimated if one.outside is not None)
     return {
         "table": table,
@@ -126,7 +133,10 @@ def estimates_report(
             }
             for one in estimated
         ],
-        "notes": [f"{warning} ({number} cells)" for warning, number in outside.items()],
+        "notes": [
+            *known.warnings,
+            *(f"{warning} ({number} cells)" for warning, number in outside.items()),
+        ],
     }
 
 

@@ -91,7 +91,7 @@ class FittingBelief:
         self._problem = problem
         self._points = points
         prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
-        self._prior = prior.updated(problem.knowledge.samples, elsewhere=True)
+        self._prior = prior.updated(problem.plausible.memory, elsewhere=True)
         self._terms = prior.terms(columns, problem.model)
 
     def predict(self, history: History, rows: Ints) -> Fitting:

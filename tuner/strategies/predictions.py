@@ -62,7 +62,7 @@ class Predictions:
             score_traffic=self._score_traffic,
             dtype=np.float32,
         )
-        calibration = TimeCalibration.fit(problem.knowledge.samples)
+        calibration = TimeCalibration.fit(problem.plausible.time)
         residual = known_residual(calibration, _origin(problem), columns)
         self._model = StepModel(terms=terms, points=points, residual=residual)
         self._prior = factors_prior(problem, calibration)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from layout_tuner.predictions.belief.known_measurements import Knowledge
+from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
 from layout_tuner.search_spaces.campaigns.fidelity import ProbeCosts
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -27,6 +28,8 @@ class SearchProblem:
     software: str = ""
     """The training software: a table's source; empty for the embedded trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
+    plausible: PlausibleSamples = field(init=False)
+    """What of the knowledge calibrates the search, by the constants of the cluster."""
     costs: ProbeCosts | None = None
     """The costs by which the search chooses between cheap probes and full ones; None: every probe
     is a full one."""
@@ -44,6 +47,8 @@ class SearchProblem:
                 f"min_memory_headroom={self.min_memory_headroom!r} is not a share of the memory, "
                 "from 0 to less than 1"
             )
+        found = plausible_samples(self.knowledge.on(self.cluster))
+        object.__setattr__(self, "plausible", found)
 
     @property
     def allowed_memory_bytes(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from layout_tuner.predictions.belief.observation import (
     ObservationState,
     refuse_unless_positive,
 )
-from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster import UNKNOWN_DEVICE, Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables import TableCell, read_table
@@ -68,6 +68,38 @@ class Knowledge:
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
+
+    def on(self, cluster: Cluster) -> Knowledge:
+        """The same for a search on this cluster: samples of the same machine get its constants.
+
+        Their campaigns may have described it with wrong ones. The same machine has the same name,
+        device and devices per node; others keep their constants. The memory of a device stays that
+        of the sample, since a probe may use no more than its campaign states.
+        """
+        # By identity, by which fits group samples too.
+        clusters = {id(sample.cluster): sample.cluster for sample in self.samples}
+        ours = {key: _described_as(theirs, cluster) for key, theirs in clusters.items()}
+        return Knowledge(
+            samples=tuple(
+                sample
+                if ours[id(sample.cluster)] is sample.cluster
+                else replace(sample, cluster=ours[id(sample.cluster)])
+                for sample in self.samples
+            )
+        )
+
+
+def _described_as(theirs: Cluster, cluster: Cluster) -> Cluster:
+    """The cluster of a sample, with the constants of this one where it is the same machine."""
+    if (theirs.name, theirs.devices_per_node) != (cluster.name, cluster.devices_per_node):
+        return theirs
+    if theirs.device not in (cluster.device, UNKNOWN_DEVICE):
+        return theirs
+    ours = replace(
+        cluster, device_memory_bytes=theirs.device_memory_bytes, num_nodes=theirs.num_nodes
+    )
+    is_same = ours.is_measured == theirs.is_measured
+    return theirs if is_same and replace(ours, source=theirs.source) == theirs else ours
 
 
 def read_calibrating_cells(

@@ -16,6 +16,7 @@ from layout_tuner.predictions.belief.job import predicted_step
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty, TrainerMemory
+from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
 from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts, step_time_s
 from layout_tuner.predictions.estimates.storage import TrainerStorage, score_traffic_of
 from layout_tuner.predictions.statistics.job_duration import StepInterval
@@ -53,14 +54,19 @@ class LayoutPredictions:
     knowledge: Knowledge = field(default_factory=Knowledge)
 
     @cached_property
+    def plausible(self) -> PlausibleSamples:
+        """What of the knowledge calibrates, by the constants of the campaign's cluster."""
+        return plausible_samples(self.knowledge.on(self.spec.cluster))
+
+    @cached_property
     def time(self) -> TimeCalibration:
-        return TimeCalibration.fit(self.knowledge)
+        return TimeCalibration.fit(self.plausible.time)
 
     @cached_property
     def memory(self) -> TrainerMemory:
         """The belief about peaks."""
         prior = TrainerMemory.prior(self.spec.cluster, software=self.software)
-        return prior.updated(self.knowledge, elsewhere=True)
+        return prior.updated(self.plausible.memory, elsewhere=True)
 
     def rank(self, legal: LegalSet) -> RankedLayouts:
         """All layouts by their first objective times their probability of fitting.

@@ -20,7 +20,6 @@ from layout_tuner.predictions.estimates.step_time import step_time_s
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
-from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.knobs import auto_choices
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -172,9 +171,9 @@ class KnowledgeUsed:
     num_measurements: int
     """Measured and failed runs."""
     num_step_times: int
-    """Measured step times among them."""
+    """Measured step times among them that calibrate."""
     num_peaks: int
-    """Measured peaks of memory among them."""
+    """Measured peaks of memory among them that calibrate."""
     models: tuple[str, ...]
     """Models that were measured."""
     clusters: tuple[str, ...]
@@ -264,7 +263,7 @@ def make_plan(
         probes_needed=needed if needed <= len(chances.best) else None,
         fits_depend_on=predictions.deciding(legal, ranked, top),
         budget=_bought(spec, legal, ranked, probe_start_s),
-        knowledge=_used(predictions.knowledge, spec.cluster),
+        knowledge=_used(predictions),
         job=job,
         warnings=(
             *spec.warnings,
@@ -411,7 +410,8 @@ def _bought_cheap(
     return math.floor(left_node_s / float(np.mean(node_s)))
 
 
-def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
+def _used(predictions: LayoutPredictions) -> KnowledgeUsed:
+    knowledge, cluster = predictions.knowledge, predictions.spec.cluster
     basis: Literal["measurements", "calibration", "data sheets"] = "data sheets"
     if len(knowledge):
         basis = "measurements"
@@ -420,8 +420,8 @@ def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
     return KnowledgeUsed(
         basis=basis,
         num_measurements=len(knowledge),
-        num_step_times=sum(each.step_time_s is not None for each in knowledge),
-        num_peaks=sum(each.peak_memory_bytes is not None for each in knowledge),
+        num_step_times=predictions.plausible.num_step_times,
+        num_peaks=predictions.plausible.num_peaks,
         models=tuple(sorted({each.model.name for each in knowledge})),
         clusters=tuple(sorted({each.cluster.name for each in knowledge})),
         constants=cluster.source,
@@ -440,7 +440,8 @@ def _warnings(
             f"than the campaign's probe.deadline of {deadline_s:,.0f} s, after which it fails "
             "as a timeout; raise the deadline"
         )
-    if any(each.step_time_s is not None for each in predictions.knowledge):
+    yield from predictions.plausible.warnings
+    if predictions.plausible.num_step_times:
         columns, software = LayoutColumns.of_each(layouts), predictions.software
         outside = predictions.time.outside(columns, spec.model, spec.cluster, software=software)
         if outside is not None:

@@ -136,7 +136,7 @@ def _rows(
     samples: Sequence[PeakSample], model: ModelShape, storage: TrainerStorage, campaign: str
 ) -> Evidence:
     named: dict[tuple[str, str], tuple[SampleGroup, ...]] = {}
-    scales = np.array([_scale(sample, storage) for sample in samples])
+    scales = np.array([known_bytes(sample, storage) for sample in samples])
     columns = LayoutColumns.of_each(sample.layout for sample in samples)
     terms = memory_terms(columns, model, storage)
     expected = terms.num_bytes.sum(axis=1)
@@ -150,7 +150,7 @@ def _rows(
     return Evidence(
         expected=(expected / scales).T,
         weights=np.moveaxis(weights / scales, 2, 0),
-        kinds=np.array([_kind(sample) for sample in samples]),
+        kinds=np.array([kind_of(sample) for sample in samples]),
         noises=np.hypot(scatter / scales, storage.spread.noise).T,
         groups=tuple(
             named.setdefault(
@@ -167,13 +167,15 @@ def _rows(
     )
 
 
-def _kind(sample: PeakSample) -> int:
+def kind_of(sample: PeakSample) -> int:
+    """How a sample ended, among `MEASURED` to `FAILED`."""
     if sample.state == "completed":
         return RAN if sample.peak_memory_bytes is None else MEASURED
     return OUT_OF_MEMORY if sample.state == "infeasible" else FAILED
 
 
-def _scale(sample: PeakSample, storage: TrainerStorage) -> float:
+def known_bytes(sample: PeakSample, storage: TrainerStorage) -> float:
+    """The measured peak; where there is none, the bound on it, which is the usable memory."""
     if sample.state == "completed" and sample.peak_memory_bytes is not None:
         return float(sample.peak_memory_bytes)
     return usable_bytes(float(sample.cluster.device_memory_bytes), storage)
