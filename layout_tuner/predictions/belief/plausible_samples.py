@@ -4,10 +4,10 @@ A figure that is very far from its estimate shows a wrong unit, in the measureme
 constants of the cluster, and no property of the machine. It would move the factors of every
 prediction on that cluster, so it carries no weight.
 
-The bounds are seven times beyond what 14 published tables show, over the estimates before any
-measurement: 2,119 step times were 0.25 to 142 times as long (the longest at 1,000 times the time at
-peak, in tests of tiny models), and 1,036 peaks 0.21 to 1.7 times as large. A step in a thirtieth
-of its estimate would also need more than ten times the peak of the devices.
+The bounds are seven times beyond what 11 published tables show, over the estimates before any
+measurement: 2,119 step times were 0.25 to 142 times as long, and 1,036 peaks 0.21 to 1.7 times as
+large. For peaks the upper bound is the inverse of the lower one. The estimate of a large model
+takes a third of the devices' peak at least, so a thirtieth of it would need ten times their peak.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fastapi.testclient import TestClient
 from layout_tuner.predictions.belief.plausible_samples import LEAST_RATIO, MOST_TIMES
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.driver import Driver
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
 
 CONSTANTS: dict[str, Any] = {
@@ -119,6 +121,17 @@ def test_step_times_beyond_reason_are_left_out_and_the_plan_says_so(
         assert (used["num_measurements"], used["num_step_times"]) == (4, 0)
         assert said.startswith("4 of 4 measured step times are left out")
         assert step_times_s(plan) == pytest.approx(cold)
+
+
+def test_the_driver_logs_what_a_campaign_leaves_out(
+    service: Api, true_s: dict[Layout, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    ended(service, "odd", {layout: 1e-4 * seconds for layout, seconds in true_s.items()})
+    service.submit(**{**CALCULATING, "name": "next"})
+    with caplog.at_level(logging.WARNING):
+        Driver(service.store).step()
+    (logged,) = (each for each in caplog.messages if "left out" in each)
+    assert logged.startswith("campaign 'next': 4 of 4 measured step times are left out")
 
 
 def test_a_campaign_with_absurd_constants_leaves_out_what_contradicts_them_and_is_warned(
