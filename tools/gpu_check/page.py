@@ -15,10 +15,11 @@ _TEMPLATE: Final = """\
 <title>layout-tuner on {{ r.machine.device if r.machine else r.device }}</title>
 <style>
 :root { color-scheme: light dark }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; display: block; overflow-x: auto }
 th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #8884 }
 td.n { text-align: right; font-variant-numeric: tabular-nums }
+td.n, td.layout { white-space: nowrap }
 </style>
 <h1>layout-tuner on {{ r.machine.device if r.machine else r.device }}</h1>
 <p>{{ r.started_at }}: {{ "passed" if r.passed else "not passed" }} in {{ r.seconds }} s.</p>
@@ -30,7 +31,7 @@ td.n { text-align: right; font-variant-numeric: tabular-nums }
 {% endfor %}</table>
 {% if r.machine %}<table><caption>Machine</caption>
 {% for name, value in r.machine.items() if name != "versions" -%}
-<tr><th>{{ name }}<td>{{ value }}
+<tr><th>{{ name }}<td>{{ value|mib if name == "device_memory_bytes" else value }}
 {% endfor %}{% for name, value in r.machine.versions.items() -%}
 <tr><th>{{ name }}<td>{{ value }}
 {% endfor %}</table>{% endif %}
@@ -55,7 +56,7 @@ td.n { text-align: right; font-variant-numeric: tabular-nums }
 <tr><th>campaign<th>layout<th>state<th>step, predicted<th>measured<th>ratio<th>peak, predicted
 <th>measured<th>fits<th>tokens/s<th>MFU<th>message
 {% for l in r.layouts -%}
-<tr><td>{{ l.campaign }}<td>{{ l.precision }}, micro-batch {{ l.micro_batch_size }}, recompute
+<tr><td>{{ l.campaign }}<td class="layout">{{ l.precision }}, micro-batch {{ l.micro_batch_size }}, recompute
 {{ l.recompute }}<td>{{ l.reason or l.state }}<td class="n">{{ l.predicted_step_time_s|ms }}
 <td class="n">{{ l.step_time_s|ms }}
 <td class="n">{{ (l.predicted_step_time_s / l.step_time_s if l.step_time_s
