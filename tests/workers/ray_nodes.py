@@ -17,7 +17,7 @@ from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, kill, marked
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.worker_loop import WorkedService, running_worker
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
