@@ -222,7 +222,7 @@ def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Ins
     refused = base.run(base.command, "worker")
     assert refused.returncode == 1
     assert refused.stderr == (
-        "Error: `layout-tuner worker` needs torch and ray, which are not installed; "
+        "Error: `layout-tuner worker` needs torch, which is not installed; "
         "run: pip install 'layout-tuner[worker]'\n"
     )
     # What the others lack is said as in test_cli.py; those that lack nothing, in one process.
