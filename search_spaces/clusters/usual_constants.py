@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.cluster import MEASURED_SOURCE, Cluster
 from layout_tuner.search_spaces.physical_ranges import Range
 
 _LATENCIES: Final = dict.fromkeys(
@@ -33,7 +33,12 @@ _CPU: Final[Mapping[str, Range]] = {
 
 
 def unusual_constants(cluster: Cluster) -> str | None:
-    """A warning that lists the constants outside of what is usual; None: there are none."""
+    """A warning that lists the constants outside of what is usual; None: there are none.
+
+    Measured constants are as they are, whatever the device.
+    """
+    if cluster.source.startswith(MEASURED_SOURCE):
+        return None
     if not (found := "; ".join(_unusual(cluster))):
         return None
     return (
