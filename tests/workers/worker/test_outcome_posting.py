@@ -118,7 +118,8 @@ def test_outcomes_wait_for_timed_iterations_but_not_in_the_way_of_leases(
 ) -> None:
     monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "timing"))
     monkeypatch.setattr(outcome_posting, "_LATER_WHILE_TIMING_S", 3600.0)
-    posting.catch_up(PATIENCE_S)  # its thread has looked once
+    posting.catch_up(PATIENCE_S)
+    wait_until("its thread has looked", lambda: not posting._hurried.is_set())
     with timing():
         posting.take(make_report(1))
         wait_until("the outcome is on disk", service.kept)
