@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Final
 
-from layout_tuner.workers.backoff import Backoff
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.workers.errors import RayClusterFailedError
 from layout_tuner.workers.launchers.ray.cluster import (
     HeadWatch,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
+from layout_tuner.protocol.connection.backoff import Backoff
+
 T = TypeVar("T")
 
 FIRST_PAUSE_S: Final = 5.0
@@ -18,7 +20,7 @@ class MemoryPause:
     """The pause of work for which the memory did not suffice; each is twice as long as the last."""
 
     def __init__(self) -> None:
-        self._next_s = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._until = 0.0
 
     @property
@@ -27,13 +29,13 @@ class MemoryPause:
 
     def begin(self, what: str) -> str:
         """Begins a pause, and returns the line for the log."""
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, LONGEST_PAUSE_S)
+        pause_s = self._backoff.take()
         self._until = time.monotonic() + pause_s
         return f"too little memory for {what}; trying again in {pause_s:.0f} s"
 
     def end(self) -> None:
         """Notes that the work was done: the next pause is short."""
-        self._next_s = FIRST_PAUSE_S
+        self._backoff.reset()
 
 
 def start_beside(name: str, work: Callable[[], T]) -> Future[T]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from layout_tuner.process_resources import ROOT, kernel_text
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.units import memory
-from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import DeviceHiddenError, MemoryNotBackError
 from layout_tuner.workers.ranks.rank_task import RankTask
 from layout_tuner.workers.ranks.visible_devices import CUDA, HIP, ROCR, rank_variables

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from layout_tuner.process_resources import kernel_text
-from layout_tuner.workers.backoff import Backoff
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.workers.errors import RanksLeftError
 
 _PR_SET_PDEATHSIG: Final = 1

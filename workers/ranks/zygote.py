@@ -31,7 +31,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from layout_tuner.workers.backoff import Backoff
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.workers.ranks.forked_rank import RankEntry
 from layout_tuner.workers.ranks.json_lines import Document, JsonLines, Readers
 from layout_tuner.workers.ranks.keeper import GroupKeeper

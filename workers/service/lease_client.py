@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 
 from layout_tuner.errors import ServiceUnansweredError
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.protocol.connection.http_connection import (
     TEMPORARY,
     TOO_MANY_REQUESTS,
@@ -31,7 +32,6 @@ from layout_tuner.protocol.worker_messages import (
     WorkerCreate,
     WorkerCreated,
 )
-from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     ContentRefusedError,

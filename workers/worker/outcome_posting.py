@@ -12,11 +12,11 @@ from queue import SimpleQueue
 from typing import Final
 
 from layout_tuner.documents.limits import visible_line
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome
 from layout_tuner.protocol.worker_messages import OutcomeReport
 from layout_tuner.timing_mark import shares_cores, wait_while_timing
-from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import (
     AnswerUnreadableError,
     ContentRefusedError,

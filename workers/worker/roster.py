@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.protocol.states import NodeState
 from layout_tuner.protocol.worker_messages import SetAside
-from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import RanksLeftError
 from layout_tuner.workers.launchers.launcher_nodes import Cancelled, LaunchedNodes
 from layout_tuner.workers.packing.packer import Packer

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import (
     HeartbeatBody,
@@ -23,7 +24,6 @@ from layout_tuner.protocol.worker_messages import (
     WorkerCreate,
     WorkerCreated,
 )
-from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import (
     RequestRefusedError,
     ServiceFailedError,

@@ -16,9 +16,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.trainers.program import ProgramTrainer
-from layout_tuner.workers.backoff import Backoff
 from layout_tuner.workers.errors import NodeLostError, RayClusterFailedError
 from layout_tuner.workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, log_tails
 from layout_tuner.workers.launchers.agent_listener import AgentListener, Receiver

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from layout_tuner.workers.backoff import Backoff
+from layout_tuner.protocol.connection.backoff import Backoff
 from layout_tuner.workers.errors import RanksLeftError, SlurmRefusedError, SlurmUnavailableError
 from layout_tuner.workers.ranks.processes import ended_within, last_words
 from layout_tuner.workers.slurm.jobs import call
