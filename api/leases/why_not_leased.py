@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from layout_tuner.protocol.states import UNUSABLE_NODE_STATES
 from layout_tuner.results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from layout_tuner.terminal.plurals import counted
 
-_UNUSABLE: Final = ("lost", "recovering", "checking", "quarantined")
+_UNUSABLE: Final = (*UNUSABLE_NODE_STATES, "recovering", "checking")
 """States in which a node takes no probe."""
 
 

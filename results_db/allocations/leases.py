@@ -120,7 +120,7 @@ class LeaseBatch:
 
     def _lock_next(self, kind: Kind, num_asked: int) -> list[Trial]:
         """Locks the next trials of a kind, in turns of owners; of each owner the oldest."""
-        owners = self._session.scalars(_waiting_owners(kind)).all()
+        owners = list(self._session.scalars(_waiting_owners(kind)))
         held: dict[str, int] = {}
         if len(owners) > 1:
             held = dict(self._session.execute(_running_by_owner(kind[0])).all())
@@ -136,11 +136,11 @@ class LeaseBatch:
                 )
                 # A locked trial is being leased, cancelled or returned: skip it, and never wait.
                 locked = query.with_for_update(key_share=True, of=Trial, skip_locked=True)
-                found[owner] += self._session.scalars(locked.limit(number))
+                more = self._session.scalars(locked.limit(number)).all()
+                found[owner] += more
                 self._turns.note(owner)
-            # An owner with fewer trials than its turns has no more; the others get the rest.
-            sums = {owner: now[owner] + wanted[owner] for owner in owners}
-            owners = [each for each in owners if held.get(each, 0) + len(found[each]) == sums[each]]
+                if len(more) < number:  # It has no more; the others get the rest.
+                    owners.remove(owner)
         every = [(owner, trial) for owner, trials in found.items() for trial in trials]
         return [trial for _, trial in self._turns.order(every, lambda each: each[0], held=held)]
 

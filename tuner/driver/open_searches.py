@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -120,8 +120,8 @@ class OpenSearches:
         """Chooses the searches that are opened next; closes others that had their turn for them.
 
         Owners whose searches have the fewest layouts come first, and of an owner the search that
-        has waited longest. Behind a large search that finds
-        no room, only small ones are opened: so it is not overtaken for ever.
+        has waited longest. Behind a large search that finds no room, only small ones are opened: so
+        it is not overtaken for ever.
         """
         waiting = self._due([each for each in campaigns if each.id not in self._places])
         self._waiting_since = {
@@ -133,7 +133,7 @@ class OpenSearches:
         in_turn = self._turns.order(
             waiting,
             attrgetter("created_by"),
-            held=self._held(self._places.values()),
+            held=self._held(),
             cost_of=attrgetter("num_legal_layouts"),
         )
         for campaign in in_turn:
@@ -181,6 +181,10 @@ class OpenSearches:
         pause = self._pauses.setdefault(campaign.id, MemoryPause())
         _log.warning("campaign %r: %s", campaign.name, pause.begin("its search"))
 
+    def _is_paused(self, campaign: CampaignRecord) -> bool:
+        pause = self._pauses.get(campaign.id)
+        return pause is not None and not pause.is_over
+
     def worked(self, campaign_id: int) -> None:
         """Notes that a round with the search had enough memory."""
         self._pauses.pop(campaign_id, None)
@@ -190,7 +194,7 @@ class OpenSearches:
         size, limits = f"its search of {campaign.num_legal_layouts:,} layouts", self._limits
         if campaign.id in self._places:
             return ""
-        if (pause := self._pauses.get(campaign.id)) is not None and not pause.is_over:
+        if self._is_paused(campaign):
             return f"the driver has too little memory for {size}; it tries again"
         if campaign.id in self._unserved:
             return f"{size} is opened once a worker could run its trials"
@@ -214,7 +218,7 @@ class OpenSearches:
         workers = [each for each in self._store.workers.find() if each.state != "draining"]
         due = []
         for campaign in closed:
-            if (pause := self._pauses.get(campaign.id)) is not None and not pause.is_over:
+            if self._is_paused(campaign):
                 continue
             if _is_served(campaign, workers):
                 due.append(campaign)
@@ -251,7 +255,7 @@ class OpenSearches:
 
         Then come those of the owner with the most layouts, and those that were opened first.
         """
-        held = self._held(self._places.values())
+        held = self._held()
         done = [each for each in self._places.values() if each.had_its_turn]
         done.sort(key=lambda each: (each.owner != place.owner, -held[each.owner], each.opened_at))
         for number in range(1, len(done) + 1):
@@ -262,10 +266,10 @@ class OpenSearches:
                 return True
         return False
 
-    def _held(self, places: Iterable[_Place]) -> Counter[str]:
+    def _held(self) -> Counter[str]:
         """Layouts that each owner has open."""
         held: Counter[str] = Counter()
-        for place in places:
+        for place in self._places.values():
             held[place.owner] += place.num_layouts
         return held
 

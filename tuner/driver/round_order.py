@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Final
 
+from layout_tuner.results_db.owner_turns import OwnerTurns
 from layout_tuner.results_db.records import CampaignRecord
 
 AGAIN_AFTER_S: Final = 0.2
@@ -26,12 +28,16 @@ def in_turns(
         queues[campaign.created_by].append(campaign)
     left = {campaign.id for queue in queues.values() for campaign in queue}
     driven_at: dict[int, float] = {}
+    turns = OwnerTurns()
     while left:
-        for queue in queues.values():
-            campaign = queue[0]
-            is_first = campaign.id in left
-            if is_first or (left and clock() - driven_at[campaign.id] >= AGAIN_AFTER_S):
-                queue.rotate(-1)
-                left.discard(campaign.id)
-                yield campaign
-                driven_at[campaign.id] = clock()
+        due = [
+            queue[0]
+            for queue in queues.values()
+            if queue[0].id in left or clock() - driven_at[queue[0].id] >= AGAIN_AFTER_S
+        ]
+        campaign = next(turns.order(due, attrgetter("created_by")))
+        turns.note(campaign.created_by)
+        queues[campaign.created_by].rotate(-1)
+        left.discard(campaign.id)
+        yield campaign
+        driven_at[campaign.id] = clock()
