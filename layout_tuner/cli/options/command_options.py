@@ -6,7 +6,7 @@ It imports nothing heavy, so that `--help` is fast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -54,6 +54,23 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
         return function
 
     return add
+
+
+def valued_options(
+    table: Mapping[str, tuple[Any, float, str]],
+) -> list[Callable[[Function], Function]]:
+    """Options with a value: by name, the type, the default and the help of each."""
+    return [
+        click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            type=kind,
+            default=default,
+            show_default=True,
+            help=text,
+        )
+        for name, (kind, default, text) in table.items()
+    ]
 
 
 def passed_as(

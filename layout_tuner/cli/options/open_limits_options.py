@@ -6,22 +6,25 @@ from typing import Final
 
 import click
 
-from layout_tuner.cli.options.command_options import passed_as
+from layout_tuner.cli.options.command_options import passed_as, valued_options
 from layout_tuner.tuner.driver.open_limits import OpenLimits
 
 _DEFAULT: Final = OpenLimits()
 
+_AT_LEAST_ONE: Final = click.IntRange(min=1)
 _OPTIONS: Final = {
     "max_open_layouts": (
+        _AT_LEAST_ONE,
         _DEFAULT.in_all,
         "Legal layouts of the searches that are open at once; the others wait for their turn.",
     ),
     "max_open_layouts_of_owner": (
+        _AT_LEAST_ONE,
         _DEFAULT.of_owner,
         "The same of the searches of one owner, the token that submitted them.",
     ),
 }
-"""By option its default and its help."""
+"""By option its type, its default and its help."""
 
 
 def _limits(*, max_open_layouts: int, max_open_layouts_of_owner: int) -> OpenLimits:
@@ -29,20 +32,7 @@ def _limits(*, max_open_layouts: int, max_open_layouts_of_owner: int) -> OpenLim
 
 
 open_limits_options: Final = passed_as(
-    "limits",
-    _limits,
-    tuple(_OPTIONS),
-    *(
-        click.option(
-            f"--{name.replace('_', '-')}",
-            name,
-            type=click.IntRange(min=1),
-            default=default,
-            show_default=True,
-            help=text,
-        )
-        for name, (default, text) in _OPTIONS.items()
-    ),
+    "limits", _limits, tuple(_OPTIONS), *valued_options(_OPTIONS)
 )
 """Adds the options; passes on `limits`."""
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from layout_tuner.cli.options.command_options import passed_as
+from layout_tuner.cli.options.command_options import passed_as, valued_options
 from layout_tuner.cli.options.refusals import refuse
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 
@@ -56,16 +56,6 @@ simulation_options: Final = passed_as(
         help="Simulate nodes of a cluster, such as frontier, in place of measuring: for trials of "
         "simulated campaigns, and of no others.",
     ),
-    *(
-        click.option(
-            f"--{name.replace('_', '-')}",
-            name,
-            type=kind,
-            default=default,
-            show_default=True,
-            help=text,
-        )
-        for name, (kind, default, text) in _OPTIONS.items()
-    ),
+    *valued_options(_OPTIONS),
 )
 """Adds the options; passes on `simulation`, or None where nothing is to be simulated."""
