@@ -27,6 +27,7 @@ import psutil
 
 from benchmarks.arguments import count
 from benchmarks.bench_idle import running_up
+from benchmarks.bench_plan import frontier_space
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.trainer.trainer_table import Figure
 from layout_tuner.api.schemas.access import TokenCreate
@@ -58,18 +59,7 @@ LARGE: Final[Mapping[str, Any]] = {
     **SMALL,
     "cluster": "frontier",
     "budget": {"trials": 2},
-    "space": {
-        "global_batch_size": {"min": 1, "max": 1 << 20},
-        "num_nodes": [3, 6, 12, 24, 48, 96],
-        "tp": [1, 2, 4, 8],
-        "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48],
-        "micro_batch_size": {"from": 1, "to": 8},
-        "num_microbatches": {"from": 1, "to": 95},
-        "zero_stage": [0, 1],
-        "recompute": ["none", "selective", "full"],
-        "sequence_parallel": [False, True],
-        "precision": "bf16",
-    },
+    "space": frontier_space(95),
 }
 SHARED: Final[Mapping[str, Any]] = {
     **SMALL,

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -162,6 +162,22 @@ def _tell(
     search.tell(layout, Observation.completed(rate / layout.num_devices, step_time_s=step_s))
 
 
+def frontier_space(num_sizes: int, *, most_micro_batch: int = 8) -> dict[str, Any]:
+    """A space of gpt-22b on Frontier; it grows with the numbers of micro-batches, from 1."""
+    return {
+        "global_batch_size": {"min": 1, "max": 1 << 20},
+        "num_nodes": [3, 6, 12, 24, 48, 96],
+        "tp": [1, 2, 4, 8],
+        "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48],
+        "micro_batch_size": {"from": 1, "to": most_micro_batch},
+        "num_microbatches": {"from": 1, "to": num_sizes},
+        "zero_stage": [0, 1],
+        "recompute": ["none", "selective", "full"],
+        "sequence_parallel": [False, True],
+        "precision": "bf16",
+    }
+
+
 def _campaign(size: int) -> CampaignSpec:
     return CampaignSpec.from_mapping(
         {
@@ -169,18 +185,7 @@ def _campaign(size: int) -> CampaignSpec:
             "model": "gpt-22b",
             "cluster": "frontier",
             "budget": {"node_hours": 1000},
-            "space": {
-                "global_batch_size": {"min": 1, "max": 1 << 20},
-                "num_nodes": [3, 6, 12, 24, 48, 96],
-                "tp": [1, 2, 4, 8],
-                "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48],
-                "micro_batch_size": {"from": 1, "to": 8},
-                "num_microbatches": {"from": 1, "to": size},
-                "zero_stage": [0, 1],
-                "recompute": ["none", "selective", "full"],
-                "sequence_parallel": [False, True],
-                "precision": "bf16",
-            },
+            "space": frontier_space(size),
         }
     )
 

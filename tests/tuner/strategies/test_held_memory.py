@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+from benchmarks.bench_plan import frontier_space
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.tuner.driver.open_limits import BYTES_A_LAYOUT
 from layout_tuner.tuner.strategies.registry import make_strategy
@@ -13,18 +14,7 @@ from tests.kit.campaigns import spec_of
 
 def make_spec(num_sizes: int) -> CampaignSpec:
     """7,896 legal layouts for each number of micro-batches; all that differ in nine knobs."""
-    space = {
-        "global_batch_size": {"min": 1, "max": 1 << 20},
-        "num_nodes": [3, 6, 12, 24, 48, 96],
-        "tp": [1, 2, 4, 8],
-        "pp": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48],
-        "micro_batch_size": {"from": 1, "to": 4},
-        "num_microbatches": {"from": 1, "to": num_sizes},
-        "zero_stage": [0, 1],
-        "recompute": ["none", "selective", "full"],
-        "sequence_parallel": [False, True],
-        "precision": "bf16",
-    }
+    space = frontier_space(num_sizes, most_micro_batch=4)
     return spec_of(model="gpt-22b", cluster="frontier", space=space)
 
 
