@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,18 +11,9 @@ from benchmarks.workers.ray_kills import OURS, RAYS, WARDENS, away_after_kill_s,
 from layout_tuner.workers.errors import NodeLostError
 from layout_tuner.workers.launchers.ray.launcher import RayNodes
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import RANK_PROGRAMS, run_group, wait_until_gone
+from tests.workers.process_checks import run_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    nodes = RayNodes(num_devices=2, rank_entry=RANK_PROGRAMS)
-    yield nodes
-    pids = [pid for on_node in nodes.pids for pid in on_node.values()]
-    nodes.close()
-    wait_until_gone(pids)
 
 
 def kill(nodes: RayNodes, kind: str) -> None:

@@ -67,15 +67,6 @@ assert failure is None, failure
 """
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    nodes = RayNodes(num_devices=2, rank_entry=RANK_PROGRAMS)
-    yield nodes
-    pids = [pid for on_node in nodes.pids for pid in on_node.values()]
-    nodes.close()
-    wait_until_gone(pids)
-
-
 def test_ranks_meet_over_ray_and_the_first_failure_ends_their_group(nodes: RayNodes) -> None:
     end = run_group(nodes, "meet")
     assert end.failure is None
