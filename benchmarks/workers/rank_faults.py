@@ -31,6 +31,9 @@ HELD_SEED: Final = 1_000_000
 LET_GO: Final = "let-go"
 """File in the directory that lets it go."""
 
+KEEPS_NODES_AWAY: Final = "keeps-nodes-away"
+"""File in the directory; while it is there, no node that starts gets ready."""
+
 FOLDER: Final = "LAYOUT_TUNER_BENCH_FAULTS"
 """Variable that names the directory where faults say that they have struck."""
 
@@ -75,6 +78,13 @@ def fault_named(name: str) -> RankFault:
     """The fault of this name."""
     (found,) = (fault for fault in FAULTS if fault.name == name)
     return found
+
+
+def wait_until_nodes_may_start() -> None:
+    """Returns once no file keeps nodes away."""
+    if FOLDER in os.environ:
+        while (Path(os.environ[FOLDER]) / KEEPS_NODES_AWAY).exists():
+            time.sleep(0.05)
 
 
 def fault_of(task: RankTask) -> RankFault | None:

@@ -23,3 +23,6 @@ def main(task: RankTask, line: JsonLines) -> None:
         recorded.note("entered")
     fault = rank_faults.fault_of(task)
     return rank.main(task, recorded if fault is None else fault.armed(task, recorded))
+
+
+rank_faults.wait_until_nodes_may_start()  # a zygote is ready once it has loaded this module

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
-from benchmarks.workers.rank_faults import FOLDER, HELD_SEED, LET_GO
+from benchmarks.workers.rank_faults import FOLDER, HELD_SEED, KEEPS_NODES_AWAY, LET_GO
 from layout_tuner.process_resources import usable_cores
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.workers.process_checks import command_line
@@ -52,6 +52,14 @@ class HeldProbes:
     def strike_again(self, seed: int) -> None:
         """Has what befalls this seed befall the next attempt too."""
         self._struck(seed).unlink()
+
+    def keep_nodes_away(self) -> None:
+        """Has nodes that start from now on wait."""
+        (self._folder / KEEPS_NODES_AWAY).touch()
+
+    def let_nodes_start(self) -> None:
+        """Has them go on."""
+        (self._folder / KEEPS_NODES_AWAY).unlink()
 
     def let_go(self) -> None:
         """Has the held probe go on."""
