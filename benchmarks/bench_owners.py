@@ -174,11 +174,11 @@ def measure_flood(num_large: int) -> list[Figure]:
     ]
 
 
-def measure_shares(num_campaigns: int, watched_s: int) -> list[Figure]:
+def measure_shares(num_campaigns: int, watched_s: int, time_scale: str) -> list[Figure]:
     """The second part: the shares of four owners in the trials that start on one allocation."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         data_dir = Path(folder) / "data"
-        simulated = ("--simulate", "h100-sxm", "--nodes", "4", "--time-scale", "0.03")
+        simulated = ("--simulate", "h100-sxm", "--nodes", "4", "--time-scale", time_scale)
         opened.enter_context(running_up(data_dir, *simulated))
         time.sleep(3)
         owners = OwnerClients(data_dir, opened)
@@ -258,11 +258,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--large", type=count, default=NUM_LARGE)
     parser.add_argument("--campaigns", type=count, default=NUM_CAMPAIGNS)
     parser.add_argument("--seconds", type=count, default=WATCHED_S, help="of the second part")
+    parser.add_argument("--time-scale", default="0.03", help="of the second part's probes")
+    parser.add_argument("--only-shares", action="store_true", help="the second part alone")
     parser.add_argument("--record", action="store_true", help="write to RESULTS.md")
     asked = parser.parse_args(arguments)
     # The short part is first.
-    shares = measure_shares(asked.campaigns, asked.seconds)
-    figures = [*measure_flood(asked.large), *shares]
+    shares = measure_shares(asked.campaigns, asked.seconds, asked.time_scale)
+    figures = shares if asked.only_shares else [*measure_flood(asked.large), *shares]
     rows = [figure.cells() for figure in figures]
     text = (
         f"`python -m benchmarks.bench_owners`; {describe_machine('sqlalchemy', 'numpy')}.\n\n"
