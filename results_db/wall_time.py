@@ -19,3 +19,9 @@ def clock_seconds(campaign: Campaign, now: datetime) -> float:
     if campaign.clock_at is None:
         return 0.0
     return min(max((now - campaign.clock_at).total_seconds(), 0.0), MAX_CLOCK_GAP_S)
+
+
+def stop_clock(campaign: Campaign, now: datetime) -> None:
+    """Adds the wall time up to now, and lets the campaign's clock stand."""
+    campaign.wall_time_s += clock_seconds(campaign, now)
+    campaign.clock_at = None

@@ -118,7 +118,7 @@ def _waiting_reason(
 ) -> str | None:
     """Why no trial of the campaign runs, and what to do; None: the campaign does not wait."""
     if campaign.state == "PAUSED":
-        return "the campaign is paused; resume it"
+        return f"the campaign is {campaign.message or 'paused; resume it'}"
     if campaign.state != "RUNNING":
         return None
     store = service.store

@@ -142,7 +142,7 @@ def _reasons(store: Store, campaign: CampaignRecord) -> list[FailureReason]:
 
 _SENTENCES: Final[Mapping[str, str]] = {
     "campaign.created": "The campaign was submitted.",
-    "campaign.paused": "The campaign was paused.",
+    "campaign.paused": "The campaign was paused{because}.",
     "campaign.resumed": "The campaign was resumed.",
     "campaign.deleted": "The campaign was deleted.",
     "campaign.analysed": "A new analysis of the knobs is available.",

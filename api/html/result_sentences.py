@@ -30,6 +30,7 @@ TIES_LOOKED_AT: Final = 60
 
 REASONS: Final[Mapping[str, str]] = {
     "out_of_memory": "a device's memory was not enough; the layout cannot run there",
+    "host_resource": "a host lacked something else than a device's memory; the message has the setting",
     "crashed": "a rank ended with an error",
     "timeout": "the probe did not end by its deadline",
     "diverged": "its losses were not finite, or are off those of the other layouts",

@@ -45,6 +45,7 @@ OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 
 FailureReason = Literal[
     "out_of_memory",
+    "host_resource",
     "crashed",
     "timeout",
     "diverged",
@@ -53,8 +54,13 @@ FailureReason = Literal[
     "node_lost",
     "cancelled",
 ]
-"""Why an outcome is not a measurement. diverged: the loss is not finite, or off the campaign's.
-implausible: its figures contradict each other, the layout or the device."""
+"""Why an outcome is not a measurement. host_resource: the host ran out of something else than a
+device's memory: locked memory, open files or, on GPUs, memory of its own. diverged: the loss is not
+finite, or off the campaign's. implausible: its figures contradict each other, the layout or the
+device."""
+
+NOT_OF_THE_LAYOUT: Final[tuple[FailureReason, ...]] = ("node_lost", "host_resource")
+"""Reasons of failed trials that say nothing about their layouts: searches learn nothing of them."""
 
 OUTCOME_STATES: Final[tuple[OutcomeState, ...]] = get_args(OutcomeState)
 FAILURE_REASONS: Final[tuple[FailureReason, ...]] = get_args(FailureReason)

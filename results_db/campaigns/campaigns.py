@@ -44,7 +44,7 @@ from layout_tuner.results_db.records import (
 )
 from layout_tuner.results_db.rows import campaign_record
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
-from layout_tuner.results_db.wall_time import clock_seconds
+from layout_tuner.results_db.wall_time import stop_clock
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
 from layout_tuner.terminal.plurals import counted
@@ -249,7 +249,10 @@ class Campaigns(StoreSection):
         return self._switch(campaign_id, "RUNNING", "PAUSED", "pause", "campaign.paused")
 
     def resume(self, campaign_id: int) -> CampaignRecord:
-        """Resumes a paused campaign; can be repeated. CampaignStateError if it has ended."""
+        """Resumes a paused campaign; can be repeated. CampaignStateError if it has ended.
+
+        Trials that fail because a host lacks a resource are counted anew.
+        """
         return self._switch(campaign_id, "PAUSED", "RUNNING", "resume", "campaign.resumed")
 
     @retried
@@ -266,8 +269,10 @@ class Campaigns(StoreSection):
             campaign = lock_campaign(session, campaign_id)
             _refuse_if_ended(campaign, kind.removeprefix("campaign."))
             if campaign.state == before:
-                _stop_clock(campaign, now)
+                stop_clock(campaign, now)
                 campaign.state = after
+                if after == "RUNNING":
+                    campaign.host_failures, campaign.message = 0, ""
                 emit(session, campaign.id, kind, now=now, state=campaign.state)
                 self._audit(session, f"campaign.{action}", "campaign", campaign.name)
             return campaign_record(campaign, now)
@@ -448,11 +453,6 @@ def _refuse_other_budget(campaign: Campaign, budget: Budget | None) -> None:
         )
 
 
-def _stop_clock(campaign: Campaign, now: datetime) -> None:
-    campaign.wall_time_s += clock_seconds(campaign, now)
-    campaign.clock_at = None
-
-
 def _end(
     session: Session,
     campaign: Campaign,
@@ -462,7 +462,7 @@ def _end(
     reason: str,
     message: str,
 ) -> None:
-    _stop_clock(campaign, now)
+    stop_clock(campaign, now)
     campaign.state = state
     campaign.reason = reason
     campaign.message = message

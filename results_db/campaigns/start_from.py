@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.observation import ObservationState
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
+from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.models.service_tables import WorkerRow
@@ -207,8 +208,8 @@ def _known(campaign: StartingCampaign, sources: _Sources, *columns: Any) -> Sele
         .where(
             Trial.state.in_(_SAMPLE_STATES),
             Trial.ended_at <= campaign.created_at,
-            # A lost node says nothing about the layout; oversubscription itself makes ranks slow.
-            func.coalesce(Trial.reason, "") != "node_lost",
+            # A node's fault says nothing of the layout; oversubscription itself makes ranks slow.
+            func.coalesce(Trial.reason, "").not_in(NOT_OF_THE_LAYOUT),
             func.coalesce(MeasurementRow.oversubscribed, false()).is_(false()),
             or_(
                 Trial.campaign_id.in_(sources.named),

@@ -137,6 +137,8 @@ class Campaign(WithCosts, Base):
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
     notes: Mapped[str] = mapped_column(Text, server_default="")
     waiting_because: Mapped[str] = mapped_column(Text, server_default="")
+    host_failures: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Trials that failed because a host lacks a resource, since it was last resumed."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]

@@ -13,13 +13,16 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.states import TrialState
-from layout_tuner.results_db.database.events import tell
+from layout_tuner.results_db.database.events import emit, tell
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import AttemptEnding, Cost
 from layout_tuner.results_db.rows import COST_COLUMNS, cost_of
+from layout_tuner.results_db.wall_time import stop_clock
 
 MAX_LOST_ATTEMPTS: Final = 3
 """Lost attempts after which a trial ends."""
+MAX_HOST_FAILURES: Final = 3
+"""Trials of a campaign that fail because a host lacks a resource, after which it is paused."""
 
 
 def end_trial(
@@ -42,6 +45,26 @@ def end_trial(
     trial.node = node
     _drop_lease(trial)
     tell(trial, "trial.ended", now)
+
+
+def count_host_failure(session: Session, campaign: Campaign, trial: Trial, now: datetime) -> None:
+    """Counts an ended trial whose host lacks a resource, and pauses its campaign after three.
+
+    The next ones would fail alike, and nothing was learnt about their layouts.
+    """
+    campaign.host_failures += 1
+    if campaign.host_failures < MAX_HOST_FAILURES or campaign.state != "RUNNING":
+        return
+    stop_clock(campaign, now)
+    campaign.state = "PAUSED"
+    where = f" on {trial.node}" if trial.node else ""
+    campaign.message = (
+        f"paused after {campaign.host_failures} trials that failed because a host lacks a resource, "
+        f"which says nothing about their layouts; the last, trial {trial.number}{where}: "
+        f"{trial.message}; then requeue these trials and resume the campaign"
+    )
+    reason = trial.reason
+    emit(session, campaign.id, "campaign.paused", now=now, state=campaign.state, reason=reason)
 
 
 def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> None:

@@ -48,6 +48,7 @@ from layout_tuner.results_db.rows import PLAIN_MEASUREMENT_FIELDS, columns_of
 from layout_tuner.results_db.trials.lifecycle import (
     charge,
     close_attempt,
+    count_host_failure,
     count_lost_attempt,
     end_trial,
     nodes_of,
@@ -251,6 +252,8 @@ class OutcomeBatch:
             message=outcome.message,
             node=outcome.node,
         )
+        if outcome.reason == "host_resource":
+            count_host_failure(self._session, campaign, trial, self._now)
         if outcome.measurement is not None:
             self._measured[campaign.id][trial] = outcome.measurement
         self._keep(trial, outcome)
@@ -304,6 +307,8 @@ class Outcomes(StoreSection):
         If the losses of a measurement differ from those of the campaign's other layouts, the
         measurement is stored and its trial is FAILED as diverged; if it shows that others are
         wrong, those are.
+
+        After some trials that ended as `host_resource` their campaign is paused.
 
         Returns:
             For each, the reply or the refusal: `TrialNotFoundError`, `AttemptNotFoundError`,

@@ -260,7 +260,7 @@ TUNER: Final = (
     Fault(
         name="lost-node-blamed-on-the-layout",
         function="observe",
-        before='return None if trial.reason == "node_lost" else FAILED',
+        before="return None if trial.reason in NOT_OF_THE_LAYOUT else FAILED",
         after="return FAILED",
         what="The search learns from a lost node that the layout fails.",
     ),

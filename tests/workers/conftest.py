@@ -92,7 +92,7 @@ def nodes(orders_file: Path) -> Iterator[LocalNodes]:
 
     secrets = dict.fromkeys(PRIVATE_VARIABLES, "a-secret-of-the-worker")
     path = f"{ROOT}:{ROOT}/:/elsewhere"
-    environment = {**secrets, "PYTHONPATH": path, ORDERS: str(orders_file)}
+    environment = {**secrets, "PYTHONPATH": path, "LC_ALL": "C.utf8", ORDERS: str(orders_file)}
     with local_nodes(rank_entry=ODD_ENTRY, **environment) as nodes:
         yield nodes
 

@@ -14,6 +14,7 @@ from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
+from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import (
     Analysis,
@@ -123,8 +124,9 @@ def _tried(
     # A cheap probe's figure compares with none, but a layout of which a part fails has failed.
     ran = {trial.stands_for for trial in trials if trial.is_cheap and trial.state == "COMPLETED"}
     for trial in trials:
-        # A lost node says nothing about the layout. Ranked layouts follow below, repeats included.
-        if trial.state not in _STATES or trial.reason == "node_lost":
+        # A node's fault says nothing about the layout. Ranked layouts follow below, repeats
+        # included.
+        if trial.state not in _STATES or trial.reason in NOT_OF_THE_LAYOUT:
             continue
         if not (trial.is_cheap and trial.stands_for in ran):
             found[trial.stands_for.key] = Tried(

@@ -16,6 +16,7 @@ from layout_tuner.predictions.belief.observation import (
     ObservationInvalidError,
 )
 from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.results_db.campaigns.start_from import KnownTrial, knowledge_of
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
@@ -251,7 +252,7 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
     if trial.state == "INFEASIBLE":
         return INFEASIBLE
     if trial.state == "FAILED":
-        return None if trial.reason == "node_lost" else FAILED
+        return None if trial.reason in NOT_OF_THE_LAYOUT else FAILED
     if trial.state == "COMPLETED":
         assert trial.measurement is not None, f"trial {trial.id} is COMPLETED without a measurement"
         if not trial.measurement.oversubscribed:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.trainers.failure_texts import lacking
 from layout_tuner.units import memory
 from layout_tuner.workers.errors import NodeLostError
 from layout_tuner.workers.launchers.launcher_nodes import (
@@ -136,6 +137,7 @@ class RankGroup:
         first = self.tasks[self._used[0]][0]
         self._group = first.group
         self._num_ranks = first.world_size
+        self._on_cpu = first.device == "cpu"
         self._master_address = first.address
         self._progress = _Progress(met=not first.rendezvous)
         self._ends_at = math.inf
@@ -255,6 +257,8 @@ class RankGroup:
         if code == -signal.SIGALRM:
             return "timeout", "was ended by its own alarm after the deadline"
         killed = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        if code == -signal.SIGBUS:
+            return "host_resource", f"{killed}; {lacking('shared memory')}"
         if code != -signal.SIGKILL:
             return "crashed", killed
         if oom_kills is None:
@@ -271,10 +275,13 @@ class RankGroup:
         """Decides whether the layout is at fault where a node ran out of memory.
 
         It is where one of its ranks on that node took more than its limit, or where there is no
-        limit. Otherwise other processes, perhaps those of another group, used the memory.
+        limit. Otherwise other processes, perhaps those of another group, used the memory. The
+        memory of a GPU is another one.
         """
         limit_bytes = self.memory_limit_bytes
         free = f"{memory(document['memory_available_bytes'])} free at the start"
+        if not self._on_cpu:
+            return "host_resource", f"which had {free}; {lacking('host memory')}"
         if limit_bytes is None:
             return "out_of_memory", f"which had {free}"
         taken = {int(rank): taken for rank, taken in document["memory_taken_bytes"].items()}

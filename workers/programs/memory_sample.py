@@ -11,6 +11,7 @@ from typing import Final
 
 from layout_tuner.process_resources import available_memory_bytes, kernel_text
 from layout_tuner.protocol.outcome import FailureReason
+from layout_tuner.trainers.failure_texts import lacking
 from layout_tuner.units import memory
 from layout_tuner.workers.ranks.keeper import memory_of, oom_kills
 from layout_tuner.workers.ranks.memory_watch import devices_in_use, visible_names
@@ -39,6 +40,7 @@ class MemorySample:
 
     def __init__(self, task: RankTask, *, num_ranks: int, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
+        self._on_cpu = task.device == "cpu"
         self._num_ranks = num_ranks
         self.peak_bytes = 0
         """0: nothing was sampled, or the driver does not report it."""
@@ -81,6 +83,8 @@ class MemorySample:
             f"the kernel's out-of-memory killer struck {kills - self._oom_kills} times on the node "
             f"meanwhile, which had {memory(self._available_bytes)} free at the start"
         )
+        if not self._on_cpu:  # the limit is that of the device's own memory
+            return "host_resource", f"{why}; {lacking('host memory')}"
         if self._limit_bytes is None:
             return "out_of_memory", why
         seen = f"{memory(self.peak_bytes)} of the {memory(self._limit_bytes)} promised"

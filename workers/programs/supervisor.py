@@ -15,6 +15,7 @@ import os
 import resource
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,10 +28,18 @@ from typing import Any, Final
 from layout_tuner import step_reports
 from layout_tuner.protocol.outcome import FailureReason
 from layout_tuner.timing_mark import timing
-from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
+from layout_tuner.trainers.failure_texts import (
+    PEER_ENDED,
+    RAISED,
+    lacking,
+    mentions,
+    reason_of,
+    resource_of,
+)
 from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.placeholders import filled
 from layout_tuner.units import memory
+from layout_tuner.workers.programs.failure_blocks import ErrorLines, FailureCause
 from layout_tuner.workers.programs.memory_sample import MemorySample, process_tree
 from layout_tuner.workers.programs.program_run import ProgramTask
 from layout_tuner.workers.ranks.json_lines import Document, JsonLines
@@ -54,6 +63,8 @@ _LATEST_S: Final = 1.0
 """How long a program may take to write a report; it is read at once, unless this process stops."""
 _MOST_CHUNKS_LEFT: Final = 64
 _REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "peak_memory_bytes")
+_SIGNALLED: Final = 128
+"""Shells end with this exit code plus the number of the signal that killed their program."""
 _POSITION: Final = ("rank", "world_size", "local_rank", "local_world_size", "node_rank")
 """Fields of a task that a program gets as values and as variables."""
 _OURS: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
@@ -125,9 +136,7 @@ class _Supervisor:
         )
         self._partial: dict[int, bytes] = {}
         self._counts: dict[tuple[str, int], int] = {}
-        self._out_of_memory = ""
-        """The first line that says so, of the step that the program is in."""
-        self._steps_before_out_of_memory = 0
+        self._errors = ErrorLines()
         self._peer_ended = ""
         """The last line that says so, since the last step."""
         self._last_line = ""
@@ -201,6 +210,11 @@ class _Supervisor:
                 start_new_session=True,  # a signal to its process group spares the supervisor
             )
         except (OSError, ValueError) as error:
+            said = f"{type(error).__name__}: {error}"
+            lacks = resource_of(said, RAISED, frames="fork")
+            if lacks is not None and reason_of(lacks, on_cpu=False) == "host_resource":
+                why = f"the program {command[0]!r} can't be started: {error}; {lacking(lacks)}"
+                raise ProgramFailedError("host_resource", why) from error
             raise ProgramFailedError(
                 "unsupported",
                 f"the program {command[0]!r} can't be started in {where} on this node: {error}; "
@@ -210,6 +224,9 @@ class _Supervisor:
     def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """The environment of the rank, with what launchers such as torchrun set."""
         theirs = {name: value for name, value in os.environ.items() if name not in _OURS}
+        if every := theirs.pop("LC_ALL", ""):  # would outrank what follows
+            theirs = {name: value for name, value in theirs.items() if name[:3] != "LC_"}
+            theirs["LANG"] = every
         inherited = own.get("PYTHONPATH", theirs.get("PYTHONPATH", "")).split(":")
         paths = [path for path in inherited if path and Path(path).resolve() != _PACKAGE_ROOT]
         if self._task.address.startswith(_LOOPBACK):
@@ -217,6 +234,7 @@ class _Supervisor:
         values = self._values
         given = {
             "PYTHONUNBUFFERED": "1",
+            "LC_MESSAGES": "C",  # errors of the system in the words of `failure_texts`
             **{name.upper(): values[name] for name in _POSITION},
             "GROUP_RANK": values["node_rank"],
             "MASTER_ADDR": values["master_address"],
@@ -271,15 +289,11 @@ class _Supervisor:
         return True
 
     def _take_line(self, line: bytes) -> None:
-        text = line[:_CHUNK].decode(errors="replace").strip()
-        if not text:
+        text = line[:_CHUNK].decode(errors="replace")
+        self._errors.take(text, self._steps)
+        if not (text := text.strip()):
             return
         self._last_line = text
-        # A program that goes on and reports a later step has got over it.
-        if self._steps > self._steps_before_out_of_memory:
-            self._out_of_memory = ""
-        if not self._out_of_memory and mentions(text, OUT_OF_MEMORY):
-            self._out_of_memory, self._steps_before_out_of_memory = text, self._steps
         if mentions(text, PEER_ENDED):
             self._peer_ended = text
         try:
@@ -371,10 +385,19 @@ class _Supervisor:
         """Why a program ended with an exit code, or by a signal where it is negative."""
         how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
         is_last = self._steps >= int(self._values["_least_steps"])  # others may not be that far
-        if self._out_of_memory and self._steps <= self._steps_before_out_of_memory:
-            how = f"{how}; it printed: {_short(self._out_of_memory)}"
-            return ProgramFailedError("out_of_memory", f"the program {how}", transport=is_last)
-        if code < 0 and (killed := self._memory.kernel_killed(-code)):
+        number = -code if code < 0 else code - _SIGNALLED  # as shells pass a signal on
+        is_abort = number == signal.SIGABRT
+        cause = self._errors.cause(self._steps, ended_itself=code > 0 or is_abort)
+        if cause is None and number == signal.SIGBUS:
+            cause = FailureCause("shared memory", "")
+        on_cpu = self._task.device == "cpu"
+        if cause and (reason := reason_of(cause.resource, on_cpu=on_cpu)):
+            printed = f"; it printed: {_short(cause.line)}" if cause.line else ""
+            lacks = f"; {lacking(cause.resource)}" if reason == "host_resource" else ""
+            return ProgramFailedError(
+                reason, f"the program {how}{printed}{lacks}", transport=is_last
+            )
+        if killed := self._memory.kernel_killed(number):
             how = f"{how}; {killed[1]}"
             return ProgramFailedError(killed[0], f"the program {how}", transport=is_last)
         last = f"; its last line: {_short(self._last_line)}" if self._last_line else ""

@@ -37,7 +37,11 @@ from layout_tuner.workers.ranks.scratch import PROGRAM
 from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
 from layout_tuner.workers.trainer.job.job import TrainJob
 from layout_tuner.workers.trainer.open_training import RankContext
-from layout_tuner.workers.trainer.probe.exception_reasons import classify, is_transport_error
+from layout_tuner.workers.trainer.probe.exception_reasons import (
+    classify,
+    host_advice,
+    is_transport_error,
+)
 from layout_tuner.workers.trainer.probe.probe import run_probe
 from layout_tuner.workers.trainer.train import run_train
 
@@ -56,8 +60,10 @@ def main(task: RankTask, line: JsonLines) -> None:
         else:
             traceback.print_exc()
             sys.stderr.flush()
-            reason, transport = classify(error), is_transport_error(error)
-            message = _one_line(error)
+            reason = classify(error, device=task.device)
+            transport, message = is_transport_error(error), _one_line(error)
+            if reason == "host_resource":
+                message = f"{message}; {host_advice(error)}"
         line.send({"event": "error", "reason": reason, "transport": transport, "message": message})
         os._exit(1)
     line.send({"event": "result", **result})

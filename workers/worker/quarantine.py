@@ -17,7 +17,9 @@ from layout_tuner.workers.worker.roster import NodeRoster
 STRIKES_OUT: Final = 2
 """Strikes that quarantine a node."""
 
-DOUBTFUL: Final[frozenset[FailureReason]] = frozenset({"crashed", "timeout", "node_lost"})
+DOUBTFUL: Final[frozenset[FailureReason]] = frozenset(
+    {"crashed", "host_resource", "timeout", "node_lost"}
+)
 """Reasons of failures that may be the node's fault as well as the layout's."""
 
 

@@ -137,6 +137,7 @@ def test_failures_teach_too_but_not_those_that_say_nothing_of_the_layout(lab: La
         lease_one(lab.store, worker)
         post_outcome(lab.store, lost.id, attempt, failed("node_lost"))
     assert lab.store.trials.get(lost.id).reason == "node_lost"
+    lab.trial(earlier, worker, Layout(pp=8), failed("host_resource"))
     lab.store.trials.add(earlier, Layout(tp=8))
     lab.end(earlier)
     mine = lab.campaign("mine")

@@ -97,6 +97,7 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
         ("r009", "campaigns", "waiting_because"),
         ("r010", "node_quarantines", "scope"),
         ("r010", "workers", "num_unusable"),
+        ("r011", "campaigns", "host_failures"),
     ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(

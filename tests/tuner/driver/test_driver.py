@@ -199,17 +199,54 @@ def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> No
     ("judge", "reason"),
     [
         (lambda _layout: failed("node_lost"), "node_lost"),
+        (lambda _layout: failed("host_resource"), "host_resource"),
         (lambda layout: completed(layout, oversubscribed=True), None),
     ],
-    ids=["lost nodes", "shared devices"],
+    ids=["lost nodes", "a resource of the host", "shared devices"],
 )
-def test_trials_that_lost_their_node_or_shared_devices_teach_the_search_nothing(
+def test_trials_that_lost_or_blame_their_node_or_shared_devices_teach_the_search_nothing(
     store: Store, judge: Callable[[Layout], Outcome], reason: str | None
 ) -> None:
     campaign = run_campaign(store, make_spec(budget={"trials": 2}), judge)
     trials = store.trials.find(campaign.id)
     assert [trial.reason for trial in trials] == [reason] * 2
     assert [observe(trial, "tokens_per_s") for trial in trials] == [None] * 2
+
+
+def test_three_trials_that_lack_a_resource_of_their_hosts_pause_a_campaign_until_it_is_resumed(
+    store: Store,
+) -> None:
+    said = "rank 0: it printed: x; the host ran out of locked memory: set `ulimit -l unlimited`"
+    spec = make_spec(budget={"trials": 12})
+    campaign = DrivenCampaign(
+        store, spec, lambda _layout: failed("host_resource", node="n3", message=said)
+    )
+    for number in (3, 6):
+        campaign.until(lambda: campaign.record.state == "PAUSED")
+        campaign.turn(3)
+        assert campaign.count("FAILED") == number, "no more trials start, and it counts anew"
+        message = campaign.record.message
+        assert message.startswith(
+            "paused after 3 trials that failed because a host lacks a resource"
+        )
+        assert f"the last, trial {number} on n3: {said}; then requeue these" in message
+        (event,) = store.events.newest(campaign.id, limit=1)
+        assert (event.kind, event.data["reason"]) == ("campaign.paused", "host_resource")
+        assert store.campaigns.resume(campaign.id).message == ""
+    campaign.worker.judge = measured
+    store.trials.requeue(campaign.trials[0].id)
+    record = campaign.to_end()
+    assert record.state == "COMPLETED"
+    assert campaign.count("COMPLETED") == 6
+    assert campaign.repeats[0].layout == campaign.trials[0].layout
+
+
+def test_two_such_trials_and_other_failures_pause_no_campaign(store: Store) -> None:
+    reasons = iter(["host_resource", "crashed", "host_resource", "out_of_memory", "crashed"])
+    campaign = run_campaign(
+        store, make_spec(budget={"trials": 5}), lambda _layout: failed(next(reasons))
+    )
+    assert (campaign.state, campaign.reason) == ("COMPLETED", "budget")
 
 
 def test_a_driver_waits_for_a_database_that_is_away(

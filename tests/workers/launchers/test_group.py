@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ import pytest
 from layout_tuner.workers.launchers.group import (
     COMPLETED_LOG_LENGTH,
     FAILED_LOG_LENGTH,
+    RankGroup,
     joined_tails,
 )
 from layout_tuner.workers.launchers.launcher_nodes import CAUSE_WITHIN_S, NodeEvent
 from layout_tuner.workers.launchers.local import LocalNodes
+from layout_tuner.workers.launchers.placement import place
+from layout_tuner.workers.ranks.rank_task import Device
 from tests.kit.local_ranks import (
     NEVER_S,
     Hanging,
@@ -133,6 +137,33 @@ def test_the_out_of_memory_killer_is_the_layouts_fault_where_a_rank_took_too_muc
     assert failure.reason == reason
     assert failure.message.startswith("rank 0 was killed by signal 9 (SIGKILL); ")
     assert sentence in failure.message
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "reason", "sentence"),
+    [
+        ("cuda", signal.SIGKILL, "host_resource", "the host ran out of memory: give the job more"),
+        ("cpu", signal.SIGKILL, "out_of_memory", "over its limit"),
+        ("cuda", signal.SIGBUS, "host_resource", "the host ran out of shared memory: enlarge"),
+        ("cpu", signal.SIGBUS, "host_resource", "the host ran out of shared memory: enlarge"),
+    ],
+)
+def test_what_the_host_of_a_rank_ran_out_of_is_told_from_its_devices_memory(
+    nodes: LocalNodes, device: Device, code: int, reason: str, sentence: str
+) -> None:
+    machine = replace(nodes.nodes[0], num_devices=1)
+    places = {"num_ranks": 1, "num_nodes": 1, "device": device, "deadline_s": NEVER_S}
+    group = RankGroup(
+        nodes=nodes,
+        tasks=place([machine], job={"kind": "hang"}, **places),
+        deadline_s=NEVER_S,
+        on_event=lambda _: None,
+        cancelled=lambda: False,
+        memory_limit_bytes=600,
+    )
+    figures = {"memory_available_bytes": 1000, "memory_taken_bytes": {"0": 700}}
+    found, how = group._how_it_ended({"code": -code, "oom_kills": 1, **figures})
+    assert (found, sentence in how) == (reason, True), how
 
 
 def test_the_clock_of_a_group_starts_when_its_zygote_is_ready() -> None:

@@ -122,5 +122,13 @@ def test_the_kernels_killer_is_the_cause_only_where_it_struck(
     monkeypatch.setattr("layout_tuner.workers.programs.memory_sample.oom_kills", lambda: now)
     killed = seen.kernel_killed(number)
     assert (None if killed is None else killed[0]) == reason
+    if killed is not None:
+        beside_a_gpu = sample(task=task(device="cuda"), limit_bytes=limit_bytes)
+        monkeypatch.setattr(
+            "layout_tuner.workers.programs.memory_sample.oom_kills", lambda: now + 1
+        )
+        reason_there, why = beside_a_gpu.kernel_killed(number)
+        assert reason_there == "host_resource"
+        assert "the host ran out of memory: give the job more memory of the host" in why
     if reason == "node_lost":
         assert "was seen with 0 KiB of the 0.9766 KiB promised" in killed[1]

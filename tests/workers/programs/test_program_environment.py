@@ -59,6 +59,20 @@ def test_a_program_gets_its_rank_as_torchrun_gives_it(nodes: LocalNodes, tmp_pat
         assert set(cores[0]).isdisjoint(cores[1])
 
 
+def test_errors_of_the_system_are_in_english_and_other_words_as_they_were(
+    nodes: LocalNodes, tmp_path: Path
+) -> None:
+    changes = {"layout": Layout()}
+    (rank,) = told(nodes, tmp_path, changes=changes).values()
+    environment = rank["environment"]
+    assert environment["LC_MESSAGES"] == "C"
+    assert "LC_ALL" not in environment, "it would outrank LC_MESSAGES"
+    assert environment["LANG"] == "C.utf8", "the LC_ALL of the ranks"
+    own = {"LC_ALL": "POSIX"}
+    (rank,) = told(nodes, tmp_path, changes=changes, environment=own).values()
+    assert rank["environment"]["LC_ALL"] == "POSIX", "the entry has the last word"
+
+
 def test_a_program_gets_no_secret_and_one_file_of_ours(nodes: LocalNodes, tmp_path: Path) -> None:
     (rank,) = told(nodes, tmp_path, changes={"layout": Layout()}).values()
     assert "a-secret-of-the-worker" not in json.dumps(rank)

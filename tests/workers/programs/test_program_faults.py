@@ -227,6 +227,49 @@ MEMORY = {
     ),
 }  # fmt: skip
 
+SAID = "print({!r}, flush=True)\nos._exit(1)"
+NCCL_SAYS: Final = "node3:71:88 [2] misc/file.cc:7 NCCL WARN "
+
+HOST = {
+    "of open files": Fault(
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "kept = [open('/dev/null') for _ in range(60)]",
+        "host_resource",
+        r"printed: OSError: \[Errno 24\] .*; the host ran out of open files: raise `ulimit -n` where workers",
+    ),
+    "of shared memory": Fault(
+        "import mmap\nwith open('{probe_directory}/x', 'w+b') as file:\n    file.truncate(4096)\n"
+        "    mapped = mmap.mmap(file.fileno(), 4096)\n    file.truncate(0)\nmapped[0]",
+        "host_resource", "signal 7; the host ran out of shared memory: enlarge /dev/shm",
+    ),
+    "of shared memory, below a shell": Fault(
+        "os._exit(128 + 7)", "host_resource", "exit code 135; the host ran out of shared memory",
+    ),
+    "of locked memory, in the words of NCCL": Fault(
+        SAID.format(
+            f"{NCCL_SAYS}Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory\n"
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:7, unhandled system error\n"
+            "ncclSystemError: System call or external library call failed."
+        ),
+        "host_resource", "printed: .*ibv_reg_mr.*; the host ran out of locked memory: set `ulimit -l unl",
+    ),
+}  # fmt: skip
+
+DEVICE = {
+    "in the words of the driver": Fault(
+        SAID.format("RuntimeError: CUDA driver error: out of memory"), "out_of_memory",
+        "printed: RuntimeError: CUDA driver error: out of memory$",
+    ),
+    "in the words of an older NCCL": Fault(
+        SAID.format(f"{NCCL_SAYS}Cuda failure 'out of memory'\nncclUnhandledCudaError: Call failed."),
+        "out_of_memory", "printed: .*NCCL WARN Cuda failure 'out of memory'$",
+    ),
+    "hinted at, before an error of another kind": Fault(
+        "print('smaller batches help if you see CUDA out of memory. Tried to allocate', flush=True)\n"
+        "raise KeyError('CUDA')", "crashed", "its last line: KeyError: 'CUDA'",
+    ),
+}  # fmt: skip
+
 UNSTARTABLE = {
     name: Fault(
         "", "unsupported", f"can't be started in .*{why}.*; correct the trainer's entry",
@@ -246,6 +289,7 @@ FAULTS = {
     for kind, faults in (
         ("lies", LIES), ("writes", RUBBISH), ("hangs", HANGS), ("leaves", LEFTOVERS),
         ("floods", FLOODS), ("memory", MEMORY), ("needs", UNSTARTABLE),
+        ("lacks what is", HOST), ("memory", DEVICE),
     )
     for name, fault in faults.items()
 }  # fmt: skip

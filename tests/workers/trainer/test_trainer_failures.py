@@ -24,7 +24,11 @@ from layout_tuner.workers.trainer.errors import (
     PeerLostError,
 )
 from layout_tuner.workers.trainer.open_training import refuse_unsupported, unsupported
-from layout_tuner.workers.trainer.probe.exception_reasons import classify, is_transport_error
+from layout_tuner.workers.trainer.probe.exception_reasons import (
+    classify,
+    host_advice,
+    is_transport_error,
+)
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
 
@@ -39,6 +43,9 @@ pytestmark = pytest.mark.ranks
         (RuntimeError("HIP out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
         (MemoryError(), "out_of_memory"),
         (OSError(12, "Cannot allocate memory"), "out_of_memory"),
+        (RuntimeError("can't start new thread"), "host_resource"),
+        (OSError(24, "Too many open files"), "host_resource"),
+        (RuntimeError("unable to mmap 7 bytes from file <x>: No space left (28)"), "host_resource"),
         (LossDivergedError("loss is nan at iteration 3"), "diverged"),
         (LayoutUnsupportedError("vpp=2"), "unsupported"),
         (CompilerMissingError("no g++"), "unsupported"),
@@ -52,6 +59,23 @@ def test_errors_are_classified_by_type_and_then_by_text(error: Exception, reason
     wrapped = RuntimeError("the step failed")
     wrapped.__cause__ = error
     assert classify(wrapped) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "host_resource"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "host_resource"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        (RuntimeError("CUDA driver error: out of memory"), "out_of_memory"),
+        (MemoryLimitExceededError("needs more"), "out_of_memory"),
+    ],
+)
+def test_beside_a_gpu_the_hosts_memory_is_another_resource(error: Exception, reason: str) -> None:
+    assert classify(error, device="cuda") == reason
+    assert host_advice(error).startswith(
+        "the host ran out of memory" if reason == "host_resource" else ""
+    )
 
 
 def reduce_for_ever() -> None:

@@ -288,11 +288,12 @@ def test_a_node_that_fails_two_probes_which_others_complete_is_quarantined() -> 
     assert strike(history, 11, "a") == {}, "it is in quarantine"
 
 
-def test_a_layout_that_fails_everywhere_blames_no_node() -> None:
+@pytest.mark.parametrize("reason", ["crashed", "host_resource"])
+def test_a_layout_that_fails_everywhere_blames_no_node(reason: FailureReason) -> None:
     history = NodeHistory()
     for probe in range(5):
-        assert history.failed(probe, ["a"], failure(node="a"))
-        assert not history.failed(probe, ["b"], failure(node="b"))
+        assert history.failed(probe, ["a"], failure(reason, node="a"))
+        assert not history.failed(probe, ["b"], failure(reason, node="b"))
         assert history.completed(probe, ["b"]) == {}
     assert not history.strikes("a")
     assert not history.strikes("b")
@@ -304,6 +305,7 @@ def test_a_layout_that_fails_everywhere_blames_no_node() -> None:
         ("failed", "crashed", True),
         ("failed", "timeout", True),
         ("failed", "node_lost", True),
+        ("failed", "host_resource", True),
         ("infeasible", "out_of_memory", False),
         ("failed", "diverged", False),
         ("cancelled", "cancelled", False),

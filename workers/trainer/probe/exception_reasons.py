@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import distributed as dist
 
 from layout_tuner.errors import OutcomeInvalidError
 from layout_tuner.protocol.outcome import FailureReason
-from layout_tuner.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
+from layout_tuner.trainers.failure_texts import (
+    LIBRARY,
+    PEER_ENDED,
+    RAISED,
+    Resource,
+    lacking,
+    mentions,
+    reason_of,
+    resource_of,
+)
 from layout_tuner.workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
@@ -19,15 +30,17 @@ from layout_tuner.workers.trainer.errors import (
     ResultImplausibleError,
 )
 
+_LAST_FRAMES: Final = 4
 
-def classify(error: BaseException) -> FailureReason:
-    """The reason of a failure: first by the types of the errors, then by the allocators' messages.
+
+def classify(error: BaseException, *, device: str = "cpu") -> FailureReason:
+    """The reason of a failure: first by the types of the errors, then by their messages.
 
     Types are not enough: ROCm reports "HIP out of memory", and the CPU's allocator raises a plain
-    RuntimeError.
+    RuntimeError. `device` is that of the rank: on the CPU the host's memory is the device's.
     """
     for cause in _chain(error):
-        if isinstance(cause, (MemoryLimitExceededError, torch.OutOfMemoryError, MemoryError)):
+        if isinstance(cause, (MemoryLimitExceededError, torch.OutOfMemoryError)):
             return "out_of_memory"
         if isinstance(cause, LossDivergedError):
             return "diverged"
@@ -35,9 +48,28 @@ def classify(error: BaseException) -> FailureReason:
             return "implausible"
         if isinstance(cause, (LayoutUnsupportedError, CompilerMissingError)):
             return "unsupported"
-        if isinstance(cause, (RuntimeError, OSError)) and mentions(str(cause), OUT_OF_MEMORY):
-            return "out_of_memory"
+        if reason := reason_of(_resource(cause), on_cpu=device == "cpu"):
+            return reason
     return "crashed"
+
+
+def host_advice(error: BaseException) -> str:
+    """The resource that the host lacks, and the setting to change; empty: it lacks none."""
+    for cause in _chain(error):
+        resource = _resource(cause)
+        if resource is not None and reason_of(resource, on_cpu=False) == "host_resource":
+            return lacking(resource)
+    return ""
+
+
+def _resource(cause: BaseException) -> Resource | None:
+    """The resource that an error names."""
+    if not isinstance(cause, (RuntimeError, OSError, MemoryError)):
+        return None
+    said = "".join(traceback.format_exception_only(cause))
+    frames = "".join(traceback.format_tb(cause.__traceback__)[-_LAST_FRAMES:])
+    lines = (resource_of(line, RAISED + LIBRARY, frames=frames) for line in said.splitlines())
+    return next(filter(None, lines), None)
 
 
 def is_transport_error(error: BaseException) -> bool:
