@@ -64,6 +64,7 @@ FAILURE_TEXTS: Final = (
     FailureText("locked memory", "raise library", r"Call to ibv_(exp_)?(reg_|create_|alloc_pd)\w* failed with error Cannot allocate memory", "NCCL 2.14 to 2.30, misc/ibvwrap.cc; RCCL"),
     FailureText("network resources", "raise library", r"Call to ibv_\w+ failed(?! with error)", "NCCL 2.4 to 2.12, misc/ibvwrap.cc: without the reason, which may be locked memory"),
     FailureText("locked memory", "raise library", r"max locked memory \(ulimit -l\)|ibv_(exp_)?reg_mr\(.*failed: Cannot allocate memory|failed to create \w+ QP .*: Cannot allocate memory", "UCX 1.8 to 1.22, uct/ib/base"),
+    FailureText("locked memory", "library", r"RLIMIT_MEMLOCK is \d+ bytes|severely limit memory registrations", "rdma-core, libibverbs/init.c: a warning that may precede a failed registration"),
     FailureText("locked memory", "raise library", r"mlock failed to allocate \d+ bytes", "DeepSpeed 0.9 to 0.19, csrc/pin_memory and csrc/aio"),
     FailureText("locked memory", "raise library", r"Libfabric error: \(-12\)|efa:mr:.*Cannot allocate memory|Unable to (de-?)?register (MR|memory).*Cannot allocate memory|register memory region.*(Cannot allocate memory|RC: -12)", "libfabric 1.x to 2.6, prov/efa; aws-ofi-nccl 1.x to main of 2026-08"),
     FailureText("locked memory", "raise library", r"cxi(l_map|p_do_map).*(fail\w+: -12\b|Cannot allocate memory)", "libfabric 1.15 to 2.6, prov/cxi/cxip_iomm.c"),
@@ -83,7 +84,7 @@ FAILURE_TEXTS: Final = (
     FailureText("processes", "raise library", r"pthread_create failed|Thread creation failed|blas_thread_init: RLIMIT_NPROC", "OpenBLAS 0.3, driver/others/blas_server.c; NCCL 2.29 and 2.30, checks.h; GCC libgomp"),
     FailureText("processes", "library", r"OMP: Error #34:|OMP: System error #11:", "LLVM and Intel OpenMP"),
     FailureText("processes", "launcher", r"fork: Resource temporarily unavailable", "bash 4 and 5, jobs.c"),
-    FailureText("processes", "raise", r"what\(\):\s+Resource temporarily unavailable", "libstdc++, std::thread"),
+    FailureText("processes", "raise", r"(what\(\):|^RuntimeError:)\s+Resource temporarily unavailable", "libstdc++, std::thread; pybind11"),
     FailureText("processes", "raise", r"\[Errno 11\] Resource temporarily unavailable", "CPython 3.x, fork", r"fork|_execute_child|subprocess|start_new_thread"),
     # Disk.
     FailureText("disk space", "raise launcher", r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded", "CPython 3.x, OSError; shells"),

@@ -52,6 +52,7 @@ SAMPLES: Final = {
         "ib_md.c:99  UCX  ERROR ibv_reg_mr(address=0x7, length=1) failed: Cannot allocate memory",
         "ib_x.c:9  UCX  ERROR failed to create RC QP TX wr:7: Cannot allocate memory",
         "UCX  ERROR x: Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
+        "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
         "mlock failed to allocate 8192 bytes with error no 12 msg Cannot allocate memory",
         "Libfabric error: (-12) Cannot allocate memory",
         f"{WARN}NET/OFI Unable to register memory (type = 1). RC: 12, Error: Cannot allocate memory",
@@ -86,6 +87,7 @@ SAMPLES: Final = {
         f"{WARN}Call to pthread_create failed: Resource temporarily unavailable",
         "run.sh: fork: Resource temporarily unavailable",
         "  what():  Resource temporarily unavailable",
+        "RuntimeError: Resource temporarily unavailable",
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", FORKS),
     ),
     "disk space": (

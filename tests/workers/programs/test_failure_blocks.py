@@ -44,6 +44,16 @@ NAMED: Final = {
     "locked memory in NCCL's last error": (
         f"{TRACE}{NCCL}ncclSystemError: System call failed.\nLast error:\n{REG_MR}", "locked memory"
     ),
+    "a warning of libibverbs before an error of an older NCCL": (
+        "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.\n"
+        f"    This will severely limit memory registrations.\n{WARN}Call to ibv_reg_mr failed\n{NCCL}",
+        "locked memory",
+    ),
+    "threads that OpenBLAS can't start": (
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 7 of 64: Resource temporarily\n"
+        f"OpenBLAS blas_thread_init: RLIMIT_NPROC 77 current, 99 max\n{TRACE}KeyboardInterrupt",
+        "processes",
+    ),
     "what the memory was for": (
         f"{WARN}Cuda failure 'out of memory'\n\n{WARN}Error while creating shared memory segment"
         f" /dev/shm/nccl-7\nnode3:71:88 [2] NCCL INFO transport/shm.cc:7 -> 1\n{TRACE}{NCCL}{CALL}",
