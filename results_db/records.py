@@ -165,7 +165,7 @@ class CampaignRecord:
     reason: str | None
     """Why it ended: budget, exhausted, cancelled, ...; None while it is open."""
     message: str
-    """The reason as a sentence."""
+    """The reason as a sentence; where the service paused it, why."""
     stored: StoredCampaign
     """The campaign's description, with all names and defaults resolved."""
     model_name: str

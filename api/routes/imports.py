@@ -14,6 +14,7 @@ from layout_tuner.api.errors import DocumentTypeUnsupportedError
 from layout_tuner.api.routes.from_records import campaigns_read
 from layout_tuner.api.schemas.campaigns_and_trials import ImportRead
 from layout_tuner.documents.json_and_yaml import media_type_of
+from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.search_spaces.tables import write_table
 
@@ -68,13 +69,16 @@ def import_campaigns(
 def read_table_of_campaign(campaign: CampaignDep, store: StoreDep) -> Response:
     """Read all measurements of a campaign as a measurement table, in order, with failures.
 
+    Failures that say nothing about the layout (`node_lost`, `host_resource`) are left out.
+
     For an imported campaign this is the imported table.
     """
     if campaign.strategy == IMPORTED:
         text = write_table(store.imports.table(campaign.id))
     else:
         ended = store.trials.find(campaign.id, states=("COMPLETED", "INFEASIBLE", "FAILED"))
-        # Measurements of ranks that shared devices are left out.
-        shown = [t for t in ended if t.measurement is None or not t.measurement.oversubscribed]
+        # Measurements of ranks that shared devices are left out, and failures of nodes.
+        of_layouts = [trial for trial in ended if trial.reason not in NOT_OF_THE_LAYOUT]
+        shown = [t for t in of_layouts if t.measurement is None or not t.measurement.oversubscribed]
         text = trial_table(campaign, shown)
     return Response(text, media_type=CSV_TYPE)

@@ -101,7 +101,7 @@ class CampaignRead(Document):
     reason: str | None
     """Why it ended; null while it is open."""
     message: str
-    """The reason as a sentence."""
+    """The reason as a sentence; where the service paused it, why."""
     model: str
     cluster: str
     trainer: str

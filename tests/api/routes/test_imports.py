@@ -116,12 +116,14 @@ def test_a_legal_winner_is_exported_and_an_illegal_one_says_why(api: Api) -> Non
     assert "num_layers=8" in problem["detail"]
 
 
-def test_the_table_of_a_measured_campaign_has_its_failures(api: Api) -> None:
+def test_the_table_of_a_measured_campaign_has_the_failures_of_its_layouts(api: Api) -> None:
     campaign = api.submit()
     worker = api.register()
     api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=512.0)
     broken = api.store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("out_of_memory"))
+    api.store.trials.add(campaign["id"], Layout(dp=2, num_microbatches=4))
+    api.report(worker, api.lease(worker), failed("host_resource"))
     api.complete(worker, "first", Layout(pp=2, num_microbatches=8), oversubscribed=True)
     rows = api.table("/campaigns/first/table")
     assert [row["status"] for row in rows] == ["completed", "out_of_memory"]
