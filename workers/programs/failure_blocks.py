@@ -63,6 +63,11 @@ _WRAPPER: Final = re.compile(
     r"|SystemExit|KeyboardInterrupt|.*worker \(pid\(s\) .* exited unexpectedly"
     r"|.*Pin memory thread exited unexpectedly"
 )
+_OTHER_KINDS: Final = re.compile(
+    r"(?:Assertion|Attribute|Index|Key|ModuleNotFound|Name|NotImplemented|Syntax|Type|Value)Error\b"
+)
+"""Errors in whose message a resource is only mentioned: no allocator and no system call raises
+them."""
 _LAUNCHER: Final = re.compile(r"[\w.]*ChildFailedError:")
 _LIBRARY: Final = re.compile(r"NCCL WARN|UCX  (?:ERROR|WARN|FATAL)|[Ll]ibfabric|EFA internal error")
 _BETWEEN: Final = re.compile(
@@ -238,6 +243,8 @@ def _start(chain: Sequence[_Error]) -> int:
 def _of_chain(lines: Sequence[_Line], chain: Sequence[_Error]) -> FailureCause | None:
     """The resource that the first of these errors names that names any."""
     for error in chain:
+        if _OTHER_KINDS.match(error.message[0]):
+            continue
         is_of_library = _OF_LIBRARY.search("\n".join(error.message)) is not None
         places = RAISED + LIBRARY if is_of_library else RAISED
         causes = list(_causes(error.message, places, error.frames))

@@ -156,6 +156,9 @@ UNNAMED: Final = {
     "a library's line before an error of another kind": f"{WARN}{REG_MR}{TRACE}ValueError: batch size",
     "a library's line far before": f"{WARN}{REG_MR}step 1 of 7\n{TRACE}{NCCL}{CALL}",
     "an earlier error that was caught": f"{TRACE}{OOM}\nsmaller batch\n{TRACE}ValueError: too small",
+    "a hint in an error of another kind": (
+        f"{TRACE}ValueError: too large a batch; smaller ones help against CUDA out of memory"
+    ),
     "a hint after the error": f"{TRACE}ValueError: too small\n{HINT}",
     "a kernel's own shared memory": (
         f"{TRACE}triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456"
