@@ -2,6 +2,7 @@
 
 {"rank": 1, "point": ..., "stop_s": ...}: the rank, or its keeper, stops at the point for a while
 {"out_of_memory": 1}: the second step of that rank needs more memory than there is
+{"open_files": 1}: that rank can open no more files from its second step on
 {"talks": true}: every rank prints warnings, one of them with a NUL
 {"understates": true}: every rank reports a thousandth of its peak memory
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,9 @@ def main(task: RankTask, line: JsonLines) -> None:
     """Runs a rank; stops it at its point."""
     orders = json.loads(Path(os.environ[ORDERS]).read_text())
     if orders.get("out_of_memory") == task.rank:
-        _run_out_of_memory_in_step(2)
+        _before_step(2, lambda: torch.empty(1 << 50))
+    if orders.get("open_files") == task.rank:
+        _before_step(2, _run_out_of_files)
     if "talks" in orders:
         os.write(1, f"a library warns rank {task.rank}\n".encode())
         os.write(2, b"binary \0 \xff garbage\n")
@@ -84,14 +89,19 @@ class _OddLine(JsonLines):
             _stop(pid, self._orders["stop_s"])
 
 
-def _run_out_of_memory_in_step(number: int) -> None:
+def _run_out_of_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    os.open("/dev/null", os.O_RDONLY)
+
+
+def _before_step(number: int, act: Callable[[], object]) -> None:
     whole_step, steps = Training.step, 0
 
     def step(self: Training, *arguments: Any, **options: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == number:
-            torch.empty(1 << 50)
+            act()
         return whole_step(self, *arguments, **options)
 
     Training.step = step

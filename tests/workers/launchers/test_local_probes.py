@@ -102,6 +102,18 @@ def test_an_outcome_has_what_the_ranks_printed(launcher: GroupLauncher, orders: 
     assert probe_document(make_probe(), outcome)["log_tail"] == joined
 
 
+def test_a_rank_whose_host_has_no_more_open_files_says_which_setting_to_change(
+    launcher: GroupLauncher, orders: Path
+) -> None:
+    orders.write_text(json.dumps({"open_files": 0}))
+    outcome = run_probe(launcher, make_probe())
+    assert (outcome.state, outcome.reason) == ("failed", "host_resource")
+    assert outcome.message == (
+        "rank 0: OSError: [Errno 24] Too many open files: '/dev/null'; the host ran out of open "
+        "files: raise `ulimit -n` where workers start"
+    )
+
+
 def test_figures_that_cannot_be_true_are_a_failure(launcher: GroupLauncher, orders: Path) -> None:
     orders.write_text(json.dumps({"understates": True}))
     outcome = run_probe(launcher, make_probe())
