@@ -25,6 +25,7 @@ from layout_tuner.documents.reading import word_of
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, OBJECTIVES, measured_objective
+from layout_tuner.search_spaces.tables.variants import variant_words
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import RankedTrial, TrialOfLayout
@@ -90,8 +91,18 @@ def _layout_columns() -> Iterator[RankedColumn]:
             yield _column(
                 "global_batch_size", "batch", value=attrgetter("layout.global_batch_size")
             )
-    yield _column("also", "also", value=lambda each: other_knobs(each.layout), is_number=False)
+    yield _column("also", "also", value=_also, is_number=False)
     yield _column("num_devices", "", label="devices", value=attrgetter("layout.num_devices"))
+
+
+def _also(shown: Shown) -> str:
+    return ", ".join(filter(None, (other_knobs(shown.layout), variant(shown))))
+
+
+def variant(shown: Shown) -> str:
+    """What parts the rows of an imported table from others of their layout; empty: nothing."""
+    trial: Any = getattr(shown, "trial", shown)
+    return variant_words(trial.layout_key)
 
 
 def _metric(name: str, shown: Shown) -> float | None:

@@ -15,6 +15,7 @@ from layout_tuner.documents.limits import name_problem
 from layout_tuner.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
 from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.results_db.campaigns.campaigns import name_taken
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import (
@@ -246,9 +247,7 @@ class Submission:
             self._store.campaigns.by_name(name)
         except CampaignNotFoundError:
             return
-        raise CampaignDuplicateError(
-            f"a campaign named {name!r} exists already; choose another name"
-        )
+        raise name_taken(name)
 
     def refuse_unknown_sources(self, spec: CampaignSpec) -> None:
         """Refuses campaigns in `start_from` that do not exist, or that are simulated.

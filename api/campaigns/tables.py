@@ -7,12 +7,16 @@ from io import BytesIO
 from typing import Any, Final
 
 from layout_tuner.api.errors import TableFormatUnavailableError
-from layout_tuner.api.ranked_columns import COLUMNS
+from layout_tuner.api.ranked_columns import COLUMNS, variant
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.tables.columns import MEASURED_COLUMNS
+from layout_tuner.search_spaces.tables.columns import (
+    DISTURBANCE_COLUMNS,
+    INTERVAL_COLUMNS,
+    MEASURED_COLUMNS,
+)
 from layout_tuner.search_spaces.tables.table import own_source
 from layout_tuner.search_spaces.tables.writing import (
     layout_values,
@@ -22,19 +26,6 @@ from layout_tuner.search_spaces.tables.writing import (
 )
 from layout_tuner.version import missing_packages
 
-INTERVAL_COLUMNS: Final = (
-    "num_runs",
-    "step_time_low_s",
-    "step_time_high_s",
-    "shortened",
-    "tied_with_first",
-    "rank",
-    "disturbed",
-)
-"""Columns that the format does not define; its readers keep them unread."""
-DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
-"""Such columns of single trials."""
-
 _STATUS: Final = {"COMPLETED": "completed", "INFEASIBLE": "out_of_memory", "FAILED": "failed"}
 
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"
@@ -43,7 +34,7 @@ _SWITCHES: Final = frozenset(name for name, knob in KNOBS.items() if knob.is_swi
 _WORDS: Final = frozenset(
     name for name, knob in KNOBS.items() if not knob.is_number and not knob.is_switch
 )
-_TEXTS: Final = frozenset({"source", "cluster", "model", "status", "family"}) | _WORDS
+_TEXTS: Final = frozenset({"source", "cluster", "model", "status", "family", "variant"}) | _WORDS
 _FLOATS: Final = frozenset(
     {"device_memory_gb", "tokens_per_s", "step_time_s", "step_time_low_s", "step_time_high_s"}
 )
@@ -100,7 +91,15 @@ def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
 
 def _row(ranked: RankedLayout) -> dict[str, Any]:
     figures = {name: COLUMNS[name].value(ranked) for name in (*MEASURED_COLUMNS, *INTERVAL_COLUMNS)}
-    return layout_values(ranked.layout) | {"status": "completed"} | figures
+    # Without it a reader of the table would take the rows of a layout for repeats.
+    parted = {"variant": variant(ranked) or None}
+    return layout_values(ranked.layout) | {"status": "completed"} | figures | parted
+
+
+def aside_columns(rows: Sequence[Mapping[str, Any]], *, intervals: bool) -> tuple[str, ...]:
+    """The columns outside the format that ranked layouts are written with."""
+    parted = any(row["variant"] for row in rows)
+    return (*(("variant",) if parted else ()), *(INTERVAL_COLUMNS if intervals else ()))
 
 
 def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from layout_tuner.api.errors import ColumnUnknownError
-from layout_tuner.api.ranked_columns import COLUMNS, cells
+from layout_tuner.api.ranked_columns import COLUMNS, cells, variant
 from layout_tuner.documents.reading import nearest, shown, word_of
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
@@ -211,7 +211,8 @@ def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
         "is_baseline": ranked.is_baseline,
         "disturbed": ranked.disturbed,
     }
-    return [COLUMNS[name].label for name, holds in held.items() if holds]
+    marks = [COLUMNS[name].label for name, holds in held.items() if holds]
+    return [variant(ranked), *marks] if variant(ranked) else marks
 
 
 def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:

@@ -7,12 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
-from layout_tuner.api.campaigns.tables import (
-    INTERVAL_COLUMNS,
-    PARQUET_TYPE,
-    measurement_rows,
-    parquet,
-)
+from layout_tuner.api.campaigns.tables import PARQUET_TYPE, aside_columns, measurement_rows, parquet
 from layout_tuner.api.dependencies import CampaignName, StoreDep, get_campaign
 from layout_tuner.api.http.query_parameters import TrialFilterDep
 from layout_tuner.api.routes.etags import UNCHANGED, TagDep
@@ -109,7 +104,7 @@ def read_leaderboard(
         document = leaderboard_page(record, page, listing, ranked_by=ranked_by, offset=offset)
         return Response(to_json(document), media_type="application/json", headers=headers)
     rows = measurement_rows(record, page.layouts, source=page.source)
-    more = INTERVAL_COLUMNS if intervals else ()
+    more = aside_columns(rows, intervals=intervals)
     if format == "csv":
         return Response(table_text(rows, more), media_type="text/csv", headers=headers)
     table = parquet(rows, columns_of(rows, more))

@@ -207,7 +207,8 @@ class TrialOfLayout(Document):
     """The layout that it runs; its figures are of this one."""
     layout_key: str
     """The canonical key of the layout; of a cheap probe, of the one that it stands for, and what of
-    it is run."""
+    it is run; of an imported row that others of its layout differ from, that difference in
+    brackets."""
     simulated: bool
     """Whether it is simulated, and not measured."""
     num_devices: int

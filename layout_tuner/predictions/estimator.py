@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables import MeasurementTable, TableCell
+from layout_tuner.search_spaces.tables.columns import PREDICTED_COLUMNS
 from layout_tuner.search_spaces.throughput import Throughput
 
 
@@ -242,14 +243,6 @@ def _calibrated_on(calibration: Calibration) -> dict[str, Any]:
         "clusters": sorted({each.cluster.name for each in known}),
         "num_devices": sorted({each.layout.num_devices for each in known}),
     }
-
-
-PREDICTED_COLUMNS: Final = (
-    "predicted_step_time_s",
-    "predicted_peak_memory_bytes",
-    "predicted_fits",
-)
-"""Seconds a step, bytes of the fullest device's peak, and the probability that it fits."""
 
 
 def with_predictions(

@@ -1,11 +1,20 @@
-"""Counts with singular or plural."""
+"""Counts with singular or plural, and short lists."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def counted(number: int, thing: str) -> str:
     """A number and a noun, which gets an s unless the number is 1."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def listed(texts: Iterable[str], most: int) -> str:
+    """The first texts with commas between them, and the number of the others."""
+    every = list(texts)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return f"{', '.join(every[:most])}{more}"
 
 
 def figure(value: float, digits: int = 4) -> str:

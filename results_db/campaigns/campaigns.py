@@ -81,11 +81,17 @@ MOST_CHOICES: Final = 100
 one request succeeds, so that this many campaigns can be created at once."""
 
 
+def name_taken(name: str) -> CampaignDuplicateError:
+    return CampaignDuplicateError(
+        f"a campaign named {name!r} exists already; choose another name: `name` in the document, or "
+        "--name of `campaign import` and `campaign clone`"
+    )
+
+
 def add_campaign(session: Session, row: Campaign) -> None:
     """Writes a campaign, whose row gets an id; CampaignDuplicateError if the name is taken."""
     session.add(row)
-    taken = f"a campaign named {row.name!r} exists already; choose another name"
-    with refused_unless_unique(CampaignDuplicateError(taken), "campaigns", "name"):
+    with refused_unless_unique(name_taken(row.name), "campaigns", "name"):
         session.flush()
 
 

@@ -28,9 +28,9 @@ from layout_tuner.results_db.models.tables import (
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.rows import campaign_record, layout_columns, trial_layout
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
-from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from layout_tuner.search_spaces.tables.table import Status
+from layout_tuner.search_spaces.tables.variants import variant_key
 from layout_tuner.search_spaces.throughput import Throughput
 from layout_tuner.terminal.plurals import counted
 
@@ -103,7 +103,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         state="COMPLETED",
         reason=IMPORTED,
         message=f"{counted(len(cell.rows), 'row')} of a measurement table{where}",
-        num_legal_layouts=len({row.layout for row in cell.rows}),
+        num_legal_layouts=len({row.identity for row in cell.rows}),
         last_number=len(cell.rows),
         last_ended_seq=len(cell.rows),
         created_at=now,
@@ -123,10 +123,12 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
 
 def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: datetime) -> None:
     """Adds the rows of each table with one statement, since other writers wait."""
-    first_number: dict[Layout, int] = {}
-    num_runs: Counter[Layout] = Counter()
+    first_number: dict[str, int] = {}
+    num_runs: Counter[str] = Counter()
     trials: list[dict[str, Any]] = []
+    differences = cell.differences()
     for number, row in enumerate(cell.rows, 1):
+        key = variant_key(row.layout, differences[row.identity])
         state, reason, message = _ENDS[row.status]
         trial = {
             "campaign_id": campaign_id,
@@ -137,12 +139,12 @@ def _add_trials(session: Session, campaign_id: int, cell: TableCell, now: dateti
             "created_at": now,
             "ended_at": now,
             "ended_seq": number,
-            "repeat_index": num_runs[row.layout],
-            "first_number": first_number.get(row.layout),
+            "repeat_index": num_runs[key],
+            "first_number": first_number.get(key),
         }
-        trials.append(trial | layout_columns(row.layout))
-        first_number.setdefault(row.layout, number)
-        num_runs[row.layout] += 1
+        trials.append(trial | layout_columns(row.layout) | {"layout_key": key})
+        first_number.setdefault(key, number)
+        num_runs[key] += 1
     session.connection().execute(_insert_trial(campaign_id, trials[0]), trials)
     query = select(Trial.number, Trial.id).where(Trial.campaign_id == campaign_id)
     ids = {row.number: row.id for row in session.execute(query)}

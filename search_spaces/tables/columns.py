@@ -79,4 +79,29 @@ OPTIONAL_COLUMNS: Final = (
 )
 """Columns that a table may leave out or leave empty; every other must be there and filled."""
 
+INTERVAL_COLUMNS: Final = (
+    "num_runs",
+    "step_time_low_s",
+    "step_time_high_s",
+    "shortened",
+    "tied_with_first",
+    "rank",
+    "disturbed",
+)
+"""Columns that a leaderboard writes besides, which the format does not define."""
+
+DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
+"""Such columns of single trials."""
+
+PREDICTED_COLUMNS: Final = (
+    "predicted_step_time_s",
+    "predicted_peak_memory_bytes",
+    "predicted_fits",
+)
+"""Columns that `estimate` adds: seconds a step, bytes of the fullest device's peak, and the
+probability that it fits."""
+
+RESULT_COLUMNS: Final = (*INTERVAL_COLUMNS, *DISTURBANCE_COLUMNS, *PREDICTED_COLUMNS)
+"""Columns outside the format that say how a run went, and not how it was set up."""
+
 STATUSES: Final = ("completed", "out_of_memory", "failed")

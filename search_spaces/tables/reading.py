@@ -17,7 +17,7 @@ from layout_tuner.search_spaces.tables.fields import Fields
 from layout_tuner.search_spaces.tables.plausibility import refuse_impossible_cell
 from layout_tuner.search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
 from layout_tuner.search_spaces.tables.table import CellKey, MeasurementTable, TableCell
-from layout_tuner.terminal.plurals import counted
+from layout_tuner.terminal.plurals import counted, listed
 
 MAX_TABLE_BYTES: Final = 32 << 20
 """The largest file that is read: about 150,000 rows, more than any known table."""
@@ -88,11 +88,30 @@ def _parsed(text: str) -> MeasurementTable:
             cells.add(read)
         except SearchSpaceError as error:
             raise TableInvalidError(f"row {number} (line {line}): {error}") from error
+    built = cells.built()
+    notes = reader.notes | Counter(note for cell in built for note in _kept_apart(cell))
     return MeasurementTable(
-        cells=cells.built(),
-        notes=tuple(f"{note} ({counted(rows, 'row')})" for note, rows in reader.notes.items()),
+        cells=built,
+        notes=tuple(f"{note} ({counted(rows, 'row')})" for note, rows in notes.items()),
         aside_columns=tuple(name for name in header if name not in KNOWN_COLUMNS),
     )
+
+
+def _kept_apart(cell: TableCell) -> Iterator[str]:
+    """A note for each row that unknown columns part from others of its layout."""
+    differences = cell.differences()
+    values: dict[tuple[str, ...], dict[str, None]] = {}
+    for pairs in differences.values():
+        seen = values.setdefault(tuple(name for name, _ in pairs), {})
+        seen.update(dict.fromkeys(shown(value) for _, value in pairs))
+    for row in cell.rows:
+        names = tuple(name for name, _ in differences[row.identity])
+        if names:
+            those = f" ({listed(values[names], 3)})" if len(names) == 1 else ""
+            yield (
+                f"rows of one layout differ in {listed(map(shown, names), 3)}{those}, which the "
+                "format does not know: they are kept apart"
+            )
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:

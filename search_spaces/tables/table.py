@@ -15,6 +15,12 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import STATUSES
+from layout_tuner.search_spaces.tables.variants import (
+    Identity,
+    Variant,
+    differences,
+    variant_of,
+)
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.simulator import SIMULATED, is_simulator, says_simulated
 
@@ -68,6 +74,11 @@ class TableRow:
                 raise TableInvalidError(
                     f"status is {self.status} and {name} {has}; a completed row has it, no other does"
                 )
+
+    @property
+    def identity(self) -> Identity:
+        """Its layout, and how else it was run: rows with the same identity are repeats."""
+        return self.layout, variant_of(self.aside)
 
     @property
     def name(self) -> str:
@@ -141,17 +152,21 @@ class TableCell:
     def __post_init__(self) -> None:
         for row in self.rows:
             _refuse_foreign(self.key, row)
-        for repeats in _by_layout(self.rows).values():
+        for repeats in _by_identity(self.rows).values():
             _refuse_contradictions(repeats)
 
     @property
     def merged(self) -> tuple[TableRow, ...]:
-        """One row a layout, in the order of the first of each.
+        """One row an identity, in the order of the first of each.
 
         Of repeats that completed the median counts (by step time; of two the mean), and a repeat
         that failed is forgotten: it shows that a run can crash, not that the layout does.
         """
-        return tuple(_merge(repeats) for repeats in _by_layout(self.rows).values())
+        return tuple(_merge(repeats) for repeats in _by_identity(self.rows).values())
+
+    def differences(self) -> dict[Identity, Variant]:
+        """By identity, what parts it from others of its layout; see `variants.differences`."""
+        return differences(row.identity for row in self.rows)
 
     @property
     def num_completed(self) -> int:
@@ -176,10 +191,10 @@ class MeasurementTable:
         return tuple(sorted(rows, key=lambda row: row.number))
 
 
-def _by_layout(rows: tuple[TableRow, ...]) -> dict[Layout, list[TableRow]]:
-    groups: dict[Layout, list[TableRow]] = {}
+def _by_identity(rows: tuple[TableRow, ...]) -> dict[Identity, list[TableRow]]:
+    groups: dict[Identity, list[TableRow]] = {}
     for row in rows:
-        groups.setdefault(row.layout, []).append(row)
+        groups.setdefault(row.identity, []).append(row)
     return groups
 
 

@@ -133,7 +133,8 @@ def _second_campaign(
         raise click.ClickException(
             f"campaign {source.name} has {len(ranked)} ranked layouts; an order needs two"
         )
-    sample = [ranked[rank - 1].layout.to_mapping() for rank in sampled_ranks(len(ranked))]
+    chosen = dict.fromkeys(ranked[rank - 1].layout for rank in sampled_ranks(len(ranked)))
+    sample = [layout.to_mapping() for layout in chosen]
     changes: dict[str, Any] = {
         "name": name,
         "objective": source.objective,
@@ -158,7 +159,7 @@ def _second_campaign(
     else:
         spec = found.stored.spec
         # The leaderboard may have changed since the sample was taken.
-        if spec.layouts and {each.key for each in spec.layouts} <= {t.layout_key for t in ranked}:
+        if spec.layouts and {each.key for each in spec.layouts} <= {t.layout.key for t in ranked}:
             changes["layouts"] = [each.to_mapping() for each in spec.layouts]
         wanted = _content(CampaignSpec.from_mapping({**source.stored.spec.to_mapping(), **changes}))
         differing = [field for field, value in _content(spec).items() if value != wanted[field]]
@@ -197,20 +198,20 @@ def _wait(client: Client, name: str) -> CampaignDetail:
 def _compare(client: Client, source: CampaignDetail, second: CampaignDetail) -> list[_Compared]:
     """The layouts of the sample in both trainers, in our order."""
     sample = list(client.trials(second.name))
-    keys = {trial.layout_key for trial in sample}
+    keys = {trial.layout.key for trial in sample}
     page = client.leaderboard(second.name, objective=source.objective, limit=_MOST)
-    theirs = {trial.layout_key: trial for trial in page.trials}
+    theirs = {trial.layout.key: trial for trial in page.trials}
     failures = {
-        trial.layout_key: f"{trial.reason}: {trial.message}" for trial in sample if trial.reason
+        trial.layout.key: f"{trial.reason}: {trial.message}" for trial in sample if trial.reason
     }
     return [
         _Compared(
             ours=ours,
-            theirs=theirs.get(ours.layout_key),
-            failure=failures.get(ours.layout_key, "not measured"),
+            theirs=theirs.get(ours.layout.key),
+            failure=failures.get(ours.layout.key, "not measured"),
         )
         for ours in client.leaderboard(source.name, limit=_MOST).trials
-        if ours.layout_key in keys
+        if ours.layout.key in keys
     ]
 
 

@@ -148,3 +148,35 @@ def test_the_commands_import_a_table_print_it_again_and_say_which_row_is_wrong(
 
     file.write_text(make_text(make_row(), make_row(tp=3)))
     ends(command("campaign", "import", str(file)), 2, "row 2 (line 3): tp*pp*dp=3*2*2=12")
+
+
+def test_layouts_that_an_unknown_column_parts_have_their_own_places(
+    api: Api, command: Command
+) -> None:
+    rows = [
+        make_row(technique=name, step_time_s=step, **layout)
+        for place, layout in enumerate(layouts()[:4])
+        for name, step in (("eager", 0.6 + place / 100), ("compile", 0.5 + place / 100))
+    ]
+    answer = post(api, make_text(*rows), name="parted")
+    assert "differ in 'technique' ('eager', 'compile')" in "\n".join(answer["notes"])
+    page = api.get("/campaigns/parted/leaderboard")
+    assert page["total"] == len(rows)
+    assert page["trials"][0]["layout_key"].endswith("[technique=compile]")
+    shown = ends(command("leaderboard", "parted"), 0).stdout
+    assert "technique=compile" in shown
+    assert "technique=eager" in shown
+    assert "technique=eager" in api.http.get("/campaigns/parted").text
+    written = ends(command("leaderboard", "parted", "--csv"), 0).stdout
+    again = read_table(written)
+    assert again.aside_columns == ("variant",)
+    assert len(again.cells[0].merged) == len(rows)
+    assert unnumbered(read_table(api.http.get("/v1/campaigns/parted/table").text)) == unnumbered(
+        read_table(make_text(*rows))
+    )
+
+
+def test_a_taken_name_says_by_which_option_another_is_given(api: Api) -> None:
+    post(api, make_text(make_row()), name="twice")
+    refused = post(api, make_text(make_row()), 409, name="twice")["detail"]
+    assert "choose another name: `name` in the document, or --name of `campaign import`" in refused

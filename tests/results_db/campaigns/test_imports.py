@@ -182,3 +182,29 @@ def test_imported_trials_teach_only_campaigns_that_name_their_import(store: Stor
     assert [trial.layout for trial in known] == [row.layout for row in imported.cell.rows]
     assert {trial.software for trial in known} == {"made up"}
     assert [trial.step_time_s for trial in known] == [r.step_time_s for r in imported.cell.rows]
+
+
+def test_rows_of_one_layout_that_a_column_parts_are_layouts_of_their_own(store: Store) -> None:
+    rows = [
+        make_row(technique=name, step_time_s=step)
+        for name, step in (
+            ("eager", 0.6),
+            ("compile", 0.5),
+            ("eager", 0.62),
+            ("a~b\u00e4" * 40, 0.7),
+            ("", 0.8),
+        )
+    ]
+    new = make_import("parted", *rows)
+    (campaign,) = store.imports.add([new])
+    assert campaign.num_legal_layouts == 4
+    trials = store.trials.find(campaign.id)
+    key = trials[0].layout.key
+    keys = [trial.layout_key.removeprefix(key) for trial in sorted(trials, key=lambda t: t.number)]
+    assert keys[:3] == ["[technique=eager]", "[technique=compile]", "[technique=eager]"]
+    assert keys[4] == "[technique=]"
+    assert len(keys[3]) == 50
+    assert "~" not in keys[3]
+    page = store.leaderboard.page_of_layouts(campaign.id, limit=10)
+    assert [round(each.step_time_s, 3) for each in page.layouts] == [0.5, 0.61, 0.7, 0.8]
+    assert store.imports.table(campaign.id).cells == (new.cell,)

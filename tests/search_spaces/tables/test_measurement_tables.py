@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.predictions.belief.known_measurements import knowledge_of
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import TableInvalidError, TableRow, read_table, write_table
 from layout_tuner.search_spaces.tables import reading as reading_module
-from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
+from layout_tuner.search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS, OPTIONAL_COLUMNS
 from layout_tuner.search_spaces.tables.table import own_source, software_of_source
 from tests.search_spaces.tables.tables import make_row, make_text
 
@@ -334,3 +335,51 @@ def test_lines_of_a_file_may_end_in_any_way_also_in_one_file(tmp_path: Path, end
     )
     assert found == expected
     assert read_table(str(path)) == read_table(path)
+
+
+def test_rows_that_differ_in_an_unknown_column_stay_apart_and_the_column_is_named() -> None:
+    rows = (
+        make_row(technique="eager", step_time_s=0.6, node="n1"),
+        make_row(technique="compile", step_time_s=0.5, node="n1"),
+        make_row(technique="eager", step_time_s=0.64, node="n1 "),
+        make_row(technique="eager", tp=4, pp=1, node="n2"),
+    )
+    table = read_table(make_text(*rows))
+    (cell,) = table.cells
+    assert [row.step_time_s for row in cell.merged] == [0.62, 0.5, 0.5]
+    (note,) = [note for note in table.notes if "differ" in note]
+    assert note == (
+        "rows of one layout differ in 'technique' ('eager', 'compile'), which the format does not "
+        "know: they are kept apart (3 rows)"
+    )
+    assert [sample.step_time_s for sample in knowledge_of(table.cells)] == [0.62, 0.5, 0.5]
+    assert read_table(write_table(table)) == table
+
+
+def test_runs_that_an_unknown_column_parts_do_not_contradict_each_other() -> None:
+    full = make_row(technique="eager", status="out_of_memory")
+    table = read_table(make_text(full, make_row(technique="compile"), make_row(step_time_s=9)))
+    assert [row.status for row in table.cells[0].merged] == ["out_of_memory", *["completed"] * 2]
+    with pytest.raises(TableInvalidError, match=r"row 2 .* and row 1 .* contradict each other"):
+        read_table(make_text(full, make_row(technique=" eager")))
+
+
+def test_columns_of_results_and_of_row_numbers_part_no_repeats() -> None:
+    for name in ("others_share", "rank", "predicted_fits", "", "Unnamed: 0"):
+        rows = (make_row(**{name: place}) for place in (1, 2))
+        table = read_table(make_text(*rows))
+        assert len(table.cells[0].merged) == 1, name
+        assert not [note for note in table.notes if "differ" in note]
+
+
+def test_a_note_about_many_columns_names_some() -> None:
+    columns = ("a", "b", "c", "d", "e")
+    rows = [make_row(**dict.fromkeys(columns, f"{place}")) for place in range(3)]
+    notes = "\n".join(read_table(make_text(*rows)).notes)
+    assert "differ in 'a', 'b', 'c' and 2 more, which the format does not know" in notes
+
+
+def test_every_column_of_the_format_is_in_its_reference() -> None:
+    page = Path("docs/reference/measurement-tables.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert [c for c in (*COLUMNS, *EXTRA_COLUMNS) if not any(f"`{c}`" in row for row in rows)] == []

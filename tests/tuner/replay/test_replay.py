@@ -581,3 +581,9 @@ def test_the_command_judges_some_cells_from_others(tmp_path: Path) -> None:
     shown = CliRunner().invoke(replay, [*arguments, *known])
     assert shown.exit_code == 0
     assert "Kendall tau within cells, mean" in shown.stdout
+
+
+def test_a_cell_with_a_layout_that_a_column_parts_is_not_replayed() -> None:
+    (parted,) = read_table(make_text(*(make_row(mode=mode) for mode in "ab"))).cells
+    with pytest.raises(ReplayFailedError, match=r"rows of the layout n2-.* differ in 'mode'"):
+        CellLayouts(parted)
