@@ -14,8 +14,7 @@ _NOT_COVERED: Final[Mapping[str, str]] = (
     dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
     | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
     | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
-    | dict.fromkeys(("mla", "q_lora_rank", "kv_lora_rank"), "multi-head latent attention")
-    | dict.fromkeys(("deepseek", "deepseek_v3"), "multi-head latent attention")
+    | dict.fromkeys(("mla", "deepseek", "deepseek_v3"), "multi-head latent attention")
     | dict.fromkeys(("lora", "lora_rank", "peft"), "fine-tuning with adapters")
     | dict.fromkeys(("dualpipe", "zbv"), "pipeline schedules that fold the stages")
     | dict.fromkeys(("t5", "bert", "vit", "mamba", "encoder_layers"), "models other than decoders")
@@ -32,6 +31,8 @@ _OTHER_NAMES: Final[Mapping[str, str]] = (
     | dict.fromkeys(("expert", "expert_model"), "ep")
     | dict.fromkeys(("expert_tensor", "expert_tensor_model"), "etp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
+    | dict.fromkeys(("num_virtual_stages_per_pipeline_rank",), "vpp")
+    | dict.fromkeys(("num_distributed_optimizer_instances",), "zero_replicas")
     | dict.fromkeys(("zero_bubble", "gpipe", "pipeline_schedule", "pp_engine"), "schedule")
     | dict.fromkeys(("use_tp_pp_dp_mapping", "mesh_order", "rank_mapping"), "rank_order")
     | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
@@ -41,17 +42,21 @@ _OTHER_NAMES: Final[Mapping[str, str]] = (
     | dict.fromkeys(("gas", "gradient_accumulation_steps"), "num_microbatches")
     | dict.fromkeys(("activation_checkpointing", "recompute_granularity"), "recompute")
     | dict.fromkeys(("dtype", "mixed_precision", "fp8_format"), "precision")
-    | dict.fromkeys(("num_local_experts", "n_routed_experts", "experts"), "num_experts")
-    | dict.fromkeys(("top_k", "moe_router_topk", "num_experts_per_tok"), "experts_per_token")
-    | dict.fromkeys(("moe_intermediate_size",), "moe_ffn_hidden_size")
-    | dict.fromkeys(("moe_shared_expert_intermediate",), "shared_expert_ffn_hidden_size")
-    | dict.fromkeys(("first_k_dense_replace",), "num_dense_layers")
-    | dict.fromkeys(("sliding_window", "window"), "attention_window")
-    | dict.fromkeys(("kv_channels",), "head_dim")
-    | dict.fromkeys(("qk_layernorm",), "qk_norm")
     | dict.fromkeys(("mixtral", "qwen_moe", "qwen3_moe"), "llama")
 )
-"""The names that documents of this program use, by those of trainers."""
+"""The names that documents of this program use, by those of trainers.
+
+Those of a model's fields are in `search_spaces/models/foreign_words.py`.
+"""
+
+_SAID_OTHERWISE: Final[Mapping[str, str]] = {
+    "num_layers_per_virtual_pipeline_stage": "vpp = num_layers / pp / this number",
+    "use_distributed_optimizer": "zero_stage: 1",
+    "data_parallel_sharding_strategy": "zero_stage: 2 for optim_grads, 3 for optim_grads_params",
+    "recompute_activations": "recompute: selective",
+    "deepspeed_activation_checkpointing": "recompute: full",
+}
+"""What documents of this program say, by words of trainers with other values."""
 
 _ENDINGS: Final = ("_size", "_degree", "_parallel", "_parallelism")
 
@@ -60,10 +65,12 @@ def known_word(name: object) -> str:
     """The end of a message about a word that is known and not accepted; empty: it is not known."""
     if not isinstance(name, str):
         return ""
-    word = name[:80].lower().replace("-", "_")
+    word = name[:80].lower().lstrip("-").replace("-", "_")
     for _ in range(len(_ENDINGS)):
         if word in _NOT_COVERED:
             return f' ({_NOT_COVERED[word]}: not covered, see "What is covered" in README.md)'
+        if word in _SAID_OTHERWISE:
+            return f" (here it is said as {_SAID_OTHERWISE[word]})"
         if word in _OTHER_NAMES:
             return f" (here it is called {_OTHER_NAMES[word]!r})"
         word = next((word.removesuffix(end) for end in _ENDINGS if word.endswith(end)), word)

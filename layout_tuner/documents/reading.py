@@ -83,13 +83,25 @@ def refuse_unknown(
 
 
 def unknown_names(
-    given: Collection[str], known: Collection[str], error: type[SearchSpaceError], what: str
+    given: Collection[str],
+    known: Collection[str],
+    error: type[SearchSpaceError],
+    what: str,
+    *,
+    known_as: Callable[[str], str] = known_word,
 ) -> Iterator[SearchSpaceError]:
-    """An error for each name outside `known`, with the nearest and all known names."""
+    """An error for each name outside `known`: what it is known as, or the nearest known name.
+
+    All known names follow once, in the first error about a name that is not known as anything.
+    """
+    listing = _all_of(known)
     for name in given:
         if name not in known:
             field = name if is_name(name) else shown(name)
-            yield error.of_field(field, f"unknown {what} {shown(name)}{nearest(name, known)}")
+            hint = known_as(name) if known else ""
+            if not hint:
+                hint, listing = f"{_guess(name, known)}{listing}", ""
+            yield error.of_field(field, f"unknown {what} {shown(name)}{hint}")
 
 
 def read_fields_of(
@@ -113,13 +125,28 @@ def read_fields_of(
 
 def nearest(name: object, known: Collection[str]) -> str:
     """The end of a message about an unknown name: the nearest known name, and all known names."""
-    if not known:
-        return "; there are none to choose from"
-    if known_as := known_word(name):
-        return f"{known_as}; choose from {', '.join(known)}"
-    matches = difflib.get_close_matches(name[:80], known, n=1) if isinstance(name, str) else []
-    guess = f" (did you mean {matches[0]!r}?)" if matches else ""
-    return f"{guess}; choose from {', '.join(known)}"
+    return f"{known_word(name) or _guess(name, known)}{_all_of(known)}"
+
+
+def _all_of(known: Collection[str]) -> str:
+    return f"; choose from {', '.join(known)}" if known else "; there are none to choose from"
+
+
+def _guess(name: object, known: Collection[str]) -> str:
+    """The nearest name whose words are all like those of the name that was given."""
+    if not isinstance(name, str):
+        return ""
+    for match in difflib.get_close_matches(name[:80], known, n=3):
+        words = re.split("[_-]", match)
+        if all(_is_like_one_of(word, words) for word in re.split("[_-]", name[:80])):
+            return f" (did you mean {match!r}?)"
+    return ""
+
+
+def _is_like_one_of(word: str, words: Collection[str]) -> bool:
+    """Also a word of a letter or two, which has too few to be judged by."""
+    begins = any(each and (each.startswith(word) or word.startswith(each)) for each in words)
+    return len(word) < 3 or begins or bool(difflib.get_close_matches(word, words, n=1))
 
 
 def read_choice(

@@ -52,6 +52,7 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
+from layout_tuner.search_spaces.models.foreign_model import model_words
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import (
@@ -62,6 +63,7 @@ from layout_tuner.search_spaces.objectives import (
 )
 from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
 from layout_tuner.search_spaces.spaces.space_presets import resolve_space, space_knobs
+from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.units import GIB
@@ -201,8 +203,13 @@ class CampaignSpec:
     ) -> Self:
         given = read_mapping(mapping, CampaignInvalidError, "the campaign")
         problems = Problems(CampaignInvalidError)
+        of_model = model_words(name for name in given if name not in _DOCUMENT_FIELDS)
+        if of_model:
+            which = listed(map(shown, of_model), 5)
+            problems.note(f"{which} describe the model: write them below `model`", field="model")
+        others = [name for name in given if name not in of_model]
         problems.add(
-            *unknown_names(given, _DOCUMENT_FIELDS, CampaignInvalidError, "campaign field")
+            *unknown_names(others, _DOCUMENT_FIELDS, CampaignInvalidError, "campaign field")
         )
         # A wrong field is skipped here, so that one error can list all problems.
         values = {name: value for name, value in given.items() if name in _DOCUMENT_FIELDS}

@@ -19,6 +19,7 @@ from layout_tuner.documents.reading import (
     unknown_names,
 )
 from layout_tuner.errors import ModelShapeInvalidError
+from layout_tuner.search_spaces.models.foreign_model import read_foreign
 from layout_tuner.search_spaces.physical_ranges import Range
 
 Family = Literal["gpt", "llama"]
@@ -392,7 +393,9 @@ class ModelShape:
         """
         known = tuple(field.name for field in fields(cls))
         given = read_mapping(mapping, ModelShapeInvalidError, "the model")
-        values = {name: value for name, value in given.items() if name in known}
+        foreign = read_foreign(given, known)
+        values = dict(foreign.fields)  # what they state is not missing
+        values |= {name: value for name, value in given.items() if name in known}
         values.setdefault("name", "custom")
         values.setdefault("num_kv_heads", values.get("num_heads"))
         values.setdefault("tied_embeddings", values.get("family") == "gpt")
@@ -407,15 +410,28 @@ class ModelShape:
         if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
             values.setdefault("ffn_hidden_size", 4 * values["hidden_size"])
         problems = Problems()
-        problems.add(*unknown_names(given, known, ModelShapeInvalidError, "model field"))
-        for name in known:
-            is_optional = optional.get(name, "") is None or (
-                name == "num_kv_heads" and name not in given
-            )
-            if values.get(name) is None and not is_optional:
-                problems.add(
-                    ModelShapeInvalidError.of_field(name, f"the model's {name} is missing")
+        missing = [
+            name
+            for name in known
+            if values.get(name) is None
+            and optional.get(name, "") is not None
+            and (name != "num_kv_heads" or name in given)
+        ]
+        if foreign.is_whole_model:
+            problems.add(ModelShapeInvalidError(foreign.sentence(missing, given)))
+        else:
+            problems.add(
+                *unknown_names(
+                    given,
+                    known,
+                    ModelShapeInvalidError,
+                    "model field",
+                    known_as=lambda name: foreign.hint(name) or known_word(name),
                 )
+            )
+            for name in missing:
+                said = f"the model's {name} is missing"
+                problems.add(ModelShapeInvalidError.of_field(name, said))
         stated = {name: value for name, value in values.items() if given.get(name) is not None}
         problems.add(*_wrong_fields(stated))
         problems.refuse()

@@ -1,0 +1,362 @@
+"""Reads descriptions of models in the words of other software, and says what they are here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from layout_tuner.documents.not_covered import known_word
+from layout_tuner.documents.reading import shown, word_of
+from layout_tuner.search_spaces.models.foreign_words import (
+    ACTIVATIONS,
+    EXPERTS,
+    GATED,
+    GATED_LAYERNORM,
+    HUGGING_FACE,
+    MEGATRON_LM,
+    MODEL_TYPES,
+    NESTED,
+    NORMS,
+    NOT_COVERED,
+    OF_HUGGING_FACE,
+    OF_MEGATRON_LM,
+    OF_OTHER_LAYERS,
+    OTHER_LAYERS,
+    OUR_FIELDS,
+    ROTARY,
+    SAME_VALUE,
+    STEPS,
+    TWO_MATRICES,
+    WINDOWS,
+    WITHOUT_EFFECT,
+    WITHOUT_EFFECT_ALIKE,
+)
+from layout_tuner.terminal.plurals import listed
+
+_MOST_FIELDS: Final = 5
+"""Most fields of ours in one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignModel:
+    """A description of a model in the words of other software."""
+
+    source: str = ""
+    """Whose words they are; empty: not known."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Values by the names that `ModelShape` uses, of the words that are not the same there."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """The word of each of these fields."""
+    not_covered: Mapping[str, str] = field(default_factory=dict)
+    """By word, what it says that no field of ours can."""
+    without_effect: tuple[str, ...] = ()
+    """Words that say nothing that affects a layout."""
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether several words are foreign, so that one sentence about all of them is due."""
+        return len(self.words) + len(self.not_covered) + len(self.without_effect) > 1
+
+    def hint(self, word: str) -> str:
+        """The end of a message about one word; empty: it is not known."""
+        if what := self.not_covered.get(word):
+            return f' ({what}: not covered, see "What is covered" in README.md)'
+        for ours, theirs in self.words.items():
+            if theirs == word:
+                is_same = OUR_FIELDS.get(_name_of(word)) == ours
+                return f" (here it is {f'called {ours!r}' if is_same else self._said(ours)})"
+        if word not in self.without_effect:
+            return ""
+        return known_word(word) or " (it has no effect on layouts: leave it out)"
+
+    def sentence(self, missing: Sequence[str], stated: Mapping[str, Any]) -> str:
+        """What to write in place of all the words, with at most five fields of ours.
+
+        `missing` are the needed fields that no word states, `stated` those in our own words.
+        """
+        if {TWO_MATRICES, GATED_LAYERNORM} & set(self.not_covered.values()):
+            missing = [name for name in missing if name != "family"]
+        parts = [f"these are words of {self.source or 'other software'}"]
+        for word, what in list(self.not_covered.items())[:2]:
+            parts.append(f"{shown(word)} is not covered: {what}")
+        if most := max(_MOST_FIELDS - len(missing), 0):
+            said = [
+                f"{self._said(ours)} for {shown(self.words[ours])}"
+                for ours, value in self.fields.items()
+                if stated.get(ours) != value
+            ]
+            parts += [f"write {listed(said, most)}"] if said else []
+        if missing:
+            parts.append(f"state {listed(missing, _MOST_FIELDS)}, which no word says")
+        if self.without_effect:
+            parts.append(f"without effect here: {listed(map(shown, self.without_effect), 3)}")
+        if self.unknown:
+            unknown = [f"{shown(word)}{known_word(word)}" for word in self.unknown]
+            parts.append(f"no fields of a model here: {listed(unknown, 3)}")
+        return "; ".join(parts)
+
+    def _said(self, ours: str) -> str:
+        value = self.fields[ours]
+        is_plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and value)
+        return f"{ours}={word_of(value)[:80]}" if is_plain else ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a word and its value mean."""
+
+    field: str = ""
+    """The field of ours; empty: none."""
+    value: Any = None
+    not_covered: str = ""
+
+
+_NOTHING: Final = _Said()
+_Document = Mapping[str, Any]
+"""Values by normalized name."""
+
+
+def read_foreign(document: Mapping[str, Any], known: Sequence[str]) -> ForeignModel:
+    """What the fields of a document say that are none of the `known` ones of `ModelShape`."""
+    named = _flat(document)
+    values = {name: value for name, (_, value) in named.items()}
+    said: dict[str, _Said] = {}
+    unknown = []
+    for name, (word, value) in named.items():
+        if word in known:
+            continue
+        meaning = _Said(name, value) if name in known else _meaning(name, value, values)
+        if meaning is None:
+            unknown.append(word)
+        else:
+            said[word] = meaning
+    fields = {each.field: each.value for each in said.values() if each.field}
+    fields = _without_contradictions(fields, values)
+    words = {each.field: word for word, each in said.items() if each.field in fields}
+    return ForeignModel(
+        source=_source(values),
+        fields={name: fields[name] for name in known if name in fields},
+        words=words,
+        not_covered={word: each.not_covered for word, each in said.items() if each.not_covered},
+        without_effect=tuple(
+            word for word, each in said.items() if not each.not_covered and each.field not in fields
+        ),
+        unknown=tuple(unknown),
+    )
+
+
+def _flat(document: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Words and values by name: in lower case, with underscores, without `--` in front."""
+    found: dict[str, tuple[str, Any]] = {}
+    for word, value in document.items():
+        name = _name_of(word)
+        if name in NESTED and isinstance(value, Mapping):
+            found |= {key: each for key, each in _flat(value).items() if key not in found}
+        else:
+            found[name] = (word, value)
+    return found
+
+
+def _name_of(word: str) -> str:
+    return word[:80].lower().lstrip("-").replace("-", "_")
+
+
+def _source(values: _Document) -> str:
+    if not OF_HUGGING_FACE.isdisjoint(values):
+        return HUGGING_FACE
+    return "" if OF_MEGATRON_LM.isdisjoint(values) else MEGATRON_LM
+
+
+def _without_contradictions(fields: dict[str, Any], values: _Document) -> dict[str, Any]:
+    """Without widths that a mixture of experts does not have, or the experts of a dense model."""
+    stated = {**values, **fields}
+    experts = stated.get("num_experts")
+    if experts in (None, 0, 1):
+        dense = {"num_experts", "experts_per_token", "moe_ffn_hidden_size", "num_dense_layers"}
+        return {name: value for name, value in fields.items() if name not in dense}
+    if stated.get("moe_ffn_hidden_size") and not stated.get("num_dense_layers"):
+        return {name: value for name, value in fields.items() if name != "ffn_hidden_size"}
+    return fields
+
+
+def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
+    """What a word says; None: it is not known."""
+    if name in _SPECIAL:
+        return _SPECIAL[name](value, values)
+    if name in STEPS:
+        return _NOTHING if value in (None, 0, 1) else _Said(not_covered=EXPERTS)
+    if name in NOT_COVERED:
+        return _Said(not_covered=NOT_COVERED[name]) if value else _NOTHING
+    if OF_OTHER_LAYERS.fullmatch(name):
+        return _Said(not_covered=OTHER_LAYERS) if value else _NOTHING
+    if ours := OUR_FIELDS.get(name):
+        is_unstated = value is None or (value == 0 and value is not False)
+        return _NOTHING if is_unstated else _Said(ours, value)
+    if name in WITHOUT_EFFECT or WITHOUT_EFFECT_ALIKE.fullmatch(name):
+        return _NOTHING
+    return None
+
+
+def _dense_first(is_dense: Sequence[bool]) -> _Said:
+    """Whether each layer is dense, as a number of dense layers at the beginning."""
+    first = is_dense.index(False) if False in is_dense else len(is_dense)
+    if any(is_dense[first:]):
+        return _Said(not_covered=EXPERTS)
+    return _Said("num_dense_layers", first) if first else _NOTHING
+
+
+def _frequency(value: Any, _: _Document) -> _Said:
+    """Megatron-LM's --moe-layer-freq, an expression of a list, too; DeepSeek has the number 1."""
+    found = re.fullmatch(r"\(?\[0\]\*(\d+) ?\+ ?\[1\]\*\d+\)?", str(value))
+    if found:
+        return _Said("num_dense_layers", int(found[1]))
+    if isinstance(value, list):
+        return _dense_first([not each for each in value])
+    return _NOTHING if value in (None, 1, "1") else _Said(not_covered=EXPERTS)
+
+
+def _dense_layers(value: Any, _: _Document) -> _Said:
+    """Positions of the dense layers, from 0."""
+    if not value:
+        return _NOTHING
+    is_first = isinstance(value, list) and value == list(range(len(value)))
+    return _Said("num_dense_layers", len(value)) if is_first else _Said(not_covered=EXPERTS)
+
+
+def _expert_layers(value: Any, values: _Document) -> _Said:
+    """Positions of the layers with experts, from 0, in a list or a text such as "3,4,5"."""
+    places = str(value).strip("[]").replace(" ", "").split(",") if value else []
+    if not places:
+        return _NOTHING
+    num_layers = _whole(values, "num_layers")
+    first = num_layers - len(places)
+    if first < 0 or places != [str(place) for place in range(first, num_layers)]:
+        return _Said(not_covered=EXPERTS)
+    return _Said("num_dense_layers", first) if first else _NOTHING
+
+
+def _last_expert_layer(value: Any, values: _Document) -> _Said:
+    """The position of the last layer with experts; -1 is the last layer."""
+    last = (None, -1, _whole(values, "num_layers") - 1)
+    return _NOTHING if value in last else _Said(not_covered=EXPERTS)
+
+
+def _whole(values: _Document, ours: str) -> int:
+    """The value of a field of ours under any name; 0: it is not stated as a whole number."""
+    names = (ours, *SAME_VALUE[ours].split())
+    found = [values[name] for name in names if isinstance(values.get(name), int)]
+    return min(found[0], 1 << 20) if found else 0
+
+
+def _full_attention(is_full: Sequence[bool]) -> _Said:
+    every = is_full.index(True) + 1 if True in is_full else 0
+    if every < 2 and all(each == bool(every) for each in is_full):
+        return _NOTHING
+    pattern = [every > 1 and (place + 1) % every == 0 for place in range(len(is_full))]
+    if list(is_full) != pattern:
+        return _Said(not_covered=WINDOWS)
+    return _Said("full_attention_every", every)
+
+
+def _layer_types(value: Any, _: _Document) -> _Said:
+    if not isinstance(value, list) or not value:
+        return _NOTHING
+    if not {"full_attention", "sliding_attention"} >= set(map(str, value)):
+        return _Said(not_covered=OTHER_LAYERS)
+    return _full_attention([each == "full_attention" for each in value])
+
+
+def _window_skips(value: Any, _: _Document) -> _Said:
+    """Megatron-LM's --window-attn-skip-freq: every n-th layer is full, or 1 for a windowed one."""
+    if isinstance(value, list):
+        return _full_attention([not each for each in value])
+    return _Said("full_attention_every", value) if value else _NOTHING
+
+
+def _window_size(value: Any, _: _Document) -> _Said:
+    """Megatron-LM's --window-size, which does not count the token itself."""
+    found = re.match(r"[\[(]?(\d+),", str(value))
+    if found:
+        return _Said("attention_window", int(found[1]) + 1)
+    is_number = isinstance(value, int) and value > 0
+    return _Said("attention_window", value) if is_number else _NOTHING
+
+
+def _sliding_window(value: Any, values: _Document) -> _Said:
+    """Qwen's has an effect if `use_sliding_window` is true, from layer `max_window_layers` on."""
+    if value is None or values.get("use_sliding_window") is False:
+        return _NOTHING
+    first = values.get("max_window_layers")
+    if values.get("use_sliding_window") and isinstance(first, int) and first > 0:
+        return _Said(not_covered=WINDOWS) if first < _whole(values, "num_layers") else _NOTHING
+    return _Said("attention_window", value)
+
+
+def _shared_experts(value: Any, values: _Document) -> _Said:
+    """A number of shared experts; ours is the width of all of them together."""
+    if not value:
+        return _NOTHING
+    width = _whole(values, "moe_ffn_hidden_size")
+    is_known = width and isinstance(value, int)
+    return _Said(
+        "shared_expert_ffn_hidden_size",
+        value * width if is_known else f"{shown(value)} * moe_intermediate_size",
+    )
+
+
+def _family(_: Any, values: _Document) -> _Said:
+    """The family by the feed-forward, the norms and the positions."""
+    activation = next((values[name] for name in ACTIVATIONS if name in values), "")
+    is_gated = values.get("swiglu") or values.get("gated_linear_unit") or activation in GATED
+    is_gated = is_gated or str(values.get("model_type", "")).startswith(
+        ("gemma", "recurrent_gemma")
+    )
+    stated = str(values.get("normalization", ""))
+    has = {kind: stated == kind or set(words) & set(values) for kind, words in NORMS.items()}
+    positions = str(values.get("position_embedding_type", ""))
+    is_rotary = not ROTARY.isdisjoint(values) or positions.startswith(("rope", "rotary"))
+    if is_gated:
+        only_layernorm = has["LayerNorm"] and not has["RMSNorm"]
+        return _Said(not_covered=GATED_LAYERNORM) if only_layernorm else _Said("family", "llama")
+    if has["RMSNorm"] or is_rotary or values.get("family") == "llama":
+        return _Said(not_covered=TWO_MATRICES)
+    return _Said("family", "gpt")
+
+
+_SPECIAL: Final[Mapping[str, Callable[[Any, _Document], _Said]]] = {
+    **dict.fromkeys((*ACTIVATIONS, "swiglu", "gated_linear_unit"), _family),
+    **dict.fromkeys(
+        ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), _shared_experts
+    ),
+    "model_type": lambda value, _: _Said(not_covered=MODEL_TYPES.get(str(value), "")),
+    "moe_layer_freq": _frequency,
+    "mlp_only_layers": _dense_layers,
+    "moe_layers": _expert_layers,
+    "moe_layers_enum": _expert_layers,
+    "moe_layer_end_index": _last_expert_layer,
+    "mlp_layer_types": lambda value, _: _dense_first(
+        [each == "dense" for each in value] if isinstance(value, list) else []
+    ),
+    "layer_types": _layer_types,
+    "window_attn_skip_freq": _window_skips,
+    "window_size": _window_size,
+    "sliding_window": _sliding_window,
+    "multi_query": lambda value, _: _Said("num_kv_heads", 1) if value else _NOTHING,
+    "untie_embeddings_and_output_weights": lambda value, _: _Said("tied_embeddings", not value),
+}
+"""Words whose value is not that of a field of ours."""
+
+WORDS: Final = frozenset((*OUR_FIELDS, *_SPECIAL, *STEPS, *NOT_COVERED))
+"""All words with a meaning for the shape."""
+
+
+def model_words(words: Iterable[str]) -> list[str]:
+    """Those words that describe a model, here or elsewhere; nothing where fewer than two do."""
+    names = {word: _name_of(word) for word in words}
+    if sum(name in WORDS or name in SAME_VALUE for name in names.values()) < 2:
+        return []
+    known = (word for word, name in names.items() if name in SAME_VALUE or _meaning(name, None, {}))
+    return list(known)

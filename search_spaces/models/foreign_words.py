@@ -1,0 +1,172 @@
+"""What Hugging Face's config.json and Megatron-LM's options call the parts of a model's shape.
+
+The words were read in transformers 5.24.0 (`models/*/configuration_*.py`) and in Megatron-LM of
+August 2026 (`megatron/training/arguments.py`). A word with a value has one of three meanings: a
+field of ours, something that is not covered, or nothing that affects a layout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+
+def words_of(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+HUGGING_FACE: Final = "a config.json of Hugging Face"
+MEGATRON_LM: Final = "the options of Megatron-LM"
+
+SAME_VALUE: Final[Mapping[str, str]] = {
+    "num_layers": "num_hidden_layers n_layer n_layers",
+    "hidden_size": "n_embd d_model dim",
+    "ffn_hidden_size": "intermediate_size n_inner ffn_dim inner_dim intermediate_size_mlp",
+    "num_heads": "num_attention_heads n_head n_heads",
+    "num_kv_heads": "num_key_value_heads n_head_kv n_kv_heads kv_n_heads num_query_groups",
+    "head_dim": "kv_channels attention_head_dim",
+    "vocab_size": "padded_vocab_size",
+    "tied_embeddings": "tie_word_embeddings tie_embeddings",
+    "rotary_base": "rope_theta rotary_emb_base",
+    "qk_norm": "use_qk_norm qk_layernorm",
+    "attention_window": "sliding_window window attention_window_size",
+    "full_attention_every": "sliding_window_pattern",
+    "num_experts": "num_local_experts n_routed_experts moe_num_experts num_moe_experts experts",
+    "experts_per_token": "num_experts_per_tok moe_k moe_topk moe_top_k top_k moe_router_topk",
+    "moe_ffn_hidden_size": "moe_intermediate_size expert_ffn_dim",
+    "shared_expert_ffn_hidden_size": "shared_expert_intermediate_size shared_intermediate_size "
+    "moe_shared_expert_intermediate_size",
+    "num_dense_layers": "first_k_dense_replace moe_layer_start_index",
+}
+"""Words by the field of ours whose value they have."""
+
+OUR_FIELDS: Final = {word: ours for ours, words in SAME_VALUE.items() for word in words.split()}
+
+NESTED: Final = (
+    "text_config",
+    "attn_config",
+    "ffn_config",
+    "rope_parameters",
+    "rope_scaling",
+    "full_attention",
+    "sliding_attention",
+)
+"""Parts of a config.json whose fields count as its own."""
+
+EXPERTS: Final = (
+    "experts in every n-th layer (num_dense_layers counts dense layers at the beginning only)"
+)
+WINDOWS: Final = "attention windows in other layers than all, or all but every n-th"
+OTHER_LAYERS: Final = "layers of other kinds than attention, full or with a window"
+MLA: Final = "multi-head latent attention"
+MTP: Final = "multi-token prediction"
+FAMILIES: Final = (
+    "(llama: three matrices, RMSNorm, rotary positions; gpt: two, LayerNorm, learned positions)"
+)
+TWO_MATRICES: Final = (
+    f"a feed-forward of two matrices beside RMSNorm or rotary positions {FAMILIES}"
+)
+GATED_LAYERNORM: Final = f"a feed-forward of three matrices beside LayerNorm {FAMILIES}"
+
+NOT_COVERED: Final[Mapping[str, str]] = (
+    dict.fromkeys(
+        ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_modules"),
+        MTP,
+    )
+    | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "multi_latent_attention"), MLA)
+    | dict.fromkeys(
+        words_of(
+            """
+            full_attention_interval attn_layer_indices attn_layer_period hybrid_override_pattern
+            attention_chunk_size
+            """
+        ),
+        OTHER_LAYERS,
+    )
+    | dict.fromkeys(("alibi", "use_alibi"), "ALiBi positions")
+    | dict.fromkeys(
+        ("moe_expert_capacity_factor", "capacity_factor"),
+        "experts that drop tokens over a capacity",
+    )
+    | dict.fromkeys(("squared_relu",), TWO_MATRICES)
+    | dict.fromkeys(("cross_attention", "is_encoder_decoder"), "models other than decoders")
+)
+"""What a word means that is neither 0, false nor null."""
+
+OF_OTHER_LAYERS: Final = re.compile(r"(mamba|ssm|linear|rwkv|rglru|lru|conv)_\w+")
+"""Words of state-space, linear-attention and convolution layers."""
+
+MODEL_TYPES: Final[Mapping[str, str]] = (
+    dict.fromkeys(("bloom", "mpt"), "ALiBi positions")
+    | dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), TWO_MATRICES)
+    | dict.fromkeys(words_of("t5 mt5 bart bert roberta vit whisper"), "models other than decoders")
+    | dict.fromkeys(
+        words_of(
+            """
+            mamba mamba2 rwkv jamba bamba zamba zamba2 nemotron_h falcon_h1 granitemoehybrid
+            qwen3_next kimi_linear minimax lfm2 recurrent_gemma
+            """
+        ),
+        OTHER_LAYERS,
+    )
+)
+"""What models of a `model_type` have that no field of ours says, where no other word says it."""
+
+STEPS: Final = (
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+    "moe_layer_interval",
+    "expert_interval",
+)
+"""Experts in every layer whose number this divides; 1 is all layers."""
+
+ACTIVATIONS: Final = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+GATED: Final = ("silu", "swish", "swiglu", "geglu")
+NORMS: Final = {
+    "RMSNorm": ("rms_norm_eps", "rms_norm_epsilon"),
+    "LayerNorm": ("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"),
+}
+ROTARY: Final = words_of(
+    """
+    rope_theta rotary_emb_base rotary_base rotary_pct rotary_dim partial_rotary_factor
+    rope_type use_rotary_position_embeddings
+    """
+)
+
+OF_HUGGING_FACE: Final = words_of(
+    """
+    architectures model_type transformers_version num_hidden_layers num_key_value_heads
+    n_embd n_layer tie_word_embeddings num_experts_per_tok first_k_dense_replace
+    """
+)
+OF_MEGATRON_LM: Final = words_of(
+    """
+    num_query_groups swiglu kv_channels moe_router_topk group_query_attention
+    untie_embeddings_and_output_weights moe_shared_expert_intermediate_size qk_layernorm
+    """
+)
+
+WITHOUT_EFFECT: Final = words_of(
+    """
+    architectures model_type transformers_version auto_map dtype torch_dtype use_cache
+    name_or_path max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length
+    pretraining_tp ep_size quantization_config norm_topk_prob scoring_func n_group
+    topk_group topk_method rope_type type routed_scaling_factor output_router_logits
+    aux_loss_alpha seq_aux use_sliding_window factor max_window_layers attention_bias
+    qkv_bias mlp_bias add_bias_linear disable_bias_linear add_qkv_bias use_bias bias
+    partial_rotary_factor rotary_pct rotary_dim rotary_percent low_freq_factor
+    high_freq_factor original_max_position_embeddings beta_fast beta_slow mscale
+    mscale_all_dim attention_factor use_parallel_residual parallel_attn
+    group_query_attention normalization position_embedding_type multiple_of
+    ffn_dim_multiplier new_decoder_architecture init_method_std clip_qkv
+    attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar tokenizer_class
+    head_type scale_attn_weights reorder_and_upcast_attn task_specific_params rope_scaling
+    rope_parameters moe_router_load_balancing_type make_vocab_size_divisible_by
+    use_rotary_position_embeddings swiglu_limit attention_sink initial_context_length
+    """
+)
+WITHOUT_EFFECT_ALIKE: Final = re.compile(
+    r"_?(\w+_)?(token_id|dropout|pdrop|p_drop|eps|epsilon|initializer_range|coef|coeff|activation)"
+    r"|summary_\w+|initializer_\w+|output_\w+|id2label|label2id"
+)
