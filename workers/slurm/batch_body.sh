@@ -7,6 +7,8 @@ give_up() {
 }
 
 umask 077
+# Of the shell that this was submitted from: other clusters, and filters and orders for Slurm's programs.
+unset SLURM_CLUSTERS SLURM_HOSTFILE SLURM_DISTRIBUTION "${!SQUEUE_@}" "${!SCANCEL_@}"
 if ! mapfile -t node_names < <(scontrol show hostnames "$SLURM_JOB_NODELIST") || [ "${#node_names[@]}" = 0 ]; then
   give_up "the job's nodes are not known: this script is for sbatch"
 fi

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -32,8 +33,18 @@ _AWAY: Final = (
     "Zero Bytes were transmitted",
 )
 
+_NO_DATABASE: Final = ("There is a problem talking to the database", "Could not get cluster info")
+"""Printed where SLURM_CLUSTERS names a cluster, and slurmdbd does not know it or is away."""
+
+_FILTERS: Final = ("SQUEUE_", "SCANCEL_")
+"""Variables by which users filter, sort and format what these programs do; some hide a job."""
+_CLUSTERS: Final = "SLURM_CLUSTERS"
+_CLUSTER_LINE: Final = "CLUSTER: "
+"""Begins the line before a cluster's jobs, where SLURM_CLUSTERS is set; up to Slurm 19.05 -h does
+not suppress it (src/squeue/squeue.c)."""
+
 _UNBOUNDED: Final = ("UNLIMITED", "NOT_SET", "INVALID", "")
-_SQUEUE: Final = ("squeue", "-h", "--noconvert")  # 1024 nodes are "1K" otherwise
+_SQUEUE: Final = ("squeue", "--noconvert")  # 1024 nodes are "1K" otherwise
 _FORMAT: Final = "%i|%U|%T|%M|%L|%l|%D|%k|%j|%R"
 _ENDED: Final = frozenset(
     {
@@ -54,11 +65,14 @@ _ENDED: Final = frozenset(
 def call(*command: str, environ: Mapping[str, str] | None = None, given: str | None = None) -> str:
     """Runs a program of Slurm with a text as its input; returns what it prints.
 
+    The user's filters of squeue and scancel have no effect on it.
+
     Raises:
         SlurmUnavailableError: it is not installed here, or Slurm's controller does not answer.
         SlurmRefusedError: the program fails; the message is its own.
     """
-    environment = dict(os.environ if environ is None else environ)
+    given_environ = os.environ if environ is None else environ
+    environment = {k: v for k, v in given_environ.items() if not k.startswith(_FILTERS)}
     try:
         done = subprocess.run(
             command,
@@ -81,11 +95,31 @@ def call(*command: str, environ: Mapping[str, str] | None = None, given: str | N
     if done.returncode == 0:
         return done.stdout
     printed = " / ".join(line for line in done.stderr.splitlines() if line.strip())[:1000]
+    if any(words in done.stderr for words in _NO_DATABASE) and environment.get(_CLUSTERS):
+        raise SlurmUnavailableError(
+            f"Slurm does not find {_CLUSTERS}={environment[_CLUSTERS]}: {printed}; unset it, or name "
+            "clusters that `sacctmgr show clusters` lists"
+        )
     if any(words in done.stderr for words in _AWAY):
         raise SlurmUnavailableError(f"Slurm does not answer: {printed}; try again later")
     raise SlurmRefusedError(
         f"{command[0]} refuses ({done.returncode}): {printed or 'without a message'}"
     )
+
+
+def inside_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for Slurm's programs inside a job, whose cluster is the local one.
+
+    SLURM_CLUSTERS is that of the shell from which the job was submitted; scontrol refuses several,
+    and a node often does not reach slurmdbd.
+    """
+    return {name: value for name, value in environ.items() if name != _CLUSTERS}
+
+
+def squeue_lines(*options: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """What squeue prints of one cluster, without lines that are no jobs or steps; see `call`."""
+    lines = call("squeue", "-h", *options, environ=environ).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith(_CLUSTER_LINE)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +142,8 @@ def current_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
     job_id = environ.get("SLURM_JOB_ID")
     if not job_id:
         return None
-    nodes = call(
-        "scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""), environ=environ
-    )
+    words = ("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))
+    nodes = call(*words, environ=inside_job(environ))
     return SlurmAllocation(job_id=job_id, node_names=tuple(nodes.split()))
 
 
@@ -121,11 +154,12 @@ def ends_in_s(job_id: str, environ: Mapping[str, str]) -> float | None:
     not answer, newer versions of Slurm have the end in the environment.
     """
     try:
-        left = call("squeue", "-h", "-j", job_id, "-o", "%L", environ=environ).strip()
+        lines = squeue_lines("-j", job_id, "-o", "%L", environ=inside_job(environ))
     except (SlurmUnavailableError, SlurmRefusedError) as error:
         _LOG.warning("the end of job %s is not known: %s", job_id, error)
         ends_at = environ.get("SLURM_JOB_END_TIME", "")
         return max(0.0, int(ends_at) - time.time()) if ends_at.isdecimal() else None
+    left = lines[0].strip() if lines else ""
     if left in _UNBOUNDED:
         return None
     try:
@@ -152,12 +186,26 @@ class Job:
     limit: str
     nodes_or_reason: str
     """Its nodes; or why it waits."""
+    slurm_cluster: str = ""
+    """The cluster of Slurm that it is on, where SLURM_CLUSTERS names some."""
 
 
 def list_jobs() -> list[Job]:
     """This user's waiting and running allocations; SlurmUnavailableError without Slurm."""
-    lines = call(*_SQUEUE, "-u", str(os.getuid()), "-o", _FORMAT).splitlines()
-    return [job for line in lines if (job := _read(line)) is not None]
+    return [job for *_, job in _jobs("-u", str(os.getuid())) if job is not None]
+
+
+def _jobs(*options: str) -> Iterator[tuple[str, list[str], Job | None]]:
+    """The cluster and fields of each job that squeue lists, and the allocation if it is one.
+
+    With the header: from Slurm 20.02 on, -h suppresses the lines that say which cluster follows.
+    """
+    cluster = ""
+    for line in call(*_SQUEUE, *options, "-o", _FORMAT).splitlines():
+        if line.startswith(_CLUSTER_LINE):
+            cluster = line.removeprefix(_CLUSTER_LINE).strip()
+        elif line[:1].isdecimal():
+            yield cluster, line.split("|"), _read(line, cluster)
 
 
 def job_of_allocation(allocation: Mapping[str, Any]) -> Job:
@@ -193,11 +241,17 @@ def cancel(job_id: str, *, now: bool = False) -> Job:
         SlurmUnavailableError: Slurm is not installed here, or does not answer.
     """
     job = _find(job_id)
+    there = ("-M", job.slurm_cluster) if _are_several_clusters() else ()
     if now or job.state != "RUNNING":
-        call("scancel", job_id)
+        call("scancel", *there, job_id)
     else:
-        call("scancel", "--batch", "--signal=TERM", job_id)
+        call("scancel", *there, "--batch", "--signal=TERM", job_id)
     return job
+
+
+def _are_several_clusters() -> bool:
+    clusters = os.environ.get(_CLUSTERS, "")
+    return "," in clusters or clusters == "all"
 
 
 def _find(job_id: str) -> Job:
@@ -208,14 +262,21 @@ def _find(job_id: str) -> Job:
     unknown = (
         f"there is no job {job_id} in the queue; `allocation list` shows those that wait or run"
     )
+    # Of several clusters all but one refuse the number.
+    which = ("-u", str(os.getuid())) if _are_several_clusters() else ("-j", job_id)
     try:
-        lines = call(*_SQUEUE, "-t", "all", "-j", job_id, "-o", _FORMAT).splitlines()
+        jobs = _jobs("-t", "all", *which)
+        found = [each for each in jobs if re.split("[_+]", each[1][0])[0] == job_id]
     except SlurmRefusedError as error:
         raise JobNotOursError(unknown) from error
-    if not lines:
+    if not found:
         raise JobNotOursError(unknown)
-    job = _read(lines[0])
-    if job is None or lines[0].split("|")[1] != str(os.getuid()):
+    if len({cluster for cluster, *_ in found}) > 1:
+        raise JobNotOursError(
+            f"several clusters of {_CLUSTERS} have a job {job_id}: set it to one of them"
+        )
+    _, fields, job = found[0]
+    if job is None or fields[1] != str(os.getuid()):
         raise JobNotOursError(
             f"job {job_id} is not an allocation that you submitted with layout-tuner: if it is yours, end "
             "it with scancel"
@@ -225,7 +286,7 @@ def _find(job_id: str) -> Job:
     return job
 
 
-def _read(line: str) -> Job | None:
+def _read(line: str, slurm_cluster: str) -> Job | None:
     """Reads a line of squeue; None: the job was not submitted with layout-tuner."""
     fields = line.split("|", 9)
     if len(fields) != 10:  # the comment or name of another user's job has a bar
@@ -244,4 +305,5 @@ def _read(line: str) -> Job | None:
         left=left,
         limit=limit,
         nodes_or_reason=place,
+        slurm_cluster=slurm_cluster,
     )

@@ -21,7 +21,14 @@ _TORCHRUN: Final = """\
         --node-rank "${{NODE_RANK:-0}}" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
         {no_python}"${{PROGRAM[@]}}" "$@"
 """
-_SRUN: Final = """\
+_IN_SLURM: Final = """\
+    # Ranks of a node are neighbours, from the first node on, whatever the job was submitted with.
+    unset SLURM_CLUSTERS SLURM_HOSTFILE
+    export SLURM_DISTRIBUTION=block
+"""
+_SRUN: Final = (
+    _IN_SLURM
+    + """\
     MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
     export MASTER_ADDR WORLD_SIZE={num_devices} LOCAL_WORLD_SIZE={ranks_per_node}
     # shellcheck disable=SC2016  # the ranks expand it
@@ -29,17 +36,21 @@ _SRUN: Final = """\
         bash -c 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"; exec {python}"$@"' rank \\
         "${{PROGRAM[@]}}" "$@"
 """
+)
 _ACCELERATE: Final = """\
     exec accelerate launch --machine_rank "${{NODE_RANK:-0}}" \\
         --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "${{PROGRAM[@]}}" "$@"
 """
-_SRUN_ACCELERATE: Final = """\
+_SRUN_ACCELERATE: Final = (
+    _IN_SLURM
+    + """\
     MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
     # shellcheck disable=SC2016  # each node expands it
     exec srun -N "$NUM_NODES" -n "$NUM_NODES" --ntasks-per-node 1 \\
         bash -c 'exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"' node \\
         --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" "${{PROGRAM[@]}}" "$@"
 """
+)
 
 Launches = tuple[tuple[str, str], ...]
 """The values of LAUNCH, the first by default, each with the lines of bash that it stands for."""

@@ -89,7 +89,7 @@ BESIDE = {
 
 SAYS = """#!/bin/sh
 for word in "$@"; do printf "%s\\n" "$word"; done
-env | grep -E "^(LAYOUT_|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|ACCELERATE_|PYTHONPATH)" | sort
+env | grep -E "^(LAYOUT_|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|ACCELERATE_|PYTHONPATH|SLURM_[CDH])" | sort
 """
 SRUN = """#!/bin/bash
 echo "srun $*"
@@ -219,6 +219,15 @@ def test_srun_starts_every_rank_with_its_number_and_the_address_of_the_first_nod
     assert [word for word in words if word.startswith("RANK=")] == ["RANK=0", "RANK=7"]
     assert [word for word in words if word.startswith("LOCAL_RANK=")][-1] == "LOCAL_RANK=3"
     assert words.count("WORLD_SIZE=8") == words.count("MASTER_ADDR=first-node") == 2
+
+
+@pytest.mark.parametrize("name", ["megatron-lm", "accelerate"])
+def test_ranks_are_placed_in_order_whatever_the_job_was_submitted_with(
+    name: str, tmp_path: Path
+) -> None:
+    theirs = {"SLURM_DISTRIBUTION": "cyclic", "SLURM_HOSTFILE": "/hosts", "SLURM_CLUSTERS": "a,b"}
+    words = words_of(name, tmp_path, LAUNCH="srun", SLURM_JOB_NODELIST="n[1-2]", **theirs)
+    assert {word for word in words if word.startswith("SLURM_")} == {"SLURM_DISTRIBUTION=block"}
 
 
 def test_accelerate_is_launched_once_a_node(tmp_path: Path) -> None:

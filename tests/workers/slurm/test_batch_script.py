@@ -191,8 +191,18 @@ def test_the_jobs_directory_is_closed_to_others_and_goes_with_the_job(tmp_path: 
     assert not (tmp_path / "layout-tuner-77").exists()
 
 
+def test_variables_of_the_submitters_shell_for_slurm_have_no_effect_in_the_job(
+    tmp_path: Path,
+) -> None:
+    names = ("SLURM_CLUSTERS", "SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SQUEUE_STATES")
+    ours = dict.fromkeys((*names, "SCANCEL_NAME"), "theirs")
+    look = "env | grep -c =theirs >&2"
+    ended = run_on_one_node(tmp_path, setup=(look,), **ours)
+    assert ended.stderr.splitlines()[0] == "0"
+
+
 def run_on_one_node(
-    directory: Path, setup: tuple[str, ...] = ()
+    directory: Path, setup: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script where Slurm would, up to the Python that is not there."""
     site = replace(Site(), node_local_dir=str(directory))
@@ -211,6 +221,7 @@ def run_on_one_node(
             "SLURM_JOB_ID": "77",
             "SLURM_JOB_NODELIST": "n1",
             "SLURM_CPUS_ON_NODE": "1",
+            **environment,
         },
         check=False,
     )

@@ -28,12 +28,14 @@ _NOISE: Final = "lacks support for cpu binding"
 """Printed at every step of a site without CPU binding, which these steps do not request."""
 
 _OTHERS_WISHES: Final = (
+    "SLURM_CLUSTERS",
     "SLURM_CPU_BIND",
     "SLURM_CPUS_PER_",
     "SLURM_DISTRIBUTION",
     "SLURM_EXACT",
     "SLURM_EXPORT_ENV",
     "SLURM_GPU",
+    "SLURM_HOSTFILE",
     "SLURM_LABELIO",
     "SLURM_LOCALID",
     "SLURM_MEM_",
@@ -140,7 +142,7 @@ class SrunProcess:
         asked = self._ask("squeue", "--steps", "--noheader", "--jobs", self._job_id, "-o", "%i %j")
         if asked is None:
             return step_id or f"{self._name} of job {self._job_id}"
-        for line in asked.splitlines():
+        for line in asked.splitlines():  # SLURM_CLUSTERS, with which others are printed, is not set
             known_id, _, name = line.strip().partition(" ")
             if known_id == step_id or name == self._name:
                 return known_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from layout_tuner.workers.trainer.errors import RankContextInvalidError
@@ -31,10 +32,11 @@ def slurm_meeting_point(environment: Mapping[str, str]) -> tuple[str, int]:
     The default port is computed from job and step, so that two jobs on a node use different ports.
 
     Raises:
-        RankContextInvalidError: the environment names no host.
+        RankContextInvalidError: the environment names no host, or does not say on which one rank 0
+            runs.
     """
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    host = environment.get("MASTER_ADDR") or first_host(hosts)
+    host = environment.get("MASTER_ADDR") or _host_of_rank_0(environment, hosts)
     if not host:
         raise RankContextInvalidError(
             "SLURM_PROCID is set, and neither MASTER_ADDR nor SLURM_STEP_NODELIST says where the "
@@ -44,6 +46,28 @@ def slurm_meeting_point(environment: Mapping[str, str]) -> tuple[str, int]:
         return host, int(port)
     job, step = (_number(environment.get(name)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return host, _FIRST_PORT + (job * 7 + step) % _NUM_PORTS
+
+
+def _host_of_rank_0(environment: Mapping[str, str], hosts: str) -> str:
+    """The first host of the sorted list, or with the arbitrary distribution of the file of hosts.
+
+    In that file (`man srun`, SLURM_HOSTFILE) each task has an entry, in the order of the tasks.
+    """
+    first = first_host(hosts)
+    if not environment.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or hosts == first:
+        return first
+    try:
+        text = Path(environment.get("SLURM_HOSTFILE") or "-").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+    entries = re.split(r"[\s,]+", re.sub(r"#.*", "", text).strip())
+    first = first_host(entries[0].partition("*")[0])
+    here = environment.get("SLURMD_NODENAME", first)
+    if not first or (environment.get("SLURM_PROCID") == "0" and here != first):
+        raise RankContextInvalidError(
+            "srun --distribution=arbitrary does not say on which host rank 0 runs: set MASTER_ADDR to it"
+        )
+    return first
 
 
 def first_host(hosts: str) -> str:

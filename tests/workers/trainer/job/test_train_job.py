@@ -314,3 +314,35 @@ def test_ranks_that_are_bound_to_a_core_each_share_none(monkeypatch: pytest.Monk
     assert shares_devices(store, 0, 2, "cpu") is False
     shares_devices(store, 1, 2, "cpu")
     assert shares_devices(store, 0, 2, "cpu") is True, "both are bound to one core"
+
+
+def arbitrary(tmp_path: Path, text: str, **more: str) -> dict[str, str]:
+    """A task of two nodes with srun's arbitrary distribution, and its file of hosts."""
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    step = {"SLURM_STEP_NODELIST": "n[3-4]", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_ID": "7"}
+    return {**step, "SLURM_HOSTFILE": str(file), **more}
+
+
+@pytest.mark.parametrize("text", ["n4\nn3\n", "n4,n3", "# ours\nn4*2\nn3*2", "n[4],n3"])
+def test_with_an_arbitrary_distribution_ranks_meet_on_the_first_host_of_the_file(
+    tmp_path: Path, text: str
+) -> None:
+    for rank, name in (("0", "n4"), ("3", "n3")):
+        task = arbitrary(tmp_path, text, SLURM_PROCID=rank, SLURMD_NODENAME=name)
+        assert slurm_meeting_point(task)[0] == "n4"
+        assert slurm_meeting_point({**task, "MASTER_ADDR": "n9"})[0] == "n9"
+        assert slurm_meeting_point({**task, "SLURM_DISTRIBUTION": "cyclic"})[0] == "n3"
+
+
+def test_an_arbitrary_distribution_without_a_file_that_says_it_is_refused(tmp_path: Path) -> None:
+    said = "does not say on which host rank 0 runs: set MASTER_ADDR to it"
+    for changes in (
+        {"SLURM_HOSTFILE": str(tmp_path / "none")},
+        {"SLURM_HOSTFILE": ""},
+        {"SLURM_PROCID": "0", "SLURMD_NODENAME": "n3"},
+    ):
+        with pytest.raises(RankContextInvalidError, match=said):
+            slurm_meeting_point(arbitrary(tmp_path, "n4\nn3", **changes))
+    alone = arbitrary(tmp_path, "", SLURM_STEP_NODELIST="n3")
+    assert slurm_meeting_point(alone)[0] == "n3"
