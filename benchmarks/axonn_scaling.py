@@ -253,8 +253,11 @@ def _known_ranking(spec: CampaignSpec, legal: LegalSet) -> RankedLayouts:
     with mock.patch.object(time_terms, "GRADIENT_BYTES", 2.0):
         step_s = step_time_s(columns, spec.model, spec.cluster, calm)
     fits = predictions.fits(columns)
-    order = np.argsort(step_s / fits, kind="stable")
-    return RankedLayouts(order=order, step_time_s=step_s[order], fits=fits[order])
+    score = np.log(fits) - np.log(step_s)
+    order = np.argsort(-score, kind="stable")
+    return RankedLayouts(
+        order=order, step_time_s=step_s[order], fits=fits[order], score=score[order]
+    )
 
 
 def _hardware_flops(model: ModelShape) -> float:

@@ -19,9 +19,11 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec, scopes_f
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.node_scaling import scaled
 from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.exports.export import export
 from layout_tuner.trainers.exports.export_source import ExportImpossibleError, ExportSource
 from layout_tuner.trainers.exports.exported import ExportRead
+from layout_tuner.trainers.registry import ADAPTERS, ALIASES
 
 
 def export_of(
@@ -45,7 +47,8 @@ def export_of(
     if campaign.strategy == IMPORTED:
         _refuse_illegal(spec, campaign, chosen, format_name)
     job = spec.job_of(chosen.stands_for)
-    comments = (visible_line(each, MAX_WORDS) for each in _comments(store, campaign, chosen))
+    said = _comments(store, campaign, chosen, format_name)
+    comments = (visible_line(each, MAX_WORDS) for each in said)
     source = ExportSource(
         campaign=campaign.name, trial=chosen.number, job=job, comments=tuple(comments)
     )
@@ -55,8 +58,10 @@ def export_of(
     return replace(bundle, notes=[*source.comments, *bundle.notes])
 
 
-def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:
-    """The source of the layout, its gain over the baseline, and its measurement."""
+def _comments(
+    store: Store, campaign: CampaignRecord, trial: TrialRecord, format_name: str
+) -> Iterator[str]:
+    """The source of the layout, its gain over the baseline, its measurement, and by whom."""
     if campaign.strategy == IMPORTED:
         source = store.imports.source(campaign.id) or "a table that does not say where"
         yield f"the layout was not measured here: it is imported, from {source}"
@@ -74,6 +79,20 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
         sentence = measured_sentence(trial.measurement, environment)
         probe = cheap_probes(store, [trial]).get(trial.id)
         yield from [sentence] if probe is None else _cheap_comments(probe, sentence)
+        if not campaign.is_simulated and campaign.strategy != IMPORTED:
+            yield _trainer_comment(trial.measurement.trainer, format_name)
+
+
+def _trainer_comment(trainer: str, format_name: str) -> str:
+    """Which trainer was measured, and whether the file is for another one."""
+    target = ALIASES.get(format_name, format_name)
+    words = "the embedded trainer" if trainer == EMBEDDED_TRAINER else f"the trainer {trainer}"
+    if trainer == target:
+        return f"{words} was measured, for which this file is"
+    if trainer not in ADAPTERS:
+        differ = "if that is another program, its step and memory differ"
+        return f"{words} was measured; this file is for {target}: {differ}"
+    return f"{words} was measured, and not {target}, for which this file is: its step and memory differ"
 
 
 def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:

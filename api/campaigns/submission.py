@@ -25,7 +25,12 @@ from layout_tuner.results_db.errors import (
 )
 from layout_tuner.results_db.records import CampaignRecord, PlanRecord
 from layout_tuner.results_db.store import Store
-from layout_tuner.search_spaces.campaigns.campaign import FEW, MAX_WARNINGS, CampaignSpec
+from layout_tuner.search_spaces.campaigns.campaign import (
+    FEW,
+    MAX_WARNINGS,
+    UNKNOWN_TRAINER,
+    CampaignSpec,
+)
 from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
 from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
@@ -143,12 +148,14 @@ class Submission:
         marked = [
             each if each in own or each.startswith(_STATED) else f"{_STATED}{each}"
             for each in warnings
-            if not each.startswith((_UNCHECKED, FEW))
+            if not each.startswith((_UNCHECKED, UNKNOWN_TRAINER, FEW))
         ]
         return {**document, "warnings": marked}
 
     def _with_checked_parameters(self, spec: CampaignSpec) -> CampaignSpec:
         """The campaign, with a warning if no worker has reported what its trainer accepts.
+
+        The warning about a trainer without an adapter goes where a worker has such a trainer.
 
         Raises:
             ParameterInvalidError: no worker that has the trainer accepts the parameters.
@@ -156,8 +163,9 @@ class Submission:
         probe, cluster = spec.probe, spec.cluster.name
         if probe.trainer == EMBEDDED_TRAINER:
             return spec
-        kept = tuple(each for each in spec.warnings if not each.startswith(_UNCHECKED))
         declared = self._store.workers.declared_parameters(cluster, probe.trainer)
+        settled = (_UNCHECKED, UNKNOWN_TRAINER) if declared else _UNCHECKED
+        kept = tuple(each for each in spec.warnings if not each.startswith(settled))
         refusals = []
         for each in declared:
             try:

@@ -23,12 +23,14 @@ from layout_tuner.api.html.result_sentences import (
 from layout_tuner.api.html.trial_facts import TrialFacts, knob_text
 from layout_tuner.api.plots.bars import keys, stacked
 from layout_tuner.api.schemas.text_types import id_in
+from layout_tuner.predictions.belief.plan_parts.layout_comparison import LayoutComparison
 from layout_tuner.protocol.worker_messages import TrialId
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.tables.table import software_of_source
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.trainers.simulator import says_simulated
 
@@ -124,7 +126,20 @@ def show_trial_comparison(
             if facts.parts
         ],
         memories=[(facts, drawn) for facts in compared if (drawn := facts.memory(top_bytes=top))],
+        difference=_difference(store, compared),
     )
+
+
+def _difference(store: Store, trials: Sequence[TrialFacts]) -> LayoutComparison | None:
+    """Two different layouts of one readable campaign, compared by prediction; else None."""
+    campaign, layouts = trials[0].campaign, [facts.trial.stands_for for facts in trials]
+    if len(trials) != FEWEST or layouts[0] == layouts[1] or campaign.stored.damage:
+        return None
+    if trials[1].campaign.id != campaign.id:
+        return None
+    source = store.imports.source(campaign.id) if campaign.strategy == IMPORTED else None
+    software = None if source is None else software_of_source(source)
+    return store.plans.compare(campaign, *layouts, software=software)
 
 
 def _refuse_number(number: int, kind: str, most: int) -> None:

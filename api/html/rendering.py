@@ -34,7 +34,19 @@ from layout_tuner.api.html.assets import assets, maplibre_style_id
 from layout_tuner.api.html.result_sentences import peak_words, short_layout
 from layout_tuner.api.plots.svg import visible
 from layout_tuner.api.ranked_columns import COLUMNS
-from layout_tuner.predictions.belief.plan_text import PLAN_COLUMNS, chances_words, knowledge_words
+from layout_tuner.predictions.belief.plan_parts.comparison_text import (
+    comparison_tables,
+    comparison_words,
+)
+from layout_tuner.predictions.belief.plan_text import (
+    PLAN_COLUMNS,
+    baseline_words,
+    bought_words,
+    chances_words,
+    head_words,
+    knowledge_words,
+    refusal_words,
+)
 from layout_tuner.predictions.statistics.disturbance import MEANING
 from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord, ProbeCount
 from layout_tuner.search_spaces.layouts.knobs import auto_words
@@ -181,5 +193,7 @@ _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
     *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
     *(step_words, unit, cheap_words, count, labelled, timestamp),
+    *(head_words, baseline_words, refusal_words, bought_words),
+    *(comparison_words, comparison_tables),
 )
 """Functions that are filters of the templates under their own names."""

@@ -50,15 +50,24 @@ def plan_campaign(
             description="Seconds that a probe is taken to last besides its steps.",
         ),
     ] = PROBE_START_S,
+    compare: Annotated[
+        list[str] | None,
+        Query(
+            min_length=2,
+            max_length=2,
+            description="Keys of two layouts whose difference is explained; give it twice.",
+        ),
+    ] = None,
 ) -> Any:
     """Rank the legal layouts of a campaign by predictions, without running any.
 
-    The body is that of a new campaign, which is not submitted. The predictions use the measurements
-    from which the campaign would start. 422 for the reasons of a new campaign. With more than
-    50,000 legal layouts the driver makes the plan, in turns of owners: 202 with its id, and 409
-    while 8 others of the same owner wait.
+    The body is that of a new campaign, which is not submitted. The predictions are for the trainer
+    of its probes, and use the measurements from which the campaign would start. 422 for the reasons
+    of a new campaign. With more than 50,000 legal layouts the driver makes the plan, in turns of
+    owners: 202 with its id, and 409 while 8 others of the same owner wait.
     """
-    options = PlanOptions(top=top, probe_start_s=probe_start_s, job=job)
+    keys = None if compare is None else (compare[0], compare[1])
+    options = PlanOptions(top=top, probe_start_s=probe_start_s, job=job, compare=keys)
     planned = submission.plan(document, options, by_driver=True)
     if isinstance(planned, Plan):
         return planned

@@ -62,6 +62,7 @@ class CampaignCalls(Calls):
         top: int | None = None,
         probe_start_s: float | None = None,
         job: TrainingJob | None = None,
+        compare: tuple[str, str] | None = None,
     ) -> Plan | PlanRead:
         """Ranks the legal layouts of a campaign by predictions; nothing is submitted.
 
@@ -73,11 +74,13 @@ class CampaignCalls(Calls):
             top: how many layouts are listed; None: 10.
             probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
             job: the training job to be predicted with each listed layout.
+            compare: the keys of two layouts whose difference is explained.
         """
         from layout_tuner.api.schemas.plans import PlanRead
         from layout_tuner.predictions.belief.plan import Plan
 
         query = {"top": top, "probe_start_s": probe_start_s, **_job(job)}
+        query |= {} if compare is None else {"compare": list(compare)}
         answer = self._send("POST", "/v1/plans", query=query, json=document)
         if answer.status_code == HTTPStatus.ACCEPTED:
             return self._read(answer, PlanRead)

@@ -7,29 +7,33 @@ Clusters have the constants that `layout-tuner calibrate` measured on a cluster 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from layout_tuner.documents.json_and_yaml import described, read_file
-from layout_tuner.documents.reading import read_mapping, refuse_all
+from layout_tuner.documents.reading import read_mapping, refuse_all, shown
 from layout_tuner.errors import CampaignInvalidError, LayoutInvalidError
 from layout_tuner.predictions.belief.known_measurements import (
     Knowledge,
     knowledge_of,
     read_calibrating_cells,
 )
+from layout_tuner.predictions.estimates.storage import storage_hypotheses
 from layout_tuner.predictions.estimator import Calibration, Estimator, LayoutEstimate
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.connection.data_home import default_data_dir
 from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import LOCAL_CPU, resolve_cluster
 from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.search_spaces.layouts.layout import DEGREES, Layout
 from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
 from layout_tuner.search_spaces.models.model_presets import resolve_model
-from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.embedded import software_named
+from layout_tuner.trainers.registry import ADAPTERS, adapter_named
 
 if TYPE_CHECKING:  # an estimate takes half as long without what plans need
     from layout_tuner.predictions.belief.plan import Plan
@@ -40,9 +44,6 @@ Described = str | Path | Mapping[str, Any]
 
 Tables = str | Path | Iterable[str | Path]
 """Measurement tables, or some of their cells as `TABLE:KEY=VALUE,...`."""
-
-OWN_SOFTWARE: Final = "layout-tuner"
-"""What `software` may call the trainer of this project; so does an empty text."""
 
 
 def plan(
@@ -55,18 +56,21 @@ def plan(
     top: int | None = None,
     probe_start_s: float | None = None,
     job: TrainingJob | None = None,
+    compare: tuple[str, str] | None = None,
 ) -> Plan:
     """Ranks the legal layouts of a campaign by predictions, without running any.
 
     Args:
         campaign: a file, or its fields.
         cluster: takes the place of the campaign's; None: that of the campaign.
-        software: what would run the layouts, such as megatron-lm; empty: this project's trainer.
+        software: what would run the layouts, such as megatron-lm, or layout-tuner for this
+            project's trainer; empty: the trainer of the campaign's probes.
         calibrate_from: measurements that calibrate the estimates.
         data_dir: where `layout-tuner calibrate` keeps constants; None: the environment's.
         top: most layouts to list; None: ten.
         probe_start_s: seconds that a probe is taken to last besides its steps; None: a minute.
         job: a training job, to be predicted with each listed layout.
+        compare: the keys of two layouts whose difference is explained.
 
     Raises:
         SearchSpaceError: a file, a name or a field is wrong, or no layout is legal.
@@ -76,13 +80,17 @@ def plan(
     spec = read_campaign(campaign, cluster=cluster, data_dir=data_dir)
     known = read_knowledge(calibrate_from)
     stated: dict[str, Any] = {"top": top, "probe_start_s": probe_start_s}
-    return make_plan(
+    ran_by = software_named(software) if software else None
+    found = make_plan(
         spec,
         knowledge=known,
-        software=software_named(software),
+        software=ran_by,
         job=job,
+        compare=compare,
         **{name: value for name, value in stated.items() if value is not None},
     )
+    unknown = _unknown_software(ran_by or "", spec.cluster, known)
+    return replace(found, warnings=(*found.warnings, unknown)) if unknown else found
 
 
 def read_campaign(
@@ -140,12 +148,19 @@ def estimate(
     refuse_all(LayoutInvalidError(rule) for rule in broken)
     calibration = Calibration(known.on(machine))
     estimator = Estimator(model=shape, cluster=machine, software=software, calibration=calibration)
-    return estimator.estimate(layout, job, warnings=filter(None, (guessed,)))
+    unknown = _unknown_software(software, machine, known)
+    return estimator.estimate(layout, job, warnings=filter(None, (guessed, unknown)))
 
 
-def software_named(software: str) -> str:
-    """The software as tables and estimates name it: empty for the trainer of this project."""
-    return "" if software in (OWN_SOFTWARE, EMBEDDED_TRAINER) else software
+def _unknown_software(software: str, cluster: Cluster, known: Knowledge) -> str | None:
+    """A warning about software that is no known trainer, and that no measurement is of."""
+    is_known = adapter_named(software) or len(storage_hypotheses(software, cluster)) == 1
+    if is_known or any(each.software == software for each in known):
+        return None
+    return (
+        f"{shown(software)} is no known trainer, and no given measurement is of it: its memory is a "
+        f"guess; known are {', '.join(ADAPTERS)}"
+    )
 
 
 def read_knowledge(calibrate_from: Tables) -> Knowledge:

@@ -11,9 +11,17 @@ from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
 EMBEDDED_TRAINER: Final = "embedded"
 """Name of the trainer of this project."""
 
+OWN_SOFTWARE: Final = "layout-tuner"
+"""What else the option `software` of estimates may call it."""
+
 JOB_FORMAT: Final = "layout-tuner/trainer"
 JOB_VERSION: Final = 1
 DEFAULT_STEPS: Final = 100
+
+
+def software_named(trainer: str) -> str:
+    """A trainer as estimates and tables name software: empty for the embedded one."""
+    return "" if trainer in (OWN_SOFTWARE, EMBEDDED_TRAINER) else trainer
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:

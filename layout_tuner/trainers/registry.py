@@ -34,3 +34,11 @@ ADAPTERS: Final[Mapping[str, TrainerAdapter]] = {
         COMMAND,
     )
 }
+
+ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED.name, "torchtitan": TORCHTITAN_0_3.name}
+"""Other names of trainers: a former one, and a trainer's for its newest release."""
+
+
+def adapter_named(name: str) -> TrainerAdapter | None:
+    """The adapter of a trainer's name or alias; None: a program of a worker, a table's source."""
+    return ADAPTERS.get(ALIASES.get(name, name))

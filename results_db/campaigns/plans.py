@@ -9,7 +9,12 @@ from typing import Any, Final, Self
 
 from sqlalchemy import delete, func, select
 
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.predictions.belief.plan import DEFAULT_TOP, Plan, make_plan
+from layout_tuner.predictions.belief.plan_parts.layout_comparison import (
+    LayoutComparison,
+    compare_layouts,
+)
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.results_db.campaigns.start_from import (
     EarlierTrials,
@@ -19,11 +24,12 @@ from layout_tuner.results_db.campaigns.start_from import (
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.errors import PlanLimitError, PlanNotFoundError
 from layout_tuner.results_db.models.service_tables import PlanRow
-from layout_tuner.results_db.records import PlanRecord
+from layout_tuner.results_db.records import CampaignRecord, PlanRecord
 from layout_tuner.results_db.rows import record_of
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
 
 MAX_WAITING: Final = 8
@@ -42,12 +48,18 @@ class PlanOptions:
     """Assumed seconds of a probe outside of its iterations."""
     job: TrainingJob | None = None
     """The training job to be predicted with each listed layout."""
+    compare: tuple[str, str] | None = None
+    """The keys of two layouts to be compared."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads back what `asdict` gave."""
-        job = mapping["job"]
-        return cls(**{**mapping, "job": None if job is None else TrainingJob(**job)})
+        job, keys = mapping["job"], mapping.get("compare")
+        given = {
+            "job": None if job is None else TrainingJob(**job),
+            "compare": None if keys is None else tuple(keys),
+        }
+        return cls(**{**mapping, **given})
 
 
 class Plans(EarlierTrials):
@@ -79,7 +91,29 @@ class Plans(EarlierTrials):
             top=options.top,
             probe_start_s=options.probe_start_s,
             job=options.job,
+            compare=options.compare,
         )
+
+    def compare(
+        self,
+        campaign: CampaignRecord,
+        first: Layout,
+        second: Layout,
+        *,
+        software: str | None = None,
+    ) -> LayoutComparison:
+        """The difference of two layouts by what the campaign knew when it began.
+
+        `software` is what ran it; None: the trainer of its probes. Raises SearchSpaceError if its
+        document is damaged.
+        """
+        spec = campaign.stored.spec
+        predictions = LayoutPredictions(
+            spec=spec,
+            software=spec.software if software is None else software,
+            knowledge=knowledge_of(self.known_trials(campaign)),
+        )
+        return compare_layouts(predictions, first, second)
 
     @retried
     def request(self, spec: Mapping[str, Any], options: PlanOptions) -> PlanRecord:

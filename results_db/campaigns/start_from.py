@@ -71,7 +71,8 @@ class KnownTrial:
     peak_memory_bytes: int | None
     """Of the fullest rank, where it was measured."""
     software: str
-    """The software that ran it; empty: the same as for the new campaign."""
+    """The software that ran it, as estimates name it: that of the new campaign where both ran on
+    the same version; else with the version."""
     num_layers: int | None = None
     """Of a cheap probe, the layers of the model that was trained; None: all."""
 
@@ -92,8 +93,7 @@ class EarlierTrials(StoreSection):
                 .order_by(Trial.ended_at.desc(), Trial.id.desc())
                 .limit(MAX_KNOWN_TRIALS)
             )
-            trainer = campaign.trainer
-            found = [_known_trial(sources, trainer, *row) for row in rows]
+            found = [_known_trial(sources, campaign, *row) for row in rows]
         return found[::-1]
 
     def count_known_trials(self, campaign: StartingCampaign) -> int:
@@ -221,7 +221,7 @@ def _known(campaign: StartingCampaign, sources: _Sources, *columns: Any) -> Sele
 
 def _known_trial(
     sources: _Sources,
-    trainer: str,
+    campaign: StartingCampaign,
     trial: Trial,
     measurement: MeasurementRow | None,
     worker: WorkerRow | None,
@@ -230,8 +230,8 @@ def _known_trial(
     if worker is None:
         software = sources.imported.get(trial.campaign_id, "")
     else:
-        ran = _software(worker, trainer)
-        software = "" if ran == sources.software else ran
+        ran = _software(worker, campaign.trainer)
+        software = campaign.stored.software if ran == sources.software else ran
     return KnownTrial(
         campaign=sources.campaigns[trial.campaign_id],
         layout=trial_layout(trial),

@@ -65,7 +65,8 @@ from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace
 from layout_tuner.search_spaces.spaces.space_presets import resolve_space, space_knobs
 from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.adapter import TrainerJob
-from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, software_named
+from layout_tuner.trainers.registry import ADAPTERS
 from layout_tuner.units import GIB
 
 MAX_LISTED: Final = 1000
@@ -82,6 +83,9 @@ FEW_LAYOUTS: Final = 5
 """A campaign with fewer legal layouts has a warning."""
 
 FEW: Final = "the space has few layouts:"
+
+UNKNOWN_TRAINER: Final = "the trainer is none of "
+"""The beginning of a warning of a campaign whose trainer has a name of its owner's."""
 
 ROWS_AT_ONCE: Final = 1 << 14
 """Layouts whose memory is estimated together; one column takes 128 KiB."""
@@ -241,7 +245,9 @@ class CampaignSpec:
         with problems.collecting():
             spec = cls(**{**dict.fromkeys(("model", "cluster", "space")), **values})
         problems.refuse()
-        found = (warning, no_effect_warning(spec.stop, spec.strategy))
+        # What was stored has the warnings that it was submitted with.
+        unknown = None if largest_allocation is None else _unknown_trainer(spec.probe.trainer)
+        found = (warning, no_effect_warning(spec.stop, spec.strategy), unknown)
         more = [each for each in found if each and each not in spec.warnings]
         return replace(spec, warnings=(*spec.warnings, *more)) if more else spec
 
@@ -276,6 +282,11 @@ class CampaignSpec:
     def trainer(self) -> str:
         """What its measurements name as their trainer: that of its probes, or the simulator."""
         return self.probe.trainer if self.simulated is None else self.simulated.trainer
+
+    @property
+    def software(self) -> str:
+        """What runs its layouts, as estimates name it: the trainer of its probes."""
+        return software_named(self.probe.trainer)
 
     @property
     def uses_cheap_probes(self) -> bool:
@@ -512,6 +523,16 @@ def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
     probe = values.get("probe")
     scopes = scopes_for(probe.trainer) if isinstance(probe, ProbeSettings) else ALL_SCOPES
     return complete_baseline(stated, space=space, model=model, cluster=cluster, scopes=scopes)
+
+
+def _unknown_trainer(trainer: str) -> str | None:
+    """A warning about a trainer that no adapter is named after."""
+    if trainer in ADAPTERS:
+        return None
+    return (
+        f"{UNKNOWN_TRAINER}{', '.join(ADAPTERS)}: its trials wait for a worker whose file of trainers "
+        f"lists {trainer!r}, and its memory is a guess; correct probe.trainer if that is not meant"
+    )
 
 
 def _read_warnings(value: object) -> tuple[str, ...]:

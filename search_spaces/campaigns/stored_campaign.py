@@ -21,7 +21,7 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.knobs import auto_words
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, software_named
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
@@ -142,6 +142,11 @@ class StoredCampaign:
     @property
     def budget(self) -> Budget:
         return self._budget or Budget()
+
+    @property
+    def software(self) -> str:
+        """See `CampaignSpec.software`."""
+        return software_named(self.probe.trainer if self.probe else EMBEDDED_TRAINER)
 
     @property
     def knows_earlier(self) -> bool:

@@ -78,6 +78,7 @@ class CampaignSearch:
                 cluster=spec.cluster,
                 objectives=spec.objectives,
                 min_memory_headroom=spec.constraints.memory_headroom,
+                software=spec.software,
                 knowledge=knowledge_of(known_trials),
                 costs=spec.probe_costs() if spec.uses_cheap_probes else None,
             )

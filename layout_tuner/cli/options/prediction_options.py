@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from layout_tuner.cli.options.command_options import Function, data_dir_option
+from layout_tuner.cli.options.command_options import data_dir_option
 from layout_tuner.documents.json_and_yaml import read_file
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import CampaignInvalidError
@@ -29,16 +28,6 @@ calibrate_from_option: Final = click.option(
     help="Measurements that calibrate the estimates, of some cells of a table; may be repeated.",
 )
 constants_dir_option: Final = data_dir_option("Where `calibrate` keeps constants.")
-
-
-def software_option(default: str) -> Callable[[Function], Function]:
-    """Adds --software; `default` is what the command takes where it is not given."""
-    return click.option(
-        "--software",
-        help="What would run it: layout-tuner (this project's trainer), nanotron or megatron-lm, or "
-        "what a table's source says; any other software is taken to store what Megatron-LM does.  "
-        f"[default: {default}]",
-    )
 
 
 def campaign_document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:

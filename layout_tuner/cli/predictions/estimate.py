@@ -15,13 +15,14 @@ from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.options.prediction_options import (
     calibrate_from_option,
     constants_dir_option,
-    software_option,
     written_out,
 )
 from layout_tuner.cli.options.refusals import refusals, refuse, writing
 from layout_tuner.cli.options.shared_options import layout_options
+from layout_tuner.cli.options.software_option import software_option
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.embedded import software_named
 
 _WITH_A_TABLE: Final = ("table", "out", "software", "calibrate_from", "data_dir")
 """Options that a table may have; all others describe one layout."""
@@ -108,7 +109,7 @@ def _predict_table(
     path: Path, software: str | None, calibrate_from: tuple[str, ...], out: Path | None
 ) -> None:
     from layout_tuner.predictions.estimator import Calibration, with_predictions
-    from layout_tuner.predictions.plan_and_estimate import read_knowledge, software_named
+    from layout_tuner.predictions.plan_and_estimate import read_knowledge
     from layout_tuner.search_spaces.tables import read_table, write_table
 
     with refusals(), work_line(sys.stderr, ticks=True) as line:

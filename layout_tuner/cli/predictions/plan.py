@@ -20,9 +20,9 @@ from layout_tuner.cli.options.prediction_options import (
     campaign_cluster_option,
     campaign_document,
     constants_dir_option,
-    software_option,
 )
 from layout_tuner.cli.options.refusals import refusals, refuse
+from layout_tuner.cli.options.software_option import software_option
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.terminal.console import terminal_width
 
@@ -35,7 +35,7 @@ _TEXT: Final = "text"
 @click.command()
 @click.argument("campaign", type=FILE)
 @campaign_cluster_option
-@software_option("layout-tuner")
+@software_option("the trainer of the campaign's probes")
 @calibrate_from_option
 @constants_dir_option
 @click.option(
@@ -45,6 +45,12 @@ _TEXT: Final = "text"
     "--probe-start-s",
     type=click.FloatRange(min=0, max=1e6),
     help="Seconds that a probe is taken to last besides its steps.  [default: 60]",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="KEY KEY",
+    help="Keys of two layouts: also print why one is before the other.",
 )
 @job_options
 @click.option(
@@ -64,14 +70,17 @@ def plan(
     data_dir: Path | None,
     top: int,
     probe_start_s: float | None,
+    compare: tuple[str, str] | None,
     job: TrainingJob | None,
     form: str,
     as_json: bool,
 ) -> None:
     """Rank the legal layouts of the campaign in a file by predictions, without running any.
 
-    It needs no service. Beside the layouts it prints what is illegal and why, what the budget buys,
-    and on what the predictions rest; with --tokens, the days of the training job.
+    It needs no service. Beside the layouts it prints what is illegal and why, how good the
+    campaign's baseline is, what the budget buys, and on what the predictions rest; with --tokens,
+    the days of the training job; with --compare, the difference of two layouts by part of the step
+    and of the memory.
     """
     from layout_tuner.predictions import plan_and_estimate
 
@@ -86,6 +95,7 @@ def plan(
             top=top,
             probe_start_s=probe_start_s,
             job=job,
+            compare=compare,
         )
     if as_json or form == "json":
         click.echo(json.dumps(asdict(planned), indent=2))
@@ -99,7 +109,7 @@ def plan(
 
 def _csv(planned: Plan) -> str:
     """The ranked layouts as CSV; the headings of predicted figures begin with `predicted_`."""
-    rows = [dict(_cells(each)) for each in planned.layouts]
+    rows = [dict(_cells(each)) for each in planned.rows]
     text = io.StringIO()
     # A layout that cannot be used on the job's nodes has fewer cells.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -116,6 +126,8 @@ def _cells(each: PlannedLayout) -> Iterator[tuple[str, Any]]:
     yield from _prefixed("predicted", asdict(each.predicted))
     yield "predicted_best_chance", each.best_chance
     yield "predicted_limited_by", each.limited_by
+    yield "is_baseline", each.is_baseline
+    yield "refused", "; ".join(each.refused)
     if each.job is not None:
         yield "job_layout_key", each.job.layout_key
         duration = {} if each.job.duration is None else asdict(each.job.duration)

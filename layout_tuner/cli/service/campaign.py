@@ -195,6 +195,7 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     if campaign.simulated is not None:
         yield "", campaign.simulated.words
     yield "model", campaign.model
+    yield "trainer", _trainer(campaign)
     yield "cluster", campaign.cluster
     cluster = campaign.stored.cluster
     yield "constants", (cluster and cluster.source) or "of unknown origin"
@@ -232,6 +233,14 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
 
 def precision_words(campaign: CampaignDetail) -> str:
     return ", ".join(campaign.stored.precisions)
+
+
+def _trainer(campaign: CampaignDetail) -> str:
+    """What trains its probes; of a simulated campaign, in place of which trainer."""
+    probe = campaign.stored.probe
+    if campaign.simulated is None or probe is None:
+        return campaign.trainer
+    return f"{campaign.trainer}, in place of {probe.trainer}"
 
 
 def _strategy(campaign: CampaignDetail) -> str:

@@ -16,15 +16,16 @@ from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.prediction_options import (
     FILE,
     calibrate_from_option,
-    software_option,
 )
 from layout_tuner.cli.options.refusals import writing
+from layout_tuner.cli.options.software_option import software_option
 from layout_tuner.cli.service.service_connection import print_json, service_when_called
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.terminal.text_table import print_table
-from layout_tuner.trainers.exports.export import ALIASES, FORMATS
+from layout_tuner.trainers.exports.export import FORMATS
 from layout_tuner.trainers.exports.export_source import PREDICTED
 from layout_tuner.trainers.exports.exported import ExportFileRead, ExportRead
+from layout_tuner.trainers.registry import ALIASES
 
 if TYPE_CHECKING:
     from layout_tuner.client.clients import Client
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     help="With --plan: a preset, a cluster of the service or a file, for the campaign's. With "
     "--layout: what it would run on.",
 )
-@software_option("the trainer of the format")
+@software_option("the trainer that the campaign names, else that of the format")
 @calibrate_from_option
 @click.option("--layout", "layout_key", metavar="KEY", help="Export any layout by its key instead.")
 @click.option(
@@ -102,9 +103,9 @@ def export(
     """Write a training job's files for a campaign's best trial, or another.
 
     --plan FILE takes a layout of the plan that `plan FILE` prints with the same options, and
-    --model, --cluster and --layout take any layout. Both need no service, and are predicted for the
-    trainer of the format unless --software names another; the files say at their top for which
-    software, and that nothing was measured.
+    --model, --cluster and --layout take any layout. Both need no service. They are predicted for
+    --software, else for the trainer that the campaign's probes name, else for the trainer of the
+    format; the files say at their top for which, and that nothing was measured.
 
     With --json the files are printed in one JSON document, and none is written. --list prints a
     table of the formats, and what each needs to run; it takes no CAMPAIGN.
@@ -131,12 +132,14 @@ def export(
             "without": without,
         }
         if plan_file is not None:
-            bundle = predicted_export.of_plan(plan_file, rank or 1, format_name, **kept)
+            bundle, ran_by = predicted_export.of_plan(plan_file, rank or 1, format_name, **kept)
             what = f"rank {rank or 1} of the plan of {plan_file}"
         else:
-            bundle = predicted_export.of_layout(str(model), str(layout_key), format_name, **kept)
+            bundle, ran_by = predicted_export.of_layout(
+                str(model), str(layout_key), format_name, **kept
+            )
             what = str(layout_key)
-        what += f" for {predicted_export.software_of(format_name, software)}, {PREDICTED}"
+        what += f" for {ran_by}, {PREDICTED}"
     if as_json:
         print_json(bundle)
         return

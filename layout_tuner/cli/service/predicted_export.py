@@ -14,10 +14,11 @@ from layout_tuner.documents.json_and_yaml import described
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.predictions import plan_and_estimate
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
-from layout_tuner.trainers.exports.export import ALIASES, export
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, OWN_SOFTWARE
+from layout_tuner.trainers.exports.export import export
 from layout_tuner.trainers.exports.export_source import ExportError, ExportSource
 from layout_tuner.trainers.exports.exported import ExportRead
+from layout_tuner.trainers.registry import ALIASES
 
 
 def of_plan(
@@ -29,10 +30,13 @@ def of_plan(
     data_dir: Path | None,
     without: Collection[str],
     **options: Any,
-) -> ExportRead:
+) -> tuple[ExportRead, str]:
     """The files of a training job with a layout of the plan of a campaign's file.
 
-    `options` are `software` and `calibrate_from`, as `software_of` and `plan` take them.
+    `options` are `software` and `calibrate_from`, as `_software_of` and `plan` take them.
+
+    Returns:
+        The files, and the software that they were predicted for.
     """
     document = campaign_document(file, cluster, data_dir)
     where = f"rank {rank} of the plan of"
@@ -48,8 +52,8 @@ def of_layout(
     data_dir: Path | None,
     without: Collection[str],
     **options: Any,
-) -> ExportRead:
-    """The files of a training job with any layout; `options` are those of `of_plan`."""
+) -> tuple[ExportRead, str]:
+    """The files of a training job with any layout; options and result are those of `of_plan`."""
     try:
         layout = Layout.of_key(key)
     except SearchSpaceError as error:
@@ -62,10 +66,19 @@ def of_layout(
     return _exported(document, 1, "", format_name, data_dir, without, **options)
 
 
-def software_of(format_name: str, software: str | None) -> str:
-    """What a predicted export is planned for: the stated software, else the format's trainer."""
-    trainer = ALIASES.get(format_name, format_name)
-    return software or (plan_and_estimate.OWN_SOFTWARE if trainer == EMBEDDED_TRAINER else trainer)
+def _software_of(format_name: str, software: str | None, probed_by: str) -> str:
+    """What a predicted export is planned for.
+
+    The stated software; else the trainer of the campaign's probes, if the campaign states one; else
+    the format's trainer.
+    """
+    return software or _named(format_name if probed_by == EMBEDDED_TRAINER else probed_by)
+
+
+def _named(trainer: str) -> str:
+    """A trainer or an alias as the option `software` names it."""
+    trainer = ALIASES.get(trainer, trainer)
+    return OWN_SOFTWARE if trainer == EMBEDDED_TRAINER else trainer
 
 
 def _exported(
@@ -78,9 +91,9 @@ def _exported(
     *,
     software: str | None,
     calibrate_from: Collection[str],
-) -> ExportRead:
-    software = software_of(format_name, software)
+) -> tuple[ExportRead, str]:
     spec = plan_and_estimate.read_campaign(document, data_dir=data_dir)
+    software = _software_of(format_name, software, spec.probe.trainer)
     plan = plan_and_estimate.plan(
         document,
         software=software,
@@ -98,6 +111,8 @@ def _exported(
         f"{figure(figures.tokens_per_s)} tokens/s, a peak of {memory(figures.peak_memory_bytes)} that "
         f"fits with probability {figures.fits:.2f}"
     )
+    if software != _named(format_name):
+        predicted += f"; this file is for {_named(format_name)}, whose step and memory may differ"
     job = spec.job_of(planned.layout)
     name = f"{where} {spec.name}" if where else f"{spec.model.name} on {spec.cluster.name}"
     source = ExportSource(campaign=name, trial=None, job=job, comments=(predicted,))
@@ -107,4 +122,4 @@ def _exported(
         refuse(str(error))
     # Not every format has comments: the notes say it of all.
     notes = [*source.head[:1], *source.comments, *spec.warnings, *bundle.notes]
-    return replace(bundle, notes=notes)
+    return replace(bundle, notes=notes), software

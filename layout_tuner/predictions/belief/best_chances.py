@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Floats
+from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.factor_regression import log_step_s
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
@@ -39,12 +39,18 @@ ENOUGH: Final = 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BestChances:
-    """The chances of some layouts, in the order of the plan."""
+    """The chances of some layouts, in the order of the plan, given that one of them runs."""
 
     best: Floats
     """Probability of each layout that it is the best of them; shape [layouts]."""
     near: Floats
     """Probability that the n most likely ones hold one within `NEAR` of the best; [layouts]."""
+    found: Floats
+    """The same, where probes that do not end in time find nothing; [layouts]."""
+    order: Ints
+    """The positions of the layouts, the most likely first."""
+    runs: float
+    """Probability that at least one of them runs."""
 
     @property
     def probes_needed(self) -> int:
@@ -52,20 +58,35 @@ class BestChances:
         return int(np.searchsorted(self.near, ENOUGH)) + 1
 
     @classmethod
-    def of(cls, objectives_SN: Floats, runs_SN: Bools) -> BestChances:
+    def of(
+        cls, objectives_SN: Floats, runs_SN: Bools, in_time_SN: Bools | None = None
+    ) -> BestChances:
         """The chances by joint draws.
 
         Of the logarithms of the objective, more is better. Draws in which no layout runs say
-        nothing.
+        nothing. A layout whose probe does not end in time may be the best, and is not found.
         """
-        found_SN = np.where(runs_SN, objectives_SN, -np.inf)[runs_SN.any(axis=1)]
-        if not len(found_SN):
-            return cls(best=np.zeros(runs_SN.shape[1]), near=np.zeros(runs_SN.shape[1]))
+        some_S = runs_SN.any(axis=1)
+        found_SN = np.where(runs_SN, objectives_SN, -np.inf)[some_S]
+        num_draws = max(len(found_SN), 1)
         winners = np.bincount(found_SN.argmax(axis=1), minlength=runs_SN.shape[1])
         order = np.argsort(-winners, kind="stable")
-        leading_SN = np.maximum.accumulate(found_SN[:, order], axis=1)
-        close_SN = leading_SN >= leading_SN[:, -1:] + np.log1p(-NEAR)
-        return cls(best=winners / len(found_SN), near=close_SN.mean(axis=0))
+        near_S = found_SN.max(axis=1) + np.log1p(-NEAR)
+
+        def held(measured_SN: Floats) -> Floats:
+            leading_SN = np.maximum.accumulate(measured_SN[:, order], axis=1)
+            return np.asarray((leading_SN >= near_S[:, None]).sum(axis=0) / num_draws)
+
+        near = found = held(found_SN)
+        if in_time_SN is not None and not in_time_SN.all():
+            found = held(np.where(in_time_SN[some_S], found_SN, -np.inf))
+        return cls(
+            best=winners / num_draws,
+            near=near,
+            found=found,
+            order=order,
+            runs=float(some_S.mean()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,15 +100,23 @@ class LayoutDraws:
     memory: TrainerMemory
 
     def chances(
-        self, columns: LayoutColumns, log_factors: Floats, capacity_bytes: float, *, seed: int = 0
+        self,
+        columns: LayoutColumns,
+        log_factors: Floats,
+        capacity_bytes: float,
+        *,
+        most_step_s: float = np.inf,
+        seed: int = 0,
     ) -> BestChances:
         """The chances of some layouts.
 
         `log_factors` are logarithms of what each layout divides by its step time for its objective;
-        `capacity_bytes` is the memory of a device, beside the headroom.
+        `capacity_bytes` is the memory of a device, beside the headroom; `most_step_s` the longest
+        step with which a probe ends before its deadline.
         """
         log_s_SN, runs_SN = self.joint(columns, capacity_bytes, seed=seed)
-        return BestChances.of(log_factors - log_s_SN, runs_SN)
+        in_time_SN = np.exp(log_s_SN) <= most_step_s
+        return BestChances.of(log_factors - log_s_SN, runs_SN, in_time_SN)
 
     def joint(
         self, columns: LayoutColumns, capacity_bytes: float, *, seed: int = 0

@@ -87,10 +87,14 @@ class TimeCalibration:
             terms = time_terms(here, model, cluster, score_traffic=traffic)
             mean[rows] = log_step_s(terms, factors.mean)
             deviation[rows] = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
+        return mean, deviation * self.spread_share(software, cluster)
+
+    def spread_share(self, software: str, cluster: Cluster) -> float:
+        """The share of the spread that remains where errors of cold estimates are known."""
         measured = (cluster.name, software)
-        if all((each.cluster, each.software) != measured for each in self.evidence.origins):
-            deviation *= known_share(software, cluster)
-        return mean, deviation
+        if any((each.cluster, each.software) == measured for each in self.evidence.origins):
+            return 1.0
+        return known_share(software, cluster)
 
     def factors(
         self,

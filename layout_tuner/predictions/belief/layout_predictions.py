@@ -25,6 +25,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.objectives import objective_factors
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 _CHUNK: Final = 1 << 14
 """Layouts that are predicted together; a column takes 128 KiB."""
@@ -42,6 +43,13 @@ class RankedLayouts:
     """Predicted medians of their step times."""
     fits: Floats
     """Probabilities that they fit into memory beside the campaign's headroom."""
+    score: Floats
+    """Logarithms of what they are ranked by."""
+
+    def rank(self, score: float) -> int:
+        """The rank of a layout of this score, from 1."""
+        # Scores of the same layout differ in their last digits by how many are computed together.
+        return 1 + int(np.searchsorted(-self.score, -(score + 1e-9)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,11 @@ class LayoutPredictions:
     software: str = ""
     """What will run it, as a table's source says it; empty: this project's trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
+
+    @property
+    def trainer(self) -> str:
+        """The name of what will run it."""
+        return self.software or EMBEDDED_TRAINER
 
     @cached_property
     def plausible(self) -> PlausibleSamples:
@@ -77,13 +90,22 @@ class LayoutPredictions:
         steps, fits, score = np.empty((3, len(legal)))
         for start in range(0, len(legal), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            columns = legal.columns(rows)
-            log_s, fits[rows] = self.log_step_s(columns), self.fits(columns)
-            factors = objective_factors(self.spec.objective, columns, self.spec.model)
-            steps[rows] = np.exp(log_s)
-            score[rows] = np.log(factors) - log_s + np.log(np.maximum(fits[rows], _LEAST_FIT))
+            steps[rows], fits[rows], score[rows] = self._scored(legal.columns(rows))
         order = np.argsort(-score, kind="stable")
-        return RankedLayouts(order=order, step_time_s=steps[order], fits=fits[order])
+        return RankedLayouts(
+            order=order, step_time_s=steps[order], fits=fits[order], score=score[order]
+        )
+
+    def score(self, layout: Layout) -> float:
+        """The logarithm of what one layout is ranked by."""
+        return float(self._scored(LayoutColumns.of_each([layout]))[2][0])
+
+    def _scored(self, columns: LayoutColumns) -> tuple[Floats, Floats, Floats]:
+        """Seconds a step, probabilities of fitting, and logarithms of what ranks."""
+        log_s, fits = self.log_step_s(columns), self.fits(columns)
+        factors = objective_factors(self.spec.objective, columns, self.spec.model)
+        score = np.log(factors) - log_s + np.log(np.maximum(fits, _LEAST_FIT))
+        return np.exp(log_s), fits, score
 
     def log_step_s(self, columns: LayoutColumns) -> Floats:
         """Logarithms of the predicted medians of step times in seconds, of columns of one axis."""
@@ -102,8 +124,13 @@ class LayoutPredictions:
         """Probability that each layout fits into a device and keeps the campaign's headroom."""
         return self.memory.fits(columns, self.spec.model, self._capacity_bytes)
 
-    def chances(self, legal: LegalSet, ranked: RankedLayouts) -> BestChances:
-        """The chances of the best layouts; of a large set only `MAX_COMPARED` are compared."""
+    def chances(
+        self, legal: LegalSet, ranked: RankedLayouts, *, most_step_s: float = np.inf
+    ) -> BestChances:
+        """The chances of the best layouts; of a large set only `MAX_COMPARED` are compared.
+
+        `most_step_s`: see `LayoutDraws.chances`.
+        """
         columns = self._best_columns(legal, ranked, MAX_COMPARED)
         spec = self.spec
         draws = LayoutDraws(
@@ -114,7 +141,8 @@ class LayoutPredictions:
             memory=self.memory,
         )
         factors = objective_factors(spec.objective, columns, spec.model)
-        return draws.chances(columns, np.log(factors), self._capacity_bytes)
+        log_factors = np.log(factors)
+        return draws.chances(columns, log_factors, self._capacity_bytes, most_step_s=most_step_s)
 
     def deciding(self, legal: LegalSet, ranked: RankedLayouts, top: int) -> DecidingProperty | None:
         """On what about the trainer it depends most whether the best layouts fit."""

@@ -2,81 +2,46 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from layout_tuner.predictions.belief.best_chances import BestChances
+from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, RankedLayouts
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
-from layout_tuner.predictions.estimates.step_shape import idle_slots
-from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.belief.plan_parts.bought_probes import (
+    BoughtProbes,
+    NeededProbes,
+    ProbePrices,
+    bought_probes,
+    needed_probes,
+)
+from layout_tuner.predictions.belief.plan_parts.layout_comparison import (
+    LayoutComparison,
+    compare_layouts,
+)
+from layout_tuner.predictions.belief.plan_parts.step_parts import StepPart, StepShare, step_shares
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
-from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec, scopes_for
+from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.knobs import auto_choices
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
+from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.objectives import Objective, objective_factors
 from layout_tuner.search_spaces.spaces.search_space import Exclusion, LegalSet
 from layout_tuner.search_spaces.throughput import Throughput
-from layout_tuner.units import SECONDS_PER_HOUR
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
+from layout_tuner.trainers.registry import adapter_named
 
 DEFAULT_TOP: Final = 10
 MAX_TOP: Final = 1000
 """Most layouts that a plan lists."""
-_NEAR_BEST: Final = 10
-"""Layouts whose cheap probes are taken to cost as much as all others."""
-
-StepPart = Literal[
-    "compute",
-    "tensor parallel",
-    "context parallel",
-    "expert parallel",
-    "pipeline bubble",
-    "pipeline transfers",
-    "data parallel",
-    "host",
-    "optimizer",
-]
-"""What the time of a step goes into. The bubble: stages that wait for the first and the last
-micro-batch, or for a slower stage."""
-
-_TERMS: Final[Mapping[StepPart, tuple[str, ...]]] = {
-    "tensor parallel": ("tensor_inside", "tensor_across", "latency_inside", "latency_across"),
-    "context parallel": ("context",),
-    "expert parallel": ("exchange_inside", "exchange_across", "exchange_latency"),
-    "pipeline bubble": ("imbalance", "equal_layers"),
-    "pipeline transfers": ("pipeline_inside", "pipeline_across", "pipeline_latency"),
-    "data parallel": (
-        *("data_inside", "data_across", "data_congestion", "data_latency"),
-        *("data_overlap", "shards_overlap", "weights_gather", "gather_latency"),
-    ),
-    "host": ("host", "host_tensor", "each_microbatch", "each_step"),
-    "optimizer": ("optimizer",),
-}
-"""The terms of the step time that are not compute, by their part."""
-
-_PARTS: Final = {term: part for part, terms in _TERMS.items() for term in terms}
-
-_NOT_EACH_SLOT: Final = frozenset({"accumulation", "each_step"})
-"""Terms of compute and host that do not repeat in the slots of the pipeline's bubble."""
-
-_SLOTTED: Final = frozenset(
-    {
-        "compute",
-        *("tensor parallel", "context parallel", "expert parallel"),
-        *("host", "pipeline transfers"),
-    }
-)
-"""Parts whose terms take m + `idle_slots` slots, of which the latter are the bubble."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,20 +69,11 @@ class PredictedFigures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepShare:
-    """A part of a predicted step."""
-
-    part: StepPart
-    share: float
-    """Share of the step time."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedLayout:
     """A layout of a plan."""
 
     rank: int
-    """1 is the best."""
+    """1 is the best; of a layout outside of the space, the rank that it would have."""
     layout_key: str
     layout: Layout
     predicted: PredictedFigures
@@ -130,35 +86,24 @@ class PlannedLayout:
     best_chance: float | None = None
     """Probability that it is the best of the plan; None: it ranks behind those that are
     compared (`predictions.belief.best_chances`)."""
+    is_baseline: bool = False
+    """Whether it is the layout that the campaign's users run today."""
+    refused: tuple[str, ...] = ()
+    """Why the plan's trainer does not run it, one sentence each; empty: it does, or nothing is
+    known of the trainer."""
     job: JobEstimate | None = None
     """The training job with it; None: no job was described."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BoughtProbes:
-    """What the budget of a campaign pays for, if its probes are the plan's layouts in order.
+class PlannedBaseline:
+    """The layout that the campaign's users run today, beside the best of the plan."""
 
-    Probes that stop early and repeats of the best layouts are not predicted.
-    """
-
-    num_probes: int
-    """Probes of the best layouts."""
-    expected_fitting: float
-    """How many of them are expected to fit into memory."""
-    node_hours: float
-    """Node-hours that they hold."""
-    wall_time_s: float
-    """Seconds that they take one after another."""
-    ended_by: Literal["trials", "node_hours", "wall_time_s", "layouts"]
-    """The bound that allows no further probe; layouts: every legal one is probed."""
-    probe_start_s: float
-    """Assumed seconds of a probe outside of its iterations."""
-    iterations: int
-    """Iterations of a probe, warm-up included."""
-    cheap_probes: int | None = None
-    """Cheap probes of layouts near the best, with all layers and the fewest micro-batches, that the
-    node-hours of the budget pay for beside one probe of the best in full; below 0: they do not pay
-    for that one; None: the campaign uses none."""
+    planned: PlannedLayout
+    is_outside: bool
+    """Whether it is not among the layouts of the space."""
+    to_best: LayoutComparison | None
+    """The best layout compared with it; None: it is the best."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +134,12 @@ class Plan:
     campaign: str
     model: str
     cluster: str
+    trainer: str
+    """What is taken to run the layouts: the trainer of the campaign's probes, or another software
+    that the request names."""
+    nodes: str = ""
+    """Why the best layout takes fewer nodes than there are, with both numbers; empty: it does not.
+    """
     objective: Objective
     """What the layouts are ranked by, times their probability of fitting."""
     num_combinations: int
@@ -201,9 +152,18 @@ class Plan:
     """Legal layouts that are expected to fit into memory: the sum of their probabilities."""
     layouts: tuple[PlannedLayout, ...]
     """The best layouts."""
+    baseline: PlannedBaseline | None = None
+    """Null: the campaign names no baseline."""
+    comparison: LayoutComparison | None = None
+    """The two layouts that the request names; null: it names none."""
+    some_fit: float = 1.0
+    """Probability that at least one of the layouts that are compared fits into memory."""
     probes_needed: int | None = None
     """How many of the layouts with the largest `best_chance` to probe for a 90 % chance of one
-    within 5 % of the best; None: more than are compared."""
+    within 5 % of the best; None: more than are compared, or no number suffices since the layouts
+    hardly fit."""
+    needed: NeededProbes | None = None
+    """What these probes take; None: `probes_needed` is."""
     fits_depend_on: DecidingProperty | None = None
     """What about the trainer decides most whether the listed layouts fit; None: it is known."""
     budget: BoughtProbes
@@ -214,30 +174,40 @@ class Plan:
     auto: Mapping[str, Any] = field(default_factory=dict)
     """Choices of the knobs that the document left out, by knob."""
 
+    @property
+    def rows(self) -> tuple[PlannedLayout, ...]:
+        """The best layouts, and the baseline where it is none of them."""
+        if self.baseline is None or any(each.is_baseline for each in self.layouts):
+            return self.layouts
+        return (*self.layouts, self.baseline.planned)
+
 
 def make_plan(
     spec: CampaignSpec,
     *,
     legal: LegalSet | None = None,
     knowledge: Knowledge | None = None,
-    software: str = "",
+    software: str | None = None,
     top: int = DEFAULT_TOP,
     probe_start_s: float = PROBE_START_S,
     job: TrainingJob | None = None,
+    compare: tuple[str, str] | None = None,
 ) -> Plan:
     """Ranks the layouts of a campaign by the predicted objective times the probability of fitting.
 
     `legal` is its legal set, if the caller has it already; `software` what will run it, as a
-    table's source says it, empty for this project's trainer; `probe_start_s` the assumed seconds of
-    a probe outside of its iterations; `job` the training job to be predicted with each listed
-    layout.
+    table's source says it, empty for this project's trainer, None for the trainer of the campaign's
+    probes; `probe_start_s` the assumed seconds of a probe outside of its iterations; `job` the
+    training job to be predicted with each listed layout; `compare` the keys of two layouts.
 
     Raises:
         NoLegalLayoutError: there is no legal layout.
         SpaceInvalidError: the campaign lists a layout that is not legal.
         ModelTooLargeError: every layout would certainly run out of memory.
+        LayoutInvalidError: a layout that is to be compared is not legal, or both are the same.
     """
-    legal = legal or spec.legal_set(OTHER_TRAINER_SCOPES if software else None)
+    software = spec.software if software is None else software
+    legal = legal or spec.legal_set(scopes_for(software or EMBEDDED_TRAINER))
     spec.refuse_if_too_large(legal)
     spec = spec.warned_of_few(legal)
     predictions = LayoutPredictions(
@@ -245,24 +215,32 @@ def make_plan(
     )
     ranked = predictions.rank(legal)
     best = [legal.layout(int(position)) for position in ranked.order[:top]]
-    chances = predictions.chances(legal, ranked)
-    needed = chances.probes_needed
+    prices = ProbePrices.of(spec, legal, ranked, probe_start_s)
+    chances = predictions.chances(legal, ranked, most_step_s=prices.most_step_s)
+    chance_of = dict(enumerate((chances.best * chances.runs).tolist(), start=1))
+    needed = needed_probes(prices, chances)
     return Plan(
         campaign=spec.name,
         model=spec.model.name,
         cluster=spec.cluster.name,
+        trainer=predictions.trainer,
+        nodes=_fewer_nodes(spec, legal, ranked, best[0]),
         objective=spec.objective,
         num_combinations=legal.num_combinations,
         num_legal=len(legal),
         illegal=legal.exclusions,
         expected_fitting=float(ranked.fits.sum()),
         layouts=tuple(
-            _planned(rank, layout, predictions, chances, job)
+            _planned(rank, layout, predictions, chance_of.get(rank), job)
             for rank, layout in enumerate(best, start=1)
         ),
-        probes_needed=needed if needed <= len(chances.best) else None,
+        baseline=_baseline(predictions, legal, ranked, chance_of, job),
+        comparison=None if compare is None else _comparison(predictions, compare),
+        some_fit=chances.runs,
+        probes_needed=needed.number if needed else None,
+        needed=needed,
         fits_depend_on=predictions.deciding(legal, ranked, top),
-        budget=_bought(spec, legal, ranked, probe_start_s),
+        budget=bought_probes(prices, legal, ranked, chances),
         knowledge=_used(predictions),
         job=job,
         warnings=(
@@ -277,10 +255,11 @@ def _planned(
     rank: int,
     layout: Layout,
     predictions: LayoutPredictions,
-    chances: BestChances,
+    best_chance: float | None,
     job: TrainingJob | None,
 ) -> PlannedLayout:
     spec = predictions.spec
+    adapter, trained = adapter_named(predictions.trainer), spec.job_of(layout)
     figures = _figures(layout, predictions)
     factor = objective_factors(spec.objective, LayoutColumns.of(layout), spec.model)
     shares = step_shares(layout, predictions)
@@ -292,7 +271,11 @@ def _planned(
         objective_value=float(factor) / figures.step_time_s,
         limited_by=shares[0].part,
         shares=shares,
-        best_chance=float(chances.best[rank - 1]) if rank <= len(chances.best) else None,
+        best_chance=best_chance,
+        is_baseline=layout == spec.baseline,
+        refused=()
+        if adapter is None
+        else (*adapter.all_lacking(trained).values(), *adapter.every_refusal(trained)),
         job=None
         if job is None
         else estimate_job(
@@ -332,82 +315,66 @@ def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures
     )
 
 
-def step_shares(layout: Layout, predictions: LayoutPredictions) -> tuple[StepShare, ...]:
-    """The parts of a layout's predicted step, the largest first; parts of 0 are left out."""
-    seconds: dict[StepPart, float] = defaultdict(float)
-    idle = float(idle_slots(LayoutColumns.of(layout)))
-    bubble = idle / (layout.num_microbatches + idle)
-    for term in predictions.parts(layout):
-        part = _PARTS.get(term.name, "compute")
-        waiting = 0.0
-        if part in _SLOTTED and term.name not in _NOT_EACH_SLOT:
-            waiting = bubble * term.seconds
-        seconds["pipeline bubble"] += waiting
-        seconds[part] += term.seconds - waiting
-    total = sum(seconds.values())
-    shares = [
-        StepShare(part=part, share=seconds[part] / total)
-        for part in get_args(StepPart)
-        if seconds[part] > 0
-    ]
-    return tuple(sorted(shares, key=lambda each: -each.share))
-
-
-def _bought(
-    spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, probe_start_s: float
-) -> BoughtProbes:
-    """How many of the ranked layouts the budget pays for, one probe each."""
-    probe, budget, costs = spec.probe, spec.budget, spec.probe_costs(probe_start_s)
-    seconds = np.minimum(costs.seconds(ranked.step_time_s), probe.deadline_s)
-    node_s = np.cumsum(seconds * legal.column("num_nodes")[ranked.order])
-    seconds = np.cumsum(seconds)
-    bounds = {"layouts": len(legal)}
-    if budget.trials is not None:
-        bounds["trials"] = budget.trials
-    if budget.node_hours is not None:
-        bounds["node_hours"] = int(
-            np.searchsorted(node_s, budget.node_hours * SECONDS_PER_HOUR, "right")
-        )
-    if budget.wall_time_s is not None:
-        bounds["wall_time_s"] = int(np.searchsorted(seconds, budget.wall_time_s, "right"))
-    ended_by, count = min(bounds.items(), key=lambda bound: bound[1])
-    return BoughtProbes(
-        num_probes=count,
-        expected_fitting=float(ranked.fits[:count].sum()),
-        node_hours=float(node_s[count - 1]) / SECONDS_PER_HOUR if count else 0.0,
-        wall_time_s=float(seconds[count - 1]) if count else 0.0,
-        ended_by=ended_by,  # type: ignore[arg-type]
-        probe_start_s=probe_start_s,
-        iterations=probe.warmup + probe.iterations,
-        cheap_probes=_bought_cheap(spec, legal, ranked, costs),
+def _baseline(
+    predictions: LayoutPredictions,
+    legal: LegalSet,
+    ranked: RankedLayouts,
+    chance_of: Mapping[int, float],
+    job: TrainingJob | None,
+) -> PlannedBaseline | None:
+    """The campaign's baseline, ranked among the legal layouts; None: it names none."""
+    layout = predictions.spec.baseline
+    if layout is None:
+        return None
+    position, chance = legal.index_of(layout), None
+    if position is None:
+        rank = ranked.rank(predictions.score(layout))
+    else:
+        rank = 1 + int(np.flatnonzero(ranked.order == position)[0])
+        chance = chance_of.get(rank)
+    best = legal.layout(int(ranked.order[0]))
+    return PlannedBaseline(
+        planned=_planned(rank, layout, predictions, chance, job),
+        is_outside=position is None,
+        to_best=None if best == layout else compare_layouts(predictions, layout, best),
     )
 
 
-def _bought_cheap(
-    spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, costs: ProbeCosts
-) -> int | None:
-    """See `BoughtProbes.cheap_probes`: by the mean cost of those of the best ten layouts."""
-    if not spec.uses_cheap_probes or spec.budget.node_hours is None:
-        return None
-    node_s = []
-    for position, step_s in zip(ranked.order[:_NEAR_BEST], ranked.step_time_s, strict=False):
-        layout = legal.layout(int(position))
-        parts = fidelities(layout, spec.model, spec.cluster)
-        kept = [each for each in parts if each.keeps_memory(spec.model)]
-        if not kept:  # it is cheap already
-            node_s.append(costs.node_s(layout.num_nodes, float(step_s)))
-            continue
-        part = min(kept, key=lambda each: (each.num_microbatches, each.dp))
-        ran = part.reduced(layout)
-        whole_s, part_s = step_time_s(
-            LayoutColumns.of_each([layout, ran]), spec.model, spec.cluster
+def _comparison(predictions: LayoutPredictions, keys: tuple[str, str]) -> LayoutComparison:
+    """Two layouts by their keys, in the space or outside of it; LayoutInvalidError if illegal."""
+    spec = predictions.spec
+    first, second = (Layout.of_key(key) for key in keys)
+    if first == second:
+        raise LayoutInvalidError(f"both layouts are {first.key}; name two different ones")
+    for layout in (first, second):
+        broken = violations(
+            layout,
+            spec.model,
+            spec.cluster,
+            global_batch=spec.space.global_batch,
+            allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
+            scopes=scopes_for(predictions.trainer),
         )
-        cheap_s = float(step_s * part_s / whole_s)
-        node_s.append(costs.node_s(ran.num_nodes, cheap_s, is_cheap=True))
-    best = legal.layout(int(ranked.order[0]))
-    full_s = min(costs.seconds(float(ranked.step_time_s[0])), spec.probe.deadline_s)
-    left_node_s = spec.budget.node_hours * SECONDS_PER_HOUR - best.num_nodes * full_s
-    return math.floor(left_node_s / float(np.mean(node_s)))
+        if broken:
+            raise LayoutInvalidError(f"{layout.key} is not legal here: {'; '.join(broken)}")
+    return compare_layouts(predictions, first, second)
+
+
+def _fewer_nodes(spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, best: Layout) -> str:
+    """See `Plan.nodes`. The whole machine of a preset is not what a job gets."""
+    preset, most = CLUSTER_PRESETS.get(spec.cluster.name), max(spec.space.values("num_nodes"))
+    whole, taken = spec.cluster.num_nodes, best.num_nodes
+    if whole > most and (preset is None or preset.num_nodes != whole):
+        return f"on {taken} of {whole} nodes: the space has num_nodes of {most} at most"
+    if taken >= most:
+        return ""
+    (places,) = np.nonzero(legal.column("num_nodes")[ranked.order] == most)
+    if not len(places):
+        return f"on {taken} of {most} nodes: no layout on {most} nodes is legal"
+    return (
+        f"on {taken} of {most} nodes, since {spec.objective} is larger there (the best on {most} is "
+        f"rank {places[0] + 1:,}; to plan for {most}, set num_nodes: {most} in the space)"
+    )
 
 
 def _used(predictions: LayoutPredictions) -> KnowledgeUsed:

@@ -6,13 +6,22 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from layout_tuner.predictions.belief.best_chances import ENOUGH
 from layout_tuner.predictions.belief.job import JobEstimate
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
-from layout_tuner.predictions.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
+from layout_tuner.predictions.belief.plan import KnowledgeUsed, Plan, PlannedBaseline, PlannedLayout
+from layout_tuner.predictions.belief.plan_parts.bought_probes import BoughtProbes
+from layout_tuner.predictions.belief.plan_parts.comparison_text import (
+    change_words,
+    comparison_tables,
+    comparison_words,
+    ratio_words,
+)
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.search_spaces.layouts.knobs import choices_words
 from layout_tuner.terminal.plurals import counted, figure
 from layout_tuner.terminal.text_table import table_lines
+from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.units import GIB
 
 PROSE_WIDTH: Final = 100
@@ -20,7 +29,7 @@ PROSE_WIDTH: Final = 100
 
 PLAN_COLUMNS: Final[Mapping[str, Callable[[PlannedLayout], str]]] = {
     ">rank": lambda each: str(each.rank),
-    "layout": lambda each: each.layout_key,
+    "layout": lambda each: " ".join((each.layout_key, *_marks(each))),
     ">predicted s": lambda each: figure(each.predicted.step_time_s),
     ">95 %": lambda each: (
         f"{figure(each.predicted.step_time_low_s, 3)}-{figure(each.predicted.step_time_high_s, 3)}"
@@ -55,39 +64,88 @@ _BOUNDS: Final = {
     "layouts": "the number of legal layouts",
 }
 _MOST_NAMES: Final = 5
+PREDICTED_WORDS: Final = "Every figure of a layout is predicted; nothing was run."
 
 
 def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
     """The lines of a plan for a terminal of this width; None: for a file, with whole tables."""
-    yield from _wrapped(
-        f"plan of {plan.campaign}: {plan.model} on {plan.cluster}. Every figure of a layout is "
-        "predicted; nothing was run.",
-        width,
-    )
+    yield from _wrapped(f"{head_words(plan)}. {PREDICTED_WORDS}", width)
+    if plan.baseline is not None:
+        yield from _wrapped(baseline_words(plan.baseline, plan.num_legal), width)
     yield ""
     yield from _space_lines(plan, width)
     yield ""
-    same = _same_parts(plan.layouts) if width else []
+    same = _same_parts(plan.rows) if width else []
     title = (
         f"predicted: the best {len(plan.layouts)} of {plan.num_legal:,} by {plan.objective} times "
         f"P(fits){'; all ' if same else ''}{' '.join(same)}"
     )
-    rows = [[text(each) for text in PLAN_COLUMNS.values()] for each in plan.layouts]
-    for row in rows:
-        row[1] = " ".join(part for part in row[1].split("-") if part not in same)
+    rows = [[text(each) for text in PLAN_COLUMNS.values()] for each in plan.rows]
+    for row, each in zip(rows, plan.rows, strict=True):
+        different = (part for part in each.layout_key.split("-") if part not in same)
+        row[1] = " ".join((*different, *_marks(each)))
     yield from table_lines(tuple(PLAN_COLUMNS), rows, title, width=width)
+    for sentence in refusal_words(plan):
+        yield from _wrapped(sentence, width)
     yield ""
     yield from _wrapped(chances_words(plan), width)
     if plan.fits_depend_on is not None:
         yield from _wrapped(_deciding_words(plan.fits_depend_on), width)
-    yield from _wrapped(_budget_words(plan.budget), width)
+    yield from _wrapped(bought_words(plan.budget), width)
     yield from _wrapped(f"predicted from {knowledge_words(plan.knowledge)}", width)
     for warning in plan.warnings:
         yield from _wrapped(f"warning: {warning}", width)
     if plan.job is not None:
         yield ""
-        jobs = [(f"rank {each.rank}", each.job) for each in plan.layouts if each.job is not None]
+        jobs = [(f"rank {each.rank}", each.job) for each in plan.rows if each.job is not None]
         yield from job_lines(plan.job, jobs, width)
+    if plan.comparison is not None:
+        yield ""
+        for sentence in comparison_words(plan.comparison):
+            yield from _wrapped(sentence, width)
+        for table in comparison_tables(plan.comparison):
+            yield ""
+            yield from table_lines(table.columns, table.rows, table.title, width=width)
+
+
+def head_words(plan: Plan) -> str:
+    """What the plan is of, for which trainer, and why on fewer nodes than there are."""
+    who = "the embedded trainer" if plan.trainer == EMBEDDED_TRAINER else plan.trainer
+    where = f", {plan.nodes}" if plan.nodes else ""
+    return f"plan of {plan.campaign} for {who}: {plan.model} on {plan.cluster}{where}"
+
+
+def baseline_words(baseline: PlannedBaseline, num_legal: int) -> str:
+    """How good the layout is that runs today, and what to change in it."""
+    rank = baseline.planned.rank
+    if baseline.to_best is None:
+        return f"the baseline is rank 1 of {num_legal:,}: no layout is predicted to be better"
+    where = f"the baseline is rank {rank:,} of {num_legal:,}"
+    if baseline.is_outside:
+        where = f"the baseline would be rank {rank:,} of {num_legal:,} (it is outside of the space)"
+    best = "rank 1" if rank > 1 else "the best of the space"
+    return (
+        f"{where}: {best} gives {ratio_words(baseline.to_best)} of it; from the baseline to that: "
+        f"{change_words(baseline.to_best.changes)}"
+    )
+
+
+def refusal_words(plan: Plan) -> Iterator[str]:
+    """Which layouts of a plan its trainer refuses, and why: a sentence for each reason."""
+    ranks: dict[str, list[str]] = {}
+    for each in plan.rows:
+        for reason in each.refused:
+            ranks.setdefault(reason, []).append(str(each.rank))
+    for reason, refused in ranks.items():
+        noun = "rank" if len(refused) == 1 else "ranks"
+        yield f"{plan.trainer} refuses {noun} {', '.join(refused)}: {reason}"
+
+
+def _marks(each: PlannedLayout) -> list[str]:
+    """Remarks behind the key of a layout."""
+    marks = {"baseline": each.is_baseline, "refused": bool(each.refused)}
+    said = ", ".join(mark for mark, is_set in marks.items() if is_set)
+    return [f"({said})"] if said else []
 
 
 def job_lines(
@@ -135,7 +193,7 @@ def _same_parts(layouts: Sequence[PlannedLayout]) -> list[str]:
     if len(layouts) < 2:
         return []
     first, *others = (each.layout_key.split("-") for each in layouts)
-    return [part for at, part in enumerate(first) if all(key[at] == part for key in others)]
+    return [part for part in first if all(part in key for key in others)]
 
 
 def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
@@ -154,11 +212,29 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
 
 
 def chances_words(plan: Plan) -> str:
-    """How many layouts to probe for one near the best."""
-    if plan.probes_needed is None:
-        return "no number of probes gives a 90 % chance of a layout within 5 % of the best"
-    many = counted(plan.probes_needed, "layout")
-    return f"probing the {many} with the largest P(best) has a 90 % chance of one within 5 % of the best"
+    """How many layouts to probe for one near the best, and what chance the budget buys."""
+    bought = f"the budget buys a chance of {_chance(plan.budget.chance)}"
+    if plan.needed is None:
+        why = ""
+        if plan.some_fit < ENOUGH:
+            why = f", since with probability {1 - plan.some_fit:.2f} no layout fits into memory"
+        return f"no number of probes gives a 90 % chance of a layout within 5 % of the best{why}; {bought}"
+    late, deadline_s = "", plan.budget.deadline_s
+    if plan.needed.longest_s > deadline_s:
+        late = (
+            f", if probe.deadline is raised from {deadline_s:g} s: the longest takes "
+            f"{plan.needed.longest_s:,.0f} s"
+        )
+    return (
+        f"probing the {counted(plan.needed.number, 'layout')} with the largest P(best) has a 90 % "
+        "chance of one within 5 % of the best, and takes "
+        f"{figure(plan.needed.node_hours, 3)} node-hours{late}; {bought}"
+    )
+
+
+def _chance(chance: float) -> str:
+    """A probability by draws in percent: it is known to about one."""
+    return "over 99 %" if chance > 0.99 else "under 1 %" if chance < 0.01 else f"{chance:.0%}"
 
 
 def _deciding_words(deciding: DecidingProperty) -> str:
@@ -169,8 +245,15 @@ def _deciding_words(deciding: DecidingProperty) -> str:
     )
 
 
-def _budget_words(bought: BoughtProbes) -> str:
-    cheap = ""
+def bought_words(bought: BoughtProbes) -> str:
+    """What the budget pays for."""
+    cheap = late = ""
+    if bought.num_late:
+        many = "it" if bought.num_late == bought.num_probes == 1 else f"{bought.num_late} of them"
+        late = (
+            f"; {many} would last longer than probe.deadline, {bought.deadline_s:g} s, and end as "
+            f"{'a timeout' if bought.num_late == 1 else 'timeouts'}"
+        )
     if bought.cheap_probes is not None and bought.cheap_probes < 0:
         cheap = ". Its node-hours do not pay for one full probe of the best, which a winner needs"
     elif bought.cheap_probes is not None:
@@ -181,7 +264,7 @@ def _budget_words(bought: BoughtProbes) -> str:
     return (
         f"the budget pays for {counted(bought.num_probes, 'probe')} of the best layouts, of which "
         f"about {bought.expected_fitting:,.0f} fit: {figure(bought.node_hours, 3)} node-hours, "
-        f"{_time(bought.wall_time_s)} one after another; the bound is {_BOUNDS[bought.ended_by]}. "
+        f"{_time(bought.wall_time_s)} one after another; the bound is {_BOUNDS[bought.ended_by]}{late}. "
         f"A probe is taken to last {bought.probe_start_s:g} s and {bought.iterations} predicted steps"
         f"{cheap}"
     )

@@ -20,7 +20,7 @@ from layout_tuner.trainers.exports.export_source import (
     KnobsLackingError,
 )
 from layout_tuner.trainers.exports.exported import ExportRead
-from layout_tuner.trainers.registry import ADAPTERS
+from layout_tuner.trainers.registry import ADAPTERS, ALIASES
 
 FORMATS: Final[Mapping[str, ExportFormat]] = {
     name: ExportFormat(adapter=ADAPTERS[name], render=render)
@@ -39,9 +39,6 @@ FORMATS: Final[Mapping[str, ExportFormat]] = {
         ("command", job_files.command),
     )
 }
-
-ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED_TRAINER, "torchtitan": "torchtitan-0.3"}
-"""Other names of formats: a former one, and a trainer's for its newest release."""
 
 
 def export(format_name: str, source: ExportSource, *, without: Collection[str] = ()) -> ExportRead:

@@ -165,6 +165,25 @@ def test_trials_stand_side_by_side_with_what_differs(browser: Browser, explored:
         look_at(page)
 
 
+def test_two_layouts_of_a_campaign_are_compared_by_prediction_part_by_part(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser, "viewer") as visitor:
+        page = visitor.open("/compare?trials=first/1+4")
+        expect(page.get_by_role("heading", name="Why, by prediction")).to_be_visible()
+        trials = explored.store.trials
+        one, two = (trials.get(trial(explored, at)).layout.key for at in (1, 4))
+        expect(page.get_by_text(f"A is {one}, B is {two}")).to_be_visible()
+        expect(page.get_by_text("The ratio is uncertain because of")).to_be_visible()
+        step = page.get_by_role("region", name="seconds of a step")
+        expect(step.locator("tbody tr").last).to_contain_text("step")
+        memory = page.get_by_role("region", name="GiB of the fullest device")
+        expect(memory.locator("tbody tr").first).to_contain_text("weights")
+        look_at(page)
+        page = visitor.open("/compare?trials=first/1+2+4")
+        expect(page.get_by_role("heading", name="Why, by prediction")).to_have_count(0)
+
+
 def test_too_few_too_many_and_unknown_trials_are_refused(explored: Explored) -> None:
     seven = "&".join(f"trial={number}" for number in range(1, 8))
     for path, status, says in (

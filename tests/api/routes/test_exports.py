@@ -66,6 +66,29 @@ def test_a_scaled_export_says_that_it_was_not_measured(api: Api) -> None:
     assert "which was not measured" in script
 
 
+@pytest.mark.parametrize(
+    ("format_name", "says"),
+    [
+        ("embedded", "the embedded trainer was measured, for which this file is"),
+        ("trainer", "the embedded trainer was measured, for which this file is"),
+        (
+            "megatron-lm",
+            "the embedded trainer was measured, and not megatron-lm, for which this file is: its step "
+            "and memory differ",
+        ),
+        ("deepspeed", "was measured, and not deepspeed, for which this file is"),
+    ],
+)
+def test_an_export_says_which_trainer_was_measured_and_whether_it_is_for_another(
+    api: Api, format_name: str, says: str
+) -> None:
+    bundle = exported(api, format_name, trial=1)
+    assert any(says in note for note in bundle["notes"])
+    if bundle["format"] == "megatron-lm":
+        (script,) = [file["content"] for file in bundle["files"] if file["executable"]]
+        assert f"# {says}" in script
+
+
 def test_an_export_for_the_nodes_that_were_measured_is_not_scaled(api: Api) -> None:
     same = exported(api, "megatron-lm", trial=1, nodes=1)
     assert same == exported(api, "megatron-lm", trial=1)

@@ -19,6 +19,7 @@ from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.driver.driver import Driver
+from tests.api.routes.test_trainers import THEIRS
 from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered, ends
 from tests.kit.campaigns import space_of
 from tests.kit.page import Page
@@ -152,3 +153,87 @@ def test_a_report_has_the_days_of_a_training_job_where_its_tokens_are_stated(
     assert "measured" in job
     # The slowdown by failures is below a percent of these days.
     assert f" {1e9 / (8 * 128) * trial['step_time_s'] / 86400:.2g}" in text
+
+
+def predicted(plan: Any) -> dict[str, float]:
+    return {each["layout_key"]: each["predicted"]["step_time_s"] for each in plan["layouts"]}
+
+
+@pytest.mark.parametrize("max_at_once", [submission.MAX_AT_ONCE, 3], ids=["at once", "driver"])
+def test_the_service_plans_for_the_campaigns_trainer_and_compares_two_layouts(
+    http: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_at_once: int
+) -> None:
+    api = Api(http)
+    document = {**CAMPAIGN, "probe": {"trainer": "megatron-lm"}, "baseline": LAYOUT.to_mapping()}
+    (file := tmp_path / "first.yaml").write_text(yaml.safe_dump(document))
+    keys = [each["layout_key"] for each in api.post("/plans", document)["layouts"]][-2:]
+    flags = ["--json", "--data-dir", str(tmp_path), "--compare", *keys]
+    printed = ends(CliRunner().invoke(plan_command, [str(file), *flags]), 0)
+    monkeypatch.setattr(submission, "MAX_AT_ONCE", max_at_once)
+    query = "&".join(f"compare={key}" for key in keys)
+    planned = api.http.post(f"/v1/plans?{query}", json=document).json()
+    if "state" in planned:
+        driver, path = Driver(api.store), f"/plans/{planned['id']}"
+        wait_until("it is made", lambda: driver.step() and api.get(path)["state"] != "WAITING")
+        planned = api.get(path)["plan"]
+    assert planned == json.loads(printed.stdout)
+    assert planned["trainer"] == "megatron-lm"
+    assert planned["baseline"]["planned"]["layout_key"] == LAYOUT.key
+    compared = planned["comparison"]
+    assert [compared[side]["layout_key"] for side in ("first", "second")] == keys
+
+
+def test_keys_that_cannot_be_compared_are_refused(api: Api) -> None:
+    answer = api.post("/plans?compare=a&compare=b", CAMPAIGN, status=422)
+    assert "'a' is not the key of a layout" in answer["detail"]
+    api.post("/plans?compare=a", CAMPAIGN, status=422)
+
+
+def test_what_a_trainers_campaign_measured_calibrates_the_plans_of_that_trainer(
+    http: TestClient,
+) -> None:
+    api = Api(http)
+    probe = {"trainer": "theirs"}
+    document = {**CAMPAIGN, "probe": probe}
+    before = predicted(api.post("/plans", document))
+    campaign = api.submit(probe=probe)
+    api.store.trials.add(campaign["id"], LAYOUT)
+    worker = api.register("w", trainers={"theirs": "1.2"})
+    api.report_measured(worker, api.lease(worker), LAYOUT, **THEIRS)
+    api.post("/campaigns/first/cancel")
+    planned = api.post("/plans", document)
+    assert planned["knowledge"]["num_step_times"] == 1
+    next_one = api.store.campaigns.get(api.submit(name="next", probe=probe)["id"])
+    (known,) = api.store.plans.known_trials(next_one)
+    assert known.software == next_one.stored.software == "theirs", "they are pooled"
+    (trial,) = api.get("/campaigns/first/leaderboard")["trials"]
+    was, becomes = (
+        abs(each[LAYOUT.key] - trial["step_time_s"]) for each in (before, predicted(planned))
+    )
+    assert becomes < was
+    assert api.post("/plans", CAMPAIGN)["knowledge"]["num_measurements"] == 0
+
+
+def test_an_unknown_trainer_is_warned_of_unless_a_worker_of_the_cluster_lists_it(
+    http: TestClient,
+) -> None:
+    api = Api(http)
+
+    def warned(trainer: str, name: str) -> list[str]:
+        document = {**CAMPAIGN, "name": name, "probe": {"trainer": trainer}}
+        planned = api.post("/plans", document)["warnings"]
+        submitted = api.submit(name=name, probe={"trainer": trainer})["warnings"]
+        found = [each for each in submitted if each.startswith("the trainer is none of ")]
+        assert found == [each for each in planned if each.startswith("the trainer is none of ")]
+        return found
+
+    (warning,) = warned("theirs", "before")
+    assert "embedded, megatron-lm, " in warning
+    assert "lists 'theirs'" in warning
+    assert warned("megatron-lm", "known") == []
+    api.register("w", trainers={"theirs": "1.2"})
+    assert warned("theirs", "after") == []
+    cloned = api.post("/campaigns/before/clone", {}, status=201)["warnings"]
+    assert not any(each.startswith("the trainer is none of ") for each in cloned)
+    read = api.get("/campaigns/before")["warnings"]
+    assert [each for each in read if "none of" in each] == [warning], "stored ones stay"

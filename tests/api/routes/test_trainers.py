@@ -65,6 +65,11 @@ def test_measurements_name_their_trainer_everywhere(
         (command("trial", "show", str(ranked["id"])).output, WORDS),
         (command("leaderboard", "first", "--csv").output, "campaign first with theirs"),
         (exported["files"][0]["content"], f"by the trainer {WORDS}"),
+        (
+            exported["files"][0]["content"],
+            "the trainer theirs was measured; this file is for command: if that is another program,",
+        ),
+        (command("campaign", "show", "first").output, "trainer       theirs"),
         (api.http.get("/campaigns/first").text, f"Measured by the trainer {WORDS}."),
         (api.http.get("/v1/campaigns/first/report").text, WORDS),
         (api.http.get(f"/trials/{ranked['id']}").text, WORDS),

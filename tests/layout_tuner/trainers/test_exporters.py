@@ -29,7 +29,6 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.exports.export import (
-    ALIASES,
     FORMATS,
     ExportFormatUnknownError,
     ExportSource,
@@ -41,6 +40,7 @@ from layout_tuner.trainers.exports.launch_script import exported
 from layout_tuner.trainers.exports.torchtitan_files import _toml_lines
 from layout_tuner.trainers.parameters import parameters_of
 from layout_tuner.trainers.placeholders import environment_values
+from layout_tuner.trainers.registry import ALIASES
 from layout_tuner.workers.trainer.job.job import TrainJob
 from tests.kit.hostile_texts import hostile_texts
 from tests.kit.store import make_environment, make_measurement

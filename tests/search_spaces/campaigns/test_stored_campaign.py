@@ -17,7 +17,7 @@ from tests.kit.campaigns import spec_of
 PARTS = (
     *("name", "model", "cluster", "device_memory_bytes", "hardware", "auto_words", "precisions"),
     *("objectives", "budget", "probe", "baseline", "simulated", "warnings", "start_from"),
-    *("knows_earlier", "fields", "damage"),
+    *("knows_earlier", "fields", "damage", "software"),
 )
 
 BATCH = {"global_batch_size": 16}

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from layout_tuner.errors import SearchSpaceError, SpaceInvalidError
+from layout_tuner.predictions.belief.plan import make_plan
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.results_db.store import Store
@@ -372,6 +373,21 @@ def test_each_proposal_of_the_guided_search_has_the_prediction_of_its_moment(sto
     measured_s = trials[0].measurement.step_time_s
     assert abs(math.log(later.step_time_s / measured_s)) < 0.1
     assert abs(math.log(kept.step_time_s / measured_s)) > 0.5
+
+
+@pytest.mark.parametrize("trainer", ["megatron-lm", "nanotron", "embedded"])
+def test_a_search_predicts_for_the_campaigns_trainer_as_its_plan_does(
+    store: Store, trainer: str
+) -> None:
+    spec = make_spec(strategy="guided", probe={"trainer": trainer})
+    search = CampaignSearch.rebuild(submit(store, spec), [])
+    plan = make_plan(search.spec, top=3)
+    assert plan.trainer == trainer
+    for each in plan.layouts:
+        predicted = search.predict(each.layout)
+        assert predicted is not None
+        assert predicted.step_time_s == pytest.approx(each.predicted.step_time_s)
+        assert predicted.peak_memory_bytes == pytest.approx(each.predicted.peak_memory_bytes, abs=1)
 
 
 def test_repeats_baselines_unknown_to_the_search_and_random_proposals_have_no_prediction(

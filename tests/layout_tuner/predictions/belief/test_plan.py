@@ -19,7 +19,8 @@ from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, _capacity_for
 from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief
 from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
-from layout_tuner.predictions.belief.plan import _PARTS, Plan, make_plan, step_shares
+from layout_tuner.predictions.belief.plan import Plan, make_plan
+from layout_tuner.predictions.belief.plan_parts.step_parts import PARTS, step_shares
 from layout_tuner.predictions.belief.plan_text import plan_lines
 from layout_tuner.predictions.estimates.step_time import FACTOR_PRIORS, step_time_s
 from layout_tuner.predictions.estimates.storage import (
@@ -288,9 +289,9 @@ def test_the_largest_share_is_what_was_made_slow(
 
 
 def test_only_terms_of_the_device_may_be_compute() -> None:
-    unnamed = [name for name, prior in FACTOR_PRIORS.items() if name not in _PARTS]
+    unnamed = [name for name, prior in FACTOR_PRIORS.items() if name not in PARTS]
     assert {FACTOR_PRIORS[name].kind for name in unnamed} == {"device"}
-    assert set(_PARTS) <= set(FACTOR_PRIORS)
+    assert set(PARTS) <= set(FACTOR_PRIORS)
 
 
 def test_a_job_is_predicted_on_its_own_nodes_or_why_it_does_not_divide_over_them() -> None:

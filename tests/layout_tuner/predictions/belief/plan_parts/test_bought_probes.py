@@ -1,0 +1,121 @@
+"""Chances and costs of a plan that do not contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from layout_tuner.predictions.belief.plan import Plan, make_plan
+from layout_tuner.predictions.belief.plan_text import plan_lines
+from tests.layout_tuner.predictions.belief.test_plan import SPACE, all_of, campaign
+
+
+def text_of(plan: Plan) -> str:
+    return " ".join(" ".join(plan_lines(plan, None)).split())
+
+
+def test_where_nothing_fits_no_number_of_probes_has_a_chance() -> None:
+    smallest = min(each.predicted.peak_memory_bytes for each in all_of(campaign()).layouts)
+    # Submission refuses only what exceeds the memory by more than its margin.
+    memory = {"preset": "frontier", "num_nodes": 4, "device_memory_bytes": int(0.85 * smallest)}
+    plan = make_plan(campaign(cluster=memory))
+    assert plan.expected_fitting < 0.5
+    assert plan.some_fit < 0.1
+    assert (plan.probes_needed, plan.needed) == (None, None)
+    assert plan.budget.chance < 0.1
+    assert sum(each.best_chance or 0.0 for each in plan.layouts) <= plan.some_fit + 1e-9
+    text = text_of(plan)
+    assert "has a 90 % chance" not in text
+    assert f"since with probability {1 - plan.some_fit:.2f} no layout fits into memory" in text
+
+
+def test_probes_longer_than_the_deadline_are_counted_and_find_nothing() -> None:
+    space = SPACE | {"global_batch_size": 4096}
+    plan = make_plan(campaign(space=space, probe={"deadline": "90s"}))
+    assert plan.budget.num_late == plan.budget.num_probes == 10
+    assert plan.budget.chance == 0.0
+    longer = make_plan(campaign(space=space, probe={"deadline": "10h"}))
+    assert longer.budget.num_late == 0
+    assert longer.budget.chance > 0.0
+    assert plan.needed == longer.needed
+    assert plan.needed is not None
+    text = text_of(plan)
+    assert "10 of them would last longer than probe.deadline, 90 s, and end as timeouts" in text
+    raised = (
+        f"if probe.deadline is raised from 90 s: the longest takes {plan.needed.longest_s:,.0f} s"
+    )
+    assert raised in text
+    assert "the budget buys a chance of under 1 %" in text
+    assert "deadline" not in text_of(longer)
+
+
+def test_a_plan_says_the_node_hours_of_its_90_percent_and_the_chance_of_its_budget() -> None:
+    probe = {"deadline": "10h"}
+    plan = all_of(campaign(probe=probe))
+    likely = sorted(plan.layouts, key=lambda each: (-(each.best_chance or 0.0), each.rank))
+    assert plan.probes_needed is not None
+    needed = likely[: plan.probes_needed]
+    node_s = sum(each.layout.num_nodes * (60 + 12 * each.predicted.step_time_s) for each in needed)
+    assert plan.needed is not None
+    assert plan.needed.node_hours == pytest.approx(node_s / 3600)
+    just, less = (
+        make_plan(campaign(probe=probe, budget={"node_hours": node_s / 3600 * share})).budget.chance
+        for share in (1.0001, 0.9999)
+    )
+    assert less < 0.9 <= just
+    bound = make_plan(campaign(probe=probe, budget={"trials": 1}))
+    assert bound.budget.chance < plan.budget.chance
+    text = text_of(plan)
+    assert f"and takes {plan.needed.node_hours:.3g} node-hours; the budget buys a chance of" in text
+
+
+@pytest.mark.parametrize("deadline", ["62s", "70s", "10h"])
+@pytest.mark.parametrize("node_hours", [2.0, 4.0])
+@pytest.mark.parametrize("changes", [{}, {"global_batch_size": 2048}, {"num_nodes": 4}], ids=str)
+def test_node_hours_pay_for_no_fewer_cheap_probes_than_full_ones(
+    deadline: str, node_hours: float, changes: dict[str, Any]
+) -> None:
+    spec = campaign(
+        space=SPACE | changes, budget={"node_hours": node_hours}, probe={"deadline": deadline}
+    )
+    bought = make_plan(spec).budget
+    assert bought.cheap_probes is not None
+    assert bought.num_probes > 0
+    assert bought.cheap_probes + 1 >= bought.num_probes
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"cluster": {"preset": "frontier", "num_nodes": 16}},
+            "on {} of 16 nodes: the space has num_nodes of 4 at most",
+        ),
+        (
+            {},
+            "on {} of 4 nodes, since tokens_per_s_per_device is larger there (the best on 4 is rank ",
+        ),
+        (
+            {"space": SPACE | {"global_batch_size": 8, "pp": 1, "tp": 1, "micro_batch_size": 1}},
+            "on {} of 4 nodes: no layout on 4 nodes is legal",
+        ),
+    ],
+    ids=["stated space", "objective", "illegal"],
+)
+def test_the_first_line_says_why_the_best_takes_fewer_nodes_than_there_are(
+    changes: dict[str, Any], says: str
+) -> None:
+    plan = make_plan(campaign(**changes))
+    taken = plan.layouts[0].layout.num_nodes
+    assert plan.nodes.startswith(says.format(taken))
+    assert plan.nodes in text_of(plan)
+    if "rank" in says:
+        rank = int(plan.nodes.partition("is rank ")[2].split(";")[0])
+        first = next(each.rank for each in all_of(campaign()).layouts if each.layout.num_nodes == 4)
+        assert rank == first
+
+
+def test_a_plan_on_all_nodes_and_one_for_a_whole_machine_give_no_reason() -> None:
+    assert make_plan(campaign(space=SPACE | {"num_nodes": 4})).nodes == ""
+    assert make_plan(campaign(cluster="frontier", space=SPACE | {"num_nodes": 4})).nodes == ""
