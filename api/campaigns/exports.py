@@ -19,6 +19,7 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec, scopes_f
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.node_scaling import scaled
 from layout_tuner.terminal.plurals import counted
+from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.exports.export import export
 from layout_tuner.trainers.exports.export_source import ExportImpossibleError, ExportSource
@@ -88,11 +89,11 @@ def _trainer_comment(trainer: str, format_name: str) -> str:
     target = ALIASES.get(format_name, format_name)
     words = "the embedded trainer" if trainer == EMBEDDED_TRAINER else f"the trainer {trainer}"
     if trainer == target:
-        return f"{words} was measured, for which this file is"
-    if trainer not in ADAPTERS:
-        differ = "if that is another program, its step and memory differ"
-        return f"{words} was measured; this file is for {target}: {differ}"
-    return f"{words} was measured, and not {target}, for which this file is: its step and memory differ"
+        return f"measured with {words}, which this file is for"
+    sure = "" if trainer in ADAPTERS and target != COMMAND.name else " if it is another program"
+    return (
+        f"measured with {words}; this file is for {target}, whose step and memory may differ{sure}"
+    )
 
 
 def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:

@@ -69,14 +69,14 @@ def test_a_scaled_export_says_that_it_was_not_measured(api: Api) -> None:
 @pytest.mark.parametrize(
     ("format_name", "says"),
     [
-        ("embedded", "the embedded trainer was measured, for which this file is"),
-        ("trainer", "the embedded trainer was measured, for which this file is"),
+        ("embedded", "measured with the embedded trainer, which this file is for"),
+        ("trainer", "measured with the embedded trainer, which this file is for"),
         (
             "megatron-lm",
-            "the embedded trainer was measured, and not megatron-lm, for which this file is: its step "
-            "and memory differ",
+            "measured with the embedded trainer; this file is for megatron-lm, whose step and memory "
+            "may differ",
         ),
-        ("deepspeed", "was measured, and not deepspeed, for which this file is"),
+        ("deepspeed", "measured with the embedded trainer; this file is for deepspeed, whose"),
     ],
 )
 def test_an_export_says_which_trainer_was_measured_and_whether_it_is_for_another(

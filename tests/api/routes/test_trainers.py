@@ -67,7 +67,8 @@ def test_measurements_name_their_trainer_everywhere(
         (exported["files"][0]["content"], f"by the trainer {WORDS}"),
         (
             exported["files"][0]["content"],
-            "the trainer theirs was measured; this file is for command: if that is another program,",
+            "measured with the trainer theirs; this file is for command, whose step and memory may "
+            "differ if it is another program",
         ),
         (command("campaign", "show", "first").output, "trainer       theirs"),
         (api.http.get("/campaigns/first").text, f"Measured by the trainer {WORDS}."),
