@@ -136,7 +136,9 @@ def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
     page.get_by_role("button", name="Plan", exact=True).click()
     plan = page.locator("#plan")
     expect(plan).to_contain_text("Every figure of a layout is predicted, from data sheets alone")
+    expect(plan).to_contain_text("Plan of planned for the embedded trainer: gpt-22b on frontier")
     expect(plan).to_contain_text("The budget pays for 7 probes")
+    expect(plan).to_contain_text("the budget buys a chance of")
     document = {
         "name": "planned",
         "model": "gpt-22b",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from layout_tuner.api.campaigns import imports
+from layout_tuner.predictions.belief.plan_parts.comparison_text import ratio_words
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import read_table
 from tests.kit.api import CAMPAIGN, Api, Command, answered, ends
@@ -65,6 +66,22 @@ def test_an_imported_campaign_says_where_it_comes_from(api: Api, command: Comman
     assert {row["source"] for row in rows} == {source}
     problem = api.get("/campaigns/named/analysis", status=404)
     assert "'named' is imported, and has no analysis" in problem["detail"]
+
+
+def test_two_imported_layouts_are_compared_for_the_software_of_their_source(api: Api) -> None:
+    source = "Megatron-LM runs"
+    rows = [make_row(**each, source=source) for each in layouts()]
+    post(api, make_text(*rows), name="compared")
+    campaign = api.store.campaigns.by_name("compared")
+    both = [api.store.trials.by_number(campaign.id, number).layout for number in (1, 2)]
+    text = api.http.get("/compare?trials=compared/1+2").text
+    ours, theirs = (
+        ratio_words(api.store.plans.compare(campaign, *both, software=software))
+        for software in (None, source)
+    )
+    assert ours != theirs
+    assert theirs in text
+    assert ours not in text
 
 
 @pytest.mark.parametrize(
