@@ -134,7 +134,7 @@ class Plan:
     campaign: str
     model: str
     cluster: str
-    trainer: str
+    trainer: str = EMBEDDED_TRAINER
     """What is taken to run the layouts: the trainer of the campaign's probes, or another software
     that the request names."""
     nodes: str = ""

@@ -214,6 +214,7 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
 def chances_words(plan: Plan) -> str:
     """How many layouts to probe for one near the best, and what chance the budget buys."""
     bought = f"the budget buys a chance of {_chance(plan.budget.chance)}"
+    bought += " with full probes alone" * (plan.budget.cheap_probes is not None)
     if plan.needed is None:
         why = ""
         if plan.some_fit < ENOUGH:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from click.testing import CliRunner
 from fastapi.testclient import TestClient
 
 from layout_tuner.api.campaigns import submission
+from layout_tuner.api.schemas.plans import PlanRead
 from layout_tuner.cli.predictions.plan import plan as plan_command
 from layout_tuner.predictions.belief.plan import make_plan
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
+from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.driver.driver import Driver
@@ -181,6 +183,20 @@ def test_the_service_plans_for_the_campaigns_trainer_and_compares_two_layouts(
     assert planned["baseline"]["planned"]["layout_key"] == LAYOUT.key
     compared = planned["comparison"]
     assert [compared[side]["layout_key"] for side in ("first", "second")] == keys
+
+
+def test_a_plan_that_was_stored_before_it_named_its_trainer_is_read(api: Api) -> None:
+    document = {**CAMPAIGN, "baseline": LAYOUT.to_mapping()}
+    planned = api.post("/plans", document)
+    for new in ("trainer", "nodes", "baseline", "comparison", "some_fit", "needed"):
+        del planned[new]
+    for new in ("num_late", "deadline_s", "chance"):
+        del planned["budget"][new]
+    record = api.store.plans.request(document, PlanOptions())
+    plan = PlanRead.of_record(replace(record, state="DONE", answer=planned)).plan
+    assert plan is not None
+    assert (plan.trainer, plan.baseline) == ("embedded", None)
+    assert PlanOptions.from_mapping({"top": 1, "probe_start_s": 5.0, "job": None}).compare is None
 
 
 def test_keys_that_cannot_be_compared_are_refused(api: Api) -> None:

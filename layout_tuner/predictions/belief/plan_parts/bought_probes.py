@@ -15,6 +15,7 @@ from layout_tuner.predictions.estimates.step_time import step_time_s
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.fidelity import ProbeCosts, fidelities
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
 from layout_tuner.units import SECONDS_PER_HOUR
 
@@ -36,7 +37,7 @@ class BoughtProbes:
     """Probes of the best layouts."""
     num_late: int = 0
     """How many of them are expected to last longer than the deadline: they end as timeouts."""
-    deadline_s: float
+    deadline_s: float = DEFAULT_DEADLINE_S
     """The deadline of a probe."""
     expected_fitting: float
     """How many of them are expected to fit into memory."""
