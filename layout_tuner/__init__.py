@@ -3,8 +3,18 @@
 ```python
 from layout_tuner import Client
 
-with Client("http://127.0.0.1:8080", token) as client:
-    client.create_campaign({"name": "mine", "model": "tiny", "budget": {"trials": 16}})
+with Client() as client:  # the service of this machine, or that of LAYOUT_TUNER_URL
+    space = {"global_batch_size": 8, "tp": [1, 2], "micro_batch_size": range(1, 3)}
+    client.create_campaign(
+        {
+            "name": "mine",
+            "model": "tiny",
+            "cluster": "local-cpu",
+            "space": space,
+            "budget": {"trials": 2},
+        }
+    )
+    client.wait("mine")
     for trial in client.leaderboard("mine").trials:
         print(trial.rank, trial.layout_key, trial.measurement.tokens_per_s)
 ```
@@ -15,7 +25,7 @@ one layout; nothing is run:
 ```python
 import layout_tuner
 
-best = layout_tuner.plan("campaign.yaml", software="megatron-lm").layouts[0]
+best = layout_tuner.plan("examples/gpt-22b-frontier.yaml", software="megatron-lm").layouts[0]
 one = layout_tuner.estimate("gpt-22b", {"tp": 8, "num_microbatches": 8}, cluster="frontier")
 print(best.layout_key, best.predicted.step_time_s, one.tokens_per_s, one.fits)
 ```

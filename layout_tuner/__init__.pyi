@@ -48,8 +48,10 @@ from layout_tuner.api.schemas.plans import PlanRead as PlanRead
 from layout_tuner.client.clients import Client as Client
 from layout_tuner.client.errors import (
     EventsMissedError as EventsMissedError,
+    PackageMissingError as PackageMissingError,
     ServiceError as ServiceError,
 )
+from layout_tuner.client.notebook import RankedTrials as RankedTrials, to_frame as to_frame
 from layout_tuner.errors import SearchSpaceError as SearchSpaceError
 from layout_tuner.predictions.belief.plan import Plan as Plan
 from layout_tuner.predictions.estimator import LayoutEstimate as LayoutEstimate

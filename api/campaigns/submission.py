@@ -58,14 +58,33 @@ class Submission:
         self._store = store
         self._data_dir = data_dir
 
-    def create(self, document: Any, key: str | None) -> tuple[CampaignRecord, bool]:
+    def create(
+        self, document: Any, key: str | None, *, returns_equal: bool = False
+    ) -> tuple[CampaignRecord, bool]:
         """Makes the campaign of a document, or finds the one that the same request made.
 
+        With `returns_equal` it also finds one of the same name and content.
+
         Returns:
-            The campaign, and whether an earlier copy of the request made it.
+            The campaign, and whether an earlier request made it.
         """
         request = _request_key(key, "create", document)
-        return self._once(request, lambda: self._keep(self.resolve(document), request))
+        try:
+            return self._once(request, lambda: self._keep(self.resolve(document), request))
+        except CampaignDuplicateError:
+            if not returns_equal:
+                raise
+            return self._equal(self.resolve(document)), True
+
+    def _equal(self, spec: CampaignSpec) -> CampaignRecord:
+        """The campaign of the same name and content; CampaignDuplicateError if it has another."""
+        found = self._store.campaigns.by_name(spec.name)
+        if others := found.stored.spec.differences(spec):
+            raise CampaignDuplicateError(
+                f"a campaign named {spec.name!r} exists already, and has another "
+                f"{', '.join(others)}; choose another name"
+            )
+        return found
 
     def clone(
         self, original: CampaignRecord, changes: Any, key: str | None

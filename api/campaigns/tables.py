@@ -90,7 +90,10 @@ def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
 
 
 def _row(ranked: RankedLayout) -> dict[str, Any]:
-    figures = {name: COLUMNS[name].value(ranked) for name in (*MEASURED_COLUMNS, *INTERVAL_COLUMNS)}
+    figures = {
+        name: COLUMNS["number" if name == "trial" else name].value(ranked)
+        for name in (*MEASURED_COLUMNS, *INTERVAL_COLUMNS)
+    }
     # Without it a reader of the table would take the rows of a layout for repeats.
     parted = {"variant": variant(ranked) or None}
     return layout_values(ranked.layout) | {"status": "completed"} | figures | parted

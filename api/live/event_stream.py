@@ -54,6 +54,8 @@ class EventStream(Response):
         self._hub, self._store, self._settings = hub, store, settings
         self._campaign_id, self._after = campaign_id, after
         self._opened = LiveState()
+        self._end: int | None = None
+        """The number of the last event of a campaign that has ended; None: more may come."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the client disconnects or the service ends the stream."""
@@ -64,6 +66,8 @@ class EventStream(Response):
 
     async def _stream(self, receive: Receive, send: Send, ended: asyncio.Future[str]) -> None:
         missed = await self._resume()
+        if self._campaign_id is not None:  # after the position, so that an end between is not lost
+            self._end = await run_in_threadpool(self._store.events.end, self._campaign_id)
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
@@ -119,7 +123,9 @@ class EventStream(Response):
         until_s = loop.time() + self._settings.event_stream_s
         assert self._after is not None  # `_resume` has set it
         after = self._after
-        yield _control(OPENED, {"after": after, "missed": missed}, seq=after, retry=RETRY_MS)
+        opened = {"after": after, "missed": missed}
+        opened |= {} if self._end is None else {"end": self._end}
+        yield _control(OPENED, opened, seq=after, retry=RETRY_MS)
         try:
             while after < (position := await self._hub.position()):
                 page = await run_in_threadpool(

@@ -41,6 +41,10 @@ IdempotencyKey = Annotated[
         description="Requests with the same key and content create one campaign, however often sent."
     ),
 ]
+IfExists = Annotated[
+    Literal["refuse", "return"],
+    Query(description="return: a campaign of this name and content is the answer, not an error."),
+]
 REPLAY: Final = "Idempotent-Replay"
 """Header of the response to a repeated request, whose campaign existed already."""
 
@@ -51,7 +55,7 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
         "headers": {
             "Location": {"description": "The campaign.", "schema": {"type": "string"}},
             REPLAY: {
-                "description": "`true` if an earlier request with the same key created it.",
+                "description": "`true` if an earlier request created it.",
                 "schema": {"type": "string"},
             },
         }
@@ -80,6 +84,7 @@ def create_campaign(
     store: StoreDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
+    if_exists: IfExists = "refuse",
 ) -> CampaignDetail:
     """Submit a campaign, as JSON or YAML. It starts at once.
 
@@ -89,7 +94,9 @@ def create_campaign(
     cluster that the document omits are taken from `layout-tuner calibrate` on this machine, if it
     was run.
     """
-    return _made(store, response, *submission.create(document, idempotency_key))
+    returns_equal = if_exists == "return"
+    made = submission.create(document, idempotency_key, returns_equal=returns_equal)
+    return _made(store, response, *made)
 
 
 @router.post(

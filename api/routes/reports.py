@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import AnalysisUnavailableError
+from layout_tuner.api.html.theme_colours import coloured
 from layout_tuner.api.http.query_parameters import JobDep
+from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
 from layout_tuner.api.report.document import POLICY, report
-from layout_tuner.api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance
+from layout_tuner.api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance, PlotRead
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
@@ -27,6 +31,22 @@ def read_report(campaign: CampaignDep, store: StoreDep, job: JobDep) -> HTMLResp
         "Content-Disposition": f'inline; filename="{campaign.name}.html"',
     }
     return HTMLResponse(report(store, campaign, store.now(), job), headers=headers)
+
+
+@router.get("/{campaign}/plots/{name}")
+def read_plot(
+    campaign: CampaignDep,
+    store: StoreDep,
+    name: PlotName,
+    choices: Annotated[PlotChoices, Query()],
+) -> PlotRead:
+    """Read a plot of a campaign as plotly draws it, with its caption.
+
+    Without choices it is that of the campaign's page. Its colours are those of the light theme.
+    """
+    plots = CampaignPlots(store=store, campaign=campaign, choices=choices)
+    data = plots.data_of(name, choices.knob)
+    return PlotRead(**coloured(data.document()), says=list(data.says))
 
 
 @router.get("/{campaign}/analysis")

@@ -345,6 +345,17 @@ class LeaderboardPage(Document):
     """Pass it as `offset` for the next page; null on the last."""
 
 
+class PlotRead(Document):
+    """A plot of a campaign in plotly's form."""
+
+    data: list[dict[str, Any]]
+    """Plotly's traces; empty: there is nothing to draw."""
+    layout: dict[str, Any]
+    """Plotly's layout: the axes, each with its range."""
+    says: list[str]
+    """The sentences of the caption, or why there is nothing to draw."""
+
+
 class KnobImportance(Document):
     """The importance of a knob over the whole campaign."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from layout_tuner.api.errors import TokenFileInvalidError
 from layout_tuner.errors import TokenFileUnusableError
 from layout_tuner.protocol.connection.bearer_token import token_in
+from layout_tuner.protocol.connection.service_address import TOKEN_FILE_VARIABLE
 
 
 def load_or_make_token(path: Path) -> str:
@@ -58,4 +59,5 @@ def read_token(path: Path) -> str:
     try:
         return token_in(path)
     except TokenFileUnusableError as error:
-        raise TokenFileInvalidError(f"{error}: name another with --token-file") from error
+        hint = f"name another with --token-file or ${TOKEN_FILE_VARIABLE}"
+        raise TokenFileInvalidError(f"{error}: {hint}") from error

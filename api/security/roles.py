@@ -77,7 +77,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         show_campaigns show_campaign show_trials show_failures show_events show_trial
         show_plots show_plot_data show_timeline show_trial_comparison show_campaign_comparison
         show_export show_export_file show_allocations
-        list_campaigns read_campaign read_plan read_report read_analysis read_table_of_campaign
+        list_campaigns read_campaign read_plan read_report read_plot read_analysis read_table_of_campaign
         export_trial list_export_formats list_models read_model
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
@@ -17,11 +17,13 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import TypeAdapter, ValidationError
+from tenacity import Retrying, retry_if_exception, stop_after_delay
 
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
 from layout_tuner.client.errors import EventsMissedError, ServiceError
+from layout_tuner.documents.json_values import json_value
 from layout_tuner.errors import ServiceUnansweredError
-from layout_tuner.protocol.connection.http_connection import ServiceConnection
+from layout_tuner.protocol.connection.http_connection import ServiceConnection, error_of_handler
 from layout_tuner.results_db.records import EventRead
 
 PAGE: Final = 200
@@ -32,6 +34,7 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 
 _OPENED: Final = "stream.opened"
 _CLOSED: Final = "stream.closed"
+_ENDED: Final = "campaign.ended"
 _NO_EVENT: Final = "sent an event that this version does not understand"
 
 Document = TypeVar("Document")
@@ -57,15 +60,19 @@ class Calls:
     """
 
     _connection: ServiceConnection
+    _patience_s: float
 
     def _send(
         self, method: str, path: str, *, query: Mapping[str, Any] | None = None, **request: Any
     ) -> httpx.Response:
         """The answer to a request that the service accepted.
 
-        The path is from the root of the service; `request` is for `ServiceConnection.request`.
+        The path is from the root of the service; `request` is for `ServiceConnection.request`. JSON
+        may have values that `json_value` converts.
         """
         params = {name: value for name, value in (query or {}).items() if value is not None}
+        if "json" in request:
+            request["json"] = json_value(request["json"])
         try:
             answer = self._connection.request(method, path, params=params, **request)
         except ServiceUnansweredError as error:
@@ -98,12 +105,18 @@ class Calls:
         return self._send("GET", f"/v1{path}", query=query, is_repeatable=True)
 
     def _post(
-        self, path: str, kind: type[Document], json: Any = None, *, key: str | None = None
+        self,
+        path: str,
+        kind: type[Document],
+        json: Any = None,
+        *,
+        key: str | None = None,
+        query: Mapping[str, Any] | None = None,
     ) -> Document:
         """Requests a change; it is sent again only with an idempotency key."""
         headers = {} if key is None else {IDEMPOTENCY_KEY: key}
-        again = key is not None
-        answer = self._send("POST", f"/v1{path}", json=json, headers=headers, is_repeatable=again)
+        sent: dict[str, Any] = {"json": json, "headers": headers, "query": query}
+        answer = self._send("POST", f"/v1{path}", is_repeatable=key is not None, **sent)
         return self._read(answer, kind)
 
     def _put(self, path: str, kind: type[Document], json: Any) -> Document:
@@ -131,31 +144,46 @@ class Calls:
             if cursor is None:
                 return
 
-    def _follow(self, path: str, after: int | None) -> Iterator[EventRead]:
+    def _patiently(self, ask: Callable[[], Item]) -> Item:
+        """What is asked of a service that may be away, for example while it is restarted."""
+        again = Retrying(
+            retry=retry_if_exception(lambda e: isinstance(e, ServiceError) and e.is_temporary),
+            stop=stop_after_delay(self._patience_s),
+            wait=lambda failed: self._connection.retries.pause_s(failed.attempt_number),
+            reraise=True,
+        )
+        return again(ask)
+
+    def _follow(self, path: str, after: int | None, *, to_end: bool) -> Iterator[EventRead]:
         """Every event of a stream, each once; waits for the next.
 
-        It begins after the event `after`; 0: with the first that is kept; None: now.
+        It begins after the event `after`; 0: with the first that is kept; None: now. With `to_end`
+        it returns after the last event of a campaign that has ended.
 
         Raises:
-            ServiceError: the service refuses or does not answer any more.
+            EventsMissedError: events after the given one were deleted.
+            ServiceError: the service refuses, or has been away for longer than the patience.
         """
         retries, url = self._connection.retries, self._connection.url
         last = "" if after is None else str(after)
-        ended_at_once = 0
+        ended_at_once, was_open, end = 0, False, None
         while True:
             opened_at, was_useful = time.monotonic(), False
-            for said in self._said(path, after, last):
-                # An event, or the service's own word that it ends the stream.
-                was_useful |= said.event != _OPENED
-                if said.event == _CLOSED or not said.data:
-                    continue
-                last = said.id
-                if said.event != _OPENED:
-                    yield self._understood(said.data, EventRead, _NO_EVENT)
-                elif json.loads(said.data)["missed"]:
-                    raise EventsMissedError(
-                        f"events after {last} are no longer stored: read again what you follow"
-                    )
+            with closing(self._said(path, after, last, is_patient=was_open)) as stream:
+                for said in stream:
+                    # An event, or the service's own word that it ends the stream.
+                    was_useful |= said.event != _OPENED
+                    if said.event == _CLOSED or not said.data:
+                        continue
+                    before, last, was_open = last, said.id, True
+                    if said.event == _OPENED:
+                        end = _end_of_stream(said.data, before)
+                    else:
+                        yield self._understood(said.data, EventRead, _NO_EVENT)
+                    if end is not None and int(last) >= end:
+                        return
+                    if to_end and end is None and said.event == _ENDED:
+                        break  # events may follow; the next stream states the last one
             if was_useful or time.monotonic() - opened_at > retries.longest_pause_s:
                 ended_at_once = 0
             else:
@@ -167,20 +195,38 @@ class Calls:
                 )
             time.sleep(retries.pause_s(max(ended_at_once, 1)))
 
-    def _said(self, path: str, after: int | None, last: str) -> Iterator[ServerSentEvent]:
-        """What the service sends until the stream is lost."""
+    def _said(
+        self, path: str, after: int | None, last: str, *, is_patient: bool
+    ) -> Generator[ServerSentEvent, None, None]:
+        """What the service sends until the stream is lost; `is_patient`: it may be away before."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last:
             headers["Last-Event-ID"] = last
-        query = {} if after is None else {"after": after}
-        try:
-            with self._connection.stream(f"/v1{path}", params=query, headers=headers) as answer:
-                if not answer.is_success:
-                    raise refusal(answer)
-                with suppress(httpx.TransportError):
-                    yield from EventSource(answer).iter_sse()
-        except ServiceUnansweredError as error:
-            raise unanswered(error) from error
+        asked: dict[str, Any] = {"query": {"after": after}, "headers": headers, "is_stream": True}
+
+        def opened() -> httpx.Response:
+            return self._send("GET", f"/v1{path}", is_repeatable=True, **asked)
+
+        with closing(self._patiently(opened) if is_patient else opened()) as answer:
+            try:
+                yield from EventSource(answer).iter_sse()
+            except httpx.TransportError as error:
+                if (raised := error_of_handler(error)) is not None:
+                    raise raised from None
+
+
+def _end_of_stream(data: str, last: str) -> int | None:
+    """The number of a campaign's last event, as a stream says when it opens; None: more may come.
+
+    Raises EventsMissedError if events after the event `last` were deleted; 0 means none.
+    """
+    opened = json.loads(data)
+    if opened["missed"] and last != "0":
+        raise EventsMissedError(
+            f"events after {last} are no longer stored: read again what you follow"
+        )
+    end: int | None = opened.get("end")
+    return end
 
 
 def unanswered(error: ServiceUnansweredError) -> ServiceError:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
 import httpx
 
@@ -17,13 +22,15 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
     CampaignRead,
     ExportFormatPage,
     ImportRead,
-    LeaderboardPage,
+    PlotRead,
     TrialDetailRead,
     TrialPage,
     TrialRead,
     TrialsAdded,
 )
 from layout_tuner.client.calls import PAGE, Calls, segment
+from layout_tuner.client.notebook import RankedTrials, figure_of, refuse_missing
+from layout_tuner.documents.json_values import json_value
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
@@ -32,32 +39,89 @@ from layout_tuner.results_db.trials.filter import SINGULAR, ListingSortKey, Sort
 from layout_tuner.trainers.exports.exported import ExportRead
 
 if TYPE_CHECKING:  # plans import numpy, which other calls do not need
+    from plotly.graph_objects import Figure
+
     from layout_tuner.api.schemas.plans import PlanRead
     from layout_tuner.predictions.belief.plan import Plan
 
 NOTHING: Final[Mapping[str, Any]] = {}
 
+WAIT_POLL_S: Final = 1.0
+"""Seconds between two looks at a campaign that is waited for."""
+
 _FIRST_PAGE: Final = {"limit": 20, "offset": 0}
+
+
+class PlotOptions(TypedDict, total=False):
+    """What a plot shows, as on the page Plots; the service chooses what is left out."""
+
+    show: Literal["all"] | None
+    """With values that are far out, and older attempts."""
+    x: str | None
+    """The knobs of the plot of two knobs."""
+    y: str | None
+    across: str | None
+    """The objectives of the front."""
+    up: str | None
+    knob: str | None
+    """The knob of a slice."""
 
 
 class CampaignCalls(Calls):
     """Campaigns: submit, import, change, read."""
 
     def create_campaign(
-        self, document: Mapping[str, Any], *, idempotency_key: str | None = None
+        self,
+        document: Mapping[str, Any] | Path | str,
+        *,
+        if_exists: Literal["refuse", "return"] = "refuse",
+        idempotency_key: str | None = None,
     ) -> CampaignDetail:
         """Submits a campaign.
 
         It is sent again if no answer comes: by its key the service recognizes the same submission.
 
-        `idempotency_key` is for sending the same submission again later; None: a new key.
+        Args:
+            document: the description, which may have numpy's numbers and arrays, and ranges; or the
+                path of its file (YAML or JSON).
+            if_exists: "return": where a campaign of this name and content exists, it is returned.
+                One of other content is an error in any case.
+            idempotency_key: for sending the same submission again later; None: a new key, and with
+                "return" one that follows from the content.
+
+        Raises:
+            DocumentMalformedError: the file cannot be read, or JSON has no such value.
         """
+        content = json_value(_read(document))
         key = idempotency_key or str(uuid.uuid4())
-        return self._post("/campaigns", CampaignDetail, document, key=key)
+        if idempotency_key is None and if_exists == "return":
+            key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        query = {"if_exists": if_exists}
+        return self._post("/campaigns", CampaignDetail, content, key=key, query=query)
+
+    def wait(self, campaign: str, *, timeout_s: float | None = None) -> CampaignDetail:
+        """Waits until a campaign has ended, and returns it.
+
+        The service may be away meanwhile, for at most the `patience_s` of the client.
+
+        Raises TimeoutError if the campaign has not ended after `timeout_s` seconds; None: no limit.
+        """
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        read = self.campaign(campaign)
+        while read.ended_at is None:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"campaign {campaign} has not ended in {timeout_s:g} s: it is {read.state} with "
+                    f"{read.progress.trials_ended} ended trials, and goes on"
+                )
+            time.sleep(min(WAIT_POLL_S, left_s))
+            read = self._patiently(lambda: self.campaign(campaign))
+        return read
 
     def plan(
         self,
-        document: Mapping[str, Any],
+        document: Mapping[str, Any] | Path | str,
         *,
         top: int | None = None,
         probe_start_s: float | None = None,
@@ -70,7 +134,7 @@ class CampaignCalls(Calls):
         makes, to be read with `planned`.
 
         Args:
-            document: the description of the campaign.
+            document: the description of the campaign, or the path of its file.
             top: how many layouts are listed; None: 10.
             probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
             job: the training job to be predicted with each listed layout.
@@ -81,7 +145,7 @@ class CampaignCalls(Calls):
 
         query = {"top": top, "probe_start_s": probe_start_s, **_job(job)}
         query |= {} if compare is None else {"compare": list(compare)}
-        answer = self._send("POST", "/v1/plans", query=query, json=document)
+        answer = self._send("POST", "/v1/plans", query=query, json=_read(document))
         if answer.status_code == HTTPStatus.ACCEPTED:
             return self._read(answer, PlanRead)
         return self._read(answer, Plan)
@@ -162,6 +226,19 @@ class CampaignCalls(Calls):
         With a training job it has the job's days with each of the best layouts.
         """
         return self._get_file(_path(campaign, "report"), **_job(job)).text
+
+    def plot(self, campaign: str, name: str, **choices: Unpack[PlotOptions]) -> Figure:
+        """A plot of a campaign as a figure of plotly, which the extra `notebook` installs.
+
+        `name` is one of those on the page Plots, such as history, pareto, slice and timeline; an
+        unknown one is refused with all names. The sentences of the page's caption are in
+        `figure.layout.meta["says"]`; where there is nothing to draw, they are the title.
+
+        Raises PackageMissingError where plotly is not installed.
+        """
+        refuse_missing("Client.plot", "plotly")
+        path = _path(campaign, f"plots/{segment(name)}")
+        return figure_of(self._get(path, PlotRead, **choices))
 
     def pause_campaign(self, campaign: str) -> CampaignDetail:
         """Pauses a campaign: no more of its trials are leased."""
@@ -305,19 +382,23 @@ class Listing(TypedDict, total=False):
 class LeaderboardCalls(Calls):
     """A campaign's leaderboard, as documents or as a table."""
 
-    def leaderboard(self, campaign: str, **listing: Unpack[Listing]) -> LeaderboardPage:
+    def leaderboard(self, campaign: str, **listing: Unpack[Listing]) -> RankedTrials:
         """A page of the campaign's leaderboard."""
         path = _path(campaign, "leaderboard")
-        return self._get(path, LeaderboardPage, **_query({**_FIRST_PAGE, **listing}))
+        return self._get(path, RankedTrials, **_query({**_FIRST_PAGE, **listing}))
 
     def leaderboard_csv(
-        self, campaign: str, *, intervals: bool = False, **listing: Unpack[Listing]
+        self, campaign: str, *, intervals: bool = True, **listing: Unpack[Listing]
     ) -> str:
-        """The same as a measurement table; `intervals` adds runs, intervals and ties."""
+        """The same as a measurement table.
+
+        `intervals` adds columns that the format does not define: rank, trial, runs, the interval of
+        the step time, ties.
+        """
         return self._table(campaign, "csv", intervals, listing).text
 
     def leaderboard_parquet(
-        self, campaign: str, *, intervals: bool = False, **listing: Unpack[Listing]
+        self, campaign: str, *, intervals: bool = True, **listing: Unpack[Listing]
     ) -> bytes:
         """The table as a Parquet file."""
         return self._table(campaign, "parquet", intervals, listing).content
@@ -329,18 +410,32 @@ class LeaderboardCalls(Calls):
 
 
 class EventCalls(Calls):
-    """Live events. An iteration has no end; a lost stream is opened again.
+    """Live events; a lost stream is opened again, and continues after the last event.
 
+    The service may be away for the `patience_s` of the client, for example while it is restarted.
     `EventsMissedError` says that events after the given one are no longer stored.
     """
 
     def events(self, *, after: int | None = None) -> Iterator[EventRead]:
-        """Events of all campaigns: from now on, or after the event of this number."""
-        return self._follow("/events", after)
+        """Events of all campaigns, without end: from now on, or after the event of this number.
+
+        0 begins with the first event that is stored.
+        """
+        return self._follow("/events", after, to_end=False)
 
     def campaign_events(self, campaign: str, *, after: int | None = None) -> Iterator[EventRead]:
-        """Events of a campaign and its trials: from now on, or after the event of this number."""
-        return self._follow(_path(campaign, "events"), after)
+        """Events of a campaign and its trials until it has ended; `after` as for `events`.
+
+        The last ones may be of trials that the end of the campaign cancelled.
+        """
+        return self._follow(_path(campaign, "events"), after, to_end=True)
+
+
+def _read(document: Mapping[str, Any] | Path | str) -> Any:
+    """A document, or that of the file at a path."""
+    from layout_tuner.documents.json_and_yaml import described  # it imports YAML
+
+    return described(document)
 
 
 def _path(campaign: str, part: str | None = None) -> str:

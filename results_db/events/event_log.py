@@ -17,7 +17,7 @@ from layout_tuner.results_db.database.database import rows_deleted
 from layout_tuner.results_db.database.events import COUNTER_ID
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.models.service_tables import EventCounter, EventRow
-from layout_tuner.results_db.models.tables import Trial
+from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.rows import record_of
 
@@ -74,6 +74,23 @@ class EventLog(StoreSection):
             query = query.where(EventRow.seq < before)
         with self._db.read() as session:
             return [record_of(EventRead, row) for row in session.execute(query)]
+
+    def end(self, campaign_id: int) -> int | None:
+        """The number of a campaign's last event; None: it has not ended, or its end has no number.
+
+        The newest event of a campaign is never deleted.
+        """
+        other = aliased(EventRow)
+        waits = exists().where(
+            other.campaign_id == campaign_id, other.kind == "campaign.ended", other.seq.is_(None)
+        )
+        query = (
+            select(func.max(EventRow.seq))
+            .join(Campaign, Campaign.id == EventRow.campaign_id)
+            .where(Campaign.id == campaign_id, Campaign.ended_at.is_not(None), ~waits)
+        )
+        with self._db.read() as session:
+            return session.scalar(query)
 
     def last_seq(self) -> int:
         """The last number that was assigned; 0: none."""

@@ -48,6 +48,7 @@ from layout_tuner.search_spaces.campaigns.fidelity import (
     cheap_iterations,
     with_layers,
 )
+from layout_tuner.search_spaces.clusters.calibration_file import MEASURED_FIELDS
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -277,6 +278,20 @@ class CampaignSpec:
             "warnings": list(self.warnings),
             **simulated,
         }
+
+    def differences(self, other: CampaignSpec) -> list[str]:
+        """The fields in which another campaign differs, but for what the service adds itself.
+
+        That is the warnings, and the constants of the cluster that `calibrate` measured.
+        """
+
+        def content(spec: CampaignSpec) -> dict[str, Any]:
+            cluster = spec.cluster.to_mapping().items()
+            kept = {name: v for name, v in cluster if name not in (*MEASURED_FIELDS, "source")}
+            return {**spec.to_mapping(), "cluster": kept, "warnings": None}
+
+        mine, others = content(self), content(other)
+        return [name for name in mine | others if mine.get(name) != others.get(name)]
 
     @property
     def trainer(self) -> str:

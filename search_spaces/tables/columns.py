@@ -86,6 +86,7 @@ INTERVAL_COLUMNS: Final = (
     "shortened",
     "tied_with_first",
     "rank",
+    "trial",
     "disturbed",
 )
 """Columns that a leaderboard writes besides, which the format does not define."""

@@ -8,12 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 import layout_tuner
-from layout_tuner.api.schemas.plans import PlanRead
 from layout_tuner.client.clients import Client
-from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.version import version
 from tests.kit.python_process import printed_by
-from tests.layout_tuner.client.samples import described
+from tests.layout_tuner.client.samples import IMPORTED_LATE, described
 
 THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "tenacity", "yaml"}
 OURS_AT_THE_TOP = {"api", "results_db", "search_spaces", "tuner", "workers"}
@@ -63,10 +61,6 @@ def test_every_name_is_there_and_is_kept() -> None:
 def test_an_unknown_name_is_an_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="'layout_tuner' has no attribute 'Clint'"):
         layout_tuner.Clint  # noqa: B018
-
-
-IMPORTED_LATE = {"Plan": Plan, "PlanRead": PlanRead}
-"""Names in the client's annotations that it imports when a plan is asked for."""
 
 
 def documents_of_calls() -> Iterator[type[BaseModel]]:

@@ -30,7 +30,6 @@ from layout_tuner.predictions.statistics.rank_agreement import (
     sampled_ranks,
 )
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.clusters.calibration_file import MEASURED_FIELDS
 from layout_tuner.terminal.console import on_interrupt
 from layout_tuner.terminal.text_table import print_table
 from layout_tuner.trainers.parameters import ParameterInvalidError, parameters_of
@@ -161,22 +160,14 @@ def _second_campaign(
         # The leaderboard may have changed since the sample was taken.
         if spec.layouts and {each.key for each in spec.layouts} <= {t.layout.key for t in ranked}:
             changes["layouts"] = [each.to_mapping() for each in spec.layouts]
-        wanted = _content(CampaignSpec.from_mapping({**source.stored.spec.to_mapping(), **changes}))
-        differing = [field for field, value in _content(spec).items() if value != wanted[field]]
+        wanted = CampaignSpec.from_mapping({**source.stored.spec.to_mapping(), **changes})
+        differing = spec.differences(wanted)
         if not differing:
             return found
         other = f"which differs in {', '.join(differing)}"
     raise click.ClickException(
         f"there is another campaign named {name}, {other}; choose a name with --name"
     )
-
-
-def _content(spec: CampaignSpec) -> dict[str, Any]:
-    """What a campaign measures, without what the service adds when it is submitted."""
-    content = {**spec.to_mapping(), "warnings": None}
-    cluster = content["cluster"].items()
-    content["cluster"] = {k: v for k, v in cluster if k not in (*MEASURED_FIELDS, "source")}
-    return content
 
 
 def _wait(client: Client, name: str) -> CampaignDetail:

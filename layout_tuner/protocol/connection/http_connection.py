@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +41,9 @@ _NOT_RECEIVED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTime
 _PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 """Errors of the client, which would occur again."""
 
+_NETWORK: Final = frozenset({"httpx", "httpcore", "socket", "ssl", "gevent", "eventlet"})
+"""Packages that raise errors of the network, the last two in place of `socket`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
@@ -60,7 +62,7 @@ class Retries:
 
     def pause_s(self, attempt: int) -> float:
         """Seconds between a failed attempt and the next."""
-        longest_s = min(self.first_pause_s * 2.0 ** (attempt - 1), self.longest_pause_s)
+        longest_s = min(self.first_pause_s * 2.0 ** min(attempt - 1, 64), self.longest_pause_s)
         # Clients that lost their connections together must not all return at the same moment.
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - nobody gains from guessing it
 
@@ -74,6 +76,8 @@ class Retries:
             if not isinstance(error, httpx.TransportError) or isinstance(error, _PERMANENT):
                 return False
             if speaks_no_tls(error) or why_distrusted(error) is not None:
+                return False
+            if error_of_handler(error) is not None:
                 return False
             return is_repeatable or isinstance(error, _NOT_RECEIVED)
 
@@ -162,6 +166,8 @@ class ServiceConnection:
 
         Raises:
             ServiceUnansweredError: no answer came.
+
+        What a signal handler of the caller raises meanwhile is raised as it is.
         """
         longest_s = self._timeout_s if within_s is None else within_s
         timeout = httpx.Timeout(longest_s, connect=min(longest_s, CONNECT_WITHIN_S))
@@ -177,21 +183,31 @@ class ServiceConnection:
             return self.retries.of_request(is_repeatable=is_repeatable)(attempt)
         # RuntimeError: the connection was closed meanwhile.
         except (httpx.RequestError, RuntimeError) as error:
+            if (raised := error_of_handler(error)) is not None:
+                raise raised from None
             why = why_unanswered(self.url, error, is_pinned=self._is_pinned)
             raise ServiceUnansweredError(
                 why
                 or f"the service at {self.url} does not answer ({error or type(error).__name__})",
-                may_be_down=why is None,
+                may_be_down=why is None and not self._http.is_closed,
             ) from error
 
-    @contextmanager
-    def stream(self, path: str, **content: Any) -> Iterator[httpx.Response]:
-        """Opens a stream; a refusal has been read. ServiceUnansweredError: no answer came."""
-        answer = self.request("GET", path, is_repeatable=True, is_stream=True, **content)
-        try:
-            yield answer
-        finally:
-            answer.close()
+
+def error_of_handler(error: BaseException) -> BaseException | None:
+    """What a signal handler raised within a request; None: the error is one of the network's.
+
+    A handler runs inside of whatever the main thread is doing. `TimeoutError` is also what a socket
+    raises, so httpx would take that of a handler for a silent service.
+    """
+    found: BaseException | None = error
+    while type(found).__module__.partition(".")[0] in ("httpx", "httpcore"):
+        found = found and (found.__cause__ or found.__context__)
+    if not isinstance(found, OSError | RuntimeError):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(found.__traceback__)]
+    packages = [str(each.f_globals.get("__name__")).partition(".")[0] for each in frames]
+    is_network = _NETWORK.isdisjoint(packages) or packages[-1] in _NETWORK
+    return None if is_network else found
 
 
 def refuse_unless_http(url: str) -> None:

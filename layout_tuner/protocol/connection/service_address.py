@@ -26,6 +26,8 @@ WORKER_TOKEN_FILE_VARIABLE: Final = "LAYOUT_TUNER_WORKER_TOKEN_FILE"  # noqa: S1
 DATABASE_VARIABLE: Final = "LAYOUT_TUNER_DATABASE_URL"
 """The URL of the database. In a variable its password is not visible in the list of processes."""
 
+_NAMED: Final = f"--url and --token-file, or ${URL_VARIABLE} and ${TOKEN_FILE_VARIABLE}"
+
 PRIVATE_VARIABLES: Final = frozenset(
     {TOKEN_FILE_VARIABLE, WORKER_TOKEN_FILE_VARIABLE, DATABASE_VARIABLE, "PGPASSWORD"}
 )
@@ -85,7 +87,7 @@ def locate_service(
     elif token_file is None and data_dir is None and _is_elsewhere(url):
         raise ServiceNotFoundError(
             f"{url} is on another machine, and needs a token of that service: name the file of the token "
-            "with --token-file"
+            f"with --token-file or ${TOKEN_FILE_VARIABLE}"
         )
     own_token = directory / (WORKER_TOKEN_FILE if is_worker else TOKEN_FILE)
     return ServicePlace(
@@ -103,12 +105,12 @@ def service_of(data_dir: Path) -> LocalService:
     except OSError as error:
         raise ServiceNotFoundError(
             f"the data directory {data_dir} cannot be used ({error.strerror}): name another with "
-            "--data-dir, or say where the service is with --url and --token-file"
+            f"--data-dir, or say where the service is with {_NAMED}"
         ) from error
     if service is None:
         raise ServiceNotFoundError(
             f"no service runs on the data directory {data_dir}: start one with "
-            "`layout-tuner up`, or say where it is with --url and --token-file"
+            f"`layout-tuner up`, or say where it is with {_NAMED}"
         )
     return service
 

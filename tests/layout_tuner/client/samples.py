@@ -52,6 +52,10 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
 """A value of each type that a method takes."""
 
 
+IMPORTED_LATE = {"Plan": Plan, "PlanRead": PlanRead, "Figure": object}
+"""Names in the client's annotations that it imports when a plan or a plot is asked for."""
+
+
 def described() -> list[str]:
     """Names of the methods that send requests, walk lists and follow streams."""
     methods = inspect.getmembers(Client, inspect.isfunction)
@@ -61,7 +65,7 @@ def described() -> list[str]:
 def arguments(name: str) -> dict[str, Any]:
     """Something for each parameter of a method."""
     method = getattr(Client, name)
-    hints = get_type_hints(method, localns={"Plan": Plan, "PlanRead": PlanRead})  # imported late
+    hints = get_type_hints(method, localns=IMPORTED_LATE)
     kinds = {
         parameter: hints[parameter]
         for parameter in inspect.signature(method).parameters

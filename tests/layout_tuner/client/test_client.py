@@ -249,7 +249,7 @@ def test_a_service_that_does_not_answer_may_have_to_be_started() -> None:
 def test_a_token_or_an_address_that_cannot_be_one_is_refused() -> None:
     with pytest.raises(ServiceError, match="is not the address of a service"):
         Client("http://[::1", "t")
-    for token in ("lt_a b", "lt_\n", "lt_é"):
+    for token in ("lt_a b", "lt_\na", "lt_é"):
         with pytest.raises(ServiceError) as caught:
             Client("http://x", token)
         assert "lt_" not in str(caught.value)
