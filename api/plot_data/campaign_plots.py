@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from layout_tuner.api.plot_data import estimates, knobs, objectives
 from layout_tuner.api.plot_data.layout_points import PlotFacts
@@ -51,18 +51,14 @@ else:
 class PlotChoices(BaseModel):
     """The reader's choices, which are in the URL. None: the page's own choice."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     show: Literal["all"] | None = None
     """all: axes include values that are far out, timelines all attempts."""
     x: KnobName | None = None
     """The knob across in the plot of two knobs."""
     y: KnobName | None = None
-    """The knob up."""
     across: AnyObjective | None = None
     """The objective across in the plane of the front."""
     up: AnyObjective | None = None
-    """The objective up."""
     knob: KnobName | None = None
     """The knob of a slice."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
@@ -38,7 +38,7 @@ def read_plot(
     campaign: CampaignDep,
     store: StoreDep,
     name: PlotName,
-    choices: Annotated[PlotChoices, Query()],
+    choices: Annotated[PlotChoices, Depends()],
 ) -> PlotRead:
     """Read a plot of a campaign as plotly draws it, with its caption.
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.kit.service_fixtures import data_dir, store
+from tests.kit.service_fixtures import data_dir, service, store
 
-__all__ = ["data_dir", "store"]
+__all__ = ["data_dir", "service", "store"]

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -163,13 +163,14 @@ def test_loops_and_waits_go_on_after_the_service_was_killed_and_started_again(
     assert "1" in network.resumed
 
 
-def test_a_service_that_stays_away_ends_a_loop_after_the_patience(tmp_path: Path) -> None:
-    served = ServeProcess(tmp_path / "data")
-    served.post("/campaigns", CAMPAIGN)
-    with Client(served.url, served.token, retries=QUICK, patience_s=0.2) as client:
-        follower = Follower(client, "first")
-        follower.hears("campaign.created")
-        served.end(signal.SIGKILL)
+def test_a_service_that_stays_away_ends_a_loop_after_the_patience(store: Store) -> None:
+    make_campaign(store)
+    service = ExitStack()
+    url = service.enter_context(live_service(Settings(token=TOKEN), store)).removesuffix("/v1")
+    with Client(url, TOKEN, retries=QUICK, patience_s=0.2) as client:
+        with service:
+            follower = Follower(client, "first")
+            follower.hears("campaign.created")
         wait_until("the loop has ended", lambda: follower.error)
         with pytest.raises(ServiceError, match="does not answer"):
             next(client.campaign_events("first"))
@@ -246,19 +247,14 @@ def test_a_client_without_arguments_is_of_the_service_that_the_environment_names
 
 
 def test_a_client_without_arguments_finds_the_service_of_the_data_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: ServeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("LAYOUT_TUNER_URL", "LAYOUT_TUNER_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path / "data"))
     with pytest.raises(ServiceError, match=r"no service runs on .* or \$LAYOUT_TUNER_URL and"):
         Client()
     with pytest.raises(ServiceError, match=r"is on another machine.*\$LAYOUT_TUNER_TOKEN_FILE"):
         Client("http://login1.example.org:8080")
-    served = ServeProcess(tmp_path / "data")
-    try:
-        with Client() as client:
-            assert client.url == served.url
-            assert client.whoami().role == "admin"
-    finally:
-        served.end()
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(service.data_dir))
+    with Client() as client:
+        assert client.url == service.url
+        assert client.whoami().role == "admin"
