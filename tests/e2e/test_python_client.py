@@ -15,7 +15,7 @@ from tests.e2e.conftest import Service
 from tests.kit.markdown import ROOT
 from tests.kit.python_process import run_python
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def examples(text: str) -> list[str]:
