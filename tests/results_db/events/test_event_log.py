@@ -13,6 +13,7 @@ from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.events.live_state import RunningTrial
 from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S
 from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import TurnableClock, completed, make_campaign, post_outcome, send_beats
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -35,6 +36,26 @@ def test_a_reader_that_goes_on_after_a_number_misses_nothing(store: Store) -> No
     assert pages == whole
     of_second = store.events.find(after=0, campaign_id=second, limit=100)
     assert of_second == [event for event in whole if event.campaign_id == second]
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_campaign_that_has_ended_has_a_last_event_once_its_end_has_a_number(
+    store: Store,
+) -> None:
+    first, _ = make_campaign(store, "first"), make_campaign(store, "second")
+    store.trials.add(first, Layout())
+    store.events.number()
+    assert store.events.end(first) is None, "it runs"
+    store.campaigns.cancel(first)
+    assert store.events.end(first) == (None if store._db.is_shared else 5)
+    store.events.number()
+    assert [e.kind for e in store.events.find(after=3, limit=9)] == [
+        "campaign.ended",
+        "trial.ended",
+    ]
+    assert store.events.end(first) == 5
+    store.events.prune(store._clock())
+    assert store.events.end(first) == 5
 
 
 @pytest.mark.sqlite_is_enough(False)
