@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
     from layout_tuner.predictions.statistics.job_duration import StepInterval
     from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead, GainRead
-    from layout_tuner.results_db.records import MeasurementRecord, RepeatReason
+    from layout_tuner.results_db.records import Cost, MeasurementRecord, RepeatReason
 
 
 def trainer_words(measured: MeasurementRecord) -> str:
@@ -41,6 +41,9 @@ def made_by(measured: MeasurementRecord) -> str:
     words = trainer_words(measured)
     return f"measured by the trainer {words}" if words else ""
 
+
+_ROUNDING_NODE_S: Final = 1e-3
+"""Sums of the same costs in another order differ by less."""
 
 REPEAT_WORDS: Final[Mapping[RepeatReason, str]] = {
     "best": "it is among the best",
@@ -95,6 +98,25 @@ def node_time(seconds: float) -> str:
     if 0 < seconds < 36:
         return f"{figure(seconds)} node-seconds"
     return f"{figure(seconds / 3600)} node-hours"
+
+
+def used_words(node_seconds: float, budget: Budget) -> str:
+    """The cost of a campaign's probes, of its budget where that counts node-hours."""
+    return node_time(node_seconds) if budget.node_hours is None else budget.used_words(node_seconds)
+
+
+def cost_parts(cost: Cost, node_seconds: float) -> dict[str, float]:
+    """The cost of a campaign in node-seconds by use; the budget counts all but the last part."""
+    of_allocations = cost.total - node_seconds
+    if of_allocations < _ROUNDING_NODE_S:
+        of_allocations = 0.0
+    return {
+        "iterations": cost.iterations,
+        "start": cost.start,
+        "idle": max(cost.idle - of_allocations, 0.0),
+        "lost": cost.lost,
+        "idle allocations": of_allocations,
+    }
 
 
 def cheap_count_words(number: int, node_seconds: float) -> str:

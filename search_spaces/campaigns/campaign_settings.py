@@ -28,9 +28,11 @@ from layout_tuner.search_spaces.probe_defaults import (
     DEFAULT_ITERATIONS,
     DEFAULT_WARMUP,
 )
+from layout_tuner.terminal.plurals import figure
 from layout_tuner.trainers.embedded import EMBEDDED
 from layout_tuner.trainers.parameters import ParameterValue, read_parameters
 from layout_tuner.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
+from layout_tuner.units import SECONDS_PER_HOUR
 
 NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 """A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""
@@ -98,6 +100,15 @@ class Budget:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the bounds by name; the wall time may be written as `wall_time: 10m`."""
         return _read_section(cls, mapping, "the budget", "bound", duration="wall_time")
+
+    def used_words(self, node_seconds: float) -> str:
+        """Node-hours that probes have held, of the bound; why they may be more than it allows."""
+        assert self.node_hours is not None
+        used = node_seconds / SECONDS_PER_HOUR
+        words = f"{figure(used)} of {self.node_hours:g} node-hours"
+        if used < self.node_hours:
+            return f"{words}, {figure(self.node_hours - used)} left"
+        return f"{words} spent, as probes that were running went on to their ends"
 
 
 def changed_budget(

@@ -85,7 +85,7 @@ def client(api: Api) -> Client:
 def command(api: Api, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs commands against the service in this process, in a wide terminal."""
     monkeypatch.setattr(
-        "layout_tuner.cli.service.service_connection.connect", lambda *_: client_of(api)
+        "layout_tuner.cli.service.service_connection.connect", lambda *_, **__: client_of(api)
     )
     return lambda *arguments: CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})
 

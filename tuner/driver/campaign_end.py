@@ -92,8 +92,7 @@ def time_is_up(budget: Budget, spent: Spent) -> str | None:
     Once one is spent, waiting trials are cancelled. A spent budget of trials does not cancel any.
     """
     if budget.node_hours is not None and spent.node_seconds >= budget.node_hours * SECONDS_PER_HOUR:
-        used = spent.node_seconds / SECONDS_PER_HOUR
-        return f"{used:.3g} of {budget.node_hours:g} node-hours spent"
+        return budget.used_words(spent.node_seconds)
     if budget.wall_time_s is not None and spent.wall_time_s >= budget.wall_time_s:
         return f"{spent.wall_time_s:.0f} of {budget.wall_time_s:g} s of wall time spent"
     return None

@@ -44,23 +44,27 @@ def service_options(function: Function) -> Function:
 def service_when_called(function: Function) -> Function:
     """Adds the options of the connection, and passes the command `service`.
 
-    `service()` is an open `Client`, and raises ServiceNotFoundError where there is no service.
+    `service()` is an open `Client`, and raises ServiceNotFoundError where there is no service. Its
+    options are those of `connect`.
     """
 
     @functools.wraps(function)
     def command(*arguments: Any, locate: Callable[[], ServicePlace], **options: Any) -> Any:
         with refusals(), ExitStack() as stack:
 
-            def service() -> Client:
-                return stack.enter_context(connect(locate))
+            def service(**options: Any) -> Client:
+                return stack.enter_context(connect(locate, **options))
 
             return function(*arguments, service=service, **options)
 
     return connection_options(command)  # type: ignore[return-value]
 
 
-def connect(locate: Callable[[], ServicePlace]) -> Client:
-    """A client of the service that the options name."""
+def connect(locate: Callable[[], ServicePlace], *, once_within_s: float | None = None) -> Client:
+    """A client of the service that the options name.
+
+    With `once_within_s`, each request is sent once, and fails after so many seconds of silence.
+    """
     place = locate()
     tls = None if place.certificate is None else trusting(place.certificate)
     with (
@@ -70,7 +74,11 @@ def connect(locate: Callable[[], ServicePlace]) -> Client:
         from layout_tuner.client.clients import (
             Client,  # here, so that help imports neither HTTP nor documents
         )
-    return Client(place.url, read_token(place.token_file), tls=tls)
+        from layout_tuner.protocol.connection.http_connection import NO_RETRIES
+    patience: dict[str, Any] = {}
+    if once_within_s is not None:
+        patience = {"timeout_s": once_within_s, "retries": NO_RETRIES}
+    return Client(place.url, read_token(place.token_file), tls=tls, **patience)
 
 
 @contextmanager

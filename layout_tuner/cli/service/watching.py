@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from threading import Event
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from layout_tuner.api.formatting import cheap_probe_words, duration, node_time
+from layout_tuner.api.formatting import cheap_probe_words, duration, used_words
 from layout_tuner.cli.live_output import LiveBlock, sparkline
-from layout_tuner.cli.service.service_connection import best_words, service_options
+from layout_tuner.cli.service.service_connection import best_words, service_when_called
 from layout_tuner.client.errors import ServiceError
 from layout_tuner.results_db.trials.filter import TrialFilter
 from layout_tuner.search_spaces.objectives import measured_objective
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from layout_tuner.protocol.states import TrialState
 
 POLL_S: Final = 0.5
-PATIENCE_S: Final = 60.0
-"""How long the service may be away, for example during a restart, before watching ends."""
+ANSWERS_WITHIN_S: Final = 10.0
+"""Longest silence of the service before `watch` says that it does not answer."""
 
 MAX_READ: Final = 2000
 """Most ended trials that are read at once, for the reasons of failures and the best so far."""
@@ -44,90 +43,101 @@ _MAX_ROWS: Final = 3
 """Most rows of one fact; the last is cut."""
 _MOST_BARS: Final = 120
 
-Answer = TypeVar("Answer")
-
 
 @click.command()
 @click.argument("name")
-@service_options
-def watch(name: str, client: Client) -> None:
+@service_when_called
+def watch(name: str, service: Callable[..., Client]) -> None:
     """Follow a campaign until it ends: current and best layout, failures, cost, time left.
+
+    While the service does not answer, it says so, and goes on when the service is back.
 
     Exit code 0 when it completed, 1 when it failed or was cancelled, 130 when watching was
     interrupted.
     """
-    ended = watch_campaign(client, name)
+    ended = _Watch(service(once_within_s=ANSWERS_WITHIN_S), name).until_the_end()
     if ended.state != "COMPLETED":
         raise click.exceptions.Exit(1)
 
 
-def watch_campaign(client: Client, name: str) -> CampaignDetail:
-    """Shows progress until the campaign ends; returns it as it ended."""
-    with on_interrupt(
-        f"watching has ended; campaign {name} goes on: `layout-tuner campaign watch {name}` "
-        f"follows it again, `layout-tuner campaign cancel {name}` ends it"
-    ):
-        if terminal_width(sys.stdout) is None:
-            return _follow(client, name, _print_changes())
-        block, view = LiveBlock(sys.stdout), CampaignView(client, name)
+class _Watch:
+    """Shows a campaign: facts that are redrawn in place, or in a file a line when one changes."""
 
-        def lines(campaign: CampaignDetail) -> list[str]:
-            # Read each time: the terminal may have been resized.
-            width = terminal_width(sys.stdout) or 80
-            return view.lines(campaign, width - 1, encoding=sys.stdout.encoding)
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self._name = client, name
+        self._view = CampaignView(client, name)
+        is_terminal = terminal_width(sys.stdout) is not None
+        self._block = LiveBlock(sys.stdout) if is_terminal else None
+        self._silence = ""
+        """That the service does not answer; empty: it does."""
+        self._last: object = None
 
-        def show(campaign: CampaignDetail) -> None:
-            _patiently(lambda: view.update(campaign))
-            block.show(lines(campaign))
+    def until_the_end(self) -> CampaignDetail:
+        """Shows progress until the campaign ends; returns it as it ended."""
+        with on_interrupt(self._interrupted):
+            try:
+                ended = self._follow()
+            finally:
+                if self._block is not None:
+                    self._block.clear()
+            for line in [] if self._block is None else self._lines(ended):
+                click.echo(line)
+            return ended
 
-        try:
-            ended = _follow(client, name, show)
-        finally:
-            block.clear()
-        for line in lines(ended):
-            click.echo(line)
-        return ended
+    def _follow(self) -> CampaignDetail:
+        while True:
+            try:
+                campaign = self._client.campaign(self._name)
+                self._show(campaign)
+            except ServiceError as error:
+                is_away = error.status is None or error.status >= 500
+                # A service that never answered may be at another address.
+                if self._last is None or not is_away:
+                    raise
+                self._silence = str(error)
+                line = f"{self._name}: {error}; watching goes on when it is back"
+                width = (terminal_width(sys.stdout) or 80) - 1
+                self._write(
+                    "silence", [line] if self._block is None else textwrap.wrap(line, width)
+                )
+            else:
+                self._silence = ""
+                if campaign.ended_at is not None:
+                    return campaign
+            time.sleep(POLL_S)
+            # The service would answer on the cores of ranks that are timed, where they are here.
+            wait_while_timing(Event().wait)
 
+    def _show(self, campaign: CampaignDetail) -> None:
+        if self._block is None:
+            progress = campaign.progress
+            now = (campaign.state, progress.trials_ended, progress.best, progress.waiting_reason)
+            self._write(now, [progress_line(campaign)])
+        else:
+            self._view.update(campaign)
+            self._write(campaign, self._lines(campaign))
 
-def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -> CampaignDetail:
-    while True:
-        campaign = _patiently(lambda: client.campaign(name))
-        show(campaign)
-        if campaign.ended_at is not None:
-            return campaign
-        time.sleep(POLL_S)
-        # The service would answer on the cores of ranks that are timed, where they are here.
-        wait_while_timing(Event().wait)
+    def _write(self, now: object, lines: Sequence[str]) -> None:
+        """Redraws the block with these lines; in a file, appends them if something has changed."""
+        if self._block is not None:
+            self._block.show(lines)
+        elif now != self._last:
+            click.echo("\n".join(lines))
+        self._last = now
 
+    def _lines(self, campaign: CampaignDetail) -> list[str]:
+        # Read each time: the terminal may have been resized.
+        width = terminal_width(sys.stdout) or 80
+        return self._view.lines(campaign, width - 1, encoding=sys.stdout.encoding)
 
-def _patiently(read: Callable[[], Answer]) -> Answer:
-    """Reads from the service, which may be away for `PATIENCE_S`."""
-    retrying = Retrying(
-        retry=retry_if_exception(
-            lambda error: (
-                isinstance(error, ServiceError) and (error.status is None or error.status >= 500)
-            )
-        ),
-        stop=stop_after_delay(PATIENCE_S),
-        wait=wait_fixed(POLL_S),
-        reraise=True,
-    )
-    return retrying(read)
-
-
-def _print_changes() -> Callable[[CampaignDetail], None]:
-    """Prints a line when a trial has ended or the state has changed."""
-    last: object = None
-
-    def show(campaign: CampaignDetail) -> None:
-        nonlocal last
-        progress = campaign.progress
-        now = (campaign.state, progress.trials_ended, progress.best, progress.waiting_reason)
-        if now != last:
-            last = now
-            click.echo(progress_line(campaign))
-
-    return show
+    def _interrupted(self) -> str:
+        again = f"`layout-tuner campaign watch {self._name}` follows it again"
+        if self._silence:
+            return f"watching has ended; {self._silence}; when it is back, {again}"
+        return (
+            f"watching has ended; campaign {self._name} goes on: {again}, "
+            f"`layout-tuner campaign cancel {self._name}` ends it"
+        )
 
 
 def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
@@ -135,6 +145,8 @@ def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
     progress = campaign.progress
     of = "" if progress.trials_planned is None else f" of {progress.trials_planned}"
     parts = [f"{campaign.name}: {campaign.state}", f"{progress.trials_ended}{of} trials done"]
+    if campaign.simulated is not None:
+        parts[0] += ", simulated"
     if campaign.cheap_probes:
         parts[-1] += f" ({counted(campaign.cheap_probes, 'cheap probe')})"
     if progress.trials["RUNNING"]:
@@ -204,7 +216,7 @@ class CampaignView:
             yield "now", f"trial {trial.number}, {done}{others}: {what}"
         if failed := progress.trials["FAILED"] + progress.trials["INFEASIBLE"]:
             yield "failed", f"{failed}: {self._reasons(failed)}"
-        yield "used", _used(campaign)
+        yield "used", used_words(campaign.node_seconds, campaign.stored.budget)
 
     def _reasons(self, failed: int) -> str:
         """How often each reason occurred, the most frequent first."""
@@ -247,14 +259,6 @@ def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
         iterations if trial.cheap_probe is None else cheap_iterations(iterations)
     )
     return f" of {max(planned, trial.iterations_done)}"
-
-
-def _used(campaign: CampaignDetail) -> str:
-    used = campaign.node_seconds / 3600
-    budget = campaign.stored.budget.node_hours
-    if budget is None:
-        return node_time(campaign.node_seconds)
-    return f"{used:.3g} of {budget:g} node-hours, {max(budget - used, 0.0):.3g} left"
 
 
 def _fact(label: str, text: str, width: int) -> list[str]:

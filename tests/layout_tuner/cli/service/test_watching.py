@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,16 +17,17 @@ from click.testing import CliRunner
 from layout_tuner.api.settings import Settings
 from layout_tuner.cli import live_output
 from layout_tuner.cli.main import main
-from layout_tuner.cli.service.watching import CampaignView
+from layout_tuner.cli.service.watching import CampaignView, progress_line
 from layout_tuner.client.clients import Client
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import BeatBody
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.tuner.driver.campaign_end import Spent, time_is_up
 from tests.kit.api import CAMPAIGN, TOKEN, ends
 from tests.kit.live import live_service
 from tests.kit.postgres import upgraded
-from tests.kit.services import ServeProcess
+from tests.kit.services import ServeProcess, run_command
 from tests.kit.store import (
     TimelyStore,
     completed,
@@ -31,10 +36,12 @@ from tests.kit.store import (
     make_campaign,
     make_worker,
     post_outcome,
+    run_trial,
     send_beats,
     take_leases,
 )
 from tests.kit.terminal import Screen, Terminal, run_in_terminal
+from tests.kit.waiting import wait_until
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 
@@ -102,6 +109,89 @@ def test_the_running_trial_is_shown_with_its_iterations(store: Store, client: Cl
     key = Layout(num_microbatches=1).key
     now = f"now      trial 1, iteration 3 of {planned}; 1 more: {key}"
     assert now in lines_of(CampaignView(client, "watched"), client)
+
+
+def test_what_is_watched_says_that_it_is_simulated(store: Store, client: Client) -> None:
+    client.create_campaign({**CAMPAIGN, "name": "rehearsed", "simulated": True})
+    assert "rehearsed: RUNNING, simulated, 0 of" in progress_line(client.campaign("rehearsed"))
+    assert "simulated" not in progress_line(client.campaign("watched"))
+
+
+def test_a_budget_that_was_exceeded_says_why_and_its_campaign_ends_with_the_same_sum(
+    store: Store, client: Client
+) -> None:
+    client.create_campaign({**CAMPAIGN, "name": "spent", "budget": {"node_hours": 0.01}})
+    campaign, worker = store.campaigns.by_name("spent").id, make_worker(store)
+    for number in (1, 2):
+        layout = Layout(num_microbatches=number)
+        run_trial(store, campaign, layout, completed(layout, duration_s=27.0), worker=worker.id)
+    sum_ = "0.015 of 0.01 node-hours spent, as probes that were running went on to their"
+    campaign_read = client.campaign("spent")
+    assert f"used     {sum_} ends" in CampaignView(client, "spent").lines(campaign_read, 120)
+    spent = Spent(trials=2, node_seconds=campaign_read.node_seconds, wall_time_s=60.0)
+    assert time_is_up(campaign_read.stored.budget, spent) == f"{sum_} ends"
+
+
+AWAY = "does not answer"
+
+
+def test_watching_says_at_once_that_the_service_is_away_and_goes_on_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    service = ServeProcess(tmp_path)
+    port = service.url.rpartition(":")[2]
+    service.post("/campaigns", {**CAMPAIGN, "name": "watched"})
+    words = ("campaign", "watch", "watched")
+    log = tmp_path / "watched.log"
+    with Terminal(300) as terminal, log.open("w") as written:
+        shown = terminal.start(*words, LAYOUT_TUNER_DATA_DIR=str(tmp_path))
+        environment = {**os.environ, "LAYOUT_TUNER_DATA_DIR": str(tmp_path)}
+        logged = subprocess.Popen(
+            [sys.executable, "-m", "layout_tuner", *words], stdout=written, env=environment
+        )
+        terminal.wait_for("no driver is at work")
+        wait_until("a line is written", lambda: "RUNNING" in log.read_text())
+        service.end(signal.SIGKILL)
+        terminal.wait_for(AWAY)
+        (row,) = Screen(300).after(terminal.so_far())
+        assert row.startswith(f"watched: the service at {service.url} {AWAY} (")
+        assert row.endswith("; watching goes on when it is back")
+        wait_until("the log says so", lambda: AWAY in log.read_text())
+        service.start(port=port)
+        terminal.wait_for("no driver is at work")
+        service.post("/campaigns/watched/cancel")
+        assert [process.wait(60) for process in (shown, logged)] == [1, 1]
+        service.end()
+    lines = log.read_text().splitlines()
+    assert [AWAY in line for line in lines[:2]] == [False, True], lines
+    assert sum(AWAY in line for line in lines) == 1
+    assert "CANCELLED" in lines[-1]
+
+
+def test_whoever_stops_watching_a_service_that_is_away_is_not_told_that_the_campaign_goes_on(
+    tmp_path: Path,
+) -> None:
+    service = ServeProcess(tmp_path)
+    service.post("/campaigns", {**CAMPAIGN, "name": "watched"})
+    with Terminal(300) as terminal:
+        watching = terminal.start(
+            "campaign", "watch", "watched", LAYOUT_TUNER_DATA_DIR=str(tmp_path)
+        )
+        terminal.wait_for("RUNNING")
+        service.end(signal.SIGKILL)
+        terminal.wait_for(AWAY)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 130
+    left = " ".join(Screen(300).after(terminal.printed))
+    assert f"watching has ended; the service at {service.url} {AWAY}" in left
+    assert "goes on: " not in left
+
+
+def test_watching_a_service_that_never_answered_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("lt_none")
+    words = ("campaign", "watch", "x", "--url", "http://127.0.0.1:9", "--token-file")
+    refused = run_command(*words, str(tmp_path / "token"))
+    assert (refused.returncode, AWAY in refused.stderr) == (1, True), refused.stderr
 
 
 def test_no_line_is_wider_than_the_terminal(store: Store, client: Client) -> None:
