@@ -67,6 +67,16 @@ def cells(names: Iterable[str], shown: Shown) -> tuple[str, ...]:
     return tuple(COLUMNS[name].cell(shown) for name in names)
 
 
+def device_peak_words(shown: Iterable[Shown]) -> str:
+    """The peaks that the MFU and HFU of some rows are shares of; empty: none is known."""
+    found = {
+        (measured.peak_source, measured.peak_tflops_per_device)
+        for each in shown
+        if (measured := each.measurement) is not None and measured.peak_tflops_per_device
+    }
+    return ", ".join(f"{figure(tflops)} TFLOP/s ({source})" for source, tflops in sorted(found))
+
+
 def _column(name: str, heading: str, **stated: Any) -> RankedColumn:
     """A column; its value is by default what is named like it."""
     default: dict[str, Any] = {"label": heading, "value": attrgetter(name)}

@@ -37,9 +37,7 @@ def show_allocations(
         request,
         "allocations.html",
         allocations=reads,
-        idle_shares={
-            e.worker.id: e.cost.idle / e.cost.total if e.cost.total else None for e in found
-        },
+        idle_shares={each.worker.id: each.idle_share for each in found},
         nodes=store.allocations.nodes(),
         names={each.id: each.name for each in reads},
         is_all=bool(all),

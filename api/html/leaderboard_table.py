@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from layout_tuner.api.errors import ColumnUnknownError
-from layout_tuner.api.ranked_columns import COLUMNS, cells, variant
+from layout_tuner.api.ranked_columns import COLUMNS, cells, device_peak_words, variant
 from layout_tuner.documents.reading import nearest, shown, word_of
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
@@ -96,6 +96,8 @@ class LeaderboardTable:
     offset: int
     chosen: frozenset[str]
     """The columns that the reader has chosen; empty: the default ones."""
+    peak: str
+    """The peak that MFU and HFU are shares of; empty: not known."""
     width: float = _INTERVAL_WIDTH
     """Width of the plot of an interval."""
 
@@ -122,9 +124,10 @@ def leaderboard_table(
         campaign.id, objective, listing=listing, limit=PAGE, offset=offset
     )
     constant = store.leaderboard.constant_knobs(campaign.id, objective, listing=listing)
+    # Metrics come first: of a wide table, a narrow window shows the first columns.
     names = [name for name in CHOICES if name in columns] or [
-        *(name for name in KNOB_FIELDS if name not in constant),
         *_SHOWN_METRICS,
+        *(name for name in KNOB_FIELDS if name not in constant),
     ]
     return LeaderboardTable(
         objective=objective,
@@ -143,6 +146,7 @@ def leaderboard_table(
         source=page.source,
         offset=offset,
         chosen=frozenset(columns),
+        peak=device_peak_words(page.layouts),
     )
 
 
@@ -189,18 +193,12 @@ def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> lis
     return [
         LeaderboardLine(
             ranked=each,
-            cells=cells(names, _first_run(each)),
+            cells=cells(names, each),
             marks=_marks(each, on_front=has_front and each.trial.id in page.front),
             drawn=(place(each.value_low), place(each.value), place(each.value_high)),
         )
         for each in page.layouts
     ]
-
-
-def _first_run(ranked: RankedLayout) -> RankedLayout:
-    """A layout with the metrics of its first run: as filters and orders use it."""
-    assert ranked.measurement is not None  # it is ranked
-    return replace(ranked, step_time_s=ranked.measurement.step_time_s)
 
 
 def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:

@@ -29,6 +29,7 @@ from layout_tuner.api.formatting import (
     state_words,
     step_words,
     unit,
+    used_words,
 )
 from layout_tuner.api.html.assets import assets, maplibre_style_id
 from layout_tuner.api.html.result_sentences import peak_words, short_layout
@@ -48,6 +49,7 @@ from layout_tuner.predictions.belief.plan_text import (
     refusal_words,
 )
 from layout_tuner.predictions.statistics.disturbance import MEANING
+from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord, ProbeCount
 from layout_tuner.search_spaces.layouts.knobs import auto_words
 from layout_tuner.search_spaces.layouts.layout import KNOBS
@@ -157,6 +159,7 @@ def _environment() -> Environment:
         "disturbed_meaning": MEANING,
         "KNOBS": KNOBS,
         "COLUMNS": COLUMNS,
+        "METRICS": METRICS,
         "PLAN_COLUMNS": PLAN_COLUMNS,
     }
     return environment
@@ -192,7 +195,7 @@ def timestamp(at: datetime | None) -> Markup:
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
     *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
-    *(step_words, unit, cheap_words, count, labelled, timestamp),
+    *(step_words, unit, used_words, cheap_words, count, labelled, timestamp),
     *(head_words, baseline_words, refusal_words, bought_words),
     *(comparison_words, comparison_tables),
 )

@@ -12,7 +12,7 @@ from layout_tuner.api.plot_data.estimates import memory_by_stage
 from layout_tuner.api.plots.bars import PlotPart, step_parts
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.plots.svg import Plot
-from layout_tuner.api.ranked_columns import COLUMNS
+from layout_tuner.api.ranked_columns import COLUMNS, device_peak_words
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.statistics.disturbance import disturbance_words
@@ -167,6 +167,8 @@ def figure_pairs(
     names = (objective, *(pooled if ranked else ("step_time_s",)), *figures)
     for column in (COLUMNS[name] for name in dict.fromkeys(names)):
         yield column.label, column.cell(ranked or trial)
+    if words := device_peak_words([ranked or trial]):
+        yield "peak of a device", words
     peak = COLUMNS["peak_memory_bytes"]
     yield peak.label, memory_of(peak.value(trial), stored.device_memory_bytes)
     if words := disturbance_words(measured.others_share, measured.throttled, measured.own_share):

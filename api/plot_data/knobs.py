@@ -36,8 +36,10 @@ NUM_COLOURS: Final = 8
 _SPREAD: Final = 0.05
 """How far lines at one value of a knob are apart at most, as a part of the axis: equal lines would
 hide each other."""
-_NOT_RANKED: Final = -0.1
-"""Place of layouts that are not ranked, on the objective's axis."""
+_BEYOND: Final = -0.1
+"""Place of layouts whose value lies beyond the objective's axis, below this axis."""
+_NOT_RANKED: Final = -0.2
+"""Place of layouts that are not ranked, below these."""
 _MOST_TICKS: Final = 10
 _MOST_COLUMNS_WITH_NUMBERS: Final = 10
 _MOST_CELLS_WITH_NUMBERS: Final = 80
@@ -106,12 +108,14 @@ def _parallel_traces(facts: PlotFacts, ends: AxisRange) -> list[Trace]:
 
 
 def _part(ends: AxisRange, point: PlotPoint) -> float:
-    """Where a layout is on the axis of the objective."""
-    return _NOT_RANKED if point.value is None else ends.part(point.value)
+    """Where a layout is on the axis of the objective, or below it."""
+    if point.value is None:
+        return _NOT_RANKED
+    return ends.part(point.value) if ends.holds(point.value) else _BEYOND
 
 
 def _colour(ends: AxisRange, point: PlotPoint) -> int:
-    return min(int(_part(ends, point) * NUM_COLOURS), NUM_COLOURS - 1)
+    return min(int(ends.part(point.value or 0.0) * NUM_COLOURS), NUM_COLOURS - 1)
 
 
 def _lines(
@@ -152,8 +156,10 @@ def _parallel_layout(facts: PlotFacts, ends: AxisRange) -> dict[str, Any]:
         _tick(last, ends.part(value), objective_figure(facts.objective, value), "left")
         for value in (round_ticks(ends.low, ends.high) if facts.ranked else ())
     ]
-    if len(facts.ranked) < len(facts.points):
-        notes.append(_tick(last, _NOT_RANKED, "not ranked", "left"))
+    places = {_part(ends, point) for point in (*facts.points, *facts.marks.values())}
+    for place, words in ((_BEYOND, "beyond the axis"), (_NOT_RANKED, "not ranked")):
+        if place in places:
+            notes.append(_tick(last, place, words, "left"))
     return {
         "xaxis": {
             "tickmode": "array",
@@ -164,7 +170,7 @@ def _parallel_layout(facts: PlotFacts, ends: AxisRange) -> dict[str, Any]:
             "side": "top",
             "gridcolor": "--soft",
         },
-        "yaxis": {"visible": False, "range": [_NOT_RANKED - 0.06, 1.06]},
+        "yaxis": {"visible": False, "range": [min(0.0, *places) - 0.06, 1.06]},
         "annotations": notes,
         # Above the names of the axes.
         "legend": {"y": 1.1},
@@ -192,7 +198,9 @@ def slice_of(
     """
     if not facts.ranked or knob not in facts.varying:
         return PlottedData(says=[_why_no_knobs(facts)])
-    ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
+    # The line goes through the best of each value, however far it is from the others.
+    always = [*facts.marked_values, *(cell.best for cell in cells)]
+    ends = axis_range(facts.values, always=always, show_all=show_all)
 
     def spot(point: PlotPoint) -> Spot:
         return facts.spot(point, knob_text(point.knobs[knob]), point.value)

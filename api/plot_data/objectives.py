@@ -31,14 +31,17 @@ from layout_tuner.search_spaces.objectives import pareto_front
 
 
 def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlottedData:
-    """The objective of every trial in the order in which they ended, with the best so far."""
+    """The objective of every trial in the order in which they ended, with the best so far.
+
+    Points are single runs. The best is the leaderboard's: a layout has the median of its runs.
+    """
     if not found.points:
         of_whole = " of a whole layout" if facts.num_cheap else ""
         return PlottedData(says=[f"No trial{of_whole} has ended yet.", *facts.cheap_words])
-    best = [each for each in found.points if each.is_improvement]
+    best = found.leaders
     ends = axis_range(
         [value for each in found.points if (value := _counted_value(each)) is not None],
-        always=[*facts.marked_values, *(each.best for each in best[-1:] if each.best)],
+        always=[*facts.marked_values, *(each.value for each in best[-1:])],
         show_all=show_all,
     )
     # Trials without a result lie on the horizontal axis.
@@ -53,15 +56,15 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
     last = found.points[-1].ended_seq
     traces: list[Trace] = []
     if best:
-        values, places = [each.best for each in best], [each.ended_seq for each in best]
+        values, places = [each.value for each in best], [each.ended_seq for each in best]
         xs, ys = [*places, last], [*values, values[-1]]
         traces.append(line("best so far", xs, ys, shape="hv", color="--good", width=2))
     for kind, shown in of_kind.items():
         traces += [{**each, "cliponaxis": False} for each in points(kind, shown, **MARKERS[kind])]
     marks = {
-        name: facts.spot(point, *spots[point.trial_id][:2])
+        name: facts.spot(point, spots[point.trial_id].x, point.value)
         for name, point in facts.marks.items()
-        if point.trial_id in spots
+        if point.trial_id in spots and point.value is not None
     }
     return PlottedData(
         traces=traces + mark_traces(marks),
@@ -73,19 +76,19 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
             "yaxis": objective_axis(facts.objective, replace(ends, low=bottom)),
         },
         says=[
-            *_history_words(found, best, facts.objective),
+            *_history_words(found, facts.objective),
             *facts.cheap_words,
             *hidden_words(ends, facts.objective),
             *left_out_words(found.num_left_out, "trials", "those that set a new best"),
         ],
-        row_ids=[each.trial_id for each in best[::-1][:MOST_ROWS]],
-        headings=(">trial", ">ended as number", f">{unit(facts.objective)}", "layout"),
+        row_ids=[each.layout.trial_id for each in best[::-1][:MOST_ROWS]],
+        headings=(">best trial", ">since end", f">{unit(facts.objective)}", "layout"),
         rows=[
             (
-                str(each.number),
+                str(each.layout.first.number),
                 f"{each.ended_seq:,}",
                 objective_figure(facts.objective, each.value),
-                _key(of_trial.get(each.trial_id)),
+                each.layout.first.layout_key,
             )
             for each in best[::-1][:MOST_ROWS]
         ],
@@ -119,13 +122,14 @@ def _key(point: PlotPoint | None) -> str:
     return "" if point is None else point.layout_key
 
 
-def _history_words(found: BestSoFar, best: Sequence[HistoryPoint], objective: str) -> Iterator[str]:
+def _history_words(found: BestSoFar, objective: str) -> Iterator[str]:
     yield f"{_have_ended(found.num_ended)}."
-    if best:
-        last = best[-1]
+    if found.leaders:
+        last = found.leaders[-1]
         since = _have_ended(found.points[-1].ended_seq - last.ended_seq)
-        value = objective_words(objective, last.value)
-        yield f"The best so far is trial {last.number} with {value}; {since} since."
+        value, num_runs = objective_words(objective, last.value), len(last.layout.runs)
+        runs = f", the median of its {num_runs} runs" if num_runs > 1 else ""
+        yield f"The best so far is trial {last.layout.first.number} with {value}{runs}; {since} since."
     else:
         yield "None of them was measured in full, so there is no best yet."
     reasons = Counter(

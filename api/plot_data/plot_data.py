@@ -78,6 +78,9 @@ class AxisRange:
     hidden: Sequence[float] = ()
     """In ascending order."""
 
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
     def part(self, value: float) -> float:
         """The place of a value: 0 is the low end, 1 the high end; values beyond are at the end."""
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
@@ -105,8 +108,9 @@ def axis_range(
             low, high = min(shown), max(shown)
     # A single value, or equal ones, need an axis that is longer than 0.
     margin = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
+    low, high = low - margin, high + margin
     hidden = sorted(value for value in values if not low <= value <= high)
-    return AxisRange(low=low - margin, high=high + margin, hidden=hidden)
+    return AxisRange(low=low, high=high, hidden=hidden)
 
 
 def hidden_words(ends: AxisRange, objective: str) -> list[str]:

@@ -7,9 +7,10 @@ sheet's variables, so that a plot follows the reader's theme.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
+from itertools import pairwise
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -26,6 +27,8 @@ _BOTTOM: Final = 46.0
 _LEGEND_ROW: Final = 18.0
 _CHARACTER: Final = 6.4
 """Width of a character."""
+_ROUNDING: Final = 0.01
+"""Places that differ by less are one place: the values of plot data are rounded."""
 
 _SHAPES: Final = {
     "square": "M-1-1H1V1H-1z",
@@ -83,15 +86,18 @@ class _Axis:
             value = self.given["categoryarray"].index(value)
         elif self.given.get("type") == "log":
             value = math.log10(value)
-        return float(self.start + (value - low) / (high - low) * (self.end - self.start))
+        place = float(self.start + (value - low) / (high - low) * (self.end - self.start))
+        ends = (end for end in (self.start, self.end) if abs(place - end) < _ROUNDING)
+        return next(ends, place)
 
-    def within(self, value: Any) -> float:
-        """The same; what lies beyond an end is at this end."""
-        low, high = sorted((self.start, self.end))
-        return min(max(self.at(value), low), high)
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The places between which values are drawn."""
+        return min(self.start, self.end), max(self.start, self.end)
 
     def holds(self, value: Any) -> bool:
-        return abs(self.within(value) - self.at(value)) < 1e-6
+        low, high = self.bounds
+        return low <= self.at(value) <= high
 
     @property
     def ticks(self) -> list[tuple[Any, str]]:
@@ -137,17 +143,23 @@ def _trace(trace: Trace, x: _Axis, y: _Axis) -> Markup:
     return _markers(trace, x, y)
 
 
+_Point = tuple[float, float]
+
+
 def _line(trace: Trace, x: _Axis, y: _Axis) -> Markup:
-    """A line as one path, which stays between the ends of the axes."""
+    """A line as one path. What lies beyond an axis is not drawn, and is not drawn at its end."""
     style = trace["line"]
-    steps = {"hv": "H{0}V{1}", "vh": "V{1}H{0}"}.get(style.get("shape"), "L{0} {1}")
-    path, form = "", "M{0} {1}"
-    for a, b in zip(trace["x"], trace["y"], strict=True):
-        if a is None:
-            form = "M{0} {1}"
+    box = [axis.bounds for axis in (x, y)]
+    path, last = "", None
+    for begin, end in pairwise(_corners(trace, x, y)):
+        part = None if begin is None or end is None else _within(begin, end, box)
+        if part is None:
+            last = None
             continue
-        path += form.format(number(x.within(a)), number(y.within(b)))
-        form = steps
+        for place, form in zip(part, ("M{} {}", "L{} {}"), strict=True):
+            if place != last:
+                path += form.format(*map(number, place))
+        last = part[1]
     return tag(
         "path",
         d=path,
@@ -157,6 +169,36 @@ def _line(trace: Trace, x: _Axis, y: _Axis) -> Markup:
         stroke_dasharray=_DASHES.get(style.get("dash", "")),
         stroke_opacity=trace.get("opacity"),
     )
+
+
+def _corners(trace: Trace, x: _Axis, y: _Axis) -> Iterator[_Point | None]:
+    """The ends and the steps of a line; None is a gap."""
+    shape, last = trace["line"].get("shape"), None
+    for a, b in zip(trace["x"], trace["y"], strict=True):
+        at = None if a is None else (x.at(a), y.at(b))
+        if at and last and shape in ("hv", "vh"):
+            yield (at[0], last[1]) if shape == "hv" else (last[0], at[1])
+        yield at
+        last = at
+
+
+def _within(
+    begin: _Point, end: _Point, box: Sequence[tuple[float, float]]
+) -> tuple[_Point, _Point] | None:
+    """The part of a straight line in a box (Liang and Barsky, ACM TOG 3, 1984); None: no part."""
+    first, last = 0.0, 1.0
+    for a, b, (low, high) in zip(begin, end, box, strict=True):
+        if a == b:
+            if not low <= a <= high:
+                return None
+            continue
+        enters, leaves = sorted(((low - a) / (b - a), (high - a) / (b - a)))
+        first, last = max(first, enters), min(last, leaves)
+    if first > last:
+        return None
+    (x0, y0), (x1, y1) = begin, end
+    cuts = [(x0 + part * (x1 - x0), y0 + part * (y1 - y0)) for part in (first, last)]
+    return cuts[0] if first > 0 else begin, cuts[1] if last < 1 else end
 
 
 def _markers(trace: Trace, x: _Axis, y: _Axis) -> Markup:

@@ -11,7 +11,15 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from layout_tuner.api.campaigns.measured_jobs import RankedStep, measured_jobs
-from layout_tuner.api.formatting import duration, effect_words, machine, moment, node_time
+from layout_tuner.api.formatting import (
+    cost_parts,
+    duration,
+    effect_words,
+    machine,
+    moment,
+    node_time,
+    used_words,
+)
 from layout_tuner.api.html.assets import assets
 from layout_tuner.api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from layout_tuner.api.html.rendering import document
@@ -42,7 +50,7 @@ POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none';
 SHOWN: Final = 20
 """Layouts of the leaderboard and of the front that are shown."""
 
-_SLICE_WIDTH: Final = 460.0
+_SLICE_WIDTH: Final = 440.0
 
 
 def report(
@@ -149,20 +157,15 @@ def _cost(
     cheap: ProbeCount,
 ) -> dict[str, Any]:
     """Node-hours by use, and the used part of the budget."""
-    spent = campaign.cost
-    uses = ("iterations", "start", "idle", "lost")
     parts = [
-        PlotPart(
-            name=use,
-            size=seconds,
-            says=f"{node_time(seconds)} ({seconds / spent.total:.1%})",
-            kind=f"part{place}",
+        PlotPart(name=use, size=seconds, says=node_time(seconds), kind=f"part{place}")
+        for place, (use, seconds) in enumerate(
+            cost_parts(campaign.cost, campaign.node_seconds).items(), 1
         )
-        for place, use in enumerate(uses, 1)
-        if (seconds := getattr(spent, use)) > 0
+        if seconds > 0
     ]
     return {
-        "total": f"{node_time(spent.total)} in all; {node_time(campaign.node_seconds)} held by probes.",
+        "total": f"{node_time(campaign.node_seconds)} held by probes that have ended.",
         "bar": stacked(parts) + keys(parts) if parts else None,
         "budget": [
             *_budget(campaign, sum(counts.values()) - counts["CANCELLED"]),
@@ -184,12 +187,7 @@ def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
     budget = campaign.stored.budget
     bounds = (
         ("trials", f"{num_trials:,}", "{:,}".format, budget.trials),
-        (
-            "node-hours",
-            node_time(campaign.node_seconds),
-            "{:g} node-hours".format,
-            budget.node_hours,
-        ),
+        ("node-hours", used_words(campaign.node_seconds, budget), str, None),
         ("wall time", duration(campaign.wall_time_s), duration, budget.wall_time_s),
     )
     return [

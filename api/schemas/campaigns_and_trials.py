@@ -294,7 +294,8 @@ class TrialPage(Document):
 class RankedTrial(TrialOfLayout):
     """A layout on the leaderboard, with the first of its trials and that trial's measurement.
 
-    It was measured in full: cheap probes are not ranked.
+    It was measured in full: cheap probes are not ranked. Where the peaks of the campaign's runs
+    differ, mfu and hfu are by the largest, as those of all rows.
     """
 
     rank: int

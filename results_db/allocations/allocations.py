@@ -77,6 +77,16 @@ class AllocationRecord:
     cost: Cost
     """The cost of its ended attempts, and its idle node-seconds."""
 
+    @property
+    def idle_share(self) -> float | None:
+        """The idle part of its node-seconds, those of running trials included; None: of none."""
+        held = sum(
+            (each.held_s or 0.0) * (each.num_nodes if each.nodes_held is None else each.nodes_held)
+            for each in self.trials
+        )
+        total = self.cost.total + held
+        return self.cost.idle / total if total else None
+
 
 class Allocations(StoreSection):
     """The store's methods for allocations and nodes."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select, union_all
+from sqlalchemy import and_, func, or_, select, union_all
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.campaigns.campaigns import by_id
-from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from layout_tuner.results_db.leaderboard.rank_layouts import Leader, leaders
 from layout_tuner.results_db.models.service_tables import WorkerRow
 from layout_tuner.results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
-from layout_tuner.results_db.trials.filter_sql import has_ranked_tokens, metric_column
+from layout_tuner.results_db.trials.filter_sql import metric_column
 
 MAX_HISTORY: Final = 2000
 
 MAX_TIMELINE: Final = 2000
+
+Found = TypeVar("Found")
 
 
 class HistoryPoint(NamedTuple):
@@ -31,10 +34,6 @@ class HistoryPoint(NamedTuple):
     """The objective of this trial alone; None: not measured."""
     state: str
     reason: str | None
-    best: float | None
-    """The largest value up to here among trials that count; None: there was none yet."""
-    is_improvement: bool
-    """Whether this trial set a new best."""
     is_repeat: bool = False
     """Whether its layout was tried before."""
 
@@ -45,6 +44,8 @@ class BestSoFar:
 
     points: Sequence[HistoryPoint]
     """In the order of the ends."""
+    leaders: Sequence[Leader]
+    """The best layout of the leaderboard at each time; the last one is its winner."""
     num_ended: int
     """Number of trials that have ended, without cheap probes."""
 
@@ -97,18 +98,19 @@ class CampaignTimeline:
         return self.num_attempts - len(self.attempts)
 
 
-class CampaignHistory(StoreSection):
+class CampaignHistory(LeaderboardSection):
     """The store's methods for the history of a campaign."""
 
     def best_so_far(self, campaign_id: int, *, limit: int = MAX_HISTORY) -> BestSoFar:
         """The campaign's objective of trials in the order of their ends, with the best so far.
 
-        A trial counts for the best if it was measured in full, on devices of its own, and within
-        the campaign's constraints. Cheap probes are left out: their figures do not compare. Over
-        the limit, trials are thinned evenly; those that set a new best are kept before all others.
+        The best is that of the leaderboard: the value of a layout is at the median of its runs.
+        Cheap probes are left out: their figures do not compare. Over the limit, trials are thinned
+        evenly; those that changed the best are kept before all others.
         """
         with self._db.read() as session:
-            return _best_so_far(session, by_id(session, campaign_id), limit)
+            led = leaders(self._board(session, campaign_id))
+            return _best_so_far(session, by_id(session, campaign_id), _spread(led, limit), limit)
 
     def failures(self, campaign_id: int) -> list[FailureCount]:
         """Trials that are INFEASIBLE or FAILED, counted by reason and node; the most first."""
@@ -173,23 +175,20 @@ _TIMELINE: Final = (
 )
 
 
-def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:
+def _best_so_far(
+    session: Session, campaign: Campaign, led: Sequence[Leader], limit: int
+) -> BestSoFar:
     has_ended = and_(
         Trial.campaign_id == campaign.id, Trial.ended_seq.is_not(None), Trial.num_layers.is_(None)
     )
-    value = metric_column(campaign.objective)
-    counted = case((_counts(campaign), value))
-    before = func.max(counted).over(order_by=Trial.ended_seq, rows=(None, -1))
     ended = (
         select(
             Trial.ended_seq,
             Trial.id,
             Trial.number,
-            value.label("value"),
+            metric_column(campaign.objective).label("value"),
             Trial.state,
             Trial.reason,
-            counted.label("counted"),
-            before.label("before"),
             Trial.repeat_of.is_not(None).label("is_repeat"),
             func.row_number().over(order_by=Trial.ended_seq).label("place"),
         )
@@ -197,56 +196,32 @@ def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:
         .where(has_ended)
         .cte("ended")
     )
-    is_improvement = and_(
-        ended.c.counted.is_not(None),
-        or_(ended.c.before.is_(None), ended.c.counted > ended.c.before),
-    )
     num_ended = session.scalar(select(func.count()).where(has_ended))
     every = -(-(num_ended or 0) // limit) or 1
     is_sampled = (ended.c.place - 1) % every == 0
+    kept = {each.ended_seq for each in led}
     query = (
-        select(ended, is_improvement.label("is_improvement"))
-        .where(or_(is_improvement, is_sampled))
-        .order_by(ended.c.place)
+        select(ended).where(or_(ended.c.ended_seq.in_(kept), is_sampled)).order_by(ended.c.place)
     )
-    points = [_history_point(row) for row in session.execute(query)]
-    return BestSoFar(points=_thinned(points, limit), num_ended=num_ended or 0)
+    points = [HistoryPoint._make((*row[:6], bool(row.is_repeat))) for row in session.execute(query)]
+    return BestSoFar(points=_thinned(points, kept, limit), leaders=led, num_ended=num_ended or 0)
 
 
-def _counts(campaign: Campaign) -> ColumnElement[bool]:
-    """Whether a trial, joined with its measurement, may be the best."""
-    found = [
-        Trial.state == "COMPLETED",
-        MeasurementRow.oversubscribed.is_(False),
-        MeasurementRow.shortened.is_(False),
-        has_ranked_tokens(campaign.id),
-    ]
-    if campaign.max_peak_memory_bytes is not None:
-        found.append(MeasurementRow.peak_memory_bytes <= campaign.max_peak_memory_bytes)
-    return and_(*found)
-
-
-def _history_point(row: Any) -> HistoryPoint:
-    known = [value for value in (row.before, row.counted) if value is not None]
-    best = max(known, default=None)
-    return HistoryPoint._make((*row[:6], best, bool(row.is_improvement), bool(row.is_repeat)))
-
-
-def _thinned(points: Sequence[HistoryPoint], limit: int) -> Sequence[HistoryPoint]:
-    """At most so many points in their order, those that set a new best before others."""
+def _thinned(
+    points: Sequence[HistoryPoint], kept: Collection[int], limit: int
+) -> Sequence[HistoryPoint]:
+    """At most so many points in their order, those whose end is `kept` before others."""
     if len(points) <= limit:
         return points
-    best = [place for place, point in enumerate(points) if point.is_improvement]
-    others = [place for place, point in enumerate(points) if not point.is_improvement]
-    kept = {*_spread(best, limit)}
-    kept.update(_spread(others, limit - len(kept)))
-    return [points[place] for place in sorted(kept)]
+    first = [point for point in points if point.ended_seq in kept]
+    others = [point for point in points if point.ended_seq not in kept]
+    return sorted([*first, *_spread(others, limit - len(first))])
 
 
-def _spread(places: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many of the places, evenly, with both ends."""
-    if len(places) <= most:
-        return places
+def _spread(found: Sequence[Found], most: int) -> Sequence[Found]:
+    """At most so many of them, evenly, with both ends."""
+    if len(found) <= most:
+        return found
     if most < 2:
-        return places[len(places) - most :]
-    return [places[round(index * (len(places) - 1) / (most - 1))] for index in range(most)]
+        return found[len(found) - most :]
+    return [found[round(index * (len(found) - 1) / (most - 1))] for index in range(most)]

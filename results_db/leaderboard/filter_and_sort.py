@@ -25,7 +25,7 @@ def listed_layouts(board: Leaderboard, listing: LeaderboardListing) -> Sequence[
     if listing.sort is None:
         return sorted(found, key=lambda each: -_tokens_per_node_hour(each))
     key = _sort_key(listing.sort)
-    keyed = [(key(each.first), each) for each in found]
+    keyed = [(key(each.figures), each) for each in found]
     known = [pair for pair in keyed if pair[0] is not None]
     known.sort(key=itemgetter(0), reverse=listing.descending)
     return [each for _, each in known] + [each for value, each in keyed if value is None]
@@ -43,7 +43,7 @@ def _passing(board: Leaderboard, listing: LeaderboardListing) -> Iterator[Measur
             each.value < least or (each.shortened and board.winner is not None)
         ):
             continue
-        if all(holds(each.first) for holds in conditions):
+        if all(holds(each.figures) for holds in conditions):
             yield each
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from statistics import median
 from typing import Any
@@ -32,7 +33,7 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import (
 )
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from layout_tuner.results_db.models.tables import Campaign, Import, Trial
-from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.results_db.rows import record_of, trials_by_id
 from layout_tuner.results_db.trials.filter import (
     KNOB_FIELDS,
@@ -238,7 +239,7 @@ def _ranked_layouts(
             record_of(
                 RankedLayout,
                 each,
-                trial=trials[each.trial_id],
+                trial=_by_peak(trials[each.trial_id], each, board),
                 value_low=low,
                 value_high=high,
                 step_time_low_s=each.step_time_s * each.value / high,
@@ -248,3 +249,18 @@ def _ranked_layouts(
             )
         )
     return found
+
+
+def _by_peak(trial: TrialRecord, layout: MeasuredLayout, board: Leaderboard) -> TrialRecord:
+    """A trial with mfu and hfu by the peak that all rows of the leaderboard have."""
+    measured, peak = trial.measurement, board.peaks.get(trial.layout.precision)
+    if peak is None or measured is None or measured.mfu is None:
+        return trial
+    by_peak = replace(
+        measured,
+        mfu=layout.first.mfu,
+        hfu=layout.first.hfu,
+        peak_tflops_per_device=peak[0],
+        peak_source=peak[1],
+    )
+    return replace(trial, measurement=by_peak)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from layout_tuner.results_db.database.database import Database
 from layout_tuner.results_db.database.store_base import Clock, StoreSection
 from layout_tuner.results_db.errors import ObjectiveUnknownError, campaign_not_found
-from layout_tuner.results_db.leaderboard.measured_runs import measured_runs
+from layout_tuner.results_db.leaderboard.measured_runs import differing_peaks, measured_runs
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, RankingRules, rank_layouts
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
@@ -109,5 +109,6 @@ def _ranked(
         objectives=stored.objectives or (campaign.objective,),
         max_peak_memory_bytes=campaign.max_peak_memory_bytes,
         device_memory_bytes=stored.device_memory_bytes,
+        peaks=differing_peaks(session, campaign.id),
     )
     return rank_layouts(measured_runs(session, campaign.id), rules)

@@ -19,7 +19,8 @@ class RankedLayout:
     """A layout on the leaderboard, pooled from all of its runs."""
 
     trial: TrialRecord
-    """The first of its runs."""
+    """The first of its runs. Where the peaks of the campaign's runs differ, its mfu and hfu are by
+    the largest, as those of all rows."""
     rank: int
     """Rank on the whole leaderboard of the campaign, from 1, whichever layouts are listed."""
     value: float

@@ -10,14 +10,14 @@ from sqlalchemy import Integer, and_, bindparam, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from layout_tuner.protocol.metrics import METRICS
-from layout_tuner.results_db.leaderboard.rank_layouts import Run, TimedIterations
+from layout_tuner.results_db.leaderboard.rank_layouts import DevicePeaks, Run, TimedIterations
 from layout_tuner.results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from layout_tuner.results_db.rows import in_parts
 from layout_tuner.results_db.trials.filter import KNOB_FIELDS
 from layout_tuner.results_db.trials.filter_sql import IS_DISTURBED, has_ranked_tokens
 from layout_tuner.search_spaces.objectives import OBJECTIVE_FIGURES
 
-_OF_TRIAL: Final = ("id", "number", "layout_key", "node", *KNOB_FIELDS)
+_OF_TRIAL: Final = ("id", "number", "ended_seq", "layout_key", "node", *KNOB_FIELDS)
 _OF_MEASUREMENT: Final = tuple(
     dict.fromkeys(
         (
@@ -66,6 +66,25 @@ def measured_runs(session: Session, campaign_id: int) -> list[Run]:
     # and all rows at once sooner than one by one.
     rows = session.connection().execute(_RUNS, {"campaign": campaign_id}).all()
     return list(map(_Run._make, rows))
+
+
+def differing_peaks(session: Session, campaign_id: int) -> DevicePeaks:
+    """The largest peak of each precision whose runs have different ones.
+
+    Workers measure the peaks of devices without a known one. Other load lowers what they measure,
+    and nothing raises it.
+    """
+    peak = [getattr(MeasurementRow, name) for name in ("peak_tflops_per_device", "peak_source")]
+    query = (
+        select(Trial.precision, *peak)
+        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(Trial.campaign_id == campaign_id, Trial.state == "COMPLETED", peak[0].is_not(None))
+        .distinct()
+    )
+    found: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    for precision, tflops, source in session.execute(query):
+        found[precision].append((tflops, source))
+    return {precision: max(peaks) for precision, peaks in found.items() if len(peaks) > 1}
 
 
 def timed_iterations(session: Session, trial_ids: Sequence[int]) -> TimedIterations:

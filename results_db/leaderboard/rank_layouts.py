@@ -8,20 +8,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, takewhile
 from statistics import median
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from layout_tuner.predictions.statistics.disturbance import disturbed_least, is_disturbed
 from layout_tuner.predictions.statistics.run_spread import RunSpread
+from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.search_spaces.objectives import OBJECTIVES, measured_objective, pareto_front
 
 Run = Any
 """A completed trial with its measurement: an object with the fields
 `results_db.leaderboard.measured_runs.RUN_FIELDS`."""
+
+_NO_RATES: Final = ("step_time_s", "peak_memory_bytes")
+_RATES: Final = (
+    *(name for name, each in METRICS.items() if each.is_measured and name not in _NO_RATES),
+    "hfu",
+)
+"""Figures that go as the speed."""
+
+DevicePeaks = Mapping[str, tuple[float, str]]
+"""By precision, the peak of a device in TFLOP/s, and its source."""
 
 TimedIterations = Mapping[int, Sequence[float]]
 """The step times of timed iterations in seconds, by trial."""
@@ -48,6 +59,8 @@ class RankingRules:
     """The largest peak of a run that is ranked; None: no limit."""
     device_memory_bytes: int | None
     """None: the campaign's description does not say."""
+    peaks: DevicePeaks = field(default_factory=dict)
+    """Of precisions whose runs have different peaks, the one that mfu and hfu of all are by."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +81,17 @@ class MeasuredLayout:
     def first(self) -> Run:
         """The run whose trial stands for the layout."""
         return self.runs[0]
+
+    @property
+    def figures(self) -> Run:
+        """The first run, with its step time and rates at the median step time."""
+        first = self.runs[0]
+        if len(self.runs) == 1:
+            return first
+        known = {name: value for name in _RATES if (value := getattr(first, name)) is not None}
+        longer = self.step_time_s / first.step_time_s
+        rates = {name: value / longer for name, value in known.items()}
+        return first._replace(step_time_s=self.step_time_s, **rates)
 
     @property
     def trial_id(self) -> int:
@@ -99,6 +123,8 @@ class Leaderboard:
     full."""
     num_constrained: int
     """Runs that are not ranked because they break the campaign's constraints."""
+    peaks: DevicePeaks = field(default_factory=dict)
+    """See `RankingRules`."""
     run_errors: RunErrors | None = None
     """What its intervals need (`intervals.py`); None until one of them is asked for."""
 
@@ -113,11 +139,47 @@ class Leaderboard:
         return next(same, None)
 
 
+class Leader(NamedTuple):
+    """The best layout from one end of a trial on, until the next leader."""
+
+    ended_seq: int
+    """The trial that ended, in the order of the ends."""
+    layout: MeasuredLayout
+    value: float
+    """The objective at the median step time of the runs that had ended."""
+
+
+def leaders(board: Leaderboard) -> list[Leader]:
+    """The best layout, and its value, after each end of a run that changed them.
+
+    Of the runs, those count that count on the leaderboard, so that the last leader is its winner.
+    """
+    found: list[Leader] = []
+    values: dict[int, tuple[float, int]] = {}
+    layouts = [each for each in board.layouts if not each.shortened]
+    ends = [(run.ended_seq, place) for place, each in enumerate(layouts) for run in each.runs]
+    best: int | None = None
+    for ended_seq, place in sorted(ends):
+        layout = layouts[place]
+        times = [run.step_time_s for run in layout.runs if run.ended_seq <= ended_seq]
+        value = layout.value * (layout.step_time_s / median(times))
+        values[place] = (value, -layout.trial_id)  # of equal values, the earlier layout leads
+        if place == best:
+            best = max(values, key=values.__getitem__)
+        elif best is None or values[place] > values[best]:
+            best = place
+        if not found or (layouts[best], values[best][0]) != found[-1][1:]:
+            found.append(Leader(ended_seq, layouts[best], values[best][0]))
+    return found
+
+
 def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     """Ranks the layouts of a campaign.
 
     The runs are all that would count without its constraints, the oldest first.
     """
+    if rules.peaks:
+        runs = [_by_peak(run, rules.peaks) for run in runs]
     ranked, limit = runs, rules.max_peak_memory_bytes
     num_constrained = 0
     if limit is not None:
@@ -136,8 +198,20 @@ def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     for rank, each in enumerate(layouts, 1):
         each.rank = rank
     return Leaderboard(
-        layouts=layouts, front=_front(layouts, rules), num_constrained=num_constrained
+        layouts=layouts,
+        front=_front(layouts, rules),
+        num_constrained=num_constrained,
+        peaks=rules.peaks,
     )
+
+
+def _by_peak(run: Run, peaks: DevicePeaks) -> Run:
+    """A run with its mfu and hfu by the leaderboard's peak."""
+    tflops, _ = peaks.get(run.precision, (None, ""))
+    if tflops is None or run.mfu is None:
+        return run
+    hfu = run.hardware_tflops_per_device / tflops
+    return run._replace(mfu=run.model_tflops_per_device / tflops, hfu=hfu)
 
 
 def _pooled(runs: list[Run], objective: str) -> MeasuredLayout:

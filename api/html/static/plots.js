@@ -2,6 +2,7 @@
 // A plot is drawn again when its campaign changes, when the stream of events comes back after a gap,
 // when the page's choices change, and when the theme changes.
 const REDRAW_MS = 1000; // between two requests of one plot
+const PRINTED_PX = 690; // the width of a printed page (A4 or letter) between its margins
 // After these events every plot is as before: plots show attempts that run and trials that ended.
 const NO_PLOT = new Set([
   "campaign.progress",
@@ -17,6 +18,7 @@ const plots = new Map(); // by the element: what is known of a plot
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let loading = null; // plotly
 let chosen = location.search; // the choices that the plots show
+let printing = false;
 
 /** Loads plotly. The page's policy forbids style attributes, but allows the CSSOM. */
 function plotly() {
@@ -113,12 +115,12 @@ async function draw(element, { data, layout }) {
   const library = await plotly();
   const colours = getComputedStyle(document.documentElement);
   const { min_width: width, height } = layout.meta ?? {};
-  element.style.minWidth = width ? `${width}px` : "";
+  element.style.minWidth = width && !printing ? `${width}px` : "";
   element.style.minHeight = element.style.height = height ? `${height}px` : "";
   const drawn = await library.react(
     element,
     coloured(data, colours),
-    { ...coloured(layout, colours), ...frame(colours, element) },
+    { ...coloured(layout, colours), ...frame(colours, element), ...size(element) },
     { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] },
   );
   if (!element.dataset.drawn) drawn.on("plotly_click", openTrial);
@@ -184,6 +186,13 @@ function frame(colours, element) {
   };
 }
 
+/** The size on paper, where nothing resizes a plot; empty on screens. */
+function size(element) {
+  if (!printing) return {};
+  const share = element.closest(".slices") ? 0.48 : 1;
+  return { autosize: false, width: PRINTED_PX * share, height: element.clientHeight };
+}
+
 function openTrial({ points: [point] }) {
   if (point.data.type !== "heatmap" && point.customdata) {
     location.assign(meta("trial-pages") + point.customdata);
@@ -203,6 +212,32 @@ document.addEventListener("service-event", ({ detail }) => {
 document.addEventListener("visibilitychange", () => {
   for (const [element, plot] of plots) refresh(element, plot);
 });
+addEventListener("beforeprint", () => {
+  if (!window.Plotly) return;
+  printing = true;
+  for (const [element, plot] of plots) {
+    if (plot.stale || !plot.data) plot.data = dataNow(element) ?? plot.data;
+    // The browser prints as soon as this handler has ended, and does not wait for answers.
+    if (plot.data) draw(element, plot.data);
+  }
+});
+addEventListener("afterprint", () => {
+  printing = false;
+  for (const [element, plot] of plots) if (plot.data) draw(element, plot.data);
+});
+
+/** The data of a plot, before the next line runs; null where the service does not answer. */
+function dataNow(element) {
+  const request = new XMLHttpRequest();
+  request.open("GET", address(element), false);
+  try {
+    request.send();
+    return request.status === 200 ? JSON.parse(request.responseText) : null;
+  } catch {
+    return null;
+  }
+}
+
 dark.addEventListener("change", () => {
   for (const [element, plot] of plots) if (plot.data) draw(element, plot.data);
 });

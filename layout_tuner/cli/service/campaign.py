@@ -14,6 +14,7 @@ from layout_tuner.api.formatting import (
     baseline_words,
     budget_words,
     cheap_count_words,
+    cost_parts,
     duration,
     effect_words,
     figure,
@@ -23,6 +24,7 @@ from layout_tuner.api.formatting import (
     percent,
     state_words,
     unit,
+    used_words,
 )
 from layout_tuner.api.schemas.campaigns_and_trials import CampaignPage
 from layout_tuner.cli.service.service_connection import (
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
         AnalysisRead,
         CampaignDetail,
         CampaignRead,
-        CostRead,
     )
     from layout_tuner.client.clients import Client
 
@@ -206,8 +207,8 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     yield "starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"
     yield "trials", states or "none yet"
     took = f"{duration(campaign.wall_time_s)}{' of real time' if campaign.simulated else ''}"
-    yield "used", f"{took}, {node_time(campaign.node_seconds)}"
-    yield "cost", _cost(campaign.cost)
+    yield "used", f"{took}, {used_words(campaign.node_seconds, campaign.stored.budget)}"
+    yield "cost", _cost(campaign)
     if auto := campaign.stored.auto_words:
         yield "auto", auto
     if number := campaign.cheap_probes:
@@ -249,10 +250,14 @@ def _strategy(campaign: CampaignDetail) -> str:
     return f"{campaign.strategy} over {counted(campaign.num_legal_layouts, 'legal layout')}"
 
 
-def _cost(cost: CostRead) -> str:
-    """Node-hours, with the share of each use."""
-    if not cost.total:
-        return "none yet"
-    uses = [use.name for use in fields(Cost)]
-    shares = ", ".join(f"{use} {percent(getattr(cost, use) / cost.total)}" for use in uses)
-    return f"{node_time(cost.total)} held: {shares}"
+def _cost(campaign: CampaignDetail) -> str:
+    """Node-hours of ended probes with the share of each use, and those of idle allocations."""
+    cost = Cost(**{use.name: getattr(campaign.cost, use.name) for use in fields(Cost)})
+    parts = cost_parts(cost, campaign.node_seconds)
+    beside = parts.pop("idle allocations")
+    words = "no probe has ended yet"
+    if total := campaign.node_seconds:
+        shares = ", ".join(f"{use} {percent(seconds / total)}" for use, seconds in parts.items())
+        words = f"{node_time(total)} held: {shares}"
+    more = f"; {node_time(beside)} of idle allocations, which no budget counts"
+    return words + (more if beside else "")

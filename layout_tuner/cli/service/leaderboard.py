@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from layout_tuner.api.formatting import baseline_words, cheap_count_words, gain_sentence, made_by
-from layout_tuner.api.ranked_columns import LAYOUT, cells, headings
+from layout_tuner.api.ranked_columns import LAYOUT, cells, device_peak_words, headings
 from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.job_options import job_options
 from layout_tuner.cli.options.refusals import writing
@@ -159,7 +159,7 @@ def _print_remarks(page: LeaderboardPage) -> None:
         click.echo(f"imported, not measured here: {page.source or 'of unknown origin'}")
     measured = page.trials[0].measurement if page.trials else None
     if measured is not None and (words := made_by(measured)):
-        click.echo(words)
+        click.echo(f"MFU is by the peak of a device, {words}.")
     best = min((trial.rank for trial in page.trials), default=1)
     if best > 1:
         click.echo(
@@ -236,3 +236,5 @@ def _print_ranking(
     )
     rows = [cells(names, trial) for trial in page.trials]
     print_table(headings(names), rows, title, keys=2)
+    if words := device_peak_words(page.trials):
+        click.echo(f"MFU is by the peak of a device, {words}.")

@@ -127,6 +127,50 @@ def test_plots_are_loaded_once_in_view_drawn_again_after_a_gap_and_lead_to_trial
     visitor.faults.clear()  # the request was cut off on purpose
 
 
+def test_printing_draws_every_plot_in_the_width_of_a_page(
+    visitor: Visitor, plotted: Plotted
+) -> None:
+    page = visitor.open(PLOTS)
+    drawn(page, "history")
+    on_paper = """() => addEventListener("beforeprint", () => queueMicrotask(() => {
+      const all = [...document.querySelectorAll(".plot[data-plot]:not(.empty)")];
+      const widths = all.map((e) => e.querySelector(".main-svg")?.clientWidth ?? 0);
+      window.printed = { missing: widths.filter((w) => !w).length, widest: Math.max(...widths) };
+    }))"""
+    page.evaluate(on_paper)
+    before = page.locator("#plot-history .main-svg").first.evaluate("(e) => e.clientWidth")
+    number = page.locator(".plot[data-plot]").count()
+    assert number > 12
+    page.pdf(format="A4")
+    printed = page.evaluate("() => window.printed")
+    assert printed["missing"] == 0
+    assert printed["widest"] < 719, "between margins of a centimetre"
+    width = "(e, wide) => e.clientWidth === wide"
+    page.wait_for_function(
+        f"([wide]) => ({width})(document.querySelector('#plot-history .main-svg'), wide)",
+        arg=[before],
+    )
+
+
+@pytest.mark.parametrize(("media", "width"), [("screen", 1280), ("print", 718)])
+def test_no_table_or_plot_of_a_report_is_cut(
+    visitor: Visitor, plotted: Plotted, media: Any, width: int
+) -> None:
+    """718 px are A4 between margins of a centimetre."""
+    visitor.page.set_viewport_size({"width": width, "height": 900})
+    page = visitor.open("/v1/campaigns/plotted/report")
+    page.emulate_media(media=media)
+    cut = page.evaluate(
+        "() => [...document.querySelectorAll('.wide')]"
+        ".filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+    )
+    assert cut == []
+    assert_fits(page)
+    board = page.locator('[aria-label="Leaderboard"]')
+    for heading in ("MFU", "peak memory", "layout"):
+        assert heading in board.locator("thead").inner_text()
+
+
 def test_plots_and_the_timeline_are_accessible_in_both_themes_and_fit_a_phone(
     browser: Browser, plotted: Plotted
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from layout_tuner.api.plot_data.plot_data import (
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
 from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
+from layout_tuner.results_db.leaderboard.rank_layouts import Leader, MeasuredLayout
 from layout_tuner.results_db.records import PredictedTrial
 from tests.api.plot_data.layout_points import OBJECTIVE, make_facts, make_point, named
 from tests.kit.store import TINY
@@ -32,24 +34,22 @@ from tests.kit.store import TINY
 
 def make_history(*values: float | None, left_out: int = 0) -> BestSoFar:
     """Trials with these values in the order of their ends; None: it crashed."""
-    points, best = [], None
+    points, led = [], list[Leader]()
     for place, value in enumerate(values, 1):
-        improves = value is not None and (best is None or value > best)
-        best = value if improves else best
-        failed = value is None
+        if value is not None and (not led or value > led[-1].value):
+            run = SimpleNamespace(id=100 + place, number=place, layout_key=f"layout-{place}")
+            led.append(Leader(place, MeasuredLayout([run], 1.0, value), value))
         points.append(
             HistoryPoint(
                 ended_seq=place,
                 trial_id=100 + place,
                 number=place,
                 value=value,
-                state="FAILED" if failed else "COMPLETED",
-                reason="crashed" if failed else None,
-                best=best,
-                is_improvement=improves,
+                state="FAILED" if value is None else "COMPLETED",
+                reason="crashed" if value is None else None,
             )
         )
-    return BestSoFar(points=points, num_ended=len(points) + left_out)
+    return BestSoFar(points=points, leaders=led, num_ended=len(points) + left_out)
 
 
 def xy(plot: PlottedData, name: str) -> tuple[Any, Any]:
@@ -165,6 +165,27 @@ def test_parallel_coordinates_have_a_line_for_every_layout() -> None:
     assert failed["y"][-1] < 0
     winner = [t for t in plot.traces if t["name"] == "winner" and t["mode"] == "lines"]
     assert winner[0]["y"][0] == pytest.approx(1.0, abs=0.06)
+
+
+def test_parallel_coordinates_draw_no_layout_at_a_value_that_it_does_not_have() -> None:
+    values = (6600.0, 6700.0, 6800.0, 6900.0, 7000.0, 5000.0)
+    plot = parallel(make_facts([make_point(n, v, tp=n) for n, v in enumerate(values, 1)]))
+    (mark,) = [note for note in plot.layout["annotations"] if note["text"] == "beyond the axis"]
+    assert mark["y"] < 0, "below the objective's axis"
+    ends = [end for trace in plot.traces for end in trace["y"] if end == mark["y"]]
+    assert len(ends) == 2, "its line and its point"
+    assert "One trial, with 5,000 tokens/s/device, lies beyond the axis." in plot.says
+    assert plot.layout["yaxis"]["range"][0] < mark["y"]
+
+
+def test_a_slice_shows_the_best_of_a_value_that_is_far_from_the_others() -> None:
+    values = [6600.0 + 50.0 * number for number in range(9)]
+    near = [make_point(n, v, tp=1, num_microbatches=n) for n, v in enumerate(values, 1)]
+    facts = make_facts([*near, make_point(10, 5000.0, tp=2), make_point(11, 4000.0, tp=2)])
+    plot = slice_of(facts, "tp", [KnobCell((1,), 9, 7000.0), KnobCell((2,), 2, 5000.0)])
+    low, _high = plot.layout["yaxis"]["range"]
+    assert 4000 < low < 5000
+    assert "One trial, with 4,000 tokens/s/device, lies beyond the axis." in plot.says
 
 
 CELLS = [KnobCell((1,), 7, 12.0), KnobCell((2,), 1, 20.0), KnobCell((4,), 5, 40.0)]

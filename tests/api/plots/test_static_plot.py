@@ -80,6 +80,34 @@ def test_lines_end_at_the_axes_and_the_winner_and_the_baseline_have_shapes_of_th
     assert page.texts["title"] == ["winner: a", "baseline: b"]
 
 
+def places(path: dict[str, str]) -> list[tuple[float, float]]:
+    """The corners of a line."""
+    found = re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path["d"])
+    return [(float(across), float(down)) for across, down in found]
+
+
+@pytest.mark.parametrize("shape", [None, "hv"])
+def test_a_line_leaves_the_plot_where_its_values_do_and_is_never_drawn_at_the_end_of_an_axis(
+    shape: str | None,
+) -> None:
+    style = {"color": "--good", "width": 1, "shape": shape}
+    page = drawn(line("a", (0, 4, 8, 10), (5, -5, -5, 5), **style))
+    (path,) = [each for tag, each in page.elements if tag == "path" and "d" in each][-1:]
+    grid = [each for tag, each in page.elements if tag == "line"]
+    bottom = max(float(each["y2"]) for each in grid)
+    left, right = (pick(float(each["x1"]) for each in grid) for pick in (min, max))
+    across = {
+        name: left + share * (right - left) for name, share in enumerate((0, 0.2, 0.4, 0.9, 1))
+    }
+    corners = places(path)
+    at_the_end = [spot for spot in corners if spot[1] == pytest.approx(bottom, abs=0.1)]
+    # It crosses the end of the axis twice, and nothing runs along it.
+    expected = (across[2], across[4]) if shape else (across[1], across[3])
+    assert [spot[0] for spot in at_the_end] == pytest.approx(expected, abs=0.1)
+    assert path["d"].count("M") == 2
+    assert all(spot[1] <= bottom + 0.1 for spot in corners)
+
+
 def test_bars_begin_at_their_base_and_may_go_back() -> None:
     found = [Bar("a", 0, 5, "first", 1, "inside"), Bar("b", 10, -5, "second", 2, "out" * 30)]
     traces = bars("part", found, color="--part1", pattern={"shape": "/"})

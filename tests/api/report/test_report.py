@@ -164,7 +164,14 @@ def test_a_report_has_cost_environment_and_workers_and_a_winner_that_failed_befo
     for words in (
         "All others are slower with 95 % confidence.",
         "1.60 times the median of the 4 layouts that were measured to the end.",
-        *("node-hours in all", "5 of 5", "2.13.0", "gloo", "abc", "python 3.11"),
+        *(
+            "node-hours held by probes that have ended",
+            "5 of 5",
+            "2.13.0",
+            "gloo",
+            "abc",
+            "python 3.11",
+        ),
         "1 node with 4 x CPU core",
     ):
         assert words in page.text

@@ -266,20 +266,37 @@ def campaign(store: Store) -> int:
     return campaign
 
 
-def improvements(store: Store, campaign: int) -> list[int]:
-    """Numbers of the trials with which the best rose."""
-    points = store.history.best_so_far(campaign).points
-    return [point.number for point in points if point.is_improvement]
+def best_so_far(store: Store, campaign: int) -> list[tuple[int, int, float]]:
+    """The end from which a layout led, the number of its trial, and its value."""
+    led = store.history.best_so_far(campaign).leaders
+    return [(each.ended_seq, each.layout.first.number, each.value) for each in led]
 
 
 def test_the_best_rises_only_with_trials_that_count(store: Store, campaign: int) -> None:
-    history = store.history.best_so_far(campaign)
-    best = [None, 200.0, 200.0, 200.0, 300.0, 300.0, 300.0, 300.0, 310.0]
-    assert [point.best for point in history.points] == best
-    assert improvements(store, campaign) == [2, 5, 9]
+    assert best_so_far(store, campaign) == [(2, 2, 200.0), (5, 5, 300.0), (9, 9, 310.0)]
+
+
+def test_a_limit_of_memory_holds_for_the_best_so_far(store: Store, campaign: int) -> None:
     with store._db.write() as session:
         session.execute(update(Campaign).values(max_peak_memory_bytes=6 << 30))
-    assert improvements(store, campaign) == [2, 5]
+    assert best_so_far(store, campaign) == [(2, 2, 200.0), (5, 5, 300.0)]
+
+
+def test_the_best_so_far_is_the_leaderboards_winner_at_the_median_of_its_runs(
+    store: Store, campaign: int
+) -> None:
+    for tokens_per_s in (304.0, 320.0):
+        run_trial(store, campaign, Layout(num_microbatches=9), completed(tokens_per_s=tokens_per_s))
+    run_trial(store, campaign, Layout(num_microbatches=5), completed(tokens_per_s=312.0))
+    winner = store.leaderboard.winner(campaign)
+    led = best_so_far(store, campaign)
+    assert led[-1] == (11, winner.number, winner.value) == (11, 9, 310.0)
+    assert led[-2][:2] == (10, 9)
+    assert led[-2][2] == pytest.approx(306.97, abs=0.01), "the median of two step times"
+    run_trial(store, campaign, Layout(num_microbatches=9), completed(tokens_per_s=100.0))
+    run_trial(store, campaign, Layout(num_microbatches=9), completed(tokens_per_s=100.0))
+    winner = store.leaderboard.winner(campaign)
+    assert best_so_far(store, campaign)[-1][1:] == (winner.number, winner.value)
 
 
 def test_a_history_has_every_trial_in_the_order_of_the_ends(store: Store, campaign: int) -> None:
@@ -311,9 +328,9 @@ def test_a_history_is_thinned_and_keeps_every_new_best(store: Store, campaign: i
         assert len(history.points) <= limit
         assert history.num_left_out == 9 - len(history.points)
         assert [point for point in whole if point in history.points] == list(history.points)
-        risen = [point for point in history.points if point.is_improvement]
+        risen = [point.number for point in history.points if point.number in (2, 5, 9)]
         assert len(risen) == min(limit, 3)
-        assert risen[-1].number == 9
+        assert risen[-1] == 9
 
 
 @pytest.mark.sqlite_is_enough(False)

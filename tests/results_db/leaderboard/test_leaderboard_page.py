@@ -15,7 +15,7 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.store import Store
-from layout_tuner.results_db.trials.filter import LeaderboardListing
+from layout_tuner.results_db.trials.filter import LeaderboardListing, TrialFilter
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import (
     failed,
@@ -47,6 +47,35 @@ def test_a_kept_leaderboard_goes_when_a_trial_of_it_ends(store: Store, campaign:
     assert store.leaderboard.ranked_layouts(campaign) == []
     with pytest.raises(CampaignNotFoundError):
         store.leaderboard.page_of_layouts(campaign, limit=2)
+
+
+def test_the_mfu_of_all_rows_is_by_one_peak(store: Store, campaign: int) -> None:
+    """Each worker measures the peak of its devices; other load lowers what it measures."""
+    trials = [
+        run_trial(
+            *(store, campaign, Layout(num_microbatches=number)),
+            tokens_per_s=1e5,
+            peak_tflops_per_device=peak,
+        )
+        for number, peak in ((1, 2.0), (2, 4.0), (3, 3.0))
+    ]
+    own = [store.trials.get(trial).measurement.mfu for trial in trials]
+    assert own[0] > own[2] > own[1]
+    rows = store.leaderboard.ranked_layouts(campaign)
+    assert [row.measurement.mfu for row in rows] == pytest.approx([own[1]] * 3)
+    assert {row.measurement.peak_tflops_per_device for row in rows} == {4.0}
+    listing = LeaderboardListing(wanted=TrialFilter(min_mfu=1.01 * own[1]))
+    assert store.leaderboard.ranked_layouts(campaign, listing=listing) == []
+
+
+def test_a_layout_is_found_by_its_figures_at_the_median_of_its_runs(
+    store: Store, campaign: int
+) -> None:
+    for tokens_per_s in (1000.0, 2000.0, 2000.0):
+        run_trial(store, campaign, tokens_per_s=tokens_per_s)
+    wanted = TrialFilter(min_tokens_per_s=1500.0)
+    (found,) = store.leaderboard.ranked_layouts(campaign, listing=LeaderboardListing(wanted=wanted))
+    assert found.value == 2000.0
 
 
 def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:

@@ -171,6 +171,19 @@ def test_idle_time_is_shared_among_campaigns_that_run_there(
     assert store.allocations.get(worker.id).cost == Cost(idle=114)
 
 
+def test_nodes_are_not_idle_while_the_first_probe_holds_them(
+    store: Store, clock: TurnableClock, campaign: int
+) -> None:
+    worker = make_worker(store, num_nodes=2)
+    assert store.allocations.get(worker.id).idle_share is None
+    trial = store.trials.add(campaign, Layout())
+    lease_one(store, worker.id)
+    clock.forward(100)
+    iterating = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3, held_s=90.0)
+    send_beats(store, worker.id, [iterating], status=StatusBody(idle_node_s=110.0))
+    assert store.allocations.get(worker.id).idle_share == 0.55
+
+
 def test_idle_time_counts_once(
     store: Store, clock: TurnableClock, campaign: int, worker: str
 ) -> None:

@@ -18,6 +18,7 @@ from layout_tuner.api.formatting import zero
 from layout_tuner.cli.main import main
 from layout_tuner.client.clients import Client
 from layout_tuner.results_db.database.data_dir import DataDir
+from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.exports.export import FORMATS
 from tests.kit.api import CAMPAIGN, ends
@@ -79,6 +80,29 @@ def test_a_campaign_is_shown_with_its_best_trial_and_what_it_took(run, measured,
     shares = "iterations 19.2%, start 18.3%, idle 62.5%, lost 0.0%"
     assert f"cost          32 node-seconds held: {shares}" in shown
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
+
+
+def test_idle_allocations_are_stated_beside_what_probes_held(run, measured, store, name) -> None:
+    campaign = measured(name, FASTER[:2])
+    with store._db.write() as session:
+        session.get_one(Campaign, campaign).allocation_idle_node_seconds = 18.0
+    cost = (
+        "cost          32 node-seconds held: iterations 19.2%, start 18.3%, idle 62.5%, lost 0.0%"
+    )
+    shown = run("campaign", "show", name).output
+    assert f"{cost}; 18 node-seconds of idle allocations, which no budget counts" in shown
+    assert "used          0 s, 32 node-seconds" in shown
+
+
+def test_the_cost_before_the_first_probe_has_ended_is_not_idle_time(
+    run, measured, store, name
+) -> None:
+    campaign = measured(name)
+    with store._db.write() as session:
+        session.get_one(Campaign, campaign).allocation_idle_node_seconds = 18.0
+    shown = run("campaign", "show", name).output
+    assert "cost          no probe has ended yet; 18 node-seconds of idle allocations" in shown
+    assert "100.0%" not in shown
 
 
 def test_a_campaign_is_paused_resumed_and_cancelled(run, measured, store, name: str) -> None:
