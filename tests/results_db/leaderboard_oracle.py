@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, median, variance
 from typing import Any
@@ -171,8 +171,10 @@ def _standings(
         return []
     first = layouts[0]
     timed = _timed_iterations(session, [*page, first])
-    trials = _first_trials(session, page)
-    hfu = dict(session.execute(select(MeasurementRow.trial_id, MeasurementRow.hfu)).all())
+    peaks = _peaks(session, campaign_id)
+    every = _first_trials(session, layouts)
+    trials = {id_: _by_one_peak(trial, peaks) for id_, trial in every.items()}
+    hfu = {id_: trial.measurement and trial.measurement.hfu for id_, trial in trials.items()}
     weights = _weights_of_spreads(
         _earlier_runs(session, campaign_id),
         [[run.step_time_s for run in each.runs] for each in layouts],
@@ -321,6 +323,33 @@ def _first_trials(session: Session, page: Sequence[OracleLayout]) -> Mapping[int
     query = select(Trial).where(Trial.id.in_([layout.first.trial_id for layout in page]))
     rows = session.scalars(query.options(WITH_MEASUREMENT))
     return {row.id: trial_record(row) for row in rows}
+
+
+def _peaks(session: Session, campaign_id: int) -> Mapping[str, set[tuple[float, str]]]:
+    """The peaks of the completed runs by precision, with their sources."""
+    query = select(Trial).where(Trial.campaign_id == campaign_id, Trial.state == "COMPLETED")
+    found: defaultdict[str, set[tuple[float, str]]] = defaultdict(set)
+    for row in session.scalars(query.options(WITH_MEASUREMENT)):
+        measured = trial_record(row).measurement
+        if measured is not None and measured.peak_tflops_per_device is not None:
+            peak = (measured.peak_tflops_per_device, str(measured.peak_source))
+            found[row.precision].add(peak)
+    return found
+
+
+def _by_one_peak(trial: TrialRecord, peaks: Mapping[str, set[tuple[float, str]]]) -> TrialRecord:
+    measured, of_precision = trial.measurement, peaks.get(trial.layout.precision, set())
+    if measured is None or measured.mfu is None or len(of_precision) < 2:
+        return trial
+    tflops, source = max(of_precision)
+    by_peak = replace(
+        measured,
+        mfu=measured.model_tflops_per_device / tflops,
+        hfu=measured.hardware_tflops_per_device / tflops,
+        peak_tflops_per_device=tflops,
+        peak_source=source,
+    )
+    return replace(trial, measurement=by_peak)
 
 
 def _ranked(campaign_id: int) -> ColumnElement[bool]:

@@ -128,6 +128,19 @@ def test_a_report_names_the_winner_with_its_interval_ties_and_analysis(store: St
     assert "4 GiB, 38% free" not in page.text
 
 
+def test_a_report_has_one_figure_of_a_winner_that_was_measured_twice(store: Store) -> None:
+    campaign = make(store)
+    for layout, speed in ((LAYOUTS[0], 7656.0), (LAYOUTS[1], 5000.0), (LAYOUTS[0], 7694.0)):
+        run(store, campaign, completed(layout, tokens_per_s=speed), layout)
+    page = page_of(store, campaign)
+    assert "runs at 7,675 tokens/s" in page.text
+    (history,) = [words for words in page.texts["figcaption"] if "The best so far" in words]
+    assert "trial 1 with 7,675 tokens/s, the median of its 2 runs; 0 trials have ended" in history
+    shown = [words for kind in ("td", "figcaption", "p", "b") for words in page.texts[kind]]
+    assert not [words for words in shown if "7,694" in words or "7,656" in words]
+    assert num_told(page, "winner: trial 1: 7,675 tokens/s") == 4
+
+
 def test_every_plot_of_a_report_marks_the_winner(store: Store) -> None:
     page = page_of(store, make_tied(store))
     assert page.kinds("circle").count("winner") == 1  # its interval

@@ -33,6 +33,7 @@ from layout_tuner.results_db.trials.filter import (
 )
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.objectives import OBJECTIVES
+from layout_tuner.units import SECONDS_PER_HOUR
 from tests.kit.store import (
     TurnableClock,
     completed,
@@ -266,6 +267,19 @@ queries = st.builds(
 )
 
 
+def value_at_the_median(layout: RankedLayout, key: Any) -> Any:
+    """What a layout is filtered and sorted by: its figures at the median step time of its runs."""
+    value, measured = value_of(layout.trial, key), layout.trial.measurement
+    if key == "step_time_s":
+        return layout.step_time_s
+    if key not in METRICS or key == "peak_memory_bytes" or value is None or measured is None:
+        return value
+    longer = layout.step_time_s / measured.step_time_s
+    if key == "tokens_per_node_hour":
+        return measured.tokens_per_s / longer * SECONDS_PER_HOUR / layout.trial.layout.num_nodes
+    return value / longer
+
+
 def is_wanted(layout: RankedLayout, wanted: TrialFilter) -> bool:
     for name in KNOB_FIELDS:
         values = getattr(wanted, name)
@@ -275,7 +289,7 @@ def is_wanted(layout: RankedLayout, wanted: TrialFilter) -> bool:
         return False
     for name in METRICS:
         low, high = wanted.bounds(name)
-        value = value_of(layout.trial, name)
+        value = value_at_the_median(layout, name)
         if low is not None and (value is None or value < low):
             return False
         if high is not None and (value is None or value > high):
@@ -298,8 +312,7 @@ def listed(
     natural = sorted(found, key=lambda each: (-each.value, each.trial.id))
     if query.sort is not None:
         sign = -1 if query.descending else 1
-        # The value that a layout is sorted by is that of the first of its trials alone.
-        values = {each.trial.id: value_of(each.trial, query.sort) for each in natural}
+        values = {each.trial.id: value_at_the_median(each, query.sort) for each in natural}
         known = [each for each in natural if values[each.trial.id] is not None]
         known.sort(key=lambda each: sign * values[each.trial.id])
         return [*known, *(each for each in natural if values[each.trial.id] is None)]

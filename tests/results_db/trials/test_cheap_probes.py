@@ -125,12 +125,13 @@ def test_a_cheap_probe_has_no_place_beside_whole_layouts(bench: Bench, database_
     assert store.leaderboard.to_beat(bench.campaign) is None
     whole = bench.probe(tokens_per_s=1000.0)
     (first,) = store.leaderboard.ranked_layouts(bench.campaign, objective)
-    assert first.trial == whole
+    assert (first.trial.id, first.value) == (whole.id, 1000.0)
     assert store.leaderboard.rank_of(bench.campaign, cheap.id) is None
     points = store.plot_data.points(bench.campaign)
     assert ([point.trial_id for point in points.points], points.num_unranked) == ([whole.id], 0)
     history = store.history.best_so_far(bench.campaign)
-    assert [(point.trial_id, point.best) for point in history.points] == [(whole.id, 1000.0)]
+    assert [point.trial_id for point in history.points] == [whole.id]
+    assert [(each.layout.trial_id, each.value) for each in history.leaders] == [(whole.id, 1000.0)]
     assert history.num_ended == 1
     assert store.trials.ended_probes(bench.campaign, cheap=False) == ProbeCount(
         number=1, node_seconds=whole.node_seconds
