@@ -108,6 +108,13 @@ def test_a_line_leaves_the_plot_where_its_values_do_and_is_never_drawn_at_the_en
     assert all(spot[1] <= bottom + 0.1 for spot in corners)
 
 
+def test_a_band_that_ends_at_the_axes_is_one_shape_although_its_values_are_rounded() -> None:
+    corners = line("band", (0, 10, 10, -1e-5, 0), (-1e-5, 8, 10 + 1e-5, 2, -1e-5), width=0)
+    page = drawn({**corners, "fillcolor": "--run-tint"})
+    (*_, path) = [each for tag, each in page.elements if tag == "path" and "d" in each]
+    assert (path["d"].count("M"), path["d"].count("L")) == (1, 4)
+
+
 def test_bars_begin_at_their_base_and_may_go_back() -> None:
     found = [Bar("a", 0, 5, "first", 1, "inside"), Bar("b", 10, -5, "second", 2, "out" * 30)]
     traces = bars("part", found, color="--part1", pattern={"shape": "/"})
