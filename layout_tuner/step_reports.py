@@ -25,6 +25,7 @@ def report_step(
     step_time_s: float | None = None,
     tokens: int | None = None,
     loss: float | None = None,
+    skipped: int | None = None,
     peak_memory_bytes: int | None = None,
 ) -> None:
     """Reports that an optimizer step has ended, where a worker runs this program as a probe.
@@ -37,6 +38,8 @@ def report_step(
         tokens: tokens that the whole job consumed in the step, counted by the program; None: they
             are assumed to be those of the layout, and the measurement is marked so.
         loss: mean loss of the step, in nats a token.
+        skipped: whether the optimizer skipped the step, since a gradient overflowed in fp16, as a
+            switch or as a count; None: not known.
         peak_memory_bytes: peak memory of this rank so far; None: the worker samples it.
     """
     path = os.environ.get(_REPORT_VARIABLE)
@@ -48,6 +51,7 @@ def report_step(
         "step_time_s": step_time_s,
         "tokens": tokens,
         "loss": loss,
+        "skipped": skipped,
         "peak_memory_bytes": peak_memory_bytes,
     }
     document = {name: _number(value) for name, value in figures.items() if value is not None}

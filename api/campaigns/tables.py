@@ -13,9 +13,9 @@ from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.tables.columns import (
-    DISTURBANCE_COLUMNS,
     INTERVAL_COLUMNS,
     MEASURED_COLUMNS,
+    TRIAL_COLUMNS,
 )
 from layout_tuner.search_spaces.tables.table import own_source
 from layout_tuner.search_spaces.tables.writing import (
@@ -62,7 +62,7 @@ def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
     The row of a cheap probe has the layout and the layers that ran.
     """
     common = _common(campaign)
-    return table_text((common | _trial(campaign, trial) for trial in trials), DISTURBANCE_COLUMNS)
+    return table_text((common | _trial(campaign, trial) for trial in trials), TRIAL_COLUMNS)
 
 
 def _common(campaign: CampaignRecord) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
     if trial.state == "COMPLETED":
         row |= {
             column: getattr(trial.measurement, column)
-            for column in (*MEASURED_COLUMNS, *DISTURBANCE_COLUMNS)
+            for column in (*MEASURED_COLUMNS, *TRIAL_COLUMNS)
         }
     return row
 

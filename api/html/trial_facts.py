@@ -16,7 +16,7 @@ from layout_tuner.api.ranked_columns import COLUMNS, device_peak_words
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.statistics.disturbance import disturbance_words
-from layout_tuner.protocol.measurement import routing_words
+from layout_tuner.protocol.measurement import routing_words, skipped_words
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from layout_tuner.results_db.store import Store
@@ -175,6 +175,8 @@ def figure_pairs(
         yield "taken by others", words
     if words := routing_words(measured.balanced_routing, measured.expert_load):
         yield "routing", words
+    if words := skipped_words(measured.skipped_steps):
+        yield "skipped steps", words
     if stored.model is not None and stored.model.lacks:
         yield "the model lacks", stored.model.lacks
     if words := trainer_words(measured):

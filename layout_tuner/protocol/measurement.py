@@ -82,7 +82,8 @@ class Iteration:
     index: int
     """Position in the probe, from 0, warm-up included."""
     kind: IterationKind
-    """Whether it counts."""
+    """Whether it counts: timed. warmup: before those, or a step of another trainer that fp16
+    skipped."""
     step_time_s: float
     """Seconds from barrier to barrier, of the slowest rank."""
     loss: float | None
@@ -239,8 +240,9 @@ class MeasuredFigures(Generic[Lacking]):
     """The largest reservation of the allocator of any rank of each stage; empty on the CPU."""
     warmup_settled: bool | Lacking
     """Whether step times had settled when timing began."""
-    skipped_steps: int | Lacking = 0
-    """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed."""
+    skipped_steps: int | None = 0
+    """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed. None:
+    not known, as the log of another trainer never says it."""
     shortened: bool = False
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""
     iterations_asked: int | Lacking
@@ -362,6 +364,8 @@ class Measurement(MeasuredFigures[Never]):
             ),
             ("skipped_steps", self.skipped_steps, 0, steps),
         ):
+            if name == "skipped_steps" and value is None and self.trainer != EMBEDDED_TRAINER:
+                continue
             if problem := whole_number_problem(value, low=low, high=high):
                 raise OutcomeInvalidError(problem, field=name)
         if reserved and len(reserved) != len(stages):
@@ -416,7 +420,6 @@ class Measurement(MeasuredFigures[Never]):
         timed_s = [each.step_time_s for each in self.iterations if each.kind == "timed"]
         q25_s, q50_s, q75_s = quartiles(timed_s)
         of_timed, peak = f"of the {len(timed_s)} timed iterations", self.peak_tflops_per_device
-        skipped = [each for each in self.iterations if each.grad_norm is None]
         refuse_unequal(
             self,
             step_time_s=(q50_s, f"the median {of_timed}"),
@@ -432,11 +435,12 @@ class Measurement(MeasuredFigures[Never]):
                 max(self.peak_memory_bytes_by_stage, default=self.peak_memory_bytes),
                 "the largest peak of a stage",
             ),
-            skipped_steps=(
-                len(skipped) if self.trainer == EMBEDDED_TRAINER else self.skipped_steps,
-                "the number of iterations without grad_norm",
-            ),
         )
+        if self.trainer == EMBEDDED_TRAINER:
+            skipped = sum(each.grad_norm is None for each in self.iterations)
+            refuse_unequal(
+                self, skipped_steps=(skipped, "the number of iterations without grad_norm")
+            )
         total_s = self.step_time_s if self.breakdown is None else self.breakdown.total_s
         if not math.isclose(total_s, self.step_time_s, rel_tol=FIGURE_TOLERANCE):
             raise OutcomeInvalidError(
@@ -473,6 +477,15 @@ def routing_words(balanced_routing: bool | None, expert_load: float | None) -> s
         return ""
     how = "balanced by force, not by the router" if balanced_routing else "by the router"
     return f"{how}; the fullest expert has {expert_load:.2f} times the mean"
+
+
+def skipped_words(skipped_steps: int | None) -> str:
+    """How many steps fp16 skipped, for people; empty: none."""
+    if skipped_steps is None:
+        return "not known: the trainer's log does not say whether steps were skipped"
+    if skipped_steps == 1:
+        return "1 step was skipped: its gradients overflowed"
+    return f"{skipped_steps} steps were skipped: their gradients overflowed" * (skipped_steps > 0)
 
 
 def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None:

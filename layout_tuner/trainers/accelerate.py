@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.adapter import (
+    INITIAL_LOSS_SCALE,
     TrainerAdapter,
     TrainerJob,
     lacking_knobs,
@@ -191,6 +192,12 @@ def _notes(job: TrainerJob) -> list[str]:
             "class of its blocks in fsdp_transformer_layer_cls_to_wrap"
         )
     if accelerate_backend(layout) == "MEGATRON_LM":
+        if layout.precision == "fp16":
+            notes.append(
+                "fp16 of Megatron-LM starts at a loss scale of 2^32, so that the first 16 steps or so do "
+                "not train: give its plugin other_megatron_args with initial_loss_scale="
+                f"{INITIAL_LOSS_SCALE}"
+            )
         notes.append(
             f"tp={layout.tp} and pp={layout.pp} need a script for accelerate's Megatron-LM plugin, and "
             "Megatron-LM itself"

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import KNOBS, RANK_ORDERS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
+
+INITIAL_LOSS_SCALE: Final = 1 << 16
+"""At which fp16 starts in the embedded trainer. Megatron's default, 2^32, overflows in the first 16
+steps or so, which do not train."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,16 +11,37 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, lacking_knobs
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.adapter import (
+    INITIAL_LOSS_SCALE,
+    TrainerAdapter,
+    TrainerJob,
+    lacking_knobs,
+)
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
+
+SKIPPED_LINE: Final = (
+    r"\[(?:deepspeed|deepscale)\] OVERFLOW!.*Skipping step|^Grad overflow on iteration"
+)
+"""What its optimizers print of a step that they skip, before the line of the step; from 0.17.6 on
+only where the level of its logger is INFO."""
 
 _LOG: Final = LogPatterns(
-    step=(
-        r"steps: (?P<index>\d+) loss: (?P<loss>\S+) iter time \(s\): (?P<step_time_s>[\d.]+) "
-        r"samples/sec:"
-    )
+    variants=(
+        StepPattern(
+            source="DeepSpeed's pipeline engine",
+            pattern=(
+                r"steps: (?P<index>\d+) loss: (?P<loss>\S+) (?:\S+: \S+ )*?iter time \(s\): "
+                r"(?P<step_time_s>[\d.]+) samples/sec:"
+            ),
+        ),
+        StepPattern(
+            source="DeepSpeed's engine, with steps_per_print",
+            pattern=r"step=(?P<index>\d+), skipped=(?P<skipped_total>\d+), lr=",
+        ),
+    ),
+    skipped=SKIPPED_LINE,
 )
-"""The line of its pipeline engine. The plain engine prints none by default."""
+"""The engine's line has no time. The pipeline engine prints both, with the same number."""
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
@@ -86,6 +107,13 @@ def refusals_of_precision(job: TrainerJob) -> list[str]:
     return ["precision=fp8 has no key in DeepSpeed's configuration; search with precision bf16"]
 
 
+def precision_keys(layout: Layout, precision: str) -> dict[str, Any]:
+    """The section of a precision; up to 0.17.0 fp16 without further keys starts at 2^32."""
+    is_on = layout.precision == precision
+    power = {"initial_scale_power": INITIAL_LOSS_SCALE.bit_length() - 1}
+    return {"enabled": is_on, **(power if is_on and precision == "fp16" else {})}
+
+
 def batch_and_zero(layout: Layout) -> dict[str, Any]:
     """The keys that every DeepSpeed job has; it checks train batch = micro batch * steps * dp."""
     zero: dict[str, Any] = {"stage": layout.zero_stage}
@@ -107,8 +135,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     layout = job.layout
     values: dict[str, Any] = {
         **batch_and_zero(layout),
-        "bf16": {"enabled": layout.precision == "bf16"},
-        "fp16": {"enabled": layout.precision == "fp16"},
+        **{precision: precision_keys(layout, precision) for precision in ("bf16", "fp16")},
     }
     if layout.tp > 1:
         values["tensor_parallel"] = {"autotp_size": layout.tp}

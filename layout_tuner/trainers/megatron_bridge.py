@@ -12,14 +12,14 @@ from typing import Any, Final
 from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerAdapter, TrainerJob
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.megatron_lm import (
     FSDP_CHECKPOINTS,
     INIT_STD,
     NORM_EPSILON,
     SHARDING_STRATEGIES,
-    STEP_PATTERN,
+    STEP_LINES,
     expert_values,
     notes,
     refusals,
@@ -34,6 +34,16 @@ _MIXED_PRECISION: Final = {
     "fp16": "fp16_mixed",
     "fp8": "bf16_with_fp8_current_scaling_mixed",
 }
+
+
+_NEMO: Final = StepPattern(
+    source="NeMo 2",
+    pattern=(
+        r"Training epoch \d+, iteration (?P<index>\d+)/\d+ \|.*?\| reduced_train_loss: "
+        r"(?P<loss>[^ |]+) \|.*?train_step_timing in s: (?P<step_time_s>[\d.]+)"
+    ),
+)
+"""Of the trainer before Megatron-Bridge; all of its figures are means since the line before."""
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
@@ -139,6 +149,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
+_FP16: Final = (
+    "mixed_precision=fp16_mixed starts at a loss scale of 2^32, so that the first 16 steps or so do not "
+    "train; a program of your own can set get_mixed_precision_config('fp16_mixed') with "
+    f"initial_loss_scale={INITIAL_LOSS_SCALE} in its place"
+)
+
 MEGATRON_BRIDGE: Final = TrainerAdapter(
     name="megatron-bridge",
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
@@ -149,7 +165,8 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     argument_groups=_argument_groups,
     notes=lambda job: [
         *notes(job, "Megatron-Bridge"),
+        *([_FP16] if job.layout.precision == "fp16" else []),
         "this format was compared with the source of Megatron-Bridge, and never read by it",
     ],
-    log=LogPatterns(step=STEP_PATTERN),
+    log=LogPatterns(variants=(*STEP_LINES, _NEMO)),
 )

@@ -7,6 +7,7 @@ configuration has the batch, the precision and ZeRO.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -16,11 +17,17 @@ from layout_tuner.trainers.adapter import (
     lacking_knobs,
     refusals_of_shape,
 )
-from layout_tuner.trainers.deepspeed import batch_and_zero, refusals_of_precision, refusals_of_zero
+from layout_tuner.trainers.deepspeed import (
+    SKIPPED_LINE,
+    batch_and_zero,
+    precision_keys,
+    refusals_of_precision,
+    refusals_of_zero,
+)
 from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.megatron_lm import (
     NORM_EPSILON,
-    STEP_PATTERN,
+    STEP_LINES,
     batch_flags,
     notes,
     parallel_flags,
@@ -98,11 +105,13 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     layout = job.layout
     values = batch_and_zero(layout)
     if layout.precision != "fp32":
-        values[layout.precision] = {"enabled": True}
+        values[layout.precision] = precision_keys(layout, layout.precision)
     if layout.precision == "bf16":
         values["data_types"] = {"grad_accum_dtype": "fp32"}  # as the probe accumulates
     return values
 
+
+_RATE: Final = r"(?:.*? tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+) \|)?"
 
 MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     name="megatron-deepspeed",
@@ -118,7 +127,7 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
         "attention keeps its scores and needs more memory than was measured",
     ],
     log=LogPatterns(
-        step=STEP_PATTERN
-        + r"(?:.* tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+) \|)?"
+        variants=tuple(replace(each, pattern=each.pattern + _RATE) for each in STEP_LINES),
+        skipped=SKIPPED_LINE,
     ),
 )

@@ -12,8 +12,8 @@ from typing import Any, Final
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import counted
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerAdapter, TrainerJob
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 NORM_EPSILON: Final = 1e-5
 """Of the embedded model's norms."""
@@ -21,11 +21,31 @@ INIT_STD: Final = 0.02
 """Standard deviation of the embedded model's initial weights. Megatron divides it by
 sqrt(2 num_layers) in output projections, as the embedded model does."""
 
-STEP_PATTERN: Final = (
-    r"iteration +(?P<index>\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): "
-    r"(?P<step_time_ms>[\d.]+) \|(?:.* lm loss: (?P<loss>[^ |]+) \|)?"
+_STEP: Final = (
+    r"iteration +(?P<index>\d+)/ *\d+ \|.*?elapsed time per iteration \(ms\): "
+    r"(?P<step_time_ms>[\d.]+)"
 )
-"""The line of `training_log`. The loss is left out of it while it is negative or not a number."""
+_LOSS_AND_SKIPPED: Final = (
+    r" (?=\|)(?:.*?\| (?:lm[ _])?loss: (?P<loss>[^ |]+)(?= *\|))?"
+    r"(?:.*?\| loss scale: (?P<loss_scale>[^ |]+)(?= *\|))?"
+    r"(?:.*? number of skipped iterations: +(?P<skipped>\d+)\b)?"
+)
+STEP_LINES: Final = (
+    StepPattern(
+        source="Megatron-LM, core 0.16 and later",
+        pattern=rf"\[\d{{4}}-\d\d-\d\d [\d:]{{8}}\.\d+\] {_STEP}{_LOSS_AND_SKIPPED}",
+        repeats_first=True,
+    ),
+    StepPattern(
+        source="Megatron-LM 1.0 to core 0.15, Megatron-Bridge, Megatron-DeepSpeed, gpt-neox",
+        pattern=_STEP + _LOSS_AND_SKIPPED,
+    ),
+    StepPattern(
+        source="AMD Primus 0.1 to 26.5 (now/mean)", pattern=rf"{_STEP}/[\d.]+{_LOSS_AND_SKIPPED}"
+    ),
+)
+"""The line of `training_log`. Times are means of the steps since the line before, and the loss is
+the mean of those that were not skipped. It is left out while it is negative or not a number."""
 
 
 def refusals(job: TrainerJob) -> list[str]:
@@ -189,7 +209,7 @@ def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
 _PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = {
     "fp32": [],
     "bf16": [["--bf16"]],
-    "fp16": [["--fp16"]],
+    "fp16": [["--fp16", "--initial-loss-scale", str(INITIAL_LOSS_SCALE)]],
     "fp8": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]],
 }
 
@@ -341,5 +361,5 @@ MEGATRON_LM: Final = TrainerAdapter(
     refusals=refusals,
     argument_groups=_argument_groups,
     notes=_notes,
-    log=LogPatterns(step=STEP_PATTERN),
+    log=LogPatterns(variants=STEP_LINES),
 )

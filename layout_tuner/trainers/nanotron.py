@@ -15,7 +15,7 @@ from layout_tuner.trainers.adapter import (
     lacking_knobs,
     refusals_of_shape,
 )
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 _STEPS: Final = 100
 _ROTARY_BASE: Final = 10000.0
@@ -25,9 +25,18 @@ _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
 """The names that nanotron gives to schedules."""
 
 _LOG: Final = LogPatterns(
-    step=r"iteration: (?P<index>\d+) / \d+ \|.*\| lm_loss: (?P<loss>[\d.naif]+) \|"
+    variants=(
+        StepPattern(
+            source="nanotron 0.1 to 0.5 and later",
+            pattern=(
+                r"iteration: (?P<index>\d+) / \d+ \|"
+                r"(?:.*?\| lm_loss: (?P<loss>nan|inf|\d[\d.]*(?:e[-+]?\d+)?)E?(?: \||$))?"
+            ),
+        ),
+    )
 )
-"""Times and rates are rounded to three digits and get a K or an M: they are not read."""
+"""Times and rates are rounded to three digits and get a K or an M: they are not read, nor is a loss
+of 1.2K. They are of the last step alone. An infinite loss is printed as infE."""
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:

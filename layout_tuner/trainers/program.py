@@ -28,7 +28,7 @@ from layout_tuner.documents.reading import (
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.trainers.adapter import TrainerAdapter
 from layout_tuner.trainers.embedded import EMBEDDED
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.parameters import Parameter, read_declarations
 from layout_tuner.trainers.placeholders import PLACEHOLDERS, filled
 from layout_tuner.trainers.registry import ADAPTERS
@@ -258,9 +258,10 @@ def _patterns(value: object) -> LogPatterns:
     given: dict[str, Any] = read_mapping(value, TrainersFileInvalidError, "the log")
     refuse_unknown(given, ("step",), TrainersFileInvalidError, "field of the log")
     step = given.get("step")
-    if not isinstance(step, str) or not step:
+    steps: list[Any] = step if isinstance(step, list) else [step]
+    if not steps or not all(isinstance(each, str) and each for each in steps):
         raise TrainersFileInvalidError("it is not a regular expression", field="step")
     try:
-        return LogPatterns(step=step)
+        return LogPatterns(variants=tuple(StepPattern(pattern=each) for each in steps))
     except ValueError as error:
         raise TrainersFileInvalidError(str(error), field="step") from error

@@ -14,7 +14,7 @@ from typing import Any, Final
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, refusals_of_shape
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
 
@@ -22,13 +22,20 @@ _STEPS: Final = 100
 _FLOAT8: Final = "quantize.linear.float8"
 
 _LOG: Final = LogPatterns(
-    step=(
-        r"(?<!validate )step:\s*(?P<index>\d+)\s+loss:\s*(?P<loss>\S+)\s+grad_norm:.*"
-        r"memory:\s*(?P<peak_memory_gib>[\d.]+)GiB.*"
-        r"tps:\s*(?P<tokens_per_s_per_device>[\d,]+)"
+    variants=(
+        StepPattern(
+            source="torchtitan, with or without grad_norm; wps until November 2024",
+            pattern=(
+                r"(?<!validate )step:\s*(?P<index>\d+)\s+loss:\s*(?P<loss>\S+)\s.*?"
+                r"memory:\s*(?P<peak_memory_gib>[\d.]+)GiB.*?"
+                r"[tw]ps:\s*(?P<tokens_per_s_per_device>[\d,]+)"
+            ),
+        ),
     )
 )
-"""One line a step, as `metrics.log_freq` is 1 in the exported files."""
+"""One line a step, as `metrics.log_freq` is 1 in the exported files. With another one lines are of
+step 1 and of every nth, the rate is the mean since the line before, and the loss is the last
+step's."""
 
 
 _HALF: Final = ("bf16", "fp8")

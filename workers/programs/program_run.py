@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final, Self
@@ -20,10 +19,12 @@ from layout_tuner.predictions.statistics.step_times import (
 from layout_tuner.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
 from layout_tuner.protocol.outcome import FailureReason, ProbeRequest
 from layout_tuner.search_spaces.throughput import Throughput
-from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerJob
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.parameters import parameter_texts
 from layout_tuner.trainers.placeholders import placeholder_values
 from layout_tuner.trainers.program import ARGUMENTS, ProgramTrainer
+from layout_tuner.workers.programs.rank_steps import RankSteps, StepLine, StepNumberError
 from layout_tuner.workers.ranks.json_lines import Document
 from layout_tuner.workers.ranks.rank_task import RankTask
 from layout_tuner.workers.ranks.scratch import PROGRAM
@@ -61,8 +62,8 @@ class ProgramTask:
     """Values of the placeholders that are the same for every rank."""
     configuration: Mapping[str, Any]
     """The adapter's configuration of the layout, for {values_file}."""
-    step_pattern: str
-    """How the program prints its steps; empty: it does not."""
+    log: LogPatterns
+    """How the program prints its steps."""
     paths: Mapping[str, str]
     """The directory that each path among the values must lie in, by the value's name."""
     memory_limit_bytes: int | None
@@ -71,7 +72,9 @@ class ProgramTask:
     @classmethod
     def of(cls, task: RankTask) -> Self:
         values = task.job[PROGRAM]
-        return cls(**{**values, "command": tuple(values["command"])})
+        variants = tuple(StepPattern(**each) for each in values["log"]["variants"])
+        log = LogPatterns(variants=variants, skipped=values["log"]["skipped"])
+        return cls(**{**values, "command": tuple(values["command"]), "log": log})
 
     def to_job(self) -> dict[str, Any]:
         return {"kind": PROGRAM, PROGRAM: asdict(self)}
@@ -116,23 +119,12 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         working_directory=trainer.working_directory,
         values=values,
         configuration=dict(trainer.of.values(job)),
-        step_pattern=trainer.patterns.step,
+        log=trainer.patterns,
         memory_limit_bytes=request.memory_limit_bytes,
         paths={
             name: each.below for name, each in trainer.parameters.items() if each.type == "path"
         },
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Report:
-    """A rank's report of a step."""
-
-    since_start_s: float
-    figures: Mapping[str, float]
-    """NaN and infinity are possible."""
-    others: tuple[float, float] | None
-    """Seconds that others took of a core, and that it was watched, so far; None: it is not."""
 
 
 class ProgramRun:
@@ -149,9 +141,10 @@ class ProgramRun:
         self.request = request
         self._trainer = trainer
         self._on_event = on_event
-        self._reports: dict[str, dict[int, list[_Report]]] = {
-            source: defaultdict(list) for source in ("report", "log")
-        }
+        self._reports: dict[str, dict[int, RankSteps]] = {"report": {}, "log": {}}
+        self._most = request.warmup + MAX_EXTRA_WARMUP + request.iterations
+        self._unmatched: Document = {"likeness": -1}
+        """The lines that are nearest to a pattern, of the rank whose are."""
         self._started: float | None = None
         """When the ranks had been started; None: the machine's peak is still measured."""
         self._num_told = 0
@@ -160,34 +153,59 @@ class ProgramRun:
         self.step_times_s: list[float] = []
         """The time of each step that all reporting ranks have reported: the longest that a rank
         reported, or else that passed between its reports."""
+        self._is_skipped: list[bool] = []
+        """Of the same steps, whether a rank reported that it did not train."""
 
     def take(self, event: Document) -> None:
-        if event["event"] != "iteration":
-            self._started = time.monotonic()
-            return self._on_event(event)
-        figures = {name: float(value) for name, value in event["figures"].items()}
-        self._sampled_bytes = max(self._sampled_bytes, event["sampled_bytes"])
-        self._reports[event["source"]][event["reporter"]].append(
-            _Report(
-                since_start_s=event["since_start_s"], figures=figures, others=event.get("others")
-            )
-        )
-        self._wrong = self._wrong or _wrong_figures(event, figures)
-        for step in self._new_steps(event):
-            self._on_event(step)
-        return None
+        match event["event"]:
+            case "iteration":
+                self._sampled_bytes = max(self._sampled_bytes, event["sampled_bytes"])
+                for step in self._new_steps(event["source"], self._add(event)):
+                    self._on_event(step)
+            case "unmatched":
+                self._unmatched = max(event, self._unmatched, key=lambda said: said["likeness"])
+            case _:
+                self._started = time.monotonic()
+                self._on_event(event)
 
-    def _new_steps(self, event: Document) -> Iterator[Document]:
+    def _add(self, event: Document) -> int:
+        """Adds a line or a report; returns the first step that is new or has changed."""
+        figures = {name: float(value) for name, value in event["figures"].items()}
+        if figures.get("skipped", 0.0) > 0 and not math.isfinite(figures.get("loss", 0.0)):
+            del figures["loss"]  # the gradient that overflowed may have come of it
+        rank, of_source = event["reporter"], self._reports[event["source"]]
+        if (wrong := _wrong_figures(event, figures)) is None:
+            if rank not in of_source:
+                of_source[rank] = RankSteps(
+                    most=self._most,
+                    ranks_share_output=self._trainer.processes_per == "node",
+                    tokens_per_device=self._assumed_tokens / self.request.layout.num_devices,
+                )
+            line = StepLine(
+                since_start_s=event["since_start_s"],
+                figures=figures,
+                others=event.get("others"),
+                repeats_first=event.get("repeats_first", False),
+            )
+            try:
+                return of_source[rank].add(line)
+            except StepNumberError as error:
+                wrong = "implausible", f"rank {rank}: {error}"
+        self._wrong = self._wrong or wrong
+        return 0
+
+    def _new_steps(self, source: str, changed: int) -> Iterator[Document]:
         """The steps that all reporting ranks have reported now, as events."""
         by_rank = self._by_rank
-        if event["index"] == 0:  # of a rank that had not reported yet, or the log's are replaced
-            self.step_times_s.clear()
+        if by_rank is self._reports[source]:
+            del self.step_times_s[changed:], self._is_skipped[changed:]
         while self._wrong is None and all(
-            len(reports) > len(self.step_times_s) for reports in by_rank.values()
+            len(steps) > len(self.step_times_s) for steps in by_rank.values()
         ):
             index = len(self.step_times_s)
-            step_time_s = max(self._seconds(reports, index) for reports in by_rank.values())
+            step_time_s = max(steps.seconds(index) for steps in by_rank.values())
             self.step_times_s.append(step_time_s)
+            self._is_skipped.append(any(steps.is_skipped(index) for steps in by_rank.values()))
             if index >= self._num_told:
                 self._num_told = index + 1
                 is_warm_up = self._num_warmup is None or index < self._num_warmup
@@ -199,40 +217,55 @@ class ProgramRun:
                 }
 
     @property
-    def _by_rank(self) -> Mapping[int, list[_Report]]:
-        """The reports by rank: those of `report_step`, or else those that the log shows."""
+    def _by_rank(self) -> Mapping[int, RankSteps]:
+        """The steps by rank: those of `report_step`, or else those that the log shows."""
         return self._reports["report"] or self._reports["log"]
-
-    def _seconds(self, reports: list[_Report], step: int) -> float:
-        figures = reports[step].figures
-        if "step_time_s" in figures:
-            return figures["step_time_s"]
-        if "step_time_ms" in figures:
-            return figures["step_time_ms"] / 1e3
-        if (rate := figures.get("tokens_per_s_per_device", 0.0)) > 0:
-            return self._assumed_tokens / rate / self.request.layout.num_devices
-        return _between(reports, step)
 
     @property
     def _assumed_tokens(self) -> int:
         return self.request.layout.global_batch_size * self.request.model.seq_length
 
     @property
+    def _ends(self) -> list[int]:
+        """Steps up to the end of each line: warm-up and timing meet where a line ends."""
+        ends = [set(steps.ends) for steps in self._by_rank.values()]
+        common = set[int]().union(*ends[:1]).intersection(*ends[1:])
+        return sorted(end for end in common if end <= len(self.step_times_s))
+
+    @property
     def _num_warmup(self) -> int | None:
         """Steps of warm-up; None: it has not ended."""
-        return num_warmup(self.step_times_s, at_least=self.request.warmup)
+        return num_warmup(self.step_times_s, at_least=self.request.warmup, ends=self._ends)
+
+    def _trained(self, after: int) -> Sequence[int]:
+        """The steps after the first ones that changed the weights, at most those asked for."""
+        steps = range(after, len(self.step_times_s))
+        if not any(self._is_skipped):
+            return steps[: self.request.iterations]
+        return [step for step in steps if not self._is_skipped[step]][: self.request.iterations]
 
     @property
     def is_enough(self) -> bool:
-        """Whether all requested steps were timed, or they show that the layout is slower."""
+        """Whether all requested steps were timed, or they show that the layout is slower.
+
+        Also where the program goes on although it has reported all the steps that it was to run.
+        """
         warmup = self._num_warmup
         if warmup is None:
             return False
-        timed_s = self.step_times_s[warmup:]
-        above_s = self.request.stop_above_step_time_s
-        if len(timed_s) >= self.request.iterations:
+        timed = self._trained(warmup)
+        if len(timed) == self.request.iterations or len(self.step_times_s) >= self._most:
             return True
-        return above_s is not None and shows_enough(timed_s, above_s)
+        return self._shows_enough(timed)
+
+    def _shows_enough(self, timed: Sequence[int]) -> bool:
+        above_s, ends = self.request.stop_above_step_time_s, set(self._ends)
+        if above_s is None:
+            return False
+        # A line is one observation, however many steps it stands for.
+        return shows_enough(
+            [self.step_times_s[step] for step in timed if step + 1 in ends], above_s
+        )
 
     def problem(self) -> tuple[FailureReason, str] | None:
         """Why the probe must end as a failure; None: it may go on."""
@@ -246,6 +279,19 @@ class ProgramRun:
         return "timeout", (
             f"the program reported no step within its start limit of {limit_s:g} s; does it call "
             "layout_tuner.report_step, or print lines that the log pattern of its entry matches?"
+            + self._nearest
+        )
+
+    @property
+    def _nearest(self) -> str:
+        """A pattern of the log and the lines that are nearest to it; empty: there are none."""
+        if not (lines := self._unmatched.get("lines")):
+            return ""
+        of = f" of {self._unmatched['source']}" if self._unmatched["source"] else ""
+        said = ", ".join(repr(each) for each in lines)
+        return (
+            f"; the pattern{of} is {self._unmatched['pattern']!r}, and the nearest lines that it "
+            f"does not match are {said}"
         )
 
     def measurement(
@@ -265,12 +311,11 @@ class ProgramRun:
                 clock.
             OutcomeInvalidError: the figures contradict each other.
         """
-        warmup, times_s = self._warmup_and_times()
-        num_timed = min(len(times_s) - warmup, self.request.iterations)
-        last = warmup + num_timed
+        warmup, timed = self._warmup_and_timed()
+        last, times_s = timed[-1] + 1, [self.step_times_s[step] for step in timed]
         self._refuse_another_clock(last)
-        tokens, source = self._tokens(warmup, last)
-        step_time_s = median(times_s[warmup:last])
+        tokens, source = self._tokens(timed)
+        step_time_s = median(times_s)
         speed = Throughput(
             model=self.request.model,
             layout=self.request.layout,
@@ -280,7 +325,8 @@ class ProgramRun:
         if speed.hfu > 1:
             speed = replace(speed, peak_tflops_per_device=peak_again())
         peak_bytes, memory_kind = self._memory()
-        q25_s, _, q75_s = quartiles(times_s[warmup:last])
+        counted = set(timed)
+        q25_s, _, q75_s = quartiles(times_s)
         return Measurement(
             step_time_s=step_time_s,
             step_time_q25_s=q25_s,
@@ -292,9 +338,12 @@ class ProgramRun:
             peak_memory_bytes_by_stage=(),
             memory_kind=memory_kind,
             oversubscribed=oversubscribed,
-            iterations=tuple(self._iteration(index, times_s, warmup) for index in range(last)),
-            warmup_settled=has_settled(times_s[:warmup]),
-            shortened=num_timed < self.request.iterations,
+            iterations=tuple(self._iteration(index, index in counted) for index in range(last)),
+            warmup_settled=has_settled(
+                [self.step_times_s[end - 1] for end in self._ends if end <= warmup]
+            ),
+            skipped_steps=self._skipped_steps(last),
+            shortened=len(timed) < self.request.iterations,
             iterations_asked=self.request.iterations,
             trainer=self._trainer.name,
             trainer_version=self._trainer.version,
@@ -303,49 +352,79 @@ class ProgramRun:
             others_share=self._others_share(warmup, last),
         )
 
-    def _warmup_and_times(self) -> tuple[int, list[float]]:
-        """Steps of warm-up and all times; a program that ends early gets the shorter warm-up."""
-        times_s, asked = self.step_times_s, self.request.iterations
-        if self.is_enough:
-            assert self._num_warmup is not None
-            return self._num_warmup, times_s
-        if len(times_s) >= self.request.warmup + asked:
-            return len(times_s) - asked, times_s
-        counts = {rank: len(reports) for rank, reports in sorted(self._by_rank.items())}
+    def _warmup_and_timed(self) -> tuple[int, Sequence[int]]:
+        """Steps of warm-up, and those that are timed; steps that were skipped are not.
+
+        A program that ends early gets the shorter warm-up.
+        """
+        request, warmup = self.request, self._num_warmup
+        if warmup is not None:
+            timed = self._trained(warmup)
+            if len(timed) == request.iterations or self._shows_enough(timed):
+                return warmup, timed
+        for end in reversed(self._ends):
+            if end >= request.warmup and len(timed := self._trained(end)) == request.iterations:
+                return end, timed
+        raise self._too_few()
+
+    def _too_few(self) -> ResultRefusedError:
+        asked, after = self.request.iterations, self._is_skipped[self.request.warmup :]
+        if len(after) >= asked and (num := sum(after)):
+            scales = [
+                scale
+                for steps in self._by_rank.values()
+                if (scale := steps.lines[-1].figures.get("loss_scale")) is not None
+            ]
+            at_end = f" (it was {scales[0]:.15g} at the end)" if scales else ""
+            which = f"all {num}" if num == len(after) else f"{num} of the {len(after)}"
+            return ResultRefusedError(
+                "diverged",
+                f"{which} steps after the warm-up were skipped, since their gradients overflowed in "
+                f"fp16, and {asked} that train are needed: the loss scale had not come down{at_end}; "
+                f"let it start at {INITIAL_LOSS_SCALE} (--initial-loss-scale {INITIAL_LOSS_SCALE} of "
+                "Megatron-LM, initial_scale_power 16 of DeepSpeed), or ask for more warm-up, or for "
+                "precision=bf16",
+            )
+        counts = {rank: len(steps) for rank, steps in sorted(self._by_rank.items())}
         said = ", ".join(f"rank {rank}: {num}" for rank, num in [*counts.items()][:4])
-        raise ResultRefusedError(
+        return ResultRefusedError(
             "crashed",
             f"the program ended with too few steps reported ({said or 'none'}); "
             f"{self.request.warmup} + {asked} are needed: let it run {{steps}} steps, and report "
-            "each with layout_tuner.report_step or in a line that the log pattern matches",
+            "each with layout_tuner.report_step or in a line that the log pattern matches, with a "
+            f"log interval of 1{self._nearest}",
         )
 
     def _refuse_another_clock(self, last: int) -> None:
         """Refuses step times that the time between the reports contradicts."""
-        for rank, reports in sorted(self._by_rank.items()):
-            told_s = sum(self._seconds(reports, step) for step in range(1, last))
-            seen_s = sum(_between(reports, step) for step in range(1, last))
+        for rank, steps in sorted(self._by_rank.items()):
+            first = steps.ends[0]  # before the first line is the start of the program
+            told_s = sum(steps.seconds(step) for step in range(first, last))
+            seen_s = sum(steps.clock_s(step) for step in range(first, last))
             if abs(told_s - seen_s) <= _LEAST_TOLD_S:
                 continue
             # Lines of a log may arrive late, all together; reports carry their time.
             is_short = told_s < _SHORTEST_SHARE * seen_s
-            longest_s = seen_s if self._reports["report"] else reports[last - 1].since_start_s
+            longest_s = seen_s if self._reports["report"] else steps.line_of(last - 1).since_start_s
             is_long = told_s > _LONGEST_SHARE * longest_s + _LEAST_TOLD_S
             if is_short or is_long or told_s <= 0:
+                mean = (
+                    ", the mean of the steps of a line" if steps.ends[-1] > len(steps.ends) else ""
+                )
                 raise ResultRefusedError(
                     "implausible",
-                    f"rank {rank} reported {told_s:.4g} s for {last - 1} steps, and {seen_s:.4g} s "
-                    "passed between its reports: report the whole step, in seconds",
+                    f"rank {rank} reported {told_s:.4g} s for {last - first} steps, and {seen_s:.4g} "
+                    f"s passed between its reports: report the whole step, in seconds{mean}",
                 )
 
-    def _tokens(self, first: int, last: int) -> tuple[int, TokenSource]:
+    def _tokens(self, timed: Sequence[int]) -> tuple[int, TokenSource]:
         """Tokens of a step of the whole job, on average, and where they come from."""
         counts = []
-        for step in range(first, last):
+        for step in timed:
             by_rank = {
-                rank: reports[step].figures["tokens"]
-                for rank, reports in self._by_rank.items()
-                if "tokens" in reports[step].figures
+                rank: figures["tokens"]
+                for rank, steps in self._by_rank.items()
+                if "tokens" in (figures := steps.line_of(step).figures)
             }
             if len(set(by_rank.values())) > 1:
                 said = ", ".join(f"rank {rank}: {n:g}" for rank, n in sorted(by_rank.items())[:4])
@@ -359,11 +438,20 @@ class ProgramRun:
             return self._assumed_tokens, "assumed"
         return round(fmean(counts)), "counted"
 
+    def _skipped_steps(self, last: int) -> int | None:
+        """Steps that were skipped among the first ones; None: no line says whether any was."""
+        by_rank = [
+            sum(found)
+            for steps in self._by_rank.values()
+            if (found := [n for n in map(steps.skipped, steps.lines_until(last)) if n is not None])
+        ]
+        return min(max(by_rank), last) if by_rank else None
+
     def _others_share(self, warmup: int, last: int) -> float | None:
         """What others took during the timed steps, of the rank of which they took most."""
         shares = []
-        for reports in self._by_rank.values():
-            before, after = reports[warmup - 1].others, reports[last - 1].others
+        for steps in self._by_rank.values():
+            before, after = steps.line_of(warmup - 1).others, steps.line_of(last - 1).others
             if before is not None and after is not None:
                 shares.append(share_of(after[0] - before[0], after[1] - before[1]))
         return max((share for share in shares if share is not None), default=None)
@@ -372,11 +460,11 @@ class ProgramRun:
         """The largest peak of a rank in bytes, and its kind: as reported, or else as sampled."""
         scales = {"peak_memory_bytes": 1, "peak_memory_mib": 1 << 20, "peak_memory_gib": 1 << 30}
         reported = [
-            report.figures[name] * scale
-            for reports in self._by_rank.values()
-            for report in reports
+            line.figures[name] * scale
+            for steps in self._by_rank.values()
+            for line in steps.lines
             for name, scale in scales.items()
-            if name in report.figures
+            if name in line.figures
         ]
         largest = max(reported, default=0.0)
         if largest >= 1:
@@ -389,16 +477,16 @@ class ProgramRun:
             "on this node; report it",
         )
 
-    def _iteration(self, index: int, times_s: list[float], warmup: int) -> Iteration:
-        kind: IterationKind = "warmup" if index < warmup else "timed"
-        losses = [
-            reports[index].figures["loss"]
-            for reports in self._by_rank.values()
-            if "loss" in reports[index].figures
-        ]
-        loss = fmean(losses) if losses else None
+    def _iteration(self, index: int, is_timed: bool) -> Iteration:
+        kind: IterationKind = "timed" if is_timed else "warmup"
+        losses = [steps.loss(index) for steps in self._by_rank.values()]
+        known = [loss for loss in losses if loss is not None]
         return Iteration(
-            index=index, kind=kind, step_time_s=times_s[index], loss=loss, grad_norm=None
+            index=index,
+            kind=kind,
+            step_time_s=self.step_times_s[index],
+            loss=fmean(known) if known else None,
+            grad_norm=None,
         )
 
 
@@ -414,7 +502,8 @@ def _wrong_figures(
         return "implausible", (
             f"{where}: loss is {loss:g}; report the mean loss in nats a token, or none"
         )
-    for name in ("tokens", "peak_memory_bytes", "peak_memory_mib", "peak_memory_gib"):
+    memory = ("peak_memory_bytes", "peak_memory_mib", "peak_memory_gib")
+    for name in ("tokens", "skipped", "skipped_total", "loss_scale", *memory):
         if not 0 <= figures.get(name, 0.0) <= _LARGEST:
             return "implausible", f"{where}: {name} is {figures[name]:g}"
     for name in ("step_time_s", "step_time_ms", "tokens_per_s_per_device"):
@@ -422,9 +511,3 @@ def _wrong_figures(
         if not (math.isfinite(value) and value > 0):
             return "implausible", f"{where}: {name} is {value:g}, not a number over 0"
     return None
-
-
-def _between(reports: list[_Report], step: int) -> float:
-    """Seconds between a report and the one before; before the first, the start of the program."""
-    before_s = reports[step - 1].since_start_s if step else 0.0
-    return max(reports[step].since_start_s - before_s, 1e-9)

@@ -36,12 +36,12 @@ from layout_tuner.trainers.failure_texts import (
     reason_of,
     resource_of,
 )
-from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.placeholders import filled
 from layout_tuner.units import memory
 from layout_tuner.workers.programs.failure_blocks import ErrorLines, FailureCause
 from layout_tuner.workers.programs.memory_sample import MemorySample, process_tree
 from layout_tuner.workers.programs.program_run import ProgramTask
+from layout_tuner.workers.programs.step_lines import StepLines
 from layout_tuner.workers.ranks.json_lines import Document, JsonLines
 from layout_tuner.workers.ranks.rank_task import RankTask
 from layout_tuner.workers.ranks.scratch import make_directory
@@ -62,7 +62,7 @@ _LONGEST_REPORT: Final = 4096
 _LATEST_S: Final = 1.0
 """How long a program may take to write a report; it is read at once, unless this process stops."""
 _MOST_CHUNKS_LEFT: Final = 64
-_REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "peak_memory_bytes")
+_REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "skipped", "peak_memory_bytes")
 _SIGNALLED: Final = 128
 """Shells end with this exit code plus the number of the signal that killed their program."""
 _POSITION: Final = ("rank", "world_size", "local_rank", "local_world_size", "node_rank")
@@ -130,12 +130,11 @@ class _Supervisor:
         self._directory = directory
         self._line = line
         self._values = {**program.values, **_run_values(task, port, directory)}
-        self._patterns = LogPatterns(step=program.step_pattern)
+        self._lines = StepLines(program.log, most=int(program.values["steps"]))
         self._memory = MemorySample(
             task, num_ranks=len(self._ranks), limit_bytes=program.memory_limit_bytes
         )
         self._partial: dict[int, bytes] = {}
-        self._counts: dict[tuple[str, int], int] = {}
         self._errors = ErrorLines()
         self._peer_ended = ""
         """The last line that says so, since the last step."""
@@ -290,23 +289,18 @@ class _Supervisor:
 
     def _take_line(self, line: bytes) -> None:
         text = line[:_CHUNK].decode(errors="replace")
-        self._errors.take(text, self._steps)
+        self._errors.take(text, self._lines.furthest)
         if not (text := text.strip()):
             return
         self._last_line = text
         if mentions(text, PEER_ENDED):
             self._peer_ended = text
         try:
-            figures = self._patterns.read(text)
+            event = self._lines.read_line(text, self._task.rank)
         except ValueError as error:
             raise ProgramFailedError("implausible", str(error)) from error
-        if figures is not None:
-            self._report_step("log", self._task.rank, time.monotonic(), figures)
-
-    @property
-    def _steps(self) -> int:
-        """Steps that the rank that is furthest has reported."""
-        return max(self._counts.values(), default=0)
+        if event is not None:
+            self._send(event, time.monotonic())
 
     def _read_reports(self, fd: int) -> bool:
         """Reads the reports that have come, up to a chunk of them; False: there are none."""
@@ -344,7 +338,8 @@ class _Supervisor:
                 f"{self._ranks[-1]}; is RANK set for its processes?",
             )
         now = time.monotonic()
-        self._report_step("report", rank, min(max(at_s, self._earliest), now), figures)
+        if (event := self._lines.take("report", rank, figures)) is not None:
+            self._send(event, min(max(at_s, self._earliest), now))
 
     @property
     def _ranks(self) -> range:
@@ -356,38 +351,25 @@ class _Supervisor:
         first = self._task.node_rank * per_node
         return range(first, min(first + per_node, num))
 
-    def _report_step(
-        self, source: str, rank: int, at_s: float, figures: Mapping[str, float]
-    ) -> None:
-        """Reports a step to the worker; NaN and infinity travel as texts, for strict readers."""
-        index = self._counts.get((source, rank), 0)
-        if index >= int(self._values["steps"]):  # more than the probe can use
-            return
-        self._counts[source, rank] = index + 1
-        self._peer_ended = ""  # it has got over it
-        self._line.send(
-            {
-                "event": "iteration",
-                "index": index,
-                "source": source,
-                "reporter": rank,
+    def _send(self, event: Document, at_s: float) -> None:
+        """Sends what a line or a report tells to the worker."""
+        if event["event"] == "iteration":
+            self._peer_ended = ""  # it has got over it
+            event |= {
                 "since_start_s": at_s - self._started,
                 "sampled_bytes": self._memory.peak_bytes,
                 "others": [self._cores.taken_s, self._cores.elapsed_s] if self._cores else None,
-                "figures": {
-                    name: value if math.isfinite(value) else str(value)
-                    for name, value in figures.items()
-                },
             }
-        )
+        self._line.send(event)
 
     def _failure(self, code: int) -> ProgramFailedError:
         """Why a program ended with an exit code, or by a signal where it is negative."""
         how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
-        is_last = self._steps >= int(self._values["_least_steps"])  # others may not be that far
+        steps = self._lines.furthest
+        is_last = steps >= int(self._values["_least_steps"])  # others may not be that far
         number = -code if code < 0 else code - _SIGNALLED  # as shells pass a signal on
         is_abort = number == signal.SIGABRT
-        cause = self._errors.cause(self._steps, ended_itself=code > 0 or is_abort)
+        cause = self._errors.cause(steps, ended_itself=code > 0 or is_abort)
         if cause is None and number == signal.SIGBUS:
             cause = FailureCause("shared memory", "")
         on_cpu = self._task.device == "cpu"

@@ -399,7 +399,7 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
 
 def _lines(measured: Measurement) -> list[str]:
     from layout_tuner.predictions.statistics.disturbance import MEANING, disturbance_words
-    from layout_tuner.protocol.measurement import routing_words
+    from layout_tuner.protocol.measurement import routing_words, skipped_words
     from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
     quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
@@ -429,10 +429,8 @@ def _lines(measured: Measurement) -> list[str]:
     lines = [f"  {name:<12} {value}" for name, value in rows.items()]
     if not measured.warmup_settled:
         lines.append("  unsettled: step times still changed when timing began")
-    if measured.skipped_steps == 1:
-        lines.append("  1 step was skipped: its gradients overflowed")
-    elif measured.skipped_steps:
-        lines.append(f"  {measured.skipped_steps} steps were skipped: their gradients overflowed")
+    if words := skipped_words(measured.skipped_steps):
+        lines.append(f"  {words}")
     if measured.is_disturbed:
         lines.append(f"  {MEANING}")
     if measured.oversubscribed:

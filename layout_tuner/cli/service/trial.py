@@ -33,7 +33,7 @@ from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.documents.numbers import read_number, read_whole
 from layout_tuner.documents.reading import nearest
 from layout_tuner.predictions.statistics.disturbance import MEANING, disturbance_words
-from layout_tuner.protocol.measurement import routing_words
+from layout_tuner.protocol.measurement import routing_words, skipped_words
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.errors import TrialFilterInvalidError
 from layout_tuner.results_db.trials.filter import (
@@ -328,6 +328,8 @@ def _facts(trial: TrialDetailRead) -> Iterator[tuple[str, str]]:
             yield "taken by others", words
         if words := routing_words(measured.balanced_routing, measured.expert_load):
             yield "routing", words
+        if words := skipped_words(measured.skipped_steps):
+            yield "skipped steps", words
         if words := trainer_words(measured):
             yield "trainer", words
     if trial.prediction is not None:

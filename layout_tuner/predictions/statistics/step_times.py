@@ -36,10 +36,22 @@ def is_warm(step_times_s: Sequence[float], *, at_least: int) -> bool:
     return has_settled(step_times_s) or len(step_times_s) >= at_least + MAX_EXTRA_WARMUP
 
 
-def num_warmup(step_times_s: Sequence[float], *, at_least: int) -> int | None:
-    """Steps of warm-up; None: it has not ended."""
-    counts = range(at_least, len(step_times_s) + 1)
-    return next((n for n in counts if is_warm(step_times_s[:n], at_least=at_least)), None)
+def num_warmup(
+    step_times_s: Sequence[float], *, at_least: int, ends: Sequence[int] | None = None
+) -> int | None:
+    """Steps of warm-up; None: it has not ended.
+
+    `ends` are numbers of steps after which it may end, in order, where steps are measured several
+    at a time; the steps between two of them count as one. None: after every step.
+    """
+    counts = range(1, len(step_times_s) + 1) if ends is None else ends
+    means_s: list[float] = []
+    for end in counts:
+        means_s.append(step_times_s[end - 1])
+        may_end = has_settled(means_s) or end >= at_least + MAX_EXTRA_WARMUP
+        if end >= at_least and may_end:
+            return end
+    return None
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -198,6 +198,7 @@ LM_LINE = (
     "loss scale: 1.0 | grad norm: 2.345 | number of skipped iterations:   0 | "
     "number of nan iterations:   0 |"
 )
+LM_STEP = {"index": 3, "step_time_ms": 1234.5, "loss_scale": 1, "skipped": 0}
 DEEPSPEED_LINE = (
     " iteration       12/     100 | consumed samples:          192 | consumed tokens:       393216 | "
     "elapsed time per iteration (ms): 876.5 | learning rate: 1.000E-04 | global batch size:    16 | "
@@ -213,19 +214,19 @@ BRIDGE_LINE = LM_LINE.replace(".123456]", "]").replace(
 @pytest.mark.parametrize(
     ("adapter", "line", "figures"),
     [
-        (MEGATRON_LM, LM_LINE, {"index": 3, "step_time_ms": 1234.5, "loss": 10.83437}),
-        (MEGATRON_BRIDGE, BRIDGE_LINE, {"index": 3, "step_time_ms": 1234.5, "loss": 10.83437}),
+        (MEGATRON_LM, LM_LINE, {**LM_STEP, "loss": 10.83437}),
+        (MEGATRON_BRIDGE, BRIDGE_LINE, {**LM_STEP, "loss": 10.83437}),
         (
             MEGATRON_DEEPSPEED,
             DEEPSPEED_LINE,
-            {"index": 12, "step_time_ms": 876.5, "loss": 9.871234}
+            {"index": 12, "step_time_ms": 876.5, "loss": 9.871234, "loss_scale": 1, "skipped": 0}
             | {"tokens_per_s_per_device": 4673.131},
         ),
         # The loss is not printed while it is negative or NaN.
         (
             MEGATRON_LM,
             LM_LINE.replace(" lm loss: 1.083437E+01 |", ""),
-            {"index": 3, "step_time_ms": 1234.5},
+            LM_STEP,
         ),
     ],
     ids=["megatron-lm", "bridge", "deepspeed", "no loss"],
