@@ -82,7 +82,7 @@ class Iteration:
     index: int
     """Position in the probe, from 0, warm-up included."""
     kind: IterationKind
-    """Whether it counts: timed. warmup: before those, or a step of another trainer that fp16
+    """timed: it counts. warmup: it comes before those, or is a step of another trainer that fp16
     skipped."""
     step_time_s: float
     """Seconds from barrier to barrier, of the slowest rank."""
@@ -242,7 +242,7 @@ class MeasuredFigures(Generic[Lacking]):
     """Whether step times had settled when timing began."""
     skipped_steps: int | None = 0
     """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed. None:
-    not known, as the log of another trainer never says it."""
+    another trainer, whose log does not say it."""
     shortened: bool = False
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""
     iterations_asked: int | Lacking

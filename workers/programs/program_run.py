@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
@@ -228,9 +229,11 @@ class ProgramRun:
     @property
     def _ends(self) -> list[int]:
         """Steps up to the end of each line: warm-up and timing meet where a line ends."""
-        ends = [set(steps.ends) for steps in self._by_rank.values()]
-        common = set[int]().union(*ends[:1]).intersection(*ends[1:])
-        return sorted(end for end in common if end <= len(self.step_times_s))
+        num = len(self.step_times_s)
+        by_rank = [steps.ends[: bisect_right(steps.ends, num)] for steps in self._by_rank.values()]
+        if not by_rank or all(ends == by_rank[0] for ends in by_rank):
+            return by_rank[0] if by_rank else []
+        return sorted(set(by_rank[0]).intersection(*by_rank[1:]))
 
     @property
     def _num_warmup(self) -> int | None:
@@ -290,8 +293,8 @@ class ProgramRun:
         of = f" of {self._unmatched['source']}" if self._unmatched["source"] else ""
         said = ", ".join(repr(each) for each in lines)
         return (
-            f"; the pattern{of} is {self._unmatched['pattern']!r}, and the nearest lines that it "
-            f"does not match are {said}"
+            f"; the pattern{of} is '{self._unmatched['pattern']}', and the nearest lines that it does "
+            f"not match are {said}"
         )
 
     def measurement(
@@ -503,7 +506,7 @@ def _wrong_figures(
             f"{where}: loss is {loss:g}; report the mean loss in nats a token, or none"
         )
     memory = ("peak_memory_bytes", "peak_memory_mib", "peak_memory_gib")
-    for name in ("tokens", "skipped", "skipped_total", "loss_scale", *memory):
+    for name in ("tokens", "skipped", "skipped_total", *memory):
         if not 0 <= figures.get(name, 0.0) <= _LARGEST:
             return "implausible", f"{where}: {name} is {figures[name]:g}"
     for name in ("step_time_s", "step_time_ms", "tokens_per_s_per_device"):

@@ -220,6 +220,7 @@ def test_an_invalid_measurement_is_refused_at_construction() -> None:
         ),
         ({"peak_reserved_bytes_by_stage": (5,)}, "by_stage: there are figures of 1 stages, "),
         ({"skipped_steps": 3}, "skipped_steps: 3 is more than 2"),
+        ({"skipped_steps": None}, "skipped_steps: None is not a whole number"),
         *(
             (
                 {"shortened": True, "iterations_asked": asked},

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from layout_tuner.trainers.log_patterns import LONGEST_LINE, LogPatterns, NearestLines
+from layout_tuner.trainers.program import ProgramTrainer
 from layout_tuner.trainers.registry import ADAPTERS
 
 COUNTS = "number of skipped iterations:   {} | number of nan iterations:   0 |"
@@ -155,6 +156,15 @@ def test_deepspeed_says_before_the_line_of_a_step_that_it_skips_it(line: str, sa
 def test_a_number_may_stand_in_quotes_as_in_the_log_of_transformers_5(quoted: str) -> None:
     patterns = LogPatterns(step="'loss': (?P<loss>[^,]+), 'grad_norm'")
     assert patterns.read(f"{{'loss': {quoted}, 'grad_norm': '1.25'}}") == {"loss": 8.25}
+
+
+def test_an_entry_may_have_several_patterns_of_which_the_first_that_matches_counts() -> None:
+    entry = {"name": "theirs", "version": "1", "command": ["train"]}
+    steps = ["at (?P<index>\\d+) took (?P<step_time_s>\\S+)", "at (?P<index>\\d+)"]
+    log = ProgramTrainer.from_mapping({**entry, "log": {"step": steps}}).patterns
+    assert log.read("at 3 took 0.5") == {"index": 3, "step_time_s": 0.5}
+    assert log.read("at 3") == {"index": 3}
+    assert ProgramTrainer.from_mapping({**entry, "log": {"step": steps[1]}}).patterns.read("at 3")
 
 
 def test_hostile_lines_cost_no_exponential_time() -> None:
