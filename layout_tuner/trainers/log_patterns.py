@@ -63,6 +63,10 @@ class StepPattern:
             )
 
     @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern)
+
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """Words in small letters that the lines of the pattern have, as far as it shows them."""
         parts = (each.strip() for each in _NO_WORDS.sub("\n", self.pattern).lower().split("\n"))
@@ -95,7 +99,7 @@ class LogPatterns:
         """
         text = without_colour(line)
         for each in self.variants:
-            if (found := re.search(each.pattern, text)) is not None:
+            if (found := each.compiled.search(text)) is not None:
                 return each, dict(_figures(found))
         return None
 
@@ -111,7 +115,8 @@ class LogPatterns:
 
 def without_colour(line: str) -> str:
     """The part of a line that is searched, without colour codes."""
-    return _COLOUR.sub("", line[:LONGEST_LINE])
+    cut = line[:LONGEST_LINE]
+    return _COLOUR.sub("", cut) if "\x1b" in cut else cut
 
 
 class NearestLines:
@@ -130,6 +135,8 @@ class NearestLines:
             line is one of them; else None.
         """
         text = without_colour(line)
+        if not _NUMBER.search(text):
+            return None
         lowered = text.lower()
         likeness, variant = max(
             (
