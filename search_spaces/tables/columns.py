@@ -91,7 +91,7 @@ INTERVAL_COLUMNS: Final = (
 )
 """Columns that a leaderboard writes besides, which the format does not define."""
 
-DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
+TRIAL_COLUMNS: Final = ("others_share", "throttled", "skipped_steps")
 """Such columns of single trials."""
 
 PREDICTED_COLUMNS: Final = (
@@ -102,7 +102,7 @@ PREDICTED_COLUMNS: Final = (
 """Columns that `estimate` adds: seconds a step, bytes of the fullest device's peak, and the
 probability that it fits."""
 
-RESULT_COLUMNS: Final = (*INTERVAL_COLUMNS, *DISTURBANCE_COLUMNS, *PREDICTED_COLUMNS)
+RESULT_COLUMNS: Final = (*INTERVAL_COLUMNS, *TRIAL_COLUMNS, *PREDICTED_COLUMNS)
 """Columns outside the format that say how a run went, and not how it was set up."""
 
 STATUSES: Final = ("completed", "out_of_memory", "failed")
