@@ -9,6 +9,7 @@ LM plugin, since its `parallelism_config` has no pipeline and works with FSDP 2 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -16,8 +17,9 @@ from layout_tuner.trainers.adapter import (
     INITIAL_LOSS_SCALE,
     TrainerAdapter,
     TrainerJob,
+    TrainerRule,
     lacking_knobs,
-    refusals_of_shape,
+    shape_rules,
 )
 
 _MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
@@ -90,16 +92,33 @@ def _without_recompute(layout: Layout) -> str:
     )
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    if accelerate_backend(job.layout) != "MEGATRON_LM":
-        return []
-    refusals = refusals_of_shape(job.model, "accelerate's plugin for Megatron-LM")
-    if job.layout.precision == "fp8":
-        refusals.append(
-            "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use the "
-            "format megatron-lm"
+_PLUGIN: Final = "utils/dataclasses.py, MegatronLMPlugin"
+
+
+def _with_plugin(rule: TrainerRule) -> TrainerRule:
+    """The rule where the job is the Megatron-LM plugin's."""
+    return replace(
+        rule,
+        broken=lambda layout, model: (
+            accelerate_backend(layout) == "MEGATRON_LM" and rule.broken(layout, model)
+        ),
+    )
+
+
+_RULES: Final = (
+    *map(_with_plugin, shape_rules("accelerate's plugin for Megatron-LM", _PLUGIN)),
+    _with_plugin(
+        TrainerRule(
+            name="fp8",
+            source=_PLUGIN,
+            broken=lambda layout, _: layout.precision == "fp8",
+            sentence=lambda *_: (
+                "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use "
+                "the format megatron-lm"
+            ),
         )
-    return refusals
+    ),
+)
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
@@ -210,7 +229,7 @@ ACCELERATE: Final = TrainerAdapter(
     target_version="accelerate 1.15.0",
     needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
-    refusals=_refusals,
+    rules=_RULES,
     values=_values,
     notes=_notes,
 )

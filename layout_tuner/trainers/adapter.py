@@ -66,15 +66,35 @@ def lacking_knobs(layout: Layout, trainer: str, *knobs: str) -> dict[str, str]:
     return {knob: known[knob][1] for knob in knobs if known[knob][0]}
 
 
-def refusals_of_shape(model: ModelShape, trainer: str) -> list[str]:
-    """Why a trainer without experts, and with plain attention, can't have the model."""
-    stated = model.to_mapping()
-    return [
-        f"{name}={str(stated[name]).lower()} has no counterpart in {trainer}; use the format "
-        "megatron-lm, or megatron-bridge"
-        for name in ("num_experts", "head_dim", "qk_norm", "attention_window")
-        if name in stated
-    ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerRule:
+    """A reason why a trainer cannot have a job that is legal here."""
+
+    name: str
+    source: str
+    """Where the trainer has the rule: the module, with the class or function."""
+    versions: str = ""
+    """The versions that have it; empty: the adapter's `target_version` and all others looked at."""
+    broken: Callable[[Layout, ModelShape], bool]
+    sentence: Callable[[Layout, ModelShape], str]
+    """What is wrong, with the numbers, and what to do."""
+
+
+def shape_rules(trainer: str, source: str) -> tuple[TrainerRule, ...]:
+    """The rules of a trainer without experts, and with plain attention."""
+
+    def rule(name: str) -> TrainerRule:
+        return TrainerRule(
+            name=name,
+            source=source,
+            broken=lambda _, model: name in model.to_mapping(),
+            sentence=lambda _, model: (
+                f"{name}={str(model.to_mapping()[name]).lower()} has no counterpart in {trainer}; "
+                "use the format megatron-lm, or megatron-bridge"
+            ),
+        )
+
+    return tuple(map(rule, ("num_experts", "head_dim", "qk_norm", "attention_window")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +115,8 @@ class TrainerAdapter:
     """The pipeline schedules that the trainer has. Others count as lacking."""
     rank_orders: Collection[str] = RANK_ORDERS[:1]
     """The orders of ranks that it has. Others count as lacking."""
-    refusals: Callable[[TrainerJob], Sequence[str]] = lambda _job: ()
-    """Why the trainer refuses the job, with its numbers; empty if it does not."""
+    rules: Sequence[TrainerRule] = ()
+    """The trainer's own legality, beyond the rules that every exported layout keeps."""
     has_columns: bool = False
     """Whether it divides weights over tensor columns."""
     values: Callable[[TrainerJob], Mapping[str, Any]] = lambda _job: {}
@@ -112,6 +132,11 @@ class TrainerAdapter:
     def arguments(self, job: TrainerJob) -> list[str]:
         """All groups of arguments."""
         return [word for group in self.argument_groups(job) for word in group]
+
+    def refusals(self, job: TrainerJob) -> list[str]:
+        """Why the trainer refuses the job, with its numbers; empty if it does not."""
+        broken = (rule for rule in self.rules if rule.broken(job.layout, job.model))
+        return [rule.sentence(job.layout, job.model) for rule in broken]
 
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
         """The knobs that the trainer does not have: `lacking`, the schedule, the order of ranks."""
@@ -130,7 +155,7 @@ class TrainerAdapter:
 
     def every_refusal(self, job: TrainerJob) -> list[str]:
         """Why the trainer cannot have the job; empty if it can."""
-        reasons = list(self.refusals(job))
+        reasons = self.refusals(job)
         if job.layout.tp_columns > 1 and not self.has_columns:
             reasons.append(
                 f"tp_columns={job.layout.tp_columns} has no counterpart in {self.name}; export a "

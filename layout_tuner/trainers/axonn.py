@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, refusals_of_shape
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, TrainerRule, shape_rules
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
@@ -29,23 +31,61 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     return lacking
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    layout = job.layout
-    refusals = [
-        f"{name}={getattr(layout, name)}: AxoNN's layers have rows, columns, depth and data alone; "
-        f"export a trial with {name}=1, or use the format embedded"
-        for name in ("pp", "cp")
-        if getattr(layout, name) > 1
-    ]
-    if layout.precision == "fp8":
-        refusals.append("precision=fp8 has no counterpart in AxoNN; search with precision bf16")
-    return refusals + refusals_of_shape(job.model, "AxoNN's layers")
+def _axis_rule(name: str) -> TrainerRule:
+    return TrainerRule(
+        name=name,
+        source="axonn.py, init",
+        broken=lambda layout, _: getattr(layout, name) > 1,
+        sentence=lambda layout, _: (
+            f"{name}={getattr(layout, name)}: AxoNN's layers have rows, columns, depth and data "
+            f"alone; export a trial with {name}=1, or use the format embedded"
+        ),
+    )
+
+
+def _depth(layout: Layout) -> int:
+    return layout.zero_group_size if layout.zero_stage == 3 else 1
+
+
+def _whole_weights(layout: Layout, model: ModelShape) -> str:
+    """The matrices of a rank that depth does not divide, with their elements; empty: all divide."""
+    widths = {
+        "queries": model.query_size,
+        "keys": model.num_kv_heads * model.head_size,
+        "feed-forward": model.ffn_hidden_size,
+        "head": model.vocab_size,
+    }
+    sizes = {name: model.hidden_size * width // layout.tp_ranks for name, width in widths.items()}
+    return ", ".join(f"{name}={size}" for name, size in sizes.items() if size % _depth(layout))
+
+
+_RULES: Final = (
+    _axis_rule("pp"),
+    _axis_rule("cp"),
+    TrainerRule(
+        name="depth",
+        source="intra_layer/communication.py, _drop",
+        broken=lambda layout, model: bool(_whole_weights(layout, model)),
+        sentence=lambda layout, model: (
+            f"elements of a rank's matrices ({_whole_weights(layout, model)}) are not divisible by the "
+            f"ZeRO-3 group of {_depth(layout)}, AxoNN's depth; export a trial with another dp or "
+            "zero_replicas"
+        ),
+    ),
+    TrainerRule(
+        name="fp8",
+        source="axonn has no such type",
+        broken=lambda layout, _: layout.precision == "fp8",
+        sentence=lambda *_: "precision=fp8 has no counterpart in AxoNN; search with precision bf16",
+    ),
+    *shape_rules("AxoNN's layers", "intra_layer/"),
+)
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """axonn.json: the grid, and the batch of each rank."""
     layout = job.layout
-    depth = layout.zero_group_size if layout.zero_stage == 3 else 1
+    depth = _depth(layout)
     return {
         "grid": {
             "G_inter": 1,
@@ -69,6 +109,11 @@ def _notes(job: TrainerJob) -> list[str]:
         "each rank of depth and data takes its own sequences: share data * G_intra_d + depth",
         "this format was compared with the source of AxoNN, and never read by it",
     ]
+    if job.layout.tp > 1 and job.layout.tp_columns > 1:
+        notes.append(
+            "AxoNN's Embedding divides its features over rows or over columns, and asserts that the "
+            "other is 1: use torch's"
+        )
     if job.layout.tp_columns > 1:
         notes.append(
             "with columns AxoNN's port of Megatron normalises each rank's part of the features alone, "
@@ -85,7 +130,7 @@ AXONN: Final = TrainerAdapter(
     needs="AxoNN, and a training script of your own in TRAIN_SCRIPT",
     has_columns=True,
     lacking=_lacking,
-    refusals=_refusals,
+    rules=_RULES,
     values=_values,
     notes=_notes,
 )

@@ -15,6 +15,7 @@ from layout_tuner.trainers.adapter import (
     INITIAL_LOSS_SCALE,
     TrainerAdapter,
     TrainerJob,
+    TrainerRule,
     lacking_knobs,
 )
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
@@ -67,44 +68,70 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     return lacking
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    layout, found = job.layout, refusals_of_precision(job)
-    if layout.cp > 1:
-        found.append(
-            f"cp={layout.cp}: no key of ds_config.json turns sequence parallelism on, which a script "
-            "builds with DeepSpeed's DistributedAttention (Ulysses); export a trial with cp=1, or use "
-            "the format megatron-deepspeed"
-        )
-    if layout.tp > 1 and layout.pp > 1:
-        found.append(
-            f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with pipeline "
-            "stages, not with both; export a trial with tp=1 or pp=1, or use the format "
+ENGINE_RULES: Final = (
+    TrainerRule(
+        name="zero_in_pipeline",
+        source="runtime/pipe/engine.py, PipelineEngine",
+        broken=lambda layout, _: layout.pp > 1 and layout.zero_stage > 1,
+        sentence=lambda layout, _: (
+            f"zero_stage={layout.zero_stage} with pp={layout.pp}: DeepSpeed's pipeline "
+            "accumulates whole gradients, and so has ZeRO-1 alone; export a trial with pp=1, or of a "
+            "lower stage"
+        ),
+    ),
+    TrainerRule(
+        name="fp8",
+        source="runtime/config.py has no such key",
+        broken=lambda layout, _: layout.precision == "fp8",
+        sentence=lambda *_: (
+            "precision=fp8 has no key in DeepSpeed's configuration; search with precision bf16"
+        ),
+    ),
+)
+"""The rules of every job of DeepSpeed's engines."""
+
+_RULES: Final = (
+    TrainerRule(
+        name="cp",
+        source="runtime/config.py: sequence_parallel_size builds no attention",
+        broken=lambda layout, _: layout.cp > 1,
+        sentence=lambda layout, _: (
+            f"cp={layout.cp}: no key of ds_config.json turns sequence parallelism on, which a "
+            "script builds with DeepSpeed's DistributedAttention (Ulysses); export a trial with cp=1, "
+            "or use the format megatron-deepspeed"
+        ),
+    ),
+    TrainerRule(
+        name="tp_in_pipeline",
+        source="module_inject/auto_tp.py; DeepSpeed's issue 7147",
+        broken=lambda layout, _: layout.tp > 1 and layout.pp > 1,
+        sentence=lambda layout, _: (
+            f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with "
+            "pipeline stages, not with both; export a trial with tp=1 or pp=1, or use the format "
             "megatron-deepspeed"
-        )
-    if layout.tp > 1 and layout.zero_stage == 3:
-        found.append(
-            f"zero_stage=3 with tp={layout.tp}: DeepSpeed's AutoTP trains with ZeRO up to stage 2; "
-            "export a trial with tp=1, or of a lower stage"
-        )
-    return found + refusals_of_zero(job)
-
-
-def refusals_of_zero(job: TrainerJob) -> list[str]:
-    """Why its pipeline has no such stage of ZeRO; empty if it has."""
-    layout = job.layout
-    if layout.pp == 1 or layout.zero_stage < 2:
-        return []
-    return [
-        f"zero_stage={layout.zero_stage} with pp={layout.pp}: DeepSpeed's pipeline accumulates whole "
-        "gradients, and so has ZeRO-1 alone; export a trial with pp=1, or of a lower stage"
-    ]
-
-
-def refusals_of_precision(job: TrainerJob) -> list[str]:
-    """Why DeepSpeed has no such precision; empty if it has."""
-    if job.layout.precision != "fp8":
-        return []
-    return ["precision=fp8 has no key in DeepSpeed's configuration; search with precision bf16"]
+        ),
+    ),
+    TrainerRule(
+        name="ep_in_pipeline",
+        source="module_inject/auto_ep.py, AutoEP.ep_parser",
+        broken=lambda layout, _: layout.ep > 1 and layout.pp > 1,
+        sentence=lambda layout, _: (
+            f"ep={layout.ep} with pp={layout.pp}: DeepSpeed's AutoEP looks for the experts of "
+            "Hugging Face's models, and finds none in pipeline stages; export a trial with ep=1 or pp=1"
+        ),
+    ),
+    TrainerRule(
+        name="mics_was_removed",
+        source="runtime/config.py, _reject_removed_config_keys; DeepSpeed's issue 8489",
+        versions="0.19.7 and later",
+        broken=lambda layout, _: layout.zero_stage == 3 and layout.zero_replicas > 1,
+        sentence=lambda layout, _: (
+            f"zero_replicas={layout.zero_replicas} with zero_stage=3: DeepSpeed removed MiCS, its "
+            "only smaller groups for weights, in 0.19.7; export a trial with zero_replicas=1"
+        ),
+    ),
+    *ENGINE_RULES,
+)
 
 
 def precision_keys(layout: Layout, precision: str) -> dict[str, Any]:
@@ -114,31 +141,46 @@ def precision_keys(layout: Layout, precision: str) -> dict[str, Any]:
     return {"enabled": is_on, **(power if is_on and precision == "fp16" else {})}
 
 
-def batch_and_zero(layout: Layout) -> dict[str, Any]:
+def batch_zero_and_types(layout: Layout) -> dict[str, Any]:
     """The keys that every DeepSpeed job has; it checks train batch = micro batch * steps * dp."""
     zero: dict[str, Any] = {"stage": layout.zero_stage}
     if layout.zero_stage >= 2:
         zero["overlap_comm"] = True  # the default of stage 3 alone
-    if layout.zero_stage == 3 and layout.zero_replicas > 1:
-        zero["mics_shard_size"] = layout.zero_group_size
-    return {
+    values = {
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
         "steps_per_print": 1,
         "zero_optimization": zero,
     }
+    if layout.precision == "bf16" and layout.zero_stage:
+        # As the probe accumulates. The engine refuses it without ZeRO (_do_optimizer_sanity_check).
+        values["data_types"] = {"grad_accum_dtype": "fp32"}
+    return values
+
+
+def notes_of_types(layout: Layout) -> list[str]:
+    """What the engine's types of numbers change."""
+    if layout.precision != "bf16" or layout.zero_stage:
+        return []
+    return [
+        "bf16 with zero_stage=0: DeepSpeed accumulates gradients in bf16 there, and refuses fp32, in "
+        "which the probe did; with zero_stage=1 it accumulates in fp32"
+    ]
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """ds_config.json."""
     layout = job.layout
     values: dict[str, Any] = {
-        **batch_and_zero(layout),
+        **batch_zero_and_types(layout),
         **{precision: precision_keys(layout, precision) for precision in ("bf16", "fp16")},
     }
     if layout.tp > 1:
         values["tensor_parallel"] = {"autotp_size": layout.tp}
+        # Its check of the batch counts tp ranks, unless the script gives an mpu; without the key
+        # the engine sets it by itself.
+        del values["train_batch_size"]
     if layout.ep > 1:
         values["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
     if layout.pp > 1:
@@ -165,22 +207,20 @@ def _notes(job: TrainerJob) -> list[str]:
     if layout.tp > 1:
         notes.append(
             f"tp={layout.tp} is AutoTP, which shards models of Hugging Face; the ranks of a group must "
-            "read the same data"
+            f"read the same data. DeepSpeed counts them in its train_batch_size and samples per second, "
+            f"so that both are {layout.tp} times those of a step"
         )
+    if layout.tp > 1 and layout.zero_stage == 3:
+        notes.append(f"tp={layout.tp} with zero_stage=3 needs DeepSpeed 0.19.4 or later")
     if layout.ep > 1:
         notes.append(
             f"ep={layout.ep} is AutoEP, which finds the experts of models of Hugging Face; a model of "
-            f"your script's own needs deepspeed.moe.layer.MoE(ep_size={layout.ep})"
+            f"your script's own needs deepspeed.moe.layer.MoE(ep_size={layout.ep}), which ZeRO-3 refuses"
         )
     if layout.recompute != "none" and (layout.pp == 1 or layout.recompute == "selective"):
         notes.append(
             f"recompute={layout.recompute} is for your script to do, with torch.utils.checkpoint or "
             "deepspeed.checkpointing: no key of ds_config.json turns it on here"
-        )
-    if layout.zero_stage == 3 and layout.zero_replicas > 1:
-        notes.append(
-            f"zero_replicas={layout.zero_replicas} is MiCS: your script must build the model inside "
-            "deepspeed.zero.MiCS_Init"
         )
     if layout.precision == "fp32":
         notes.append(
@@ -188,7 +228,7 @@ def _notes(job: TrainerJob) -> list[str]:
         )
     if job.compile:
         notes.append("the probe's compile=true is for your script: engine.compile()")
-    return notes
+    return notes + notes_of_types(layout)
 
 
 DEEPSPEED: Final = TrainerAdapter(
@@ -196,7 +236,7 @@ DEEPSPEED: Final = TrainerAdapter(
     target_version="DeepSpeed 0.19.8",
     needs="DeepSpeed, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
-    refusals=_refusals,
+    rules=_RULES,
     values=_values,
     notes=_notes,
     log=_LOG,

@@ -15,6 +15,7 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerAdapter, TrainerJob
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.megatron_lm import (
+    ARGUMENT_RULES,
     FSDP_CHECKPOINTS,
     INIT_STD,
     NORM_EPSILON,
@@ -22,7 +23,6 @@ from layout_tuner.trainers.megatron_lm import (
     STEP_LINES,
     expert_values,
     notes,
-    refusals,
 )
 
 RECIPE: Final = "vanilla_gpt_pretrain_config"
@@ -160,7 +160,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,
-    refusals=refusals,
+    rules=ARGUMENT_RULES,
     values=_values,
     argument_groups=_argument_groups,
     notes=lambda job: [

@@ -14,25 +14,26 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import (
     TrainerAdapter,
     TrainerJob,
+    TrainerRule,
     lacking_knobs,
-    refusals_of_shape,
+    shape_rules,
 )
 from layout_tuner.trainers.deepspeed import (
+    ENGINE_RULES,
     SKIPPED_LINE,
-    batch_and_zero,
+    batch_zero_and_types,
+    notes_of_types,
     precision_keys,
-    refusals_of_precision,
-    refusals_of_zero,
 )
 from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.megatron_lm import (
+    ARGUMENT_RULES,
     NORM_EPSILON,
     STEP_LINES,
     batch_flags,
     notes,
     parallel_flags,
     recompute_flags,
-    refusals,
     shape_flags,
 )
 
@@ -49,21 +50,41 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
     return found
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    layout = job.layout
-    shape = refusals_of_shape(job.model, "this Megatron-DeepSpeed")
-    found = [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job), *shape]
-    if layout.cp > 1 and layout.sequence_parallel:
-        found.append(
-            f"cp={layout.cp} with sequence_parallel=true: Megatron-DeepSpeed refuses its two sequence "
-            "parallelisms together; export a trial with one of them"
-        )
-    if layout.cp > 1 and job.model.num_heads % (layout.tp * layout.cp):
-        found.append(
-            f"num_heads={job.model.num_heads} is not divisible by tp*cp={layout.tp * layout.cp}, which "
-            "Megatron-DeepSpeed needs: it exchanges tokens for heads"
-        )
-    return found
+_RULES: Final = (
+    *ARGUMENT_RULES,
+    *ENGINE_RULES,
+    *shape_rules("this Megatron-DeepSpeed", "megatron/arguments.py has no such flag"),
+    TrainerRule(
+        name="cp_alone",
+        source="megatron/core/parallel_state.py, initialize_model_parallel",
+        broken=lambda layout, _: layout.cp > 1 and (layout.tp > 1 or layout.pp > 1),
+        sentence=lambda layout, _: (
+            f"cp={layout.cp} with tp={layout.tp} and pp={layout.pp}: Megatron-DeepSpeed's sequence "
+            "parallelism works with neither; export a trial with tp=1 and pp=1, or with cp=1"
+        ),
+    ),
+    TrainerRule(
+        name="two_sequence_parallelisms",
+        source="megatron/arguments.py, validate_args",
+        broken=lambda layout, _: layout.cp > 1 and layout.sequence_parallel,
+        sentence=lambda layout, _: (
+            f"cp={layout.cp} with sequence_parallel=true: Megatron-DeepSpeed refuses its two "
+            "sequence parallelisms together; export a trial with one of them"
+        ),
+    ),
+    TrainerRule(
+        name="exchanged_heads",
+        source="megatron/model/transformer.py, ParallelAttention",
+        broken=lambda layout, model: (
+            layout.cp > 1 and model.num_heads % (layout.tp * layout.cp) != 0
+        ),
+        sentence=lambda layout, model: (
+            f"num_heads={model.num_heads} is not divisible by tp*cp="
+            f"{layout.tp * layout.cp}, which Megatron-DeepSpeed needs: it exchanges tokens for "
+            "heads"
+        ),
+    ),
+)
 
 
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
@@ -103,11 +124,9 @@ def _family_flags(model: ModelShape) -> list[list[str]]:
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """DeepSpeed's configuration."""
     layout = job.layout
-    values = batch_and_zero(layout)
+    values = batch_zero_and_types(layout)
     if layout.precision != "fp32":
         values[layout.precision] = precision_keys(layout, layout.precision)
-    if layout.precision == "bf16":
-        values["data_types"] = {"grad_accum_dtype": "fp32"}  # as the probe accumulates
     return values
 
 
@@ -118,11 +137,12 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     target_version="Megatron-DeepSpeed of 2024-12 (f4157bea)",
     needs="a checkout of Megatron-DeepSpeed in MEGATRON_DEEPSPEED_DIR, DeepSpeed, and tokenized data",
     lacking=_lacking,
-    refusals=_refusals,
+    rules=_RULES,
     values=_values,
     argument_groups=_argument_groups,
     notes=lambda job: [
         *notes(job, "Megatron-DeepSpeed"),
+        *notes_of_types(job.layout),
         "the probe's attention is fused: add --use-flash-attn-v2 where flash-attn is installed, or "
         "attention keeps its scores and needs more memory than was measured",
     ],

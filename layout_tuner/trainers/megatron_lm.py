@@ -12,7 +12,12 @@ from typing import Any, Final
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import counted
-from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerAdapter, TrainerJob
+from layout_tuner.trainers.adapter import (
+    INITIAL_LOSS_SCALE,
+    TrainerAdapter,
+    TrainerJob,
+    TrainerRule,
+)
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 NORM_EPSILON: Final = 1e-5
@@ -48,19 +53,12 @@ STEP_LINES: Final = (
 the mean of those that were not skipped. It is left out while it is negative or not a number."""
 
 
-def refusals(job: TrainerJob) -> list[str]:
-    """What all of the family refuse: their asserts, with the job's numbers."""
-    return [sentence for is_broken, sentence in _checks(job) if is_broken]
+def _problems(layout: Layout, model: ModelShape) -> list[str]:
+    return [sentence for is_broken, sentence in _checks(layout, model) if is_broken]
 
 
-def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
-    layout, model = job.layout, job.model
+def _checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
     tp, pp, vpp = layout.tp, layout.pp, layout.vpp
-    yield (
-        layout.num_nodes * job.ranks_per_node != layout.num_devices,
-        f"{'*'.join(layout.degrees)}={layout.num_devices} ranks are not the same number on each of "
-        f"num_nodes={layout.num_nodes}",
-    )
     for name in ("num_heads", "ffn_hidden_size", "vocab_size"):
         size = getattr(model, name)
         yield size % tp != 0, f"{name}={size} is not divisible by tp={tp}"
@@ -100,15 +98,6 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         f"{'dp' if layout.cp == 1 else 'dp*cp'}={layout.dp_cp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
     yield from _expert_checks(layout, model)
-    yield (
-        layout.rank_order != RANK_ORDERS[0] and layout.zero_stage in SHARDING_STRATEGIES,
-        f"rank_order={layout.rank_order} with zero_stage={layout.zero_stage}: Megatron-FSDP numbers "
-        "ranks by tp, cp, dp and pp alone",
-    )
-    yield (
-        model.rotary_base % 1 != 0,
-        f"rotary_base={model.rotary_base} is not a whole number, which the flag needs",
-    )
 
 
 def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
@@ -136,6 +125,47 @@ def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, st
         layout.edp % layout.zero_replicas != 0,
         f"tp*cp*dp/(etp*ep)={layout.edp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
+
+
+ARGUMENT_RULES: Final = (
+    TrainerRule(
+        name="ranks_of_nodes",
+        source="torch.distributed.run and srun start equally many ranks on each node",
+        broken=lambda layout, _: layout.num_devices % layout.num_nodes != 0,
+        sentence=lambda layout, _: (
+            f"{'*'.join(layout.degrees)}={layout.num_devices} ranks are not the same number on "
+            f"each of num_nodes={layout.num_nodes}"
+        ),
+    ),
+    TrainerRule(
+        name="sizes_divide",
+        source="megatron/training/arguments.py, validate_args; TransformerConfig.__post_init__; "
+        "core/parallel_state.py; core/pipeline_parallel/schedules.py",
+        broken=lambda layout, model: bool(_problems(layout, model)),
+        sentence=lambda layout, model: "; ".join(_problems(layout, model)),
+    ),
+    TrainerRule(
+        name="rank_order_of_fsdp",
+        source="Megatron-Bridge training/config.py, ConfigContainer.validate",
+        broken=lambda layout, _: (
+            layout.rank_order != RANK_ORDERS[0] and layout.zero_stage in SHARDING_STRATEGIES
+        ),
+        sentence=lambda layout, _: (
+            f"rank_order={layout.rank_order} with zero_stage={layout.zero_stage}: Megatron-FSDP "
+            "numbers ranks by tp, cp, dp and pp alone"
+        ),
+    ),
+    TrainerRule(
+        name="whole_rotary_base",
+        source="megatron/training/arguments.py: --rotary-base has type=int",
+        broken=lambda _, model: model.rotary_base % 1 != 0,
+        sentence=lambda _, model: (
+            f"rotary_base={model.rotary_base} is not a whole number, which the flag needs"
+        ),
+    ),
+)
+"""What all of the family refuse. The sizes are those of the rules of legality, which the asserts of
+the trainer are nearly equal to."""
 
 
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
@@ -290,6 +320,8 @@ def expert_values(job: TrainerJob) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_token_dispatcher_type": "alltoall",
     }
+    if model.experts_per_token == 1:
+        values["moe_router_pre_softmax"] = True  # TransformerConfig refuses to do without
     if model.shared_expert_ffn_hidden_size:
         values["moe_shared_expert_intermediate_size"] = model.shared_expert_ffn_hidden_size
     if model.num_dense_layers:
@@ -329,6 +361,12 @@ def notes(job: TrainerJob, trainer: str) -> list[str]:
         f"{counted(layout.num_nodes, 'node')}",
         f"seed {job.seed} of the campaign is seed {job.seed + 1} here: {trainer} refuses 0",
     ]
+    if job.model.experts_per_token == 1:
+        found.append(
+            f"experts_per_token=1: {trainer} weighs an expert's output by the expert's share among all "
+            "(--moe-router-pre-softmax, which it asks for), and the probe by 1, so that its router "
+            "learns nothing: losses differ, time and memory do not"
+        )
     if job.compile:
         found.append(
             f"the probe's compile=true has no flag here: {trainer} brings fused kernels of its own"
@@ -342,6 +380,13 @@ def _notes(job: TrainerJob) -> list[str]:
         found.append(
             f"zero_stage={job.layout.zero_stage} is Megatron-FSDP, which refuses "
             "CUDA_DEVICE_MAX_CONNECTIONS=1"
+        )
+    if job.model.family == "llama":
+        found.append("rotary positions need Transformer Engine 1.4 or later, or --no-rope-fusion")
+    if job.model.num_experts:
+        found.append(
+            "--moe-grouped-gemm is refused on devices of compute capability below 8.0, such as V100: "
+            "leave it out there"
         )
     if job.layout.precision == "fp32":
         found.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
@@ -358,7 +403,7 @@ MEGATRON_LM: Final = TrainerAdapter(
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
     rank_orders=RANK_ORDERS,
-    refusals=refusals,
+    rules=ARGUMENT_RULES,
     argument_groups=_argument_groups,
     notes=_notes,
     log=LogPatterns(variants=STEP_LINES),

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import (
     TrainerAdapter,
     TrainerJob,
+    TrainerRule,
     lacking_knobs,
-    refusals_of_shape,
+    shape_rules,
 )
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
@@ -60,39 +63,112 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     return lacking
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    layout, model = job.layout, job.model
-    refusals = []
-    if model.family != "llama":
-        refusals.append(
+def stage_blocks(model: ModelShape, pp: int) -> list[list[str]]:
+    """The blocks of each stage, as `build_model` of `models/base.py` cuts them.
+
+    It adds up the matrix elements of layers and head; after a block with which the sum is over the
+    stage's share, the next stage begins.
+    """
+    layer = 4 * model.hidden_size**2 + 3 * model.ffn_hidden_size * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    blocks = [("embedding", 0), *[("layer", layer)] * model.num_layers]
+    blocks += [("norm", 0), ("head", head), ("loss", 0)]
+    stages: list[list[str]] = [[] for _ in range(pp)]
+    stage, done, total = 0, 0, sum(cost for _, cost in blocks)
+    for name, cost in blocks:
+        stages[stage].append(name)
+        done += cost
+        stage += done > total * ((stage + 1) / pp)
+    return stages
+
+
+def _empty_stages(layout: Layout, model: ModelShape) -> list[int]:
+    """The stages without weights, counted from 1."""
+    stages = enumerate(stage_blocks(model, layout.pp), 1)
+    return [number for number, blocks in stages if set(blocks) <= {"loss"}]
+
+
+_RULES: Final = (
+    TrainerRule(
+        name="family",
+        source="config/models_config.py, NanotronConfigs",
+        broken=lambda _, model: model.family != "llama",
+        sentence=lambda _, model: (
             f"family={model.family} has no counterpart in nanotron, which trains Llama and "
             "Starcoder2; search with a model of family llama"
-        )
-    if layout.cp > 1:
-        refusals.append(
+        ),
+    ),
+    TrainerRule(
+        name="cp",
+        source="config/parallelism_config.py, ParallelismArgs",
+        versions="0.4",
+        broken=lambda layout, _: layout.cp > 1,
+        sentence=lambda layout, _: (
             f"cp={layout.cp}: nanotron 0.4 has no context parallelism (its main branch has "
             "parallelism.context_parallel_size); export a trial with cp=1"
-        )
-    if layout.precision != "bf16":
-        refusals.append(
+        ),
+    ),
+    TrainerRule(
+        name="precision",
+        source="models/llama.py, CoreAttention: flash_attn_varlen_func",
+        broken=lambda layout, _: layout.precision != "bf16",
+        sentence=lambda layout, _: (
             f"precision={layout.precision}: nanotron's attention takes 16-bit numbers only, and it "
             "has no loss scaling for fp16; search with precision bf16"
-        )
-    if model.vocab_size % layout.tp:
-        refusals.append(
-            f"vocab_size={model.vocab_size} is not divisible by tp={layout.tp}; nanotron would pad it"
-        )
-    if model.num_kv_heads % layout.tp:
-        refusals.append(
-            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which nanotron "
-            "asks for"
-        )
-    refusals += refusals_of_shape(model, "nanotron 0.4")
-    if model.rotary_base != _ROTARY_BASE:
-        refusals.append(
+        ),
+    ),
+    TrainerRule(
+        name="vocabulary",
+        source="trainer.py, _vocab_size_with_padding",
+        broken=lambda layout, model: model.vocab_size % layout.tp != 0,
+        sentence=lambda layout, model: (
+            f"vocab_size={model.vocab_size} is not divisible by tp={layout.tp}; nanotron would "
+            "pad it"
+        ),
+    ),
+    TrainerRule(
+        name="kv_heads",
+        source="models/llama.py, CausalSelfAttention",
+        broken=lambda layout, model: model.num_kv_heads % layout.tp != 0,
+        sentence=lambda layout, model: (
+            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which "
+            "nanotron asks for"
+        ),
+    ),
+    TrainerRule(
+        name="microbatches_of_1f1b",
+        source="parallel/pipeline_parallel/engine.py, OneForwardOneBackwardPipelineEngine",
+        broken=lambda layout, _: (
+            layout.schedule == "1f1b" and layout.num_microbatches < layout.pp - 1
+        ),
+        sentence=lambda layout, _: (
+            f"num_microbatches={layout.num_microbatches} is less than pp-1={layout.pp - 1}, "
+            "which nanotron's 1f1b needs; export a trial with more micro-batches, or one with "
+            "schedule=gpipe"
+        ),
+    ),
+    TrainerRule(
+        name="stages_with_weights",
+        source="models/base.py, build_model and check_model_has_grad",
+        broken=lambda layout, model: bool(_empty_stages(layout, model)),
+        sentence=lambda layout, model: (
+            f"nanotron cuts stages by their matrix elements, and would give stage "
+            f"{_empty_stages(layout, model)[0]} of {layout.pp} no weights, since the head of "
+            f"vocab_size={model.vocab_size} weighs as much as several layers; export a trial with a "
+            "smaller pp"
+        ),
+    ),
+    *shape_rules("nanotron 0.4", "config/models_config.py, LlamaConfig"),
+    TrainerRule(
+        name="rotary_base",
+        source="models/llama.py, CausalSelfAttention",
+        versions="0.4",
+        broken=lambda _, model: model.rotary_base != _ROTARY_BASE,
+        sentence=lambda _, model: (
             f"rotary_base={model.rotary_base:g} has no counterpart: nanotron 0.4 has 10000 only"
-        )
-    return refusals
+        ),
+    ),
+)
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
@@ -174,9 +250,11 @@ def _notes(job: TrainerJob) -> list[str]:
         "parallelism.recompute_layer",
     ]
     if job.layout.pp > 1:
+        stages = stage_blocks(job.model, job.layout.pp)
+        layers = ", ".join(str(blocks.count("layer")) for blocks in stages)
         notes.append(
-            "nanotron balances stages by its own estimate of their cost: they may have another number "
-            "of layers than measured"
+            f"nanotron cuts stages by their matrix elements: they have {layers} layers, instead of "
+            "equally many as measured"
         )
     if job.compile:
         notes.append("the probe's compile=true has no key in nanotron")
@@ -189,7 +267,7 @@ NANOTRON: Final = TrainerAdapter(
     needs="nanotron 0.4 with flash-attn, its repository in NANOTRON_DIR, and a GPU",
     lacking=_lacking,
     schedules=_ENGINES,
-    refusals=_refusals,
+    rules=_RULES,
     values=_values,
     notes=_notes,
     log=_LOG,

@@ -9,11 +9,12 @@ instead of sequences. The keys are those of `config/job_config.py` (0.2.2) and `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, refusals_of_shape
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, TrainerRule, shape_rules
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
@@ -99,62 +100,124 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
     return lacking
 
 
-def _refusals(job: TrainerJob) -> list[str]:
-    layout, model = job.layout, job.model
-    refusals = []
-    if model.family != "llama":
-        refusals.append(
+def _sequence_rule(source: str, factors: Callable[[Layout], Mapping[str, int]]) -> TrainerRule:
+    return TrainerRule(
+        name="sequence",
+        source=source,
+        broken=lambda layout, model: model.seq_length % prod(factors(layout).values()) != 0,
+        sentence=lambda layout, model: (
+            f"seq_length={model.seq_length} is not divisible by "
+            f"{' * '.join(factors(layout))} = {prod(factors(layout).values())}, which "
+            "torchtitan asks for"
+        ),
+    )
+
+
+def _factors_of_0_3(layout: Layout) -> Mapping[str, int]:
+    tp = {"tp": layout.tp} if layout.sequence_parallel else {}
+    return tp if layout.cp == 1 else {"2": 2, **tp, "cp": layout.cp}
+
+
+_RULES: Final = (
+    TrainerRule(
+        name="family",
+        source="models/llama3: the export trains its model",
+        broken=lambda _, model: model.family != "llama",
+        sentence=lambda _, model: (
             f"family={model.family} has no counterpart: the export trains torchtitan's llama3; "
             "search with a model of family llama"
-        )
-    if layout.zero_stage in _RESHARD and layout.dp % layout.zero_replicas:
-        refusals.append(
-            f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}: torchtitan's "
-            "copies of the shards are replicas of dp, and cp ranks share one copy"
-        )
-    refusals += refusals_of_shape(model, "torchtitan's llama3, which the export trains")
-    parts = 2 * layout.tp * layout.cp
-    if model.seq_length % parts:
-        product = "2 * tp" if layout.cp == 1 else "2 * tp * cp"
-        refusals.append(
-            f"seq_length={model.seq_length} is not divisible by {product} = {parts}, which torchtitan "
-            "asks for"
-        )
-    if model.num_kv_heads % layout.tp:
-        refusals.append(
-            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which torchtitan "
-            "asks for"
-        )
-    counted = layout.counted_layers(model.num_layers)
-    if layout.pp > 1 and counted % (layout.pp * layout.vpp):
-        refusals.append(
-            f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by "
-            f"pp*vpp={layout.pp}*{layout.vpp}: "
-            "torchtitan would cut uneven stages"
-        )
-    return refusals
+        ),
+    ),
+    TrainerRule(
+        name="copies_of_shards",
+        source="distributed/parallel_dims.py, ParallelDims",
+        broken=lambda layout, _: (
+            layout.zero_stage in _RESHARD and layout.dp % layout.zero_replicas != 0
+        ),
+        sentence=lambda layout, _: (
+            f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}: "
+            "torchtitan's copies of the shards are replicas of dp, and cp ranks share one copy"
+        ),
+    ),
+    *shape_rules("torchtitan's llama3, which the export trains", "models/llama3"),
+    TrainerRule(
+        name="kv_heads",
+        source="models/common/decoder.py, Decoder.Config.update_from_config (0.3, main); DTensor",
+        broken=lambda layout, model: model.num_kv_heads % layout.tp != 0,
+        sentence=lambda layout, model: (
+            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which "
+            "torchtitan asks for"
+        ),
+    ),
+    TrainerRule(
+        name="even_stages",
+        source="distributed/pipeline_parallel.py: its last stages would have fewer layers",
+        broken=lambda layout, model: (
+            layout.pp > 1
+            and layout.counted_layers(model.num_layers) % (layout.pp * layout.vpp) != 0
+        ),
+        sentence=lambda layout, model: (
+            f"num_layers{'+1' * sum(layout.counted_ends)}="
+            f"{layout.counted_layers(model.num_layers)} is not divisible by "
+            f"pp*vpp={layout.pp}*{layout.vpp}: torchtitan would cut uneven stages"
+        ),
+    ),
+    TrainerRule(
+        name="microbatches_of_1f1b",
+        source="torch/distributed/pipelining/schedules.py, Schedule1F1B",
+        versions="torch 2.13 and main",
+        broken=lambda layout, _: (
+            (layout.schedule, layout.vpp) == ("1f1b", 1) and layout.num_microbatches < layout.pp
+        ),
+        sentence=lambda layout, _: (
+            f"num_microbatches={layout.num_microbatches} is less than pp={layout.pp}: torch's "
+            "Schedule1F1B takes at least as many micro-batches as stages; export a trial with more, or "
+            "one with schedule=gpipe"
+        ),
+    ),
+)
 
+_RULES_OF_0_2: Final = (
+    *_RULES,
+    _sequence_rule(
+        "models/llama3/infra/parallelize.py, parallelize_llama",
+        lambda layout: {"2": 2, "tp": layout.tp} | ({"cp": layout.cp} if layout.cp > 1 else {}),
+    ),
+    TrainerRule(
+        name="tied_embeddings",
+        source="models/llama3/model/args.py, TransformerModelArgs",
+        versions="0.2.2",
+        broken=lambda _, model: model.family == "llama" and model.tied_embeddings,
+        sentence=lambda *_: "tied_embeddings=true has no counterpart in torchtitan 0.2's llama3",
+    ),
+)
 
-def _refusals_of_0_2(job: TrainerJob) -> list[str]:
-    refusals = _refusals(job)
-    if job.model.family == "llama" and job.model.tied_embeddings:
-        refusals.append("tied_embeddings=true has no counterpart in torchtitan 0.2's llama3")
-    return refusals
-
-
-def _refusals_of_0_3(job: TrainerJob) -> list[str]:
-    refusals = _refusals(job)
-    if job.layout.precision == "fp8":
-        refusals.append(
+_RULES_OF_0_3: Final = (
+    *_RULES,
+    _sequence_rule("trainer.py, Trainer.__init__", _factors_of_0_3),
+    TrainerRule(
+        name="fp8",
+        source="models/llama3: part of the model's configuration",
+        versions="0.3.0 and main",
+        broken=lambda layout, _: layout.precision == "fp8",
+        sentence=lambda *_: (
             "precision=fp8 is a part of the model's own configuration in this version of torchtitan, "
             "which the export does not write; use the format torchtitan-0.2, or megatron-lm"
-        )
-    if job.model.family == "llama" and job.model.tied_embeddings and job.layout.pp > 1:
-        refusals.append(
-            f"tied_embeddings=true with pp={job.layout.pp}: torchtitan does not tie weights across "
+        ),
+    ),
+    TrainerRule(
+        name="tied_embeddings",
+        source="models/common/decoder.py, Decoder.Config.update_from_config",
+        versions="0.3.0 and main",
+        broken=lambda layout, model: (
+            model.family == "llama" and model.tied_embeddings and layout.pp > 1
+        ),
+        sentence=lambda layout, _: (
+            f"tied_embeddings=true with pp={layout.pp}: torchtitan does not tie weights across "
             "pipeline stages; export a trial with pp=1"
-        )
-    return refusals
+        ),
+    ),
+)
 
 
 def _pipeline(job: TrainerJob) -> dict[str, Any]:
@@ -176,7 +239,7 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
 
 _SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe"}
 """Its schedules of one stage a rank; those without bubbles have two."""
-_RESHARD: Final = {2: "never", 3: "always"}
+_RESHARD: Final[Mapping[int, str]] = {2: "never", 3: "always"}
 """When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
 _ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
 """The names that torch gives them. Its all-to-all is the step of a ring."""
@@ -309,7 +372,7 @@ def _adapter(
     values: Callable[[TrainerJob], Mapping[str, Any]],
     *,
     lacking: Callable[[TrainerJob], Mapping[str, str]] = _lacking,
-    refusals: Callable[[TrainerJob], Sequence[str]] = _refusals_of_0_3,
+    rules: Sequence[TrainerRule] = _RULES_OF_0_3,
 ) -> TrainerAdapter:
     return TrainerAdapter(
         name=name,
@@ -317,7 +380,7 @@ def _adapter(
         needs=f"{target_version}, a tokenizer's folder in TOKENIZER_DIR, and a GPU",
         lacking=lacking,
         schedules=_SCHEDULES,
-        refusals=refusals,
+        rules=rules,
         values=values,
         notes=lambda _job: [
             "the data is torchtitan's c4, and learning rate and optimizer are torchtitan's: set your own "
@@ -333,7 +396,7 @@ TORCHTITAN_0_2: Final = _adapter(
     "torchtitan 0.2.2",
     _values_of_0_2,
     lacking=_lacking_in_0_2,
-    refusals=_refusals_of_0_2,
+    rules=_RULES_OF_0_2,
 )
 TORCHTITAN_0_3: Final = _adapter("torchtitan-0.3", "torchtitan 0.3.0", _values_of_0_3)
 TORCHTITAN_MAIN: Final = _adapter(

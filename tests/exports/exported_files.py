@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,23 +48,53 @@ def layouts(**without: Any) -> list[Layout]:
     return [Layout(**{**EVERY_KNOB, **each, **without}) for each in VARIATIONS]
 
 
-def written(folder: Path, format_name: str, file_name: str, chosen: Sequence[Layout]) -> list[Path]:
-    """Writes the files of each layout to a folder of its own; the paths of one of the files.
+READERS: Final = {
+    "deepspeed": ("ds_config.json", "read_deepspeed.py"),
+    "megatron-deepspeed": ("ds_config.json", "read_deepspeed.py"),
+    "accelerate": ("accelerate.yaml", "read_accelerate.py"),
+    "nanotron": ("nanotron.yaml", "read_nanotron.py"),
+    "torchtitan-0.2": ("torchtitan.toml", "read_torchtitan_0_2.py"),
+    "torchtitan-0.3": ("torchtitan_layout.py", "read_torchtitan_0_3.py"),
+    "torchtitan-main": ("torchtitan_layout.py", "read_torchtitan_0_3.py"),
+    "megatron-lm": ("arguments.json", "read_megatron_core.py"),
+    "megatron-bridge": ("bridge.json", "read_megatron_core.py"),
+    "axonn": ("axonn.json", "read_axonn.py"),
+}
+"""By format, the file that its trainer reads, and the reader that asks the trainer."""
+ENVIRONMENTS: Final = {
+    "megatron-deepspeed": "deepspeed",
+    "megatron-lm": "megatron-core",
+    "megatron-bridge": "megatron-core",
+}
+"""The environments of formats that have another one's."""
+
+
+def written(folder: Path, format_name: str, chosen: Sequence[Layout]) -> list[Path]:
+    """Writes the files of each layout to a folder of its own; the paths of the file that is read.
 
     What the trainer lacks is taken as accepted: the files then say what it does without.
     """
     paths = []
     for number, layout in enumerate(chosen):
-        source = ExportSource(
-            campaign="wide", trial=7, job=TrainerJob(model=LLAMA, layout=layout, seed=SEED)
-        )
-        assert not FORMATS[format_name].adapter.refusals(source.job)
-        target = folder / f"{format_name}-{number}"
-        target.mkdir()
-        for file in FORMATS[format_name].render(source).files:
-            (target / file.name).write_text(file.content)
-        paths.append(target / file_name)
+        job = TrainerJob(model=LLAMA, layout=layout, seed=SEED)
+        assert not FORMATS[format_name].adapter.refusals(job)
+        paths.append(written_job(folder / f"{format_name}-{number}", format_name, job))
     return paths
+
+
+def written_job(folder: Path, format_name: str, job: TrainerJob) -> Path:
+    """Writes the files of a job, refused or not; the path of the file that its trainer reads.
+
+    Beside them lie arguments that scripts give to the trainer, and the shape that they hand on.
+    """
+    folder.mkdir()
+    form = FORMATS[format_name]
+    for file in form.render(ExportSource(campaign="wide", trial=7, job=job)).files:
+        (folder / file.name).write_text(file.content)
+    (folder / "arguments.json").write_text(json.dumps(form.adapter.arguments(job)))
+    (folder / "model.json").write_text(json.dumps(job.model.to_mapping()))
+    (folder / "bridge.json").write_text(json.dumps(form.adapter.values(job).get("model")))
+    return folder / READERS[format_name][0]
 
 
 def expected(layout: Layout, *names: str) -> dict[str, Any]:
@@ -72,11 +103,6 @@ def expected(layout: Layout, *names: str) -> dict[str, Any]:
         name: getattr(layout, name) if hasattr(layout, name) else getattr(LLAMA, name)
         for name in names
     }
-
-
-def ranks(chosen: Sequence[Layout]) -> str:
-    """The number of ranks of each layout, for a reader."""
-    return ",".join(str(each.num_devices) for each in chosen)
 
 
 def changed(path: Path, old: str, new: str) -> Path:

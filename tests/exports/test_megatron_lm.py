@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM
-from tests.exports.exported_files import ranks
+from tests.exports.exported_files import READERS, written_job
 from tests.exports.trainer_environments import read
 
 pytestmark = [pytest.mark.exports, pytest.mark.timeout(300)]
@@ -27,35 +27,38 @@ LAYOUTS = (
     Layout(tp=4, pp=4, vpp=2, num_microbatches=8, recompute="full", sequence_parallel=True),
 )
 EXPERTS = model_preset("mixtral-8x7b")
+ONE_EXPERT = replace(EXPERTS, experts_per_token=1)
+"""Without --moe-router-pre-softmax megatron-core refuses it."""
 LAYOUTS_OF_EXPERTS = (
     Layout(tp=2, dp=4, ep=4, sequence_parallel=True, zero_stage=1, precision="bf16"),
     Layout(tp=2, pp=2, dp=4, ep=2, etp=2, sequence_parallel=True, precision="bf16"),
 )
 
 
-def read_back(folder: Path, jobs: Sequence[TrainerJob]) -> list[dict[str, Any]]:
-    """What megatron-core makes of the arguments of each job."""
-    paths = [folder / f"{number}.json" for number in range(len(jobs))]
-    for path, job in zip(paths, jobs, strict=True):
-        path.write_text(json.dumps(list(MEGATRON_LM.arguments(job))))
-    num_devices = ranks([job.layout for job in jobs])
-    return read("megatron-core", "read_megatron_core.py", paths, NUM_DEVICES=num_devices)
+def read_back(folder: Path, jobs: Sequence[TrainerJob], name: str) -> list[dict[str, Any]]:
+    """What megatron-core makes of each job as an export of this format."""
+    paths = [written_job(folder / f"{number}", name, job) for number, job in enumerate(jobs)]
+    ranks = [job.layout.num_devices for job in jobs]
+    return read("megatron-core", READERS[name][1], paths, ranks)
 
 
-def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["megatron-lm", "megatron-bridge"])
+def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path, name: str) -> None:
     chosen = [
         *((model, layout) for model in (GPT, LLAMA) for layout in LAYOUTS),
         *((EXPERTS, layout) for layout in LAYOUTS_OF_EXPERTS),
+        *((ONE_EXPERT, layout) for layout in LAYOUTS_OF_EXPERTS),
     ]
     jobs = [TrainerJob(model=model, layout=layout) for model, layout in chosen]
     sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads")
     knobs = ("tp", "pp", "ep", "vpp", "sequence_parallel", "recompute")
-    for (model, layout), answer in zip(chosen, read_back(tmp_path, jobs), strict=True):
+    for (model, layout), answer in zip(chosen, read_back(tmp_path, jobs, name), strict=True):
         assert answer == {
             **{name: getattr(model, name) for name in (*sizes, "num_experts")},
             **{name: getattr(layout, name) for name in knobs},
             # Where no experts state it, it is tp.
             "etp": layout.etp if model.num_experts else layout.tp,
+            "pre_softmax": model.experts_per_token == 1,
             "norm_epsilon": 1e-5,
             "init_std": 0.02,
             "dropout": [0.0, 0.0],
@@ -67,6 +70,6 @@ def test_megatron_core_refuses_what_the_adapter_refuses(tmp_path: Path) -> None:
         TrainerJob(model=GPT, layout=Layout(tp=5)),
         TrainerJob(model=LLAMA, layout=Layout(sequence_parallel=True)),
     ]
-    for job, answer in zip(jobs, read_back(tmp_path, jobs), strict=True):
+    for job, answer in zip(jobs, read_back(tmp_path, jobs, "megatron-lm"), strict=True):
         assert MEGATRON_LM.refusals(job)
         assert "refused" in answer, answer

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.nanotron import stage_blocks
 from tests.exports.exported_files import (
     EVERY_KNOB,
     LLAMA,
+    READERS,
     SEED,
     changed,
     expected,
     layouts,
-    ranks,
     written,
 )
 from tests.exports.trainer_environments import read
@@ -30,16 +31,7 @@ SHAPE = (
     *("seq_length", "num_layers", "hidden_size", "ffn_hidden_size"),
     *("num_heads", "num_kv_heads", "vocab_size"),
 )
-FILES = {
-    "deepspeed": ("ds_config.json", "read_deepspeed.py"),
-    "accelerate": ("accelerate.yaml", "read_accelerate.py"),
-    "nanotron": ("nanotron.yaml", "read_nanotron.py"),
-    "torchtitan-0.2": ("torchtitan.toml", "read_torchtitan_0_2.py"),
-    "torchtitan-0.3": ("torchtitan_layout.py", "read_torchtitan_0_3.py"),
-    "torchtitan-main": ("torchtitan_layout.py", "read_torchtitan_0_3.py"),
-}
-"""By format, the file that its trainer reads, and the reader that asks the trainer."""
-
+TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 REPLICAS: dict[str, Any] = {"tp": 1, "pp": 1, "vpp": 1, "sequence_parallel": False}
 WITHOUT_PIPELINE = {"pp": 1, "vpp": 1, "recompute": "none", "sequence_parallel": False}
 CHOSEN: dict[str, list[Layout]] = {
@@ -49,11 +41,14 @@ CHOSEN: dict[str, list[Layout]] = {
         Layout(dp=4, precision="fp16"),
         Layout(dp=4, tp=2, num_microbatches=3),
         Layout(dp=4, ep=2),
+        Layout(dp=4, tp=2, zero_stage=3, precision="bf16"),
+        Layout(dp=2, zero_stage=0, precision="bf16"),
     ],
     "accelerate": [
         *layouts(vpp=1),
         *layouts(**REPLICAS, recompute="none")[:2],
         *layouts(**REPLICAS, recompute="none", zero_stage=0)[:2],
+        Layout(dp=4, zero_stage=3, zero_replicas=2),
     ],
     "nanotron": [
         *layouts(vpp=1, recompute="none"),
@@ -75,33 +70,40 @@ def read_back(
     name: str,
     chosen: Sequence[Layout],
     changes: Sequence[tuple[str, str]] = (),
-    **where: str,
+    checkout: str = "",
 ) -> list[dict[str, Any]]:
     """What the trainer reads of each layout, or of the first one with each of the changes."""
-    file, reader = FILES[name]
-    paths = written(folder, name, file, chosen)
+    paths = written(folder, name, chosen)
     if changes:
         paths = [changed(paths[0], *change) for change in changes]
         chosen = [chosen[0]] * len(changes)
-    return read(name, reader, paths, NUM_DEVICES=ranks(chosen), **where)
+    ranks = [each.num_devices for each in chosen]
+    return read(name, READERS[name][1], paths, ranks, checkout=checkout)
 
 
 def as_read(name: str, layout: Layout) -> dict[str, Any]:
     """What the reader of a format says of a layout."""
     if name == "deepspeed":
-        interval = int(layout.pp > 1 and layout.recompute == "full")
-        return {**expected(layout, *PARALLEL, "ep", "zero_stage"), "recompute_interval": interval}
+        is_wide = layout.precision == "bf16" and layout.zero_stage
+        return {
+            **expected(layout, *PARALLEL, "ep", "zero_stage"),
+            "accumulates": "float32" if is_wide else TYPES[layout.precision],
+            "recompute_interval": int(layout.pp > 1 and layout.recompute == "full"),
+            **({"shard": [256 // layout.tp, 64]} if layout.pp == 1 else {}),
+        }
     if name == "accelerate":
-        names = {"num_nodes", "num_devices", "precision", "dp", "zero_stage"}
+        names = {"num_nodes", "num_devices", "precision", "dp"}
+        names |= {"zero_replicas"} if layout.zero_stage > 1 else {"zero_stage"}
         if layout.tp > 1:
-            names |= {"tp", "pp", "num_microbatches", "recompute", "sequence_parallel"}
+            names |= {"tp", "pp", "cp", "num_microbatches", "recompute", "sequence_parallel"}
         elif layout.zero_stage == 1:
             names |= {"num_microbatches"}
         return expected(layout, *names)
     norm = {"norm_epsilon": 1e-5}
     if name == "nanotron":
         names = {*PARALLEL, *SHAPE, "zero_stage", "sequence_parallel", "global_batch_size"}
-        return expected(layout, *names, "tied_embeddings") | norm
+        stages = [blocks.count("layer") for blocks in stage_blocks(LLAMA, layout.pp)]
+        return expected(layout, *names, "tied_embeddings", "schedule") | norm | {"stages": stages}
     others = norm | {"rotary_base": 10000.0, "seed": SEED, "is_sharded": False}
     said = expected(layout, *PARALLEL, *SHAPE, "vpp", "recompute")
     if name == "torchtitan-0.2":
@@ -131,7 +133,9 @@ def test_torchtitan_main_reads_back_the_layouts_and_the_model(tmp_path: Path) ->
 
 REFUSED: dict[str, list[tuple[str, str, str]]] = {
     "deepspeed": [
-        ('"train_batch_size": 24', '"train_batch_size": 36', "36 != 3 * 4 * 2"),
+        # The engine counts the ranks of tp too.
+        ('"steps_per_print": 1', '"train_batch_size": 24', "24 != 3 * 4 * 4"),
+        ('"stage": 1', '"stage": 1, "mics_shard_size": 2', "MiCS ZeRO-3 sharding has been removed"),
         ('"stage": 1', '"stage": 1, "stages": 1', "stages"),
         ('"autotp_size": 2', '"autotp_sizes": 2', "autotp_sizes"),
     ],
@@ -173,7 +177,7 @@ def test_a_trainer_refuses_unknown_keys_and_wrong_numbers(name: str, tmp_path: P
 def test_the_launch_script_states_the_gradient_accumulation_that_the_file_cannot(
     tmp_path: Path,
 ) -> None:
-    (path,) = written(tmp_path, "accelerate", "accelerate.yaml", [Layout(dp=2, num_microbatches=6)])
+    (path,) = written(tmp_path, "accelerate", [Layout(dp=2, num_microbatches=6)])
     script = (path.parent / "accelerate.sh").read_text()
     assert "export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=6\n" in script
 

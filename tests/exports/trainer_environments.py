@@ -3,6 +3,10 @@
 A trainer and what it needs beyond torch lie in `build/trainers/NAME`, in the versions of
 `requirements/NAME.txt`. They come first on the path of a process that reads an exported file with
 the trainer's own parser. Nothing is installed twice while the versions stay the same.
+
+The first line of such a file is the trainer's own package. `NAME@newest` is the same with the
+newest release of it that the package index has; pip alone would not find one that needs a newer
+Python.
 """
 
 from __future__ import annotations
@@ -13,49 +17,113 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import URLError
+from zipfile import ZipFile
+
+from packaging.specifiers import SpecifierSet
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 INSTALL_DEADLINE_S: Final = 600
-READ_DEADLINE_S: Final = 110
+INDEX_DEADLINE_S: Final = 30
+PYTHON: Final = ".".join(map(str, sys.version_info[:3]))
+NEWEST: Final = "@newest"
+
+Ask = Callable[[Path, int], dict[str, Any]]
+"""What a trainer makes of an exported file, for a number of ranks."""
+
+
+class NewestUnavailableError(Exception):
+    """The newest release of a trainer cannot be read here; the message says why."""
+
+
+def pinned(name: str) -> tuple[str, str]:
+    """A trainer's own package and its version."""
+    first = (HERE / "requirements" / f"{name}.txt").read_text().splitlines()[0]
+    package, _, version = first.partition("==")
+    return package, version
+
+
+@cache
+def newest(name: str) -> tuple[str, str]:
+    """The newest release of a trainer's package, and the Pythons that it needs.
+
+    Raises:
+        NewestUnavailableError: the package index does not answer.
+    """
+    package, _ = pinned(name)
+    try:
+        with urllib.request.urlopen(
+            f"https://pypi.org/pypi/{package}/json", timeout=INDEX_DEADLINE_S
+        ) as answer:
+            info = json.load(answer)["info"]
+    except (URLError, TimeoutError, ValueError) as error:
+        raise NewestUnavailableError(f"the package index does not answer: {error}") from error
+    return info["version"], info["requires_python"] or ""
 
 
 def installed(name: str) -> Path:
     """The folder with a trainer's packages, which is filled if need be."""
-    requirements = HERE / "requirements" / f"{name}.txt"
+    base = name.removesuffix(NEWEST)
+    package, version = pinned(base)
+    wanted, is_for_newer_python = (HERE / "requirements" / f"{base}.txt").read_text(), False
+    if name.endswith(NEWEST):
+        version, pythons = newest(base)
+        _, *others = wanted.splitlines()
+        wanted = "\n".join((f"{package}=={version}", *others))
+        is_for_newer_python = PYTHON not in SpecifierSet(pythons)
     target = ROOT / "build" / "trainers" / name
     stamp = target / ".installed"
-    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
-    if stamp.exists() and stamp.read_text() == wanted:
+    digest = hashlib.sha256(f"{wanted}{sys.version}".encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
         return target
     shutil.rmtree(target, ignore_errors=True)
-    options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
-    where = ("--no-compile", "--target", str(target), "--requirement", str(requirements))
+    target.mkdir(parents=True)
+    if is_for_newer_python:
+        _pip(
+            "download",
+            "--only-binary=:all:",
+            "--python-version=3.12",
+            *wanted.split(),
+            "--dest",
+            target,
+        )
+        for wheel in target.glob("*.whl"):
+            with ZipFile(wheel) as files:
+                files.extractall(target)
+    else:
+        options = ("--no-compile", "--no-build-isolation")
+        _pip("install", *options, *wanted.split(), "--target", target)
+    stamp.write_text(digest)
+    return target
+
+
+def _pip(*words: object) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-deps")
+    command, *others = map(str, words)
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, *where],
+        [sys.executable, "-m", "pip", command, *quiet, *others],
         env={**os.environ, "DS_BUILD_OPS": "0"},
         check=True,
         timeout=INSTALL_DEADLINE_S,
     )
-    stamp.write_text(wanted)
-    return target
 
 
-def read(
-    name: str, reader: str, files: Sequence[Path], *, checkout: str = "", **about: object
-) -> list[dict[str, Any]]:
-    """What a trainer's own parser makes of exported files.
+@contextmanager
+def reading(name: str, reader: str, *, checkout: str = "") -> Iterator[Ask]:
+    """A process with a trainer's own parser, which answers as long as it is asked.
 
     Args:
         name: the trainer's environment.
-        reader: a script in `readers/`, which prints a JSON list with a mapping for each file: the
-            fields of layout and model that it read, or `refused` and the parser's message.
-        files: the exported files.
+        reader: a script in `readers/`; `answers.py` has its protocol. It answers with the fields of
+            layout and model that it read, or with `refused` and the parser's message.
         checkout: a folder with the trainer's own package, where it is not installed.
-        about: what the parser is told besides, as environment variables.
     """
     environment = {
         "PATH": os.environ["PATH"],
@@ -63,15 +131,45 @@ def read(
         "PYTHONPATH": os.pathsep.join(filter(None, (checkout, str(installed(name))))),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
-        **{key: str(value) for key, value in about.items()},
+        "DS_ACCELERATOR": "cpu",
+        "DS_BUILD_OPS": "0",
     }
-    done = subprocess.run(
-        [sys.executable, str(HERE / "readers" / reader), *map(str, files)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=READ_DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    log = ROOT / "build" / "trainers" / f"{name}.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, str(HERE / "readers" / reader)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        source, target = process.stdin, process.stdout
+
+        def ask(file: Path, num_devices: int) -> dict[str, Any]:
+            try:
+                source.write(json.dumps([str(file), num_devices]) + "\n")
+                source.flush()
+                answer = target.readline()
+            except BrokenPipeError:
+                answer = ""
+            assert answer, log.read_text()[-4000:]
+            found: dict[str, Any] = json.loads(answer)
+            return found
+
+        try:
+            yield ask
+        finally:
+            source.close()
+
+
+def read(
+    name: str, reader: str, files: Sequence[Path], ranks: Sequence[int], *, checkout: str = ""
+) -> list[dict[str, Any]]:
+    """What a trainer's own parser makes of exported files, each for a number of ranks."""
+    with reading(name, reader, checkout=checkout) as ask:
+        return [ask(*each) for each in zip(files, ranks, strict=True)]

@@ -1,15 +1,18 @@
-"""What every reader does: it prints JSON, and has stand-ins for modules that it never uses."""
+"""What every reader does: it answers in JSON, and has stand-ins for modules that it never uses."""
 
 import contextlib
 import io
 import json
 import os
 import sys
+import traceback
 import types
 
 
 class StandIn(types.ModuleType):
     """A module in which every name is an empty class."""
+
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -22,11 +25,15 @@ def stand_in(*names):
     sys.modules |= {name: StandIn(name) for name in names}
 
 
-def print_answers(layout_of, *refusals):
-    """Prints what `layout_of` says of each file, or the error with which it is refused.
+def print_answers(layout_of, *refusals, forks=False):
+    """Answers each line of the input, [file, number of ranks], by one line of JSON.
 
-    The environment says how many ranks the launch script starts: NUM_DEVICES, one number a file.
+    An answer is what `layout_of` says of the file, or the error with which it is refused. With
+    `forks` a process of its own gives each answer, so that none finds the process groups of
+    another.
     """
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the trainer prints is no answer
 
     def answer(path, num_devices):
         said = io.StringIO()
@@ -34,8 +41,24 @@ def print_answers(layout_of, *refusals):
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 return layout_of(path, num_devices)
         except refusals as error:
-            return {"refused": f"{type(error).__name__}: {error} {said.getvalue()}"}
+            return {"refused": f"{type(error).__name__}: {error} {said.getvalue()[-2000:]}"}
 
-    ranks = [int(each) for each in os.environ["NUM_DEVICES"].split(",")]
-    files = zip(sys.argv[1:], ranks, strict=True)
-    sys.stdout.write(json.dumps([answer(*each) for each in files]))
+    def in_fork(path, num_devices):
+        source, target = os.pipe()
+        if not os.fork():
+            try:
+                found = answer(path, num_devices)
+            except Exception:
+                found = {"failed": traceback.format_exc()}
+            with os.fdopen(target, "w") as pipe:
+                json.dump(found, pipe)
+            os._exit(0)
+        os.close(target)
+        with os.fdopen(source) as pipe:
+            said = pipe.read()
+        os.wait()
+        return json.loads(said or '{"failed": "the process that reads has ended"}')
+
+    for line in sys.stdin:
+        out.write(json.dumps((in_fork if forks else answer)(*json.loads(line))) + "\n")
+        out.flush()

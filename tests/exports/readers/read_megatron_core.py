@@ -1,17 +1,22 @@
-"""Builds megatron-core's configuration from arguments of Megatron-LM, and prints the layouts.
+"""Builds megatron-core's configuration from exports, and prints the layouts.
 
+A file is a JSON list of arguments of Megatron-LM, or the mapping `model` of Megatron-Bridge.
 Megatron-LM makes flags of the fields of the configurations (`--a-b` of `a_b`), and fills the fields
-from the flags of the same names; megatron-core's package does not have that program. Each file is a
-JSON list of arguments.
+from the flags of the same names; before 0.17 megatron-core's package does not have that program.
 """
 
 import json
+import typing
 import warnings
 from dataclasses import fields
 from pathlib import Path
 
 import torch
-from answers import print_answers
+from answers import print_answers, stand_in
+
+# Releases for Python 3.12 are read with 3.11, and without triton.
+typing.override = getattr(typing, "override", lambda method: method)
+stand_in("megatron.core.transformer.moe.ops.paged_stash")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -29,6 +34,25 @@ def values_of(words):
         if word.startswith("--"):
             found[word[2:].replace("-", "_")] = True if after.startswith("--") else after
     return found
+
+
+PROVIDED = {
+    "seq_length",
+    "vocab_size",
+    "should_pad_vocab",
+    "share_embeddings_and_output_weights",
+    "position_embedding_type",
+    "rotary_base",
+}
+"""Fields that Megatron-Bridge's GPTModelProvider adds to those of megatron-core."""
+
+
+def bridged(model):
+    known = {name: value for name, value in model.items() if name not in PROVIDED}
+    known["activation_func"] = getattr(torch.nn.functional, known["activation_func"])
+    if known["pipeline_model_parallel_size"] > 1:
+        known["pipeline_dtype"] = torch.float32  # its mixed precision sets it
+    return TransformerConfig(**known)
 
 
 def configured(words):
@@ -57,7 +81,11 @@ def _is_number(value):
 
 
 def layout_of(path, _num_devices):
-    config = configured(json.loads(Path(path).read_text()))
+    said = json.loads(Path(path).read_text())
+    return described(configured(said) if isinstance(said, list) else bridged(said))
+
+
+def described(config):
     return {
         "tp": config.tensor_model_parallel_size,
         "pp": config.pipeline_model_parallel_size,
@@ -72,10 +100,12 @@ def layout_of(path, _num_devices):
         "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_query_groups,
         "num_experts": config.num_moe_experts or 0,
+        "pre_softmax": config.moe_router_pre_softmax,
         "norm_epsilon": config.layernorm_epsilon,
         "init_std": config.init_method_std,
         "dropout": [config.attention_dropout, config.hidden_dropout],
     }
 
 
-print_answers(layout_of, ValueError, AssertionError)
+if __name__ == "__main__":
+    print_answers(layout_of, ValueError, AssertionError, TypeError)

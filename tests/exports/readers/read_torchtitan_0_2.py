@@ -3,8 +3,10 @@
 import importlib
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 from answers import print_answers, stand_in
+from titan_stages import build_schedule
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
 stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
@@ -12,9 +14,11 @@ stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.pipeline_parallel import (  # noqa: E402
+    build_pipeline_schedule,
     generate_llm_fqn_per_model_part,
 )
 from torchtitan.models.llama3 import llama3_args  # noqa: E402
+from torchtitan.models.llama3.infra import parallelize  # noqa: E402
 from torchtitan.models.llama3.model.model import TransformerBlock  # noqa: E402
 
 
@@ -24,6 +28,17 @@ def model_of(config, folder):
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     return llama3_args[config.model.flavor]
+
+
+for name in ("tp", "ac", "compile", "fsdp", "ddp", "cp_to_attention_module"):
+    setattr(parallelize, f"apply_{name}", lambda *_args, **_kwargs: None)  # needs the device
+
+
+def check_parallelism(model, dims, config):
+    """Calls `parallelize_llama` for its own checks, without what it does to the model."""
+    dims.get_mesh = lambda names: SimpleNamespace(size=lambda: getattr(dims, names, None))
+    shape = SimpleNamespace(model_args=model, layers={})
+    parallelize.parallelize_llama(shape, dims, config)
 
 
 def layout_of(path, num_devices):
@@ -40,6 +55,7 @@ def layout_of(path, num_devices):
         world_size=num_devices,
     )
     model = model_of(config, Path(path).parent)
+    check_parallelism(model, dims, config)
     replicas = dims.dp_replicate * dims.dp_shard
     assert training.global_batch_size % (training.local_batch_size * replicas) == 0
     accumulation = training.global_batch_size // (training.local_batch_size * replicas)
@@ -60,6 +76,7 @@ def layout_of(path, num_devices):
         assert layers == {model.n_layers // stages}, parts
         is_looped = parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
         assert is_looped == (vpp > 1)
+        build_schedule(build_pipeline_schedule, dims.pp, vpp, job_config=config)
     block = TransformerBlock(0, model)
     return {
         "tp": dims.tp,
@@ -84,4 +101,4 @@ def layout_of(path, num_devices):
     }
 
 
-print_answers(layout_of, ValueError, TypeError, AssertionError, SystemExit)
+print_answers(layout_of, ValueError, TypeError, AssertionError, RuntimeError, SystemExit)

@@ -1,20 +1,46 @@
 """Reads exported modules with torchtitan's own parser (0.3, or main by hand); prints JSON."""
 
+import inspect
 import sys
 from pathlib import Path
 
 from answers import print_answers, stand_in
+from titan_stages import build_schedule
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, the others for figures.
 stand_in("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard", "wandb")
 
+import torchtitan.trainer  # noqa: E402
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import FullAC  # noqa: E402
 from torchtitan.distributed.pipeline_parallel import (  # noqa: E402
+    _build_pipeline_schedule,
     _generate_llm_fqn_per_model_part,
     _get_pipeline_metadata,
 )
+
+
+class ChecksArePassedError(Exception):
+    """The trainer goes on to what needs its device."""
+
+
+def check_trainer(config, dims):
+    """Makes the trainer as far as its checks go, with the degrees and without the device."""
+
+    def goes_on(*_args):
+        raise ChecksArePassedError
+
+    trainer = torchtitan.trainer
+    trainer.utils.get_local_device = lambda: None
+    trainer.utils.device_module.set_device = lambda _device: None
+    trainer.Trainer.init_distributed = lambda _trainer: dims
+    trainer.dist_utils.set_spmd_backend = goes_on
+    try:
+        trainer.Trainer(config)
+    except ChecksArePassedError:
+        return
+    raise AssertionError("the trainer has other checks than this reader knows")
 
 
 def config_of(path):
@@ -58,7 +84,15 @@ def virtual_stages(config, dims, model):
     parts = _generate_llm_fqn_per_model_part(*metadata)
     layers = {sum(name.startswith("layers.") for name in part) for part in parts}
     assert layers == {num_layers // stages}, parts
-    return stages // dims.pp
+    vpp, parallelism = stages // dims.pp, config.parallelism
+    known = {
+        "local_batch_size": getattr(config.training, "local_batch_size", 0),
+        "num_microbatches": getattr(parallelism, "num_pp_microbatches", 0),
+    }
+    asked = inspect.signature(_build_pipeline_schedule).parameters  # 0.3 and main differ
+    batch = {name: value for name, value in known.items() if name in asked}
+    build_schedule(_build_pipeline_schedule, dims.pp, vpp, parallelism=parallelism, **batch)
+    return vpp
 
 
 def layout_of(path, num_devices):
@@ -66,6 +100,7 @@ def layout_of(path, num_devices):
     type(config).__post_init__(config)  # what torchtitan checks when a configuration is made
     parallelism = config.parallelism
     dims = ParallelDims.from_config(parallelism, num_devices)
+    check_trainer(config, dims)
     model = config.model_spec.model
     config.model_spec.model.update_from_config(config=config)
     block = model.layers[0]
@@ -96,4 +131,12 @@ def layout_of(path, num_devices):
     }
 
 
-print_answers(layout_of, ValueError, TypeError, AttributeError, AssertionError, SystemExit)
+print_answers(
+    layout_of,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+    SystemExit,
+)

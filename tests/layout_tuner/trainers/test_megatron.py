@@ -151,8 +151,12 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(adapter: TrainerAda
         said = adapter.refusals(TrainerJob(model=model, layout=Layout(**layout)))
         assert any(why in sentence for sentence in said), (why, said)
     # 46 layers, the embedding and the head are 48 on 4 stages.
-    has_sequence = adapter is not MEGATRON_DEEPSPEED
-    other = replace(EVERY_KNOB, ep=1, etp=1, sequence_parallel=has_sequence)
+    other = replace(EVERY_KNOB, ep=1, etp=1)
+    if adapter is MEGATRON_DEEPSPEED:
+        # It asserts that its sequence parallelism is alone.
+        alone = "cp=2 with tp=2 and pp=2"
+        assert alone in adapter.refusals(TrainerJob(model=GPT, layout=replace(other, vpp=1)))[-2]
+        other = replace(other, cp=1, cp_comm_type="all_gather")
     assert not adapter.refusals(TrainerJob(model=replace(GPT, num_layers=46), layout=other))
 
 
@@ -388,3 +392,13 @@ def test_exports_name_what_the_published_model_has_besides(name: str) -> None:
     notes = export(name, ExportSource(campaign="c", trial=1, job=job)).notes
     assert any("as published also has biases, attention sinks" in note for note in notes)
     assert EMBEDDED.values(job)["model"]["experts_per_token"] == 4
+
+
+@pytest.mark.parametrize("adapter", [MEGATRON_LM, MEGATRON_BRIDGE], ids=lambda each: each.name)
+def test_the_router_of_one_expert_weighs_by_the_share_among_all(adapter: TrainerAdapter) -> None:
+    for per_token, is_first in ((1, True), (2, False)):
+        model = replace(model_preset("mixtral-8x7b"), experts_per_token=per_token)
+        job = TrainerJob(model=model, layout=Layout())
+        words = " ".join(adapter.arguments(job))
+        assert ("--moe-router-pre-softmax" in words or "pre_softmax=true" in words) == is_first
+        assert ("and the probe by 1" in " ".join(adapter.notes(job))) == is_first

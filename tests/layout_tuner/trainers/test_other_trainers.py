@@ -82,7 +82,9 @@ def test_torchtitan_gathers_keys_or_passes_them_around_beside_fsdp(name: str) ->
     found = lacking(name, cp=2, cp_comm_type="a2a", **BF16)
     assert set(found) == {"zero_stage", "cp_comm_type"}
     assert "cp=2" in found["zero_stage"]
-    assert "not divisible by 2 * tp * cp = 512" in refusals(name, cp=128, tp=2)
+    factors = "2 * tp * cp = 512"
+    is_shared = {"cp": 128, "tp": 2, "sequence_parallel": True}
+    assert f"not divisible by {factors}" in refusals(name, **is_shared)
     assert "context_parallel_degree" not in values(name, **BF16)["parallelism"]
     shared = {"cp": 4, "zero_stage": 3, "zero_replicas": 2, **BF16}
     assert "dp=1 is not divisible by zero_replicas=2" in refusals(name, dp=1, **shared)
@@ -112,6 +114,39 @@ def test_torchtitans_fsdp_is_zero_2_or_3_with_copies(name: str) -> None:
     assert "no ZeRO-1; without it every replica holds whole optimizer states" in said
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_autotp_shards_with_every_stage_and_leaves_the_batch_to_the_engine(zero_stage: int) -> None:
+    layout = {"dp": 2, "tp": 2, "zero_stage": zero_stage, **BF16}
+    assert refusals("deepspeed", **layout) == ""
+    assert "train_batch_size" not in values("deepspeed", **layout)
+    assert values("deepspeed", dp=2, zero_stage=zero_stage)["train_batch_size"] == 2
+    notes = " ".join(ADAPTERS["deepspeed"].notes(job(**layout)))
+    assert "both are 2 times those of a step" in notes
+    assert ("needs DeepSpeed 0.19.4" in notes) == (zero_stage == 3)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "megatron-deepspeed"])
+def test_deepspeed_accumulates_bf16_gradients_in_fp32_only_with_zero(name: str) -> None:
+    assert values(name, dp=2, zero_stage=1, **BF16)["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert "data_types" not in values(name, dp=2, **BF16)
+    without = " ".join(ADAPTERS[name].notes(job(dp=2, **BF16)))
+    assert "with zero_stage=1 it accumulates in fp32" in without
+    assert "data_types" not in values(name, dp=2, zero_stage=1)
+
+
+def test_nanotrons_own_cut_is_noted() -> None:
+    assert "they have 4, 3, 1, 0 layers" in " ".join(
+        ADAPTERS["nanotron"].notes(job(replace(LLAMA, vocab_size=16384), pp=4, **BF16))
+    )
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_rules_have_names_and_sources(name: str) -> None:
+    rules = ADAPTERS[name].rules
+    assert len({rule.name for rule in rules}) == len(rules)
+    assert all(rule.source for rule in rules)
+
+
 def test_accelerates_fsdp_is_zero_2_or_3_with_copies() -> None:
     third = values("accelerate", dp=4, zero_stage=3, zero_replicas=2)
     assert third["distributed_type"] == "FSDP"
@@ -125,11 +160,8 @@ def test_accelerates_fsdp_is_zero_2_or_3_with_copies() -> None:
 
 def test_deepspeed_and_megatron_fsdp_have_the_stages() -> None:
     layout = {"dp": 4, "zero_stage": 3, "zero_replicas": 2}
-    assert values("deepspeed", **layout)["zero_optimization"] == {
-        "stage": 3,
-        "overlap_comm": True,
-        "mics_shard_size": 2,
-    }
+    zero = values("deepspeed", dp=4, zero_stage=3)["zero_optimization"]
+    assert zero == {"stage": 3, "overlap_comm": True}
     words = " ".join(ADAPTERS["megatron-lm"].arguments(job(**layout)))
     for flags in (
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
@@ -168,6 +200,9 @@ def test_fp8_under_the_keys_of_those_who_have_it() -> None:
 
 ODD = replace(LLAMA, seq_length=254, vocab_size=4095)
 TIED = replace(LLAMA, tied_embeddings=True)
+WIDE = replace(LLAMA, vocab_size=128256)
+MIXTRAL = model_preset("mixtral-8x7b")
+FEW = "num_microbatches=3 is less than pp=4: torch's Schedule1F1B takes"
 WITHOUT_FP8 = ("deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", "torchtitan-main")
 
 
@@ -183,7 +218,20 @@ WITHOUT_FP8 = ("deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", 
         ("torchtitan-0.3", LLAMA, {"tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("nanotron", LLAMA, {**BF16, "tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("torchtitan-0.2", LLAMA, {"pp": 3}, "num_layers=8 is not divisible by pp*vpp=3*1"),
-        ("torchtitan-0.3", ODD, {"tp": 2}, "seq_length=254 is not divisible by 2 * tp = 4"),
+        ("torchtitan-0.2", ODD, {"tp": 2}, "seq_length=254 is not divisible by 2 * tp = 4"),
+        ("torchtitan-0.3", ODD, {"tp": 4, "sequence_parallel": True}, "not divisible by tp = 4"),
+        *((name, LLAMA, {**BF16, "pp": 4, "num_microbatches": 3}, FEW) for name in TITANS),
+        ("nanotron", LLAMA, {**BF16, "pp": 4, "num_microbatches": 2}, "is less than pp-1=3"),
+        ("nanotron", WIDE, {**BF16, "pp": 4, "num_microbatches": 4}, "stage 2 of 4 no weights"),
+        ("deepspeed", MIXTRAL, {"dp": 2, "pp": 2, "ep": 2}, "ep=2 with pp=2"),
+        (
+            "deepspeed",
+            LLAMA,
+            {"dp": 4, "zero_stage": 3, "zero_replicas": 2},
+            "DeepSpeed removed MiCS, its only smaller groups for weights, in 0.19.7",
+        ),
+        ("megatron-deepspeed", LLAMA, {"cp": 2, "tp": 2}, "cp=2 with tp=2 and pp=1"),
+        ("axonn", LLAMA, {"dp": 5, "zero_stage": 3}, "queries=65536, keys=32768, feed-forward="),
         ("nanotron", ODD, {"tp": 2, **BF16}, "vocab_size=4095 is not divisible by tp=2"),
         ("torchtitan-0.2", TIED, {}, "tied_embeddings=true"),
         ("torchtitan-0.3", TIED, {"pp": 2}, "tied_embeddings=true with pp=2"),
@@ -195,11 +243,10 @@ WITHOUT_FP8 = ("deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", 
             {"dp": 2, "pp": 2, "zero_stage": 2},
             "zero_stage=2 with pp=2",
         ),
-        ("deepspeed", LLAMA, {"dp": 2, "tp": 2, "zero_stage": 3}, "zero_stage=3 with tp=2"),
         ("nanotron", LLAMA, {"cp": 2, **BF16}, "cp=2: "),
         ("deepspeed", LLAMA, {"cp": 2, **BF16}, "cp=2: "),
         ("axonn", LLAMA, {"pp": 2}, "pp=2: AxoNN"),
-        ("axonn", model_preset("mixtral-8x7b"), {}, "num_experts="),
+        ("axonn", MIXTRAL, {}, "num_experts="),
     ],
 )
 def test_a_layout_that_a_trainer_refuses_is_refused_with_its_numbers(

@@ -1,0 +1,148 @@
+"""Random jobs that are legal and that the adapter of a trainer does not refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.layout import (
+    CP_COMM_TYPES,
+    PIPELINE_SPLITS,
+    RANK_ORDERS,
+    RECOMPUTE_MODES,
+    SCHEDULES,
+    ZERO_STAGES,
+    Layout,
+)
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.registry import ADAPTERS
+
+SCOPES: Final = OTHER_TRAINER_SCOPES - {"machine"}
+CLUSTER: Final = CLUSTER_PRESETS["frontier"]
+
+CHOICES: Final[dict[str, Sequence[Any]]] = {
+    "family": ("gpt", "llama", "llama"),
+    "experts": (False, False, True),
+    "head_dim": (None, None, 48),
+    "tp": (1, 2, 4),
+    "tp_columns": (1,),
+    "pp": (1, 2, 3, 4),
+    "cp": (1, 1, 2),
+    "dp": (1, 2, 3, 4, 8),
+    "precision": ("fp32", "bf16", "bf16", "fp16"),
+}
+"""The values that a job has in equal parts; the others follow from them."""
+
+NARROWED: Final[dict[str, dict[str, Sequence[Any]]]] = {
+    "deepspeed": {"cp": (1,)},
+    "megatron-deepspeed": {"experts": (False,), "head_dim": (None,), "cp": (1,)},
+    "nanotron": {"family": ("llama",), "experts": (False,), "cp": (1,), "precision": ("bf16",)},
+    "torchtitan-0.2": {"family": ("llama",), "experts": (False,), "head_dim": (None,)},
+    "torchtitan-0.3": {"family": ("llama",), "experts": (False,), "head_dim": (None,)},
+    "axonn": {
+        "experts": (False,),
+        "head_dim": (None,),
+        "tp_columns": (1, 2),
+        "pp": (1,),
+        "cp": (1,),
+    },
+}
+"""What a trainer's adapter refuses nearly always is not tried."""
+
+
+@st.composite
+def legal_jobs(draw: Callable[[st.SearchStrategy[Any]], Any], name: str) -> TrainerJob:
+    """A job as it is exported: without the knobs that the trainer lacks."""
+    chosen = {**CHOICES, **NARROWED.get(name, {})}
+    degree = {knob: draw(st.sampled_from(values)) for knob, values in chosen.items()}
+
+    def pick(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    layout = _layout(pick, degree)
+    model = _model(pick, layout, degree)
+    assume(not violations(layout, model, CLUSTER, scopes=SCOPES))
+    adapter = ADAPTERS[name]
+    job = TrainerJob(
+        model=model, layout=layout, compile=pick(False, True), balanced_routing=pick(False, True)
+    )
+    job = job.without(adapter.all_lacking(job))
+    assume(not adapter.every_refusal(job))
+    return job
+
+
+def _layout(pick: Callable[..., Any], degree: dict[str, Any]) -> Layout:
+    tp, pp, cp, dp = (degree[knob] for knob in ("tp", "pp", "cp", "dp"))
+    ranks = tp * cp * dp
+    ep = etp = 1
+    if degree["experts"] and degree["family"] == "llama":
+        ep = pick(*(each for each in (1, 2, 4) if ranks % each == 0))
+        etp = pick(*(each for each in (1, 1, 2) if ranks % (each * ep) == 0))
+    schedule = pick(*SCHEDULES) if pp > 1 else "1f1b"
+    vpp = pick(1, 2) if pp > 1 and schedule == "1f1b" else 1
+    zero_stage = pick(*ZERO_STAGES) if dp * cp > 1 else 0
+    copies = [each for each in (1, 1, 2, 4) if dp * cp % each == 0 and each < dp * cp]
+    is_shared = tp > 1 and (ep * etp > 1 or degree["experts"] or pick(False, True))
+    return Layout(
+        num_nodes=pick(*(nodes for nodes in (1, 2) if ranks * pp % nodes == 0)),
+        **{knob: degree[knob] for knob in ("tp", "tp_columns", "pp", "cp", "dp", "precision")},
+        ep=ep,
+        etp=etp,
+        vpp=vpp,
+        schedule=schedule,
+        micro_batch_size=pick(1, 2, 3),
+        num_microbatches=pick(1, 2, 3, 4, 5, 8) * (pp if vpp > 1 else 1),
+        zero_stage=zero_stage,
+        zero_replicas=pick(*copies) if zero_stage else 1,
+        recompute=pick(*RECOMPUTE_MODES),
+        sequence_parallel=is_shared,
+        pipeline_split=pick(*PIPELINE_SPLITS) if pp > 1 else "layers",
+        cp_comm_type=pick(*CP_COMM_TYPES) if cp > 1 else "all_gather",
+        rank_order=pick(*RANK_ORDERS) if pp > 1 and dp > 1 else RANK_ORDERS[0],
+    )
+
+
+def _model(pick: Callable[..., Any], layout: Layout, degree: dict[str, Any]) -> ModelShape:
+    tp, cp = layout.tp, layout.cp
+    is_llama = degree["family"] == "llama"
+    kv_heads = tp * cp * pick(1, 2)
+    heads = kv_heads * (pick(1, 2, 3) if is_llama else 1)
+    counted_ends = sum(layout.counted_ends)
+    shape: dict[str, Any] = {
+        "name": "random",
+        "family": degree["family"],
+        "num_layers": max(layout.pp * layout.vpp * pick(1, 2, 5) - counted_ends, 1),
+        "hidden_size": heads * layout.tp_columns * pick(16, 64),
+        "ffn_hidden_size": tp * layout.tp_columns * pick(24, 99, 688),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "seq_length": tp * (2 * cp if cp > 1 else 1) * pick(1, 9, 64, 250),
+        "vocab_size": layout.tp_ranks * pick(125, 4000, 32064),
+        "tied_embeddings": pick(False, True),
+    }
+    if not is_llama:
+        return ModelShape(**shape)
+    if degree["head_dim"]:
+        shape |= {"head_dim": degree["head_dim"], "qk_norm": pick(False, True)}
+        shape |= pick(
+            {}, {"attention_window": 16}, {"attention_window": 9, "full_attention_every": 2}
+        )
+    if degree["experts"]:
+        experts = layout.ep * pick(1, 2, 4)
+        shape |= {
+            "num_experts": experts,
+            "experts_per_token": pick(*sorted({1, min(2, experts), experts})),
+            "moe_ffn_hidden_size": layout.etp * pick(24, 99),
+            **pick({}, {"shared_expert_ffn_hidden_size": tp * 24}),
+        }
+        if shape["num_layers"] > 1 and pick(False, True):
+            shape["num_dense_layers"] = 1
+        else:
+            del shape["ffn_hidden_size"]
+    return ModelShape.from_mapping(shape)

@@ -1,0 +1,21 @@
+"""Torch's schedule of an exported pipeline, as torchtitan builds it, on rank 0 of a fake group."""
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+def build_schedule(build, pp, stages_of_rank, **arguments):
+    """Calls torchtitan's `build` with the stages of one rank of pp; its errors are the caller's."""
+    world = {"rank": 0, "world_size": pp}
+    torch.distributed.init_process_group("fake", store=FakeStore(), **world)
+    try:
+        device, num_stages = torch.device("cpu"), pp * stages_of_rank
+        stages = [
+            PipelineStage(nn.Linear(2, 2), index, num_stages, device)
+            for index in range(0, num_stages, pp)
+        ]
+        build(stages=stages, loss_fn=nn.MSELoss(), **arguments)
+    finally:
+        torch.distributed.destroy_process_group()
