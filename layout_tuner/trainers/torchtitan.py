@@ -78,6 +78,16 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     return lacking
 
 
+def _lacking_in_0_3(job: TrainerJob) -> dict[str, str]:
+    lacking = _lacking(job)
+    if job.layout.cp > 1 and job.layout.cp_comm_type == "p2p":
+        lacking["cp_comm_type"] = (
+            "torchtitan since 0.3 gathers keys and values, and has no ring; without the choice it "
+            "gathers them"
+        )
+    return lacking
+
+
 def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
     layout = job.layout
     lacking = _lacking(job)
@@ -242,7 +252,7 @@ _SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe"}
 _RESHARD: Final[Mapping[int, str]] = {2: "never", 3: "always"}
 """When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
 _ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
-"""The names that torch gives them. Its all-to-all is the step of a ring."""
+"""The names that torch gives them, which 0.2 alone reads. Its all-to-all is the step of a ring."""
 
 
 def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
@@ -253,7 +263,6 @@ def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
         more["fsdp_reshard_after_forward"] = _RESHARD[layout.zero_stage]
     if layout.cp > 1:
         more["context_parallel_degree"] = layout.cp
-        more["context_parallel_rotate_method"] = _ROTATE_METHODS[layout.cp_comm_type]
     return {
         **more,
         "data_parallel_replicate_degree": replicas,
@@ -290,6 +299,8 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
     layout = job.layout
     replicas = 1 if _is_parallel_beyond_data(layout) else layout.dp
     has_fp8 = layout.precision == "fp8"
+    rotation = _ROTATE_METHODS.get(layout.cp_comm_type)
+    exchange = {"context_parallel_rotate_method": rotation} if layout.cp > 1 else {}
     return {
         "model": {
             "name": "llama3",
@@ -298,7 +309,12 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
         },
         "experimental": {"custom_import": "torchtitan_model"},
         "training": {**_sequences(job), **_training(job), "dataset": "c4"},
-        "parallelism": {**_degrees(layout, replicas), **_pipeline(job), **_micro_batch(layout)},
+        "parallelism": {
+            **_degrees(layout, replicas),
+            **exchange,
+            **_pipeline(job),
+            **_micro_batch(layout),
+        },
         "activation_checkpoint": {"mode": "full" if layout.recompute == "full" else "none"},
         **({"quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}} if has_fp8 else {}),
         "compile": {"enable": job.compile},
@@ -371,7 +387,7 @@ def _adapter(
     target_version: str,
     values: Callable[[TrainerJob], Mapping[str, Any]],
     *,
-    lacking: Callable[[TrainerJob], Mapping[str, str]] = _lacking,
+    lacking: Callable[[TrainerJob], Mapping[str, str]] = _lacking_in_0_3,
     rules: Sequence[TrainerRule] = _RULES_OF_0_3,
 ) -> TrainerAdapter:
     return TrainerAdapter(

@@ -20,8 +20,17 @@ STAGES = (0, 1, 2, 3)
 
 
 def test_autotp_takes_two_steps_with_every_stage_of_zero(tmp_path: Path) -> None:
-    knobs = {"tp": 2, "micro_batch_size": 2, "num_microbatches": 2, "precision": "bf16"}
-    layouts = [Layout(zero_stage=stage, **knobs) for stage in STAGES]
+    num_microbatches = 2
+    layouts = [
+        Layout(
+            tp=2,
+            micro_batch_size=2,
+            num_microbatches=num_microbatches,
+            zero_stage=stage,
+            precision="bf16",
+        )
+        for stage in STAGES
+    ]
     files = written(tmp_path, "deepspeed", layouts)
     environment = os.environ | {
         "PYTHONPATH": str(installed("deepspeed")),
@@ -55,5 +64,7 @@ def test_autotp_takes_two_steps_with_every_stage_of_zero(tmp_path: Path) -> None
         assert answer["zero_stage"] == stage
         assert answer["shard"] == [128, 64]  # half of the rows
         assert answer["accumulates"] == ("torch.float32" if stage else "torch.bfloat16")
-        assert answer["losses"] == pytest.approx(first[0]["losses"], rel=0.01)
+        # Without ZeRO it accumulates in bf16: the losses after the first update differ.
+        alike = slice(None) if stage else slice(num_microbatches)
+        assert answer["losses"][alike] == pytest.approx(first[1]["losses"][alike], rel=1e-3)
         assert answer["losses"][0] > answer["losses"][-1]

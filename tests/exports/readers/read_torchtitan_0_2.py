@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from answers import print_answers, stand_in
-from titan_stages import build_schedule
+from titan_stages import build_schedule, check_stages
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
 stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
@@ -64,16 +64,15 @@ def layout_of(path, num_devices):
         micro_batch = parallelism.pipeline_parallel_microbatch_size
         assert training.local_batch_size % micro_batch == 0
         accumulation *= training.local_batch_size // micro_batch
-        stages = model.n_layers // parallelism.pipeline_parallel_layers_per_stage
-        vpp = stages // dims.pp
-        parts = generate_llm_fqn_per_model_part(
-            stages,
-            model.n_layers,
+        per_stage = parallelism.pipeline_parallel_layers_per_stage
+        less = (
             parallelism.pipeline_parallel_first_stage_less_layers,
             parallelism.pipeline_parallel_last_stage_less_layers,
         )
-        layers = {sum(name.startswith("layers.") for name in part) for part in parts}
-        assert layers == {model.n_layers // stages}, parts
+        stages = -(-(model.n_layers + sum(less)) // per_stage)  # as its pipeline_llm
+        vpp = stages // dims.pp
+        parts = generate_llm_fqn_per_model_part(stages, model.n_layers, *less)
+        check_stages(parts, per_stage, *less)
         is_looped = parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
         assert is_looped == (vpp > 1)
         build_schedule(build_pipeline_schedule, dims.pp, vpp, job_config=config)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from answers import print_answers, stand_in
-from titan_stages import build_schedule
+from titan_stages import build_schedule, check_stages
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, the others for figures.
 stand_in("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard", "wandb")
@@ -80,11 +80,10 @@ def virtual_stages(config, dims, model):
     if dims.pp == 1:
         return 1
     metadata = _get_pipeline_metadata(dims, config.parallelism, model)
-    stages, num_layers, *_weights = metadata
+    stages, _num_layers, *less = metadata
     parts = _generate_llm_fqn_per_model_part(*metadata)
-    layers = {sum(name.startswith("layers.") for name in part) for part in parts}
-    assert layers == {num_layers // stages}, parts
     vpp, parallelism = stages // dims.pp, config.parallelism
+    check_stages(parts, parallelism.pipeline_parallel_layers_per_stage, *less)
     known = {
         "local_batch_size": getattr(config.training, "local_batch_size", 0),
         "num_microbatches": getattr(parallelism, "num_pp_microbatches", 0),

@@ -19,3 +19,12 @@ def build_schedule(build, pp, stages_of_rank, **arguments):
         build(stages=stages, loss_fn=nn.MSELoss(), **arguments)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def check_stages(parts, per_stage, first_less, last_less):
+    """Every stage must have as many layers as stated, the first and the last one fewer."""
+    layers = [sum(name.startswith("layers.") for name in part) for part in parts]
+    stated = [per_stage] * len(parts)
+    stated[0] -= first_less
+    stated[-1] -= last_less
+    assert layers == stated, parts
