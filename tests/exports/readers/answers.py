@@ -1,6 +1,7 @@
 """What every reader does: it answers in JSON, and has stand-ins for modules that it never uses."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -59,6 +60,7 @@ def print_answers(layout_of, *refusals, forks=False):
         os.wait()
         return json.loads(said or '{"failed": "the process that reads has ended"}')
 
+    gc.freeze()  # of what is imported nothing is garbage, in no fork
     for line in sys.stdin:
         out.write(json.dumps((in_fork if forks else answer)(*json.loads(line))) + "\n")
         out.flush()

@@ -5,6 +5,7 @@ small, and has the structure that AutoTP, AutoEP and the pipeline look for. The 
 device that has fp16.
 """
 
+import importlib
 import io
 import json
 import logging
@@ -33,6 +34,9 @@ from deepspeed.runtime.pipe.topology import (  # noqa: E402
 
 DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")
 
+# Optimizers import torch's compiler: once here, and not in each fork.
+for name in ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer"):
+    importlib.import_module(name)
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # C++, which nothing here needs
 type(get_accelerator()).is_fp16_supported = lambda _self: True
 torch.distributed.destroy_process_group()
