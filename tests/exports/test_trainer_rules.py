@@ -120,6 +120,19 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "fp8": "the script's",
     },
     "accelerate": {**SHAPE, "fp8": "the plugin does not pass it on"},
+    "megatron-deepspeed": {
+        **SHAPE,
+        "fp8": "the configuration has no key for it",
+        "zero_in_pipeline": "DeepSpeed's, as above",
+        **dict.fromkeys(
+            ("ranks_of_nodes", "sizes_divide", "rank_order_of_fsdp", "whole_rotary_base"),
+            "Megatron-LM's, as above",
+        ),
+        **dict.fromkeys(
+            ("cp_alone", "two_sequence_parallelisms", "exchanged_heads"),
+            "no package index has it; by hand, from a checkout of f4157bea",
+        ),
+    },
 }
 """By adapter and rule, why no builder can be asked here."""
 
@@ -136,7 +149,13 @@ def test_the_builder_refuses_what_breaks_a_rule(name: str, tmp_path: Path) -> No
             assert said in answer.get("refused", ""), (broken, answer)
 
 
-@pytest.mark.parametrize("name", sorted({*BROKEN, *NOT_BUILT}))
+OF_A_RELATIVE = ("torchtitan-main", "megatron-bridge")
+"""Adapters whose rules are another one's."""
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in ADAPTERS if ADAPTERS[each].rules and each not in OF_A_RELATIVE]
+)
 def test_every_rule_is_built_or_says_why_it_cannot_be(name: str) -> None:
     rules = [rule.name for rule in ADAPTERS[name].rules]
     assert sorted(rules) == sorted([*BROKEN.get(name, {}), *NOT_BUILT[name]])
