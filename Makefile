@@ -113,9 +113,10 @@ test-slurm: $(INSTALLED) slurm-packages
 	$(BIN)/pytest $(call side_by_side,2) -m "slurm and not nightly"
 
 # Files that were exported for other trainers, read by the trainers' own parsers. Each trainer is
-# installed in build/trainers, once, and changes nothing in $(VENV).
+# installed in build/trainers, once, and changes nothing in $(VENV). A test is the unit here: its
+# cases are as many trainers.
 test-exports: $(INSTALLED)
-	TORCHTITAN_MAIN=$(TORCHTITAN_MAIN) $(BIN)/pytest -m exports tests/exports
+	TORCHTITAN_MAIN=$(TORCHTITAN_MAIN) $(BIN)/pytest -n $(or $(TEST_JOBS),2) --dist worksteal -m exports tests/exports
 
 # The description of the HTTP API as it is checked in; a test compares it.
 openapi: $(INSTALLED)

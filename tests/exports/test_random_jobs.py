@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from packaging.specifiers import SpecifierSet
 
 from layout_tuner.trainers.adapter import TrainerJob
+from tests.exports.conftest import FOR_THE_READER
 from tests.exports.exported_files import ENVIRONMENTS, READERS, written_job
 from tests.exports.legal_jobs import legal_jobs
 from tests.exports.trainer_environments import (
@@ -83,7 +84,7 @@ def test_the_pinned_release_accepts_what_is_not_refused_first(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", NEWEST_READERS)
 def test_the_newest_release_accepts_what_is_not_refused_first(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     environment = ENVIRONMENTS.get(name, name)
     package, ours = pinned(environment)
@@ -91,8 +92,7 @@ def test_the_newest_release_accepts_what_is_not_refused_first(
         found, needs = newest(environment)
     except NewestUnavailableError as error:
         pytest.skip(f"{package}: {error}; the pinned release {ours} was read")
-    with capsys.disabled():
-        sys.stdout.write(f"\n{name}: newest {package} is {found}, pinned {ours}\n")
+    record_property(FOR_THE_READER, f"{name}: newest {package} is {found}, pinned {ours}")
     if found == ours:
         return
     if PYTHON not in SpecifierSet(needs) and environment not in READ_BY_OLDER_PYTHON:
@@ -103,6 +103,5 @@ def test_the_newest_release_accepts_what_is_not_refused_first(
         reading(environment, READERS[name][1]) as ask_pinned,
     ):
         different = differences_over_random_jobs(name, tmp_path, ask, ask_pinned)
-    with capsys.disabled():
-        fields = ", ".join(f"{field} ({count})" for field, count in different.items())
-        sys.stdout.write(f"{name}: of {JOBS} answers differ: {fields or 'none'}\n")
+    fields = ", ".join(f"{field} ({count})" for field, count in different.items()) or "none"
+    record_property(FOR_THE_READER, f"{name}: of {JOBS} answers differ: {fields}")

@@ -11,6 +11,7 @@ Python.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 from urllib.error import URLError
 from zipfile import ZipFile
 
@@ -81,16 +82,24 @@ def installed(name: str) -> Path:
     target = ROOT / "build" / "trainers" / name
     stamp = target / ".installed"
     digest = hashlib.sha256(f"{wanted}{sys.version}".encode()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
-        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes of tests one installs
+        if not stamp.exists() or stamp.read_text() != digest:
+            _install(wanted.split(), target, is_for_newer_python=is_for_newer_python)
+            stamp.write_text(digest)
+    return target
+
+
+def _install(packages: Sequence[str], target: Path, *, is_for_newer_python: bool) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    target.mkdir()
     if is_for_newer_python:
         _pip(
             "download",
             "--only-binary=:all:",
             "--python-version=3.12",
-            *wanted.split(),
+            *packages,
             "--dest",
             target,
         )
@@ -99,9 +108,7 @@ def installed(name: str) -> Path:
                 files.extractall(target)
     else:
         options = ("--no-compile", "--no-build-isolation")
-        _pip("install", *options, *wanted.split(), "--target", target)
-    stamp.write_text(digest)
-    return target
+        _pip("install", *options, *packages, "--target", target)
 
 
 def _pip(*words: object) -> None:
@@ -157,7 +164,7 @@ def reading(name: str, reader: str, *, checkout: str = "") -> Iterator[Ask]:
                 answer = target.readline()
             except BrokenPipeError:
                 answer = ""
-            assert answer, log.read_text()[-4000:]
+            assert answer, _end_of(errors)
             found: dict[str, Any] = json.loads(answer)
             return found
 
@@ -165,6 +172,11 @@ def reading(name: str, reader: str, *, checkout: str = "") -> Iterator[Ask]:
             yield ask
         finally:
             source.close()
+
+
+def _end_of(errors: TextIO) -> str:
+    errors.seek(0)
+    return errors.read()[-4000:]
 
 
 def read(
