@@ -107,7 +107,7 @@ def _notes(job: TrainerJob) -> list[str]:
         "the model is your script's: it reads axonn.json, whose path is its first argument, calls "
         "axonn.axonn.init(**grid), and builds its layers with axonn.intra_layer",
         "each rank of depth and data takes its own sequences: share data * G_intra_d + depth",
-        "this format was compared with the source of AxoNN, and never read by it",
+        "AxoNN made its grid and layers of such files on a CPU; nothing was trained with them",
     ]
     if job.layout.tp > 1 and job.layout.tp_columns > 1:
         notes.append(
