@@ -19,7 +19,7 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks.results_file import describe_machine, record, table
-from benchmarks.search.search_runs import read_tables
+from benchmarks.search.search_runs import read_tables, searchable
 from layout_tuner.predictions.statistics.early_stop import LEAST_TIMED, shows_enough
 from layout_tuner.predictions.statistics.pooling import pooled_reach
 from layout_tuner.predictions.statistics.run_spread import RunSpread
@@ -185,7 +185,7 @@ def main() -> None:
     if asked.tables is not None and not asked.tables.is_dir():
         parser.error(f"--tables {asked.tables} is no folder")
     if asked.tables is not None:
-        tables |= {path.stem: read.cells for path, read in read_tables(asked.tables)}
+        tables |= {p.stem: tuple(searchable(t.cells)) for p, t in read_tables(asked.tables)}
     text = section(tables, asked.seeds)
     print(text)
     if asked.record:
