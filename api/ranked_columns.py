@@ -25,7 +25,6 @@ from layout_tuner.documents.reading import word_of
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, OBJECTIVES, measured_objective
-from layout_tuner.search_spaces.tables.variants import variant_words
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import RankedTrial, TrialOfLayout
@@ -112,6 +111,8 @@ def _also(shown: Shown) -> str:
 def variant(shown: Shown) -> str:
     """What parts the rows of an imported table from others of their layout; empty: nothing."""
     trial: Any = getattr(shown, "trial", shown)
+    from layout_tuner.search_spaces.tables.variants import variant_words  # slow: numpy
+
     return variant_words(trial.layout_key)
 
 

@@ -172,8 +172,8 @@ RESULTS_DB: Final = (
     Fault(
         name="imported-repeat-of-the-last-run",
         function="_add_trials",
-        before="first_number.setdefault(row.layout, number)",
-        after="first_number[row.layout] = number",
+        before="first_number.setdefault(key, number)",
+        after="first_number[key] = number",
         what="An imported repeat refers to the run before it instead of the first run.",
     ),
     Fault(
@@ -500,9 +500,9 @@ SHARED: Final = (
     ),
     Fault(
         name="predicted-export-planned-for-our-trainer",
-        function="software_of",
-        before="if trainer == EMBEDDED_TRAINER else trainer",
-        after="if trainer else trainer",
+        function="_software_of",
+        before="format_name if probed_by == EMBEDDED_TRAINER else probed_by",
+        after="EMBEDDED_TRAINER",
         what="An export of a plan for another trainer is of the plan for the embedded one.",
         also="format_name",
     ),

@@ -10,6 +10,7 @@ import pytest
 
 from layout_tuner.protocol.measurement import Measurement
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.adapter import TrainerRule
 from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.parameters import Parameter, ParameterInvalidError
@@ -295,10 +296,16 @@ def test_the_arguments_of_an_adapter_are_words_of_their_own_and_no_templates() -
 
 
 def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = TrainerRule(
+        name="few",
+        source="",
+        broken=lambda _, model: model.num_layers < 3,
+        sentence=lambda _, model: f"{model.num_layers} layers are too few",
+    )
     picky = replace(
         COMMAND,
         lacking=lambda job: {"vpp": f"it has no vpp={job.layout.vpp}"},
-        refusals=lambda job: [f"{job.model.num_layers} layers are too few"],
+        rules=(few,),
     )
     monkeypatch.setattr("layout_tuner.trainers.program.ADAPTERS", {"command": picky})
     with pytest.raises(ResultRefusedError) as refused:

@@ -153,7 +153,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     command = ["--url", "http://127.0.0.1:9", "--token-file", str(token)]
     ended = ends(CliRunner().invoke(worker, command), 1)
     why = f"the token file {token} cannot be read (No such file or directory): name another with"
-    assert ended.stderr == f"Error: {why} --token-file\n"
+    assert ended.stderr == f"Error: {why} --token-file or $LAYOUT_TUNER_TOKEN_FILE\n"
     token.write_text("secret")
     ended = CliRunner(env={"SLURM_JOB_ID": None}).invoke(worker, [*command, "--launcher", "srun"])
     ends(ended, 1, "Error: launcher=srun works inside a Slurm job")

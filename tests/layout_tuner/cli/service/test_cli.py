@@ -227,7 +227,7 @@ def test_estimates_and_plans_need_numpy_alone(
 def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
     brought = {extra: set(names(EXTRAS[extra])) for extra in ("service", "driver", "worker")}
     brought["all"] = set().union(*brought.values())
-    assert EXTRAS["all"] == ["layout-tuner[service,driver,worker]"]
+    assert EXTRAS["all"] == ["layout-tuner[service,driver,worker,notebook]"]
     for command, need in NEEDS.items():
         assert command in COMMANDS
         assert set(need.packages) <= brought[need.extra], command

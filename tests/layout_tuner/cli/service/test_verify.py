@@ -237,7 +237,9 @@ def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
     document = {**CAMPAIGN, "name": "later", "start_from": ["before"]}
     file.write_text(yaml.safe_dump(document))
     done = ends(run("campaign", "submit", str(file), "--dry-run"), 0)
-    assert done.stdout.startswith("plan of later: tiny on local-cpu. Every figure")
+    assert done.stdout.startswith(
+        "plan of later for the embedded trainer: tiny on local-cpu. Every figure"
+    )
     assert "the budget pays for 4 probes" in done.stdout
     assert "stored measurements" in done.stdout
     plan = json.loads(run("campaign", "submit", str(file), "--dry-run", "--json").stdout)
