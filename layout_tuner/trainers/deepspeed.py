@@ -20,12 +20,6 @@ from layout_tuner.trainers.adapter import (
 )
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
-SKIPPED_LINE: Final = (
-    r"\[(?:deepspeed|deepscale)\] OVERFLOW!.*Skipping step|^Grad overflow on iteration"
-)
-"""What its optimizers print of a step that they skip, before the line of the step; from 0.17.6 on
-only where the level of its logger is INFO."""
-
 _LOG: Final = LogPatterns(
     variants=(
         StepPattern(
@@ -40,7 +34,6 @@ _LOG: Final = LogPatterns(
             pattern=r"step=(?P<index>\d+), skipped=(?P<skipped_total>\d+), lr=",
         ),
     ),
-    skipped=SKIPPED_LINE,
 )
 """The engine's line has no time. The pipeline engine prints both, with the same number."""
 

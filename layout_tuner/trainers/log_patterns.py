@@ -34,6 +34,12 @@ _LONGEST_SHOWN: Final = 400
 _NEAREST: Final = 3
 """Lines that a message shows."""
 
+_SKIPPED: Final = re.compile(
+    r"\bOVERFLOW!.*Skipping step|Grad overflow on iteration|Gradient overflow\. +Skipping step"
+    r"|gradient overflow detected, ignoring gradient|overflow detected - reducing loss scale"
+)
+"""A line that says that the step which ends next was skipped: of DeepSpeed (from 0.17.6 on only at
+the level INFO), Megatron-LM 1.0, apex, fairseq and AxoNN. Scripts that use them print own steps."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NO_WORDS: Final = re.compile(r"\(\?(?:P<\w+>|[:=!]|<[=!])|\\.|\[[^]]*\]|[^A-Za-z_ ]")
 """What is no word in a pattern: the beginning of a group, an escape, a class, an operator."""
@@ -81,8 +87,6 @@ class LogPatterns:
     """The only pattern of a line that a step ends with; empty: see `variants`."""
     variants: tuple[StepPattern, ...] = ()
     """The patterns by version; the first one that matches a line counts."""
-    skipped: str = ""
-    """A line that says that the step which ends next was skipped; empty: there is none."""
 
     def __post_init__(self) -> None:
         if self.step:
@@ -108,9 +112,10 @@ class LogPatterns:
         found = self.find(line)
         return None if found is None else found[1]
 
-    def says_skipped(self, line: str) -> bool:
-        """Whether a line says that a step was skipped."""
-        return bool(self.skipped) and re.search(self.skipped, without_colour(line)) is not None
+
+def says_skipped(line: str) -> bool:
+    """Whether a line says that a step was skipped."""
+    return _SKIPPED.search(without_colour(line)) is not None
 
 
 def without_colour(line: str) -> str:

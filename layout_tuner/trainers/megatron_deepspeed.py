@@ -20,7 +20,6 @@ from layout_tuner.trainers.adapter import (
 )
 from layout_tuner.trainers.deepspeed import (
     ENGINE_RULES,
-    SKIPPED_LINE,
     batch_zero_and_types,
     notes_of_types,
     precision_keys,
@@ -148,6 +147,5 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     ],
     log=LogPatterns(
         variants=tuple(replace(each, pattern=each.pattern + _RATE) for each in STEP_LINES),
-        skipped=SKIPPED_LINE,
     ),
 )

@@ -28,7 +28,7 @@ sqrt(2 num_layers) in output projections, as the embedded model does."""
 
 _STEP: Final = (
     r"iteration +(?P<index>\d+)/ *\d+ \|.*?elapsed time per iteration \(ms\): "
-    r"(?P<step_time_ms>[\d.]+)"
+    r"(?P<step_time_ms>[\d.]+)(?:/[\d.]+| \(avg [\d.]+\))?"
 )
 _LOSS_AND_SKIPPED: Final = (
     r" (?=\|)(?:.*?\| (?:lm[ _])?loss: (?P<loss>[^ |]+)(?= *\|))?"
@@ -42,15 +42,13 @@ STEP_LINES: Final = (
         repeats_first=True,
     ),
     StepPattern(
-        source="Megatron-LM 1.0 to core 0.15, Megatron-Bridge, Megatron-DeepSpeed, gpt-neox",
+        source="Megatron-LM 1.0 to core 0.15, Megatron-Bridge, Megatron-DeepSpeed, gpt-neox, Primus",
         pattern=_STEP + _LOSS_AND_SKIPPED,
     ),
-    StepPattern(
-        source="AMD Primus 0.1 to 26.5 (now/mean)", pattern=rf"{_STEP}/[\d.]+{_LOSS_AND_SKIPPED}"
-    ),
 )
-"""The line of `training_log`. Times are means of the steps since the line before, and the loss is
-the mean of those that were not skipped. It is left out while it is negative or not a number."""
+"""The line of `training_log`. Times are means of the steps since the line before, to which AMD
+Primus 0.1 to 26.5 adds a running mean (now/mean). The loss is the mean of the steps that were not
+skipped; it is left out while it is negative or not a number."""
 
 
 def _problems(layout: Layout, model: ModelShape) -> list[str]:

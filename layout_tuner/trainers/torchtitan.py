@@ -27,7 +27,7 @@ _LOG: Final = LogPatterns(
         StepPattern(
             source="torchtitan, with or without grad_norm; wps until November 2024",
             pattern=(
-                r"(?<!validate )step:\s*(?P<index>\d+)\s+loss:\s*(?P<loss>\S+)\s.*?"
+                r"(?<!validate )step:\s*(?P<index>\d+)\s+loss:\s*(?:-[\d.]+|(?P<loss>\S+))\s.*?"
                 r"memory:\s*(?P<peak_memory_gib>[\d.]+)GiB.*?"
                 r"[tw]ps:\s*(?P<tokens_per_s_per_device>[\d,]+)"
             ),
@@ -36,7 +36,7 @@ _LOG: Final = LogPatterns(
 )
 """One line a step, as `metrics.log_freq` is 1 in the exported files. With another one lines are of
 step 1 and of every nth, the rate is the mean since the line before, and the loss is the last
-step's."""
+step's. Ranks of other pipeline stages than the last print a loss of -1 a gradient accumulation."""
 
 
 _HALF: Final = ("bf16", "fp8")

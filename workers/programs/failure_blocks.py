@@ -26,6 +26,7 @@ from layout_tuner.trainers.failure_texts import (
     mentions,
     resource_of,
 )
+from layout_tuner.trainers.log_patterns import without_colour
 
 _MOST_LINES: Final = 3000
 _LONGEST_LINE: Final = 2000
@@ -38,25 +39,30 @@ _LAST_FRAMES: Final = 8
 _LAST_LINES: Final = 5
 
 _PREFIX: Final = re.compile(
-    r"\x1b\[[0-9;]*m"
-    r"|\[(?:rank|default)\d+\]:? ?"  # torch's exception hook; torchrun --tee
+    r"\[(?:rank|default)\d+\]:? ?"  # torch's exception hook; torchrun --tee
     r"|\[\d+,\d+\]<std(?:err|out)>: ?"  # mpirun --tag-output
     r"|\([\w.]+ pid=\d+[^)]*\) ?"  # Ray
     r"| *\d+:(?: |$)"  # srun -l
     r"| {2,4}[|+] (?=.*\(most recent call last\):| |\S+(?:Error|Exception)\b)"  # exception groups
-    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*Z? "
+    r"|(?P<time>\[?\d{4}-?\d\d-?\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]? ?)"
 )
-_HOST: Final = re.compile(r"([\w.-]+: )Traceback \(most recent call last\):$")  # pdsh
+_OTHER_PREFIX: Final = re.compile(r"(.{1,100}[ :])Traceback \(most recent call last\):$")
+"""Of pdsh, NeMo-Run and loggers: it also stands before the lines that follow."""
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):$")
 _MESSAGE: Final = re.compile(
     r"(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b(?:: |:?$)"
     r"|terminate called after throwing an instance of "
 )
-_GOES_ON: Final = re.compile(r"nccl\w+Error: |Last error:|(?:Cuda|HIP|ROCr) failure |\s*what\(\):")
+_GOES_ON: Final = re.compile(
+    r"nccl\w+Error: |Last error:|(?:Cuda|HIP|ROCr) failure |\s*what\(\):"
+    r"|(?:CUDA|HIP) out of memory\. Tried"
+)
 _CHAIN: Final = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
 )
-_IGNORED: Final = re.compile(r"Exception ignored in|Error in atexit")
+_IGNORED: Final = re.compile(r"Exception ignored |Error in atexit|--- Logging error ---")
+_TRACKER: Final = re.compile(r"multiprocessing/resource_tracker\.py")
+"""The first frame of a process beside the ranks, which cleans up after them."""
 _ASIDE: Final = re.compile(r"Exception in thread ")
 _WRAPPER: Final = re.compile(
     r"[\w.]*(?:ChildFailedError|CalledProcessError|SignalException|ProcessExitedException)\b"
@@ -69,9 +75,12 @@ _OTHER_KINDS: Final = re.compile(
 """Errors in whose message a resource is only mentioned: no allocator and no system call raises
 them."""
 _LAUNCHER: Final = re.compile(r"[\w.]*ChildFailedError:")
-_LIBRARY: Final = re.compile(r"NCCL WARN|UCX  (?:ERROR|WARN|FATAL)|[Ll]ibfabric|EFA internal error")
+_LIBRARY: Final = re.compile(
+    r"NCCL WARN|UCX  (?:ERROR|WARN|FATAL)|[Ll]ibfabric|EFA internal|OpenBLAS "
+)
 _BETWEEN: Final = re.compile(
     r"\s*$|.*NCCL INFO |Your application will now abort|\[[EWI]\d{4} |.*\b(?:Aborted|core dumped)\b"
+    r"|.*\btorch[./]distributed[./]elastic|.*\[launch\.py:"
     r"|Fatal Python error: |(?:Current t|T)hread 0x|  File |(?:srun|slurmstepd): "
 )
 _OF_LIBRARY: Final = re.compile(
@@ -124,7 +133,7 @@ class ErrorLines:
         if steps > self._steps:
             self._lines.clear()
             self._steps = steps
-        self._lines.append(line[:_LONGEST_LINE].rstrip())
+        self._lines.append(without_colour(line)[:_LONGEST_LINE].rstrip())
 
     def cause(self, steps: int, *, ended_itself: bool) -> FailureCause | None:
         """The resource for lack of which the program ended; None: the output names none.
@@ -154,21 +163,28 @@ class ErrorLines:
 
 def _normalised(raw: Sequence[str] | deque[str]) -> list[_Line]:
     """The lines without what launchers put before them."""
-    hosts: set[str] = set()
     lines = []
     for each in raw:
         stream, text = "", each
         while prefix := _PREFIX.match(text):
-            if prefix[0].strip() and "\x1b" not in prefix[0] and "-" not in prefix[0]:
+            if not prefix["time"]:
                 stream += prefix[0].strip(" |+")
             text = text[prefix.end() :]
-        if host := _HOST.match(text):
-            hosts.add(host[1])
-        first, space, rest = text.partition(" ")
-        if first + space in hosts:
-            stream, text = stream + first, rest
-        lines.append(_Line(stream, text.replace("\x1b[0m", "")))
-    return lines
+        lines.append(_Line(stream, text))
+    others = {found[1] for line in lines if (found := _OTHER_PREFIX.match(line.text))}
+    if not (others := {each for each in others if _precedes_frame(each, lines)}):
+        return lines
+    other = re.compile("|".join(map(re.escape, sorted(others, key=len, reverse=True))))
+    return [
+        _Line(line.stream + found[0].strip(), line.text[found.end() :])
+        if (found := other.match(line.text))
+        else line
+        for line in lines
+    ]
+
+
+def _precedes_frame(prefix: str, lines: Sequence[_Line]) -> bool:
+    return any(line.text.startswith(f"{prefix}  File ") for line in lines)
 
 
 def _errors(lines: Sequence[_Line], places: Sequence[int]) -> Iterator[_Error]:
@@ -205,7 +221,7 @@ def _errors(lines: Sequence[_Line], places: Sequence[int]) -> Iterator[_Error]:
             message.append(text())
             at += 1
         is_summary |= bool(_LAUNCHER.match(message[0]))
-        if not is_ignored:
+        if not is_ignored and not (frames and _TRACKER.search(frames[0])):
             yield _Error(
                 start=start,
                 frames="\n".join(frames[-_LAST_FRAMES:]),

@@ -74,7 +74,7 @@ class ProgramTask:
     def of(cls, task: RankTask) -> Self:
         values = task.job[PROGRAM]
         variants = tuple(StepPattern(**each) for each in values["log"]["variants"])
-        log = LogPatterns(variants=variants, skipped=values["log"]["skipped"])
+        log = LogPatterns(variants=variants)
         return cls(**{**values, "command": tuple(values["command"]), "log": log})
 
     def to_job(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from layout_tuner.trainers.log_patterns import LogPatterns, NearestLines
+from layout_tuner.trainers.log_patterns import LogPatterns, NearestLines, says_skipped
 from layout_tuner.workers.ranks.json_lines import Document
 
 _MOST_PER_STEP: Final = 64
@@ -49,7 +49,7 @@ class StepLines:
         if (found := self._patterns.find(text)) is not None:
             event = self.take("log", rank, found[1])
             return None if event is None else {**event, "repeats_first": found[0].repeats_first}
-        if self._patterns.says_skipped(text):
+        if says_skipped(text):
             self._skipped += 1
             return None
         nearest = self._nearest.take(text)

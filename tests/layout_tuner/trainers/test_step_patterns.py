@@ -7,7 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from layout_tuner.trainers.log_patterns import LONGEST_LINE, LogPatterns, NearestLines
+from layout_tuner.trainers.log_patterns import (
+    LONGEST_LINE,
+    LogPatterns,
+    NearestLines,
+    says_skipped,
+)
 from layout_tuner.trainers.program import ProgramTrainer
 from layout_tuner.trainers.registry import ADAPTERS
 
@@ -78,10 +83,18 @@ SAMPLES = {
         + " hip mem usage/free/total/usage_ratio: 1.00GB/3.00GB/4.00GB/25.00%",
         STEP | SCALED | {"skipped": 0},
     ),
+    "Primus, a mean in brackets": (
+        "megatron-lm", PRIMUS.replace("/312.0", " (avg 312.0)") + "lm loss: 8.25E+00 |", STEP | {"loss": 8.25}
+    ),
     "torchtitan of 2024": ("torchtitan-main", TITAN.format("", "wps", "1.00%"), READ),
     "torchtitan 0.1.0": ("torchtitan-main", TITAN.format("", "tps", "1.00%"), READ),
     "torchtitan 0.2": ("torchtitan-0.2", TITAN.format("grad_norm:  5.9444  ", "tps", "1.00%"), READ),
     "torchtitan main": ("torchtitan-main", TITAN.format("grad_norm:  5.9444  ", "tps", "N/A"), READ),
+    "torchtitan, a stage that has no loss": (
+        "torchtitan-main",
+        TITAN.format("", "tps", "N/A").replace(" 8.25000", "-4.00000"),
+        {name: figure for name, figure in READ.items() if name != "loss"},
+    ),
     "torchtitan validates": ("torchtitan-main", "validate " + TITAN.format("", "tps", "1.00%"), None),
     "nanotron 0.4": (
         "nanotron",
@@ -142,14 +155,17 @@ def test_each_variant_names_its_source_and_has_a_sample() -> None:
             "[deepscale] OVERFLOW! Rank 3 Skipping step. Attempted loss scale: 8, reducing to 4",
             True,
         ),
-        ("Grad overflow on iteration 5", True),
+        ("[default0]:Grad overflow on iteration 5", True),
+        ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0", True),
+        ("OVERFLOW! Skipping step. Attempted loss scale: 8, reducing to 4", True),
+        ("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: 64.0", True),
+        ("overflow detected - reducing loss scaleto 32768.0", True),
+        ("OVERFLOW within closure! Skipping step. Attempted loss scale: 8", False),
         ("Reducing dynamic loss scale from 8 to 4", False),
     ],
 )
-def test_deepspeed_says_before_the_line_of_a_step_that_it_skips_it(line: str, says: bool) -> None:
-    for name in ("deepspeed", "megatron-deepspeed"):
-        assert ADAPTERS[name].log.says_skipped(line) is says
-    assert not ADAPTERS["nanotron"].log.says_skipped(line)
+def test_trainers_say_before_the_line_of_a_step_that_they_skip_it(line: str, says: bool) -> None:
+    assert says_skipped(line) is says
 
 
 @pytest.mark.parametrize("quoted", ["8.25", "'8.25'", '"8.25"'])
@@ -185,7 +201,7 @@ def test_hostile_lines_cost_no_exponential_time() -> None:
                 line = head + piece * (LONGEST_LINE // len(piece))
                 with suppress(ValueError):  # of a number that is cut
                     adapter.log.find(line)
-                adapter.log.says_skipped(line)
+                says_skipped(line)
 
 
 def test_the_nearest_lines_are_those_with_the_most_words_of_the_pattern() -> None:

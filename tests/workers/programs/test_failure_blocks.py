@@ -143,6 +143,52 @@ NAMED: Final = {
         f'  File "t.py", line 7, in train\n{OOM}',
         "device memory",
     ),
+    "an error before one of Python 3.14 that is ignored": (
+        f"{TRACE}{OOM}\nException ignored while calling deallocator <function Loader.__del__>:\n{TRACE}"
+        "AttributeError: 'NoneType'",
+        "device memory",
+    ),
+    "an error before one of the log": (
+        f"{TRACE}{OOM}\n--- Logging error ---\n{TRACE}ValueError: I/O operation on closed file.\n",
+        "device memory",
+    ),
+    "an error before one of the process that cleans up": (
+        f"{TRACE}{OOM}\nTraceback (most recent call last):\n"
+        '  File "/x/multiprocessing/resource_tracker.py", line 7, in main\n    cache[x].remove(name)\n'
+        "KeyError: '/mp-7'",
+        "device memory",
+    ),
+    "an error before those of peers that wait for it": (
+        f"{TRACE}{OOM}\n{TRACE}torch.distributed.DistStoreError: Timed out after 901 seconds waiting "
+        f"for clients. 3/4 clients joined.\n{TRACE}torch.distributed.DistNetworkError: The client "
+        "socket has timed out after 600000ms while trying to connect to (n1, 7).",
+        "device memory",
+    ),
+    "a library that exits below torchrun 2.3 and later": (
+        "Error out of memory at line 77 in file /src/x.cu\n"
+        "E1128 10:00:03.0 812 site-packages/torch/distributed/elastic/multiprocessing/api.py:874] failed"
+        f" (exitcode: 1) local_rank: 0\n{FAILED}",
+        "device memory",
+    ),
+    "a library that exits below DeepSpeed's launcher": (
+        "Error out of memory at line 77 in file /src/x.cu\n"
+        "[2026-11-28 10:00:03,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 81\n"
+        "[2026-11-28 10:00:03,000] [ERROR] [launch.py:325:sigkill_handler] ['python'] exits with 1",
+        "device memory",
+    ),
+    "advice of OpenBLAS after its error": (
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 7 of 64: Resource temporarily\n"
+        "OpenBLAS blas_thread_init: or set a smaller OPENBLAS_NUM_THREADS to fit into what you have\n"
+        f"{TRACE}KeyboardInterrupt",
+        "processes",
+    ),
+    "a message that goes on with the allocator's": (
+        f"{TRACE}RuntimeError: Error in forward of layer 7:\n{OOM.partition(': ')[2]}", "device memory"
+    ),
+    "a traceback with the colours of Python 3.13": (
+        f"{TRACE}\x1b[1;35mtorch.OutOfMemoryError\x1b[0m: \x1b[35mCUDA out of memory. Tried\x1b[0m",
+        "device memory",
+    ),
     "a line without English words": ("OSError: [Errno 24] Zu viele offene Dateien: '/x'", "open files"),
     "a line with colours": (f"\x1b[31m{OOM}\x1b[0m", "device memory"),
 }  # fmt: skip
@@ -198,7 +244,9 @@ def test_what_is_no_such_error_names_none(name: str) -> None:
 @pytest.mark.parametrize(
     "prefix",
     ["[rank{}]: ", "[default{}]:", "{}: ", " {}: ", "[1,{}]<stderr>:", "(Rank pid={}, ip=1.2.3.4) ",
-     "node-{}: ", "[default{0}]:[rank{0}]: ", "2026-01-02T03:04:05.678 {}: "],
+     "node-{}: ", "[default{0}]:[rank{0}]: ", "2026-01-02T03:04:05.678 {}: ",
+     "i.train/{0} [default{0}]:[rank{0}]: ", "[20260102 03:04:05][rank-{}/8][ERROR] [x.py:7] : ",
+     "2026-01-02 03:04:05,678 ERROR rank {}: "],
 )  # fmt: skip
 def test_of_ranks_that_share_an_output_the_first_that_names_one_counts(prefix: str) -> None:
     first, other = prefix.format(1), prefix.format(0)

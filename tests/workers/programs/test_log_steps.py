@@ -233,6 +233,33 @@ def test_a_probe_whose_timed_steps_were_all_skipped_is_not_completed() -> None:
     assert "--initial-loss-scale 65536" in message
 
 
+@pytest.mark.parametrize("num_skipped", [3, STEPS])
+def test_a_script_whose_library_says_that_it_skips_steps_is_read(num_skipped: int) -> None:
+    says = (
+        "[INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 8, reducing to 4"
+    )
+    lines = [(1.0 * n, says) for n in range(1, num_skipped + 1)]
+    lines += [(1.0 * n, f"step {n} done") for n in range(1, STEPS + 1)]
+    played = Played(PLAIN).play(sorted(lines))
+    if num_skipped == 3:
+        assert played.measure().skipped_steps == 3
+    else:
+        assert played.refused()[0] == "diverged"
+
+
+def test_ranks_of_one_output_without_a_loss_leave_that_of_the_last_stage() -> None:
+    line = "step: {}  loss: {}  grad_norm: 1.5  memory: 1.00GiB(9.00%)  tps: {}  tflops: 1.23"
+    layout = Layout()
+    tps = layout.global_batch_size * make_request(layout=layout).model.seq_length
+    lines = [
+        (1.0 * n, line.format(n, loss, tps))
+        for n in range(1, STEPS + 1)
+        for loss in ("-1.00000", " 8.25000")
+    ]
+    measured = Played("torchtitan-main", processes_per="node").play(lines).measure()
+    assert {each.loss for each in measured.iterations} == {8.25}
+
+
 def test_a_program_that_goes_on_skipping_is_ended_after_its_steps() -> None:
     played = Played("megatron-lm")
     for number in range(1, 200):
