@@ -167,12 +167,6 @@ def row_of(line: str, places: Collection[Place], *, frames: str = "") -> Failure
     return None
 
 
-def resource_of(line: str, places: Collection[Place], *, frames: str = "") -> Resource | None:
-    """The resource that a line names; see `row_of`."""
-    row = row_of(line, places, frames=frames)
-    return None if row is None else row.resource
-
-
 PEER_ENDED: Final = (
     "connection closed by peer",
     "connection closed by remote peer",

@@ -81,16 +81,10 @@ class StepPattern:
 
 @dataclass(frozen=True, kw_only=True)
 class LogPatterns:
-    """How a trainer prints its steps; ValueError for a wrong pattern, or an unknown group."""
+    """How a trainer prints its steps."""
 
-    step: str = ""
-    """The only pattern of a line that a step ends with; empty: see `variants`."""
     variants: tuple[StepPattern, ...] = ()
     """The patterns by version; the first one that matches a line counts."""
-
-    def __post_init__(self) -> None:
-        if self.step:
-            object.__setattr__(self, "variants", (StepPattern(pattern=self.step),))
 
     def find(self, line: str) -> tuple[StepPattern, dict[str, float]] | None:
         """The variant of a line that ends a step, and the line's figures; None: another line.

@@ -24,7 +24,7 @@ from layout_tuner.trainers.failure_texts import (
     Place,
     Resource,
     mentions,
-    resource_of,
+    row_of,
 )
 from layout_tuner.trainers.log_patterns import without_colour
 
@@ -152,11 +152,12 @@ class ErrorLines:
         errors = [list(_errors(lines, places)) for places in streams.values()]
         ends = [chain for each in errors if (chain := _end_of_stream(each))]
         if ends:
-            causes = (_of_chain(lines, chain) for chain in sorted(ends, key=_start))
+            causes = (
+                _of_chain(lines, chain) for chain in sorted(ends, key=lambda chain: chain[0].start)
+            )
             return next(filter(None, causes), None)
         found = [error for each in errors for error in each]
-        if any(not _WRAPPER.match(error.message[0]) for error in found):
-            return None  # the others' ends
+        ended_itself &= all(_WRAPPER.match(error.message[0]) for error in found)  # or peers' ends
         first = min((error.start for error in found), default=len(lines))
         return _without_error(lines, first, ended_itself=ended_itself)
 
@@ -252,10 +253,6 @@ def _end_of_stream(errors: Sequence[_Error]) -> list[_Error]:
     return aside
 
 
-def _start(chain: Sequence[_Error]) -> int:
-    return chain[0].start
-
-
 def _of_chain(lines: Sequence[_Line], chain: Sequence[_Error]) -> FailureCause | None:
     """The resource that the first of these errors names that names any."""
     for error in chain:
@@ -289,9 +286,8 @@ def _causes(
     texts: Sequence[str], places: Sequence[Place], frames: str = ""
 ) -> Iterator[FailureCause]:
     for text in texts:
-        resource = resource_of(text, places, frames=frames)
-        if resource is not None and resource != "other":
-            yield FailureCause(resource, text.strip())
+        if (row := row_of(text, places, frames=frames)) and row.resource != "other":
+            yield FailureCause(row.resource, text.strip())
 
 
 def _most_special(causes: Sequence[FailureCause]) -> FailureCause | None:
@@ -312,7 +308,7 @@ def _library_lines(lines: Sequence[_Line], end: int, stream: str) -> list[str]:
     for line in reversed(lines[max(0, end - _MOST_BEFORE) : end]):
         if not stream.startswith(line.stream):
             continue
-        if _LIBRARY.search(line.text) or resource_of(line.text, LIBRARY):
+        if _LIBRARY.search(line.text) or row_of(line.text, LIBRARY):
             block.insert(0, line.text)
         elif not _BETWEEN.match(line.text):
             break

@@ -73,8 +73,7 @@ class ProgramTask:
     @classmethod
     def of(cls, task: RankTask) -> Self:
         values = task.job[PROGRAM]
-        variants = tuple(StepPattern(**each) for each in values["log"]["variants"])
-        log = LogPatterns(variants=variants)
+        log = LogPatterns(variants=tuple(StepPattern(**each) for each in values["log"]["variants"]))
         return cls(**{**values, "command": tuple(values["command"]), "log": log})
 
     def to_job(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from layout_tuner.trainers.failure_texts import (
     lacking,
     mentions,
     reason_of,
-    resource_of,
+    row_of,
 )
 from layout_tuner.trainers.placeholders import filled
 from layout_tuner.units import memory
@@ -210,9 +210,11 @@ class _Supervisor:
             )
         except (OSError, ValueError) as error:
             said = f"{type(error).__name__}: {error}"
-            lacks = resource_of(said, RAISED, frames="fork")
-            if lacks is not None and reason_of(lacks, on_cpu=False) == "host_resource":
-                why = f"the program {command[0]!r} can't be started: {error}; {lacking(lacks)}"
+            row = row_of(said, RAISED, frames="fork")
+            if row and reason_of(row.resource, on_cpu=False) == "host_resource":
+                why = (
+                    f"the program {command[0]!r} can't be started: {error}; {lacking(row.resource)}"
+                )
                 raise ProgramFailedError("host_resource", why) from error
             raise ProgramFailedError(
                 "unsupported",

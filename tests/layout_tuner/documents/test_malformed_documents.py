@@ -59,7 +59,7 @@ from layout_tuner.search_spaces.spaces.search_space import SearchSpace
 from layout_tuner.search_spaces.spaces.space_presets import resolve_space
 from layout_tuner.search_spaces.tables import read_table
 from layout_tuner.search_spaces.tables.fields import Fields
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.program import read_trainers
 from tests.kit.hostile_texts import changed, hostile_texts, mappings, text_places
 from tests.kit.odd_values import ODD_TEXTS, nested, odd_texts, one_of
@@ -277,7 +277,7 @@ def test_a_plain_scalar_of_yaml_is_what_the_core_schema_says(text: str, value: o
 )
 def test_numbers_are_read_as_programs_print_them(text: str, value: float) -> None:
     assert repr(read_printed(text)) == repr(value)
-    read = LogPatterns(step="loss (?P<loss>.*)").read(f"loss {text}")
+    read = LogPatterns(variants=(StepPattern(pattern="loss (?P<loss>.*)"),)).read(f"loss {text}")
     assert repr(read) == repr({"loss": value})
 
 
@@ -301,7 +301,9 @@ def test_a_figure_of_a_log_that_is_no_number_is_refused_by_name(text: str) -> No
     with pytest.raises(
         ValueError, match=re.escape(f"step_time_ms={text!r} in the program's log")
     ) as said:
-        LogPatterns(step="took (?P<step_time_ms>.*) ms").read(f"took {text} ms")
+        LogPatterns(variants=(StepPattern(pattern="took (?P<step_time_ms>.*) ms"),)).read(
+            f"took {text} ms"
+        )
     assert "took (?P<step_time_ms>.*) ms" in str(said.value)
 
 

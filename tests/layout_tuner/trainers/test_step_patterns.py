@@ -11,6 +11,7 @@ from layout_tuner.trainers.log_patterns import (
     LONGEST_LINE,
     LogPatterns,
     NearestLines,
+    StepPattern,
     says_skipped,
 )
 from layout_tuner.trainers.program import ProgramTrainer
@@ -170,7 +171,7 @@ def test_trainers_say_before_the_line_of_a_step_that_they_skip_it(line: str, say
 
 @pytest.mark.parametrize("quoted", ["8.25", "'8.25'", '"8.25"'])
 def test_a_number_may_stand_in_quotes_as_in_the_log_of_transformers_5(quoted: str) -> None:
-    patterns = LogPatterns(step="'loss': (?P<loss>[^,]+), 'grad_norm'")
+    patterns = LogPatterns(variants=(StepPattern(pattern="'loss': (?P<loss>[^,]+), 'grad_norm'"),))
     assert patterns.read(f"{{'loss': {quoted}, 'grad_norm': '1.25'}}") == {"loss": 8.25}
 
 

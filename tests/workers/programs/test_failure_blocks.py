@@ -170,6 +170,13 @@ NAMED: Final = {
         f" (exitcode: 1) local_rank: 0\n{FAILED}",
         "device memory",
     ),
+    "a signal in torchrun's summary below what peers print": (
+        f"{TRACE}{PEER}\n{FAILED}  traceback : Signal 7 (SIGBUS) received by PID 81\n=====",
+        "shared memory",
+    ),
+    "a library that exits before what peers print": (
+        f"Error out of memory at line 77 in file /src/x.cu\n{TRACE}{PEER}\n{FAILED}", "device memory"
+    ),
     "a library that exits below DeepSpeed's launcher": (
         "Error out of memory at line 77 in file /src/x.cu\n"
         "[2026-11-28 10:00:03,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 81\n"
@@ -214,6 +221,7 @@ UNNAMED: Final = {
     ),
     "a crash without words": "step 1 of 7\nSegmentation fault (core dumped)",
     "what peers of an unknown error print": f"{PEER}\n{FAILED}",
+    "a hint before what peers of an unknown error print": f"{HINT}{TRACE}{PEER}\n{FAILED}",
     "nothing": "",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from layout_tuner.protocol.measurement import Measurement
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.program import ProgramTrainer
 from layout_tuner.trainers.registry import ADAPTERS
 from layout_tuner.workers.launchers.local import LocalNodes
@@ -23,7 +23,9 @@ from tests.workers.programs.programs import make_request, python_trainer, run
 
 STEPS = 2 + 8 + 10
 """Warm-up, the steps that may be added to it, and the timed ones: what a program is to run."""
-PLAIN = LogPatterns(step=r"step (?P<index>\d+) done(?:, skipped (?P<skipped>\d+))?")
+PLAIN = LogPatterns(
+    variants=(StepPattern(pattern=r"step (?P<index>\d+) done(?:, skipped (?P<skipped>\d+))?"),)
+)
 
 
 class Played:
@@ -174,9 +176,8 @@ def test_the_number_of_a_step_must_not_go_back() -> None:
 
 
 def test_of_ranks_that_print_the_same_step_the_slowest_and_the_fullest_count() -> None:
-    form = LogPatterns(
-        step=r"(?P<index>\d+): (?P<step_time_s>\S+) s, (?P<peak_memory_gib>\S+) GiB, (?P<loss>\S+)"
-    )
+    pattern = r"(?P<index>\d+): (?P<step_time_s>\S+) s, (?P<peak_memory_gib>\S+) GiB, (?P<loss>\S+)"
+    form = LogPatterns(variants=(StepPattern(pattern=pattern),))
     lines = []
     for number in range(1, 21):
         lines += [
@@ -207,7 +208,9 @@ def test_both_lines_of_deepspeed_are_one_step() -> None:
 @pytest.mark.parametrize("number", ["nan", "1.5", "inf", "-3", "1e300"])
 def test_a_number_of_a_step_that_is_none_is_refused(number: str) -> None:
     reason, message = (
-        Played(LogPatterns(step=r"at (?P<index>\S+)")).play([(1.0, f"at {number}")]).refused()
+        Played(LogPatterns(variants=(StepPattern(pattern=r"at (?P<index>\S+)"),)))
+        .play([(1.0, f"at {number}")])
+        .refused()
     )
     assert reason == "implausible"
     assert "the number of the step is" in message

@@ -13,7 +13,7 @@ import pytest
 
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.workers.launchers.local import LocalNodes
 from tests.workers.programs.programs import TWO_CORES, left_behind, python_trainer, run
 
@@ -74,7 +74,7 @@ LIES = {
     ),
     "of the speed in its log": Fault(
         *(SAYS.format("tokens_per_s_per_device=5e-300"), "implausible", "passed between its reports", ALONE),
-        {"log": LogPatterns(step=r"tokens_per_s_per_device=(?P<tokens_per_s_per_device>\S+)")},
+        {"log": LogPatterns(variants=(StepPattern(pattern=r"tokens_per_s_per_device=(?P<tokens_per_s_per_device>\S+)"),))},
     ),
     "of the time between its reports": Fault(  # 0.4 s a step, by a program that writes them itself
         f"{OWN_REPORTS}started = time.monotonic()\nfor number in range(STEPS):\n    time.sleep(0.4)\n"
@@ -84,7 +84,7 @@ LIES = {
     ),
     "of a loss in its log that is no number": Fault(
         *(SAYS.format("loss=5_0.0"), "implausible", "loss='5_0.0' in the program's log is not", ALONE),
-        {"log": LogPatterns(step=r"loss=(?P<loss>\S+)")},
+        {"log": LogPatterns(variants=(StepPattern(pattern=r"loss=(?P<loss>\S+)"),))},
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from layout_tuner.protocol.measurement import Measurement
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.adapter import TrainerRule
 from layout_tuner.trainers.command import COMMAND
-from layout_tuner.trainers.log_patterns import LogPatterns
+from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.parameters import Parameter, ParameterInvalidError
 from layout_tuner.trainers.program import ProgramTrainer
 from layout_tuner.workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
@@ -296,16 +296,14 @@ def test_the_arguments_of_an_adapter_are_words_of_their_own_and_no_templates() -
 
 
 def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = TrainerRule(
-        name="few",
-        source="",
-        broken=lambda _, model: model.num_layers < 3,
-        sentence=lambda _, model: f"{model.num_layers} layers are too few",
+    too_few = TrainerRule(
+        name="layers",
+        source="a test",
+        broken=lambda layout, model: True,
+        sentence=lambda layout, model: f"{model.num_layers} layers are too few",
     )
     picky = replace(
-        COMMAND,
-        lacking=lambda job: {"vpp": f"it has no vpp={job.layout.vpp}"},
-        rules=(few,),
+        COMMAND, lacking=lambda job: {"vpp": f"it has no vpp={job.layout.vpp}"}, rules=(too_few,)
     )
     monkeypatch.setattr("layout_tuner.trainers.program.ADAPTERS", {"command": picky})
     with pytest.raises(ResultRefusedError) as refused:
@@ -323,7 +321,7 @@ def test_patterns_read_what_trainers_print() -> None:
         "\x1b[31mstep:  9  \x1b[32mloss:  3.50858  \x1b[38mgrad_norm:  5.94 \x1b[36mmemory:  1.50GiB"
         "(0.00%)  \x1b[34mtps: 1,060  \x1b[0mmfu: 0.01%"
     )
-    patterns = LogPatterns(step=pattern)
+    patterns = LogPatterns(variants=(StepPattern(pattern=pattern),))
     assert patterns.read(line) == {
         "index": 9,
         "loss": 3.50858,

@@ -19,7 +19,7 @@ from layout_tuner.trainers.failure_texts import (
     lacking,
     mentions,
     reason_of,
-    resource_of,
+    row_of,
 )
 from layout_tuner.workers.trainer.errors import (
     CompilerMissingError,
@@ -68,8 +68,8 @@ def _resource(cause: BaseException) -> Resource | None:
         return None
     said = "".join(traceback.format_exception_only(cause))
     frames = "".join(traceback.format_tb(cause.__traceback__)[-_LAST_FRAMES:])
-    lines = (resource_of(line, RAISED + LIBRARY, frames=frames) for line in said.splitlines())
-    return next(filter(None, lines), None)
+    rows = (row_of(line, RAISED + LIBRARY, frames=frames) for line in said.splitlines())
+    return next((row.resource for row in rows if row), None)
 
 
 def is_transport_error(error: BaseException) -> bool:
