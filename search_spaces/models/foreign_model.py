@@ -11,6 +11,7 @@ from layout_tuner.documents.not_covered import known_word
 from layout_tuner.documents.reading import shown, word_of
 from layout_tuner.search_spaces.models.foreign_words import (
     ACTIVATIONS,
+    CLASS_DEFAULTS,
     EXPERTS,
     GATED,
     GATED_LAYERNORM,
@@ -23,12 +24,14 @@ from layout_tuner.search_spaces.models.foreign_words import (
     OF_HUGGING_FACE,
     OF_MEGATRON_LM,
     OF_OTHER_LAYERS,
+    OPTIONS,
     OTHER_LAYERS,
     OUR_FIELDS,
     ROTARY,
     SAME_VALUE,
     STEPS,
     TWO_MATRICES,
+    WIDTHS,
     WINDOWS,
     WITHOUT_EFFECT,
     WITHOUT_EFFECT_ALIKE,
@@ -80,7 +83,8 @@ class ForeignModel:
         if {TWO_MATRICES, GATED_LAYERNORM} & set(self.not_covered.values()):
             missing = [name for name in missing if name != "family"]
         parts = [f"these are words of {self.source or 'other software'}"]
-        for word, what in list(self.not_covered.items())[:2]:
+        for what in list(dict.fromkeys(self.not_covered.values()))[:2]:
+            word = next(word for word, each in self.not_covered.items() if each == what)
             parts.append(f"{shown(word)} is not covered: {what}")
         if most := max(_MOST_FIELDS - len(missing), 0):
             said = [
@@ -126,7 +130,7 @@ def read_foreign(document: Mapping[str, Any], known: Sequence[str]) -> ForeignMo
     said: dict[str, _Said] = {}
     unknown = []
     for name, (word, value) in named.items():
-        if word in known:
+        if word in known and word in document:
             continue
         meaning = _Said(name, value) if name in known else _meaning(name, value, values)
         if meaning is None:
@@ -134,15 +138,21 @@ def read_foreign(document: Mapping[str, Any], known: Sequence[str]) -> ForeignMo
         else:
             said[word] = meaning
     fields = {each.field: each.value for each in said.values() if each.field}
-    fields = _without_contradictions(fields, values)
+    stated = {OUR_FIELDS.get(name, name) for name in (*values, *fields)}
+    stated |= {"full_attention_every"} if "layer_types" in values else set()
+    implied = {key: each for key, each in _defaults(values).items() if key not in stated}
+    fields = _without_contradictions(implied | fields, values)
     words = {each.field: word for word, each in said.items() if each.field in fields}
+    words |= dict.fromkeys(implied, named.get("model_type", ("",))[0])
     return ForeignModel(
         source=_source(values),
         fields={name: fields[name] for name in known if name in fields},
         words=words,
         not_covered={word: each.not_covered for word, each in said.items() if each.not_covered},
         without_effect=tuple(
-            word for word, each in said.items() if not each.not_covered and each.field not in fields
+            word
+            for word, each in said.items()
+            if not each.not_covered and each.field not in fields and word not in words.values()
         ),
         unknown=tuple(unknown),
     )
@@ -161,7 +171,11 @@ def _flat(document: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 
 def _name_of(word: str) -> str:
-    return word[:80].lower().lstrip("-").replace("-", "_")
+    return word[:80].lower().lstrip("-_").replace("-", "_")
+
+
+def _defaults(values: _Document) -> Mapping[str, Any]:
+    return CLASS_DEFAULTS.get(str(values.get("model_type")).removesuffix("_text"), {})
 
 
 def _source(values: _Document) -> str:
@@ -193,6 +207,12 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
     if OF_OTHER_LAYERS.fullmatch(name):
         return _Said(not_covered=OTHER_LAYERS) if value else _NOTHING
     if ours := OUR_FIELDS.get(name):
+        if isinstance(value, list) and value:
+            if any(each != value[0] for each in value):
+                return _Said(not_covered=WIDTHS)
+            value = value[0]
+        if name == "intermediate_size" and values.get("model_type") == "qwen":
+            value = value // 2 if isinstance(value, int) else value  # of gate and up together
         is_unstated = value is None or (value == 0 and value is not False)
         return _NOTHING if is_unstated else _Said(ours, value)
     if name in WITHOUT_EFFECT or WITHOUT_EFFECT_ALIKE.fullmatch(name):
@@ -270,9 +290,9 @@ def _layer_types(value: Any, _: _Document) -> _Said:
 
 
 def _window_skips(value: Any, _: _Document) -> _Said:
-    """Megatron-LM's --window-attn-skip-freq: every n-th layer is full, or 1 for a windowed one."""
-    if isinstance(value, list):
-        return _full_attention([not each for each in value])
+    """Every n-th layer is full; or, layer by layer, 1 or L for a window and 0 or G for none."""
+    if isinstance(value, list) or (isinstance(value, str) and {*value} <= {"L", "G"}):
+        return _full_attention([each in (0, "G") for each in value])
     return _Said("full_attention_every", value) if value else _NOTHING
 
 
@@ -295,6 +315,30 @@ def _sliding_window(value: Any, values: _Document) -> _Said:
     return _Said("attention_window", value)
 
 
+def _attention_types(value: Any, _: _Document) -> _Said:
+    """GPT-Neo's layers, "global" or "local", also as pairs of a list and its repetitions."""
+    kinds = re.findall(r"global|local", str(value)[: 1 << 14])
+    return _full_attention([each == "global" for each in kinds])
+
+
+def _rounded_width(_: Any, values: _Document) -> _Said:
+    """Llama's width: two thirds of 4 h, times a factor, rounded up to a multiple."""
+    multiple, factor = values.get("multiple_of") or 256, values.get("ffn_dim_multiplier") or 1
+    hidden = _whole(values, "hidden_size")
+    if not isinstance(multiple, int) or multiple < 1 or not hidden:
+        return _NOTHING
+    if not isinstance(factor, (int, float)) or not 0 < factor < 1 << 10:
+        return _NOTHING
+    return _Said("ffn_hidden_size", -(-int(factor * (8 * hidden // 3)) // multiple) * multiple)
+
+
+def _query_groups(value: Any, values: _Document) -> _Said:
+    """Megatron-LM's option is without effect unless --group-query-attention is given."""
+    is_option = not OPTIONS.isdisjoint(values) or "group_query_attention" in values
+    is_ignored = is_option and not values.get("group_query_attention")
+    return _Said("num_kv_heads", value) if value and not is_ignored else _NOTHING
+
+
 def _shared_experts(value: Any, values: _Document) -> _Said:
     """A number of shared experts; ours is the width of all of them together."""
     if not value:
@@ -309,13 +353,16 @@ def _shared_experts(value: Any, values: _Document) -> _Said:
 
 def _family(_: Any, values: _Document) -> _Said:
     """The family by the feed-forward, the norms and the positions."""
-    activation = next((values[name] for name in ACTIVATIONS if name in values), "")
-    is_gated = values.get("swiglu") or values.get("gated_linear_unit") or activation in GATED
-    is_gated = is_gated or str(values.get("model_type", "")).startswith(
-        ("gemma", "recurrent_gemma")
-    )
-    stated = str(values.get("normalization", ""))
-    has = {kind: stated == kind or set(words) & set(values) for kind, words in NORMS.items()}
+    if MODEL_TYPES.get(str(values.get("model_type"))) in (TWO_MATRICES, GATED_LAYERNORM):
+        return _NOTHING
+    if family := _defaults(values).get("family"):
+        return _Said("family", family)
+    is_gated = values.get("swiglu") or values.get("gated_linear_unit")
+    is_gated = is_gated or any(str(values.get(name)) in GATED for name in ACTIVATIONS)
+    stated = str(values.get("normalization", "")).lower()
+    has = {
+        kind: kind.lower() in stated or set(words) & set(values) for kind, words in NORMS.items()
+    }
     positions = str(values.get("position_embedding_type", ""))
     is_rotary = not ROTARY.isdisjoint(values) or positions.startswith(("rope", "rotary"))
     if is_gated:
@@ -341,6 +388,18 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, _Document], _Said]]] = {
         [each == "dense" for each in value] if isinstance(value, list) else []
     ),
     "layer_types": _layer_types,
+    "attn_type_list": lambda value, _: _Said(
+        not_covered=OTHER_LAYERS if isinstance(value, list) and 0 in value else ""
+    ),
+    "attention_layers": _attention_types,
+    "attention_types": _attention_types,
+    "sliding_window_pattern": _window_skips,
+    "word_embed_proj_dim": lambda value, values: _Said(
+        not_covered=WIDTHS if value and value != _whole(values, "hidden_size") else ""
+    ),
+    "multiple_of": _rounded_width,
+    "ffn_dim_multiplier": _rounded_width,
+    "num_query_groups": _query_groups,
     "window_attn_skip_freq": _window_skips,
     "window_size": _window_size,
     "sliding_window": _sliding_window,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -21,23 +21,27 @@ MEGATRON_LM: Final = "the options of Megatron-LM"
 
 SAME_VALUE: Final[Mapping[str, str]] = {
     "num_layers": "num_hidden_layers n_layer n_layers",
-    "hidden_size": "n_embd d_model dim",
-    "ffn_hidden_size": "intermediate_size n_inner ffn_dim inner_dim intermediate_size_mlp",
+    "hidden_size": "n_embd n_embed d_model dim",
+    "ffn_hidden_size": "intermediate_size n_inner ffn_dim inner_dim inter_dim hidden_dim "
+    "intermediate_size_mlp",
     "num_heads": "num_attention_heads n_head n_heads",
-    "num_kv_heads": "num_key_value_heads n_head_kv n_kv_heads kv_n_heads num_query_groups",
+    "num_kv_heads": "num_key_value_heads n_head_kv n_kv_heads kv_n_heads num_query_groups "
+    "multi_query_group_num",
     "head_dim": "kv_channels attention_head_dim",
+    "seq_length": "encoder_seq_length",
     "vocab_size": "padded_vocab_size",
-    "tied_embeddings": "tie_word_embeddings tie_embeddings",
+    "tied_embeddings": "tie_word_embeddings tie_embeddings share_embeddings_and_output_weights",
     "rotary_base": "rope_theta rotary_emb_base",
     "qk_norm": "use_qk_norm qk_layernorm",
     "attention_window": "sliding_window window attention_window_size",
     "full_attention_every": "sliding_window_pattern",
     "num_experts": "num_local_experts n_routed_experts moe_num_experts num_moe_experts experts",
-    "experts_per_token": "num_experts_per_tok moe_k moe_topk moe_top_k top_k moe_router_topk",
-    "moe_ffn_hidden_size": "moe_intermediate_size expert_ffn_dim",
+    "experts_per_token": "num_experts_per_tok moe_k moe_topk moe_top_k top_k moe_router_topk "
+    "n_activated_experts",
+    "moe_ffn_hidden_size": "moe_intermediate_size expert_ffn_dim moe_inter_dim",
     "shared_expert_ffn_hidden_size": "shared_expert_intermediate_size shared_intermediate_size "
     "moe_shared_expert_intermediate_size",
-    "num_dense_layers": "first_k_dense_replace moe_layer_start_index",
+    "num_dense_layers": "first_k_dense_replace moe_layer_start_index n_dense_layers",
 }
 """Words by the field of ours whose value they have."""
 
@@ -47,6 +51,8 @@ NESTED: Final = (
     "text_config",
     "attn_config",
     "ffn_config",
+    "moe",
+    "moe_args",
     "rope_parameters",
     "rope_scaling",
     "full_attention",
@@ -67,6 +73,7 @@ FAMILIES: Final = (
 TWO_MATRICES: Final = (
     f"a feed-forward of two matrices beside RMSNorm or rotary positions {FAMILIES}"
 )
+WIDTHS: Final = "layers or embeddings of different widths, or that share weights"
 GATED_LAYERNORM: Final = f"a feed-forward of three matrices beside LayerNorm {FAMILIES}"
 
 NOT_COVERED: Final[Mapping[str, str]] = (
@@ -79,7 +86,7 @@ NOT_COVERED: Final[Mapping[str, str]] = (
         words_of(
             """
             full_attention_interval attn_layer_indices attn_layer_period hybrid_override_pattern
-            attention_chunk_size
+            attention_chunk_size hybrid_layer_pattern
             """
         ),
         OTHER_LAYERS,
@@ -90,6 +97,17 @@ NOT_COVERED: Final[Mapping[str, str]] = (
         "experts that drop tokens over a capacity",
     )
     | dict.fromkeys(("squared_relu",), TWO_MATRICES)
+    | dict.fromkeys(
+        words_of(
+            """
+            block_configs ffn_multipliers global_head_dim hidden_size_per_layer_input
+            num_global_key_value_heads num_kv_shared_layers
+            """
+        ),
+        WIDTHS,
+    )
+    | dict.fromkeys(("parallel_attn_mlp_res",), "a dense feed-forward beside the experts")
+    | dict.fromkeys(("vision_config", "audio_config"), "encoders beside the decoder")
     | dict.fromkeys(("cross_attention", "is_encoder_decoder"), "models other than decoders")
 )
 """What a word means that is neither 0, false nor null."""
@@ -100,6 +118,7 @@ OF_OTHER_LAYERS: Final = re.compile(r"(mamba|ssm|linear|rwkv|rglru|lru|conv)_\w+
 MODEL_TYPES: Final[Mapping[str, str]] = (
     dict.fromkeys(("bloom", "mpt"), "ALiBi positions")
     | dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), TWO_MATRICES)
+    | dict.fromkeys(("olmo", "dbrx", "phimoe"), GATED_LAYERNORM)
     | dict.fromkeys(words_of("t5 mt5 bart bert roberta vit whisper"), "models other than decoders")
     | dict.fromkeys(
         words_of(
@@ -113,16 +132,42 @@ MODEL_TYPES: Final[Mapping[str, str]] = (
 )
 """What models of a `model_type` have that no field of ours says, where no other word says it."""
 
+_LLAMA: Final = {"family": "llama"}
+_TIED: Final = {"tied_embeddings": True}
+_GEMMA: Final = _LLAMA | _TIED | {"head_dim": 256}
+_WINDOW: Final = {"attention_window": 4096}
+
+CLASS_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "chatglm": _LLAMA,
+    "exaone": _LLAMA,
+    "qwen": _LLAMA,
+    "smollm3": _TIED,
+    "ernie4_5": _TIED,
+    "ernie4_5_moe": _TIED,
+    "minicpm": _TIED,
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA | _WINDOW | {"full_attention_every": 2},
+    "gemma3": _GEMMA | _WINDOW | {"full_attention_every": 6, "qk_norm": True},
+    "mistral": _WINDOW,
+    "qwen3": {"qk_norm": True, "head_dim": 128},
+    "qwen3_moe": {"qk_norm": True},
+}
+"""What a `model_type`, without the ending `_text`, implies where the file does not say it."""
+
 STEPS: Final = (
     "decoder_sparse_step",
     "interleave_moe_layer_step",
     "moe_layer_interval",
     "expert_interval",
+    "expert_layer_period",
+    "moe_layer_frequency",
 )
 """Experts in every layer whose number this divides; 1 is all layers."""
 
-ACTIVATIONS: Final = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
-GATED: Final = ("silu", "swish", "swiglu", "geglu")
+ACTIVATIONS: Final = words_of(
+    "hidden_act hidden_activation activation_function mlp_hidden_act activation activation_func"
+)
+GATED: Final = words_of("silu swish swiglu geglu reglu fast-swiglu fast-geglu fast-reglu")
 NORMS: Final = {
     "RMSNorm": ("rms_norm_eps", "rms_norm_epsilon"),
     "LayerNorm": ("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"),
@@ -146,6 +191,8 @@ OF_MEGATRON_LM: Final = words_of(
     untie_embeddings_and_output_weights moe_shared_expert_intermediate_size qk_layernorm
     """
 )
+OPTIONS: Final = words_of("swiglu untie_embeddings_and_output_weights")
+"""Words of Megatron-LM's command line that no configuration of its library has."""
 
 WITHOUT_EFFECT: Final = words_of(
     """
@@ -158,15 +205,14 @@ WITHOUT_EFFECT: Final = words_of(
     partial_rotary_factor rotary_pct rotary_dim rotary_percent low_freq_factor
     high_freq_factor original_max_position_embeddings beta_fast beta_slow mscale
     mscale_all_dim attention_factor use_parallel_residual parallel_attn
-    group_query_attention normalization position_embedding_type multiple_of
-    ffn_dim_multiplier new_decoder_architecture init_method_std clip_qkv
+    group_query_attention multi_query_attention normalization position_embedding_type new_decoder_architecture init_method_std clip_qkv
     attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar tokenizer_class
     head_type scale_attn_weights reorder_and_upcast_attn task_specific_params rope_scaling
     rope_parameters moe_router_load_balancing_type make_vocab_size_divisible_by
-    use_rotary_position_embeddings swiglu_limit attention_sink initial_context_length
+    use_rotary_position_embeddings rotary swiglu_limit expert_layer_offset attention_sink initial_context_length
     """
 )
 WITHOUT_EFFECT_ALIKE: Final = re.compile(
-    r"_?(\w+_)?(token_id|dropout|pdrop|p_drop|eps|epsilon|initializer_range|coef|coeff|activation)"
+    r"(\w+_)?(token_id|dropout|pdrop|p_drop|eps|epsilon|initializer_range|coef|coeff|activation)"
     r"|summary_\w+|initializer_\w+|output_\w+|id2label|label2id"
 )

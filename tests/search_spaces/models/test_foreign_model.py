@@ -175,6 +175,19 @@ NOT_COVERED: Final[list[tuple[dict[str, Any], dict[str, Any], str]]] = [
     ({"model_type": "bloom"}, {"model_type": "our_own"}, "ALiBi positions"),
     ({"mamba_d_state": 16}, {"mamba_d_state": None}, "layers of other kinds"),
     ({"capacity_factor": 1.5}, {"capacity_factor": None}, "experts that drop tokens"),
+    ({"attn_type_list": [0, 1]}, {"attn_type_list": [1, 1]}, "layers of other kinds"),
+    (
+        {"attention_types": [[["global", "local"], 2]]},
+        {"attention_types": [[["local", "global"], 2]]},
+        "attention windows in other layers",
+    ),
+    ({"intermediate_size": [64, 64, 32, 32]}, {"intermediate_size": [64] * 4}, "different widths"),
+    ({"block_configs": [{"ffn": 1}]}, {"block_configs": None}, "different widths"),
+    ({"word_embed_proj_dim": 32}, {"word_embed_proj_dim": None}, "different widths"),
+    ({"expert_layer_period": 2}, {"expert_layer_period": 1}, "every n-th layer"),
+    ({"moe_layer_frequency": 2}, {"moe_layer_frequency": 1}, "every n-th layer"),
+    ({"model_type": "olmo"}, {"model_type": "olmo2"}, "three matrices beside LayerNorm"),
+    ({"vision_config": {"depth": 2}}, {"vision_config": {}}, "encoders beside the decoder"),
 ]
 
 
@@ -208,6 +221,53 @@ def test_parts_of_a_config_json_count_as_its_own_fields() -> None:
     assert read_foreign(nested, KNOWN).fields == told
 
 
+def test_a_nested_word_that_is_ours_too_is_not_missing() -> None:
+    nested = {"text_config": {"hidden_size": 512, "vocab_size": 40000, "num_hidden_layers": 4}}
+    told = {"num_layers": 4, "hidden_size": 512, "vocab_size": 40000}
+    assert read_foreign(nested, KNOWN).fields == told
+    assert "state family, ffn_hidden_size, num_heads, seq_length, which" in str(refusal(nested))
+
+
+IMPLIED: Final[list[tuple[dict[str, Any], dict[str, Any]]]] = [
+    (
+        {"model_type": "gemma2", "sliding_window": 2048},
+        {
+            "family": "llama",
+            "tied_embeddings": True,
+            "head_dim": 256,
+            "attention_window": 2048,
+            "full_attention_every": 2,
+        },
+    ),
+    (
+        {"model_type": "gemma", "head_dim": 64, "tie_word_embeddings": False},
+        {"family": "llama", "tied_embeddings": False},
+    ),
+    ({"model_type": "qwen3"}, {"head_dim": 128, "qk_norm": True}),
+    ({"model_type": "qwen3", "head_dim": None}, {"qk_norm": True}),
+    ({"model_type": "mistral"}, {"attention_window": 4096}),
+    ({"model_type": "mistral", "sliding_window": None}, {}),
+    ({"model_type": "smollm3", "hidden_act": "silu"}, {"family": "llama", "tied_embeddings": True}),
+    (
+        {"model_type": "exaone", "activation_function": "silu", "layer_norm_epsilon": 1e-5},
+        {"family": "llama"},
+    ),
+    (
+        {"model_type": "qwen", "intermediate_size": 22016},
+        {"family": "llama", "ffn_hidden_size": 11008},
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "told"), IMPLIED)
+def test_what_a_class_of_models_implies_is_said_unless_the_file_says_otherwise(
+    document: dict[str, Any], told: dict[str, Any]
+) -> None:
+    read = read_foreign(document, KNOWN)
+    assert not read.not_covered
+    assert read.fields == told
+
+
 def test_a_dense_model_has_no_experts_and_their_widths_have_no_effect() -> None:
     dense = {"num_local_experts": 1, "num_experts_per_tok": 1, "num_hidden_layers": 4}
     assert read_foreign(dense, KNOWN).fields == {"num_layers": 4}
@@ -228,11 +288,31 @@ def test_a_dense_model_has_no_experts_and_their_widths_have_no_effect() -> None:
         ("n_inner", None, {}),
         ("moe_layers", [2, 3], {"num_dense_layers": 2}),
         ("mlp_layer_types", ["dense", "sparse"], {"num_dense_layers": 1}),
+        ("sliding_window_pattern", "LLLG", {"full_attention_every": 4}),
+        ("moe_topk", [6, 6, 6], {"experts_per_token": 6}),
+        ("moe", {"num_experts_per_tok": 2}, {"experts_per_token": 2}),
+        ("activation", "fast-swiglu", {"family": "llama"}),
+        ("share_embeddings_and_output_weights", True, {"tied_embeddings": True}),
+        ("num_query_groups", 2, {"num_kv_heads": 2}),
     ],
 )
 def test_a_value_means_what_it_means_there(word: str, value: Any, told: dict[str, Any]) -> None:
     document = {"num_layers": 4, "num_experts": 8, word: value}
     assert read_foreign(document, KNOWN).fields == told
+
+
+def test_a_width_that_is_rounded_up_to_a_multiple_is_computed() -> None:
+    llama = {"dim": 4096, "multiple_of": 1024, "ffn_dim_multiplier": 1.3}
+    assert read_foreign(llama, KNOWN).fields == {"hidden_size": 4096, "ffn_hidden_size": 14336}
+    assert read_foreign({"dim": 4096, "multiple_of": 256}, KNOWN).fields["ffn_hidden_size"] == 11008
+
+
+@pytest.mark.parametrize("grouped", [{}, {"group_query_attention": False}])
+def test_megatron_lm_ignores_groups_of_queries_without_their_option(
+    grouped: dict[str, Any],
+) -> None:
+    options = {"swiglu": True, "num_query_groups": 2, **grouped}
+    assert read_foreign(options, KNOWN).fields == {"family": "llama"}
 
 
 def test_any_value_of_a_word_is_answered() -> None:
