@@ -40,6 +40,8 @@ MIN_SHARE_OF_WEIGHTS: Final = 0.25
 
 def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) -> None:
     """Raises TableInvalidError for figures that contradict each other, the model or the machine."""
+    if row.layout.ep > 1 and not model.num_experts:
+        raise TableInvalidError(f"ep={row.layout.ep} divides experts, and num_experts states none")
     if row.tokens_per_s is None or row.step_time_s is None:
         return
     _refuse_contradicting_rates(row, row.tokens_per_s, row.step_time_s, model)

@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from layout_tuner.documents.not_covered import our_name
 from layout_tuner.documents.reading import shown
 from layout_tuner.errors import SearchSpaceError, TableInvalidError
+from layout_tuner.search_spaces.models.foreign_words import OUR_FIELDS
 from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
 from layout_tuner.search_spaces.tables.fields import Fields
 from layout_tuner.search_spaces.tables.plausibility import refuse_impossible_cell
@@ -162,6 +164,13 @@ def _refuse_wrong_header(header: list[str]) -> None:
         )
     if missing:
         raise TableInvalidError(f"the columns {', '.join(missing)} are missing from the header")
+    for name in header:
+        ours = OUR_FIELDS.get(name.lower()) or our_name(name, KNOWN_COLUMNS)
+        if ours and not {name, ours} & {*KNOWN_COLUMNS} & {*header}:
+            raise TableInvalidError(
+                f"the column {shown(name)} is called {ours!r} here: rename it, or give another name to "
+                "a column that says something else"
+            )
 
 
 class _Cells:

@@ -360,6 +360,11 @@ def test_a_wrong_bound_is_named(changes: Any, where: str, says: str) -> None:
         ({"capacity_factor": 1}, {}, "experts that drop tokens over a capacity"),
         ({}, {"precision": "mxfp8"}, "types narrower than fp8, and its recipes: not covered"),
         ({}, {"tensor_model_parallel_size": 2}, "(here it is called 'tp')"),
+        ({}, {"data_parallel_shard_degree": 8}, "(here it is said as dp, which is this number"),
+        ({}, {"data_parallel_replicate_degree": 2}, "beside shards, as zero_replicas)"),
+        ({}, {"pipeline_parallel_schedule": "1F1B"}, "(here it is called 'schedule')"),
+        ({}, {"sharding_strategy": "FULL_SHARD"}, "(here it is called 'zero_stage')"),
+        ({}, {"bf16": True}, "(here it is said as precision: bf16)"),
     ],
 )
 def test_a_word_of_other_trainers_is_recognised_by_name(

@@ -35,6 +35,32 @@ def test_a_table_without_the_columns_that_it_needs_is_refused_by_their_names() -
     assert "the columns tp, dp are missing" in refusal(drop=("tp", "dp"))
 
 
+@pytest.mark.parametrize(
+    ("column", "ours"),
+    [
+        ("num_local_experts", "num_experts"),
+        ("num_experts_per_tok", "experts_per_token"),
+        ("cp_size", "cp"),
+        ("context_parallel_degree", "cp"),
+        ("EP", "ep"),
+        ("pipeline_schedule", "schedule"),
+    ],
+)
+def test_a_column_that_is_called_otherwise_here_is_not_left_out_in_silence(
+    column: str, ours: str
+) -> None:
+    said = refusal(make_row(**{column: 2}))
+    assert f"the column {column!r} is called {ours!r} here: rename it" in said
+    read_table(make_text(make_row(dtype="bf16", tensor_parallel=2)))
+
+
+def test_ranks_that_divide_experts_need_experts() -> None:
+    assert "ep=2 divides experts, and num_experts states none" in refusal(make_row(ep=2))
+    dense = make_row(num_key_value_heads=2)
+    assert read_table(make_text(dense)).cells[0].model.num_kv_heads == 8
+    assert "'num_kv_heads' here: rename it" in refusal(dense, drop=("num_kv_heads",))
+
+
 def test_the_name_of_a_column_is_checked_as_values_are() -> None:
     formula, unprintable = "reads as a formula", "is not a line of printable text"
     for name, reason in (
