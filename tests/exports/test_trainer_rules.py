@@ -41,8 +41,6 @@ BROKEN: Final[dict[str, dict[str, Case]]] = {
     },
     "torchtitan-0.2": {
         **_OF_TITAN,
-        # It cuts uneven stages without a word.
-        "even_stages": (*_OF_TITAN["even_stages"][:2], "'layers.3'], ['layers.4', 'layers.5', "),
         "sequence": ({"seq_length": 254}, {"tp": 2}, "must be divisible by the product of TP"),
     },
     "torchtitan-0.3": {

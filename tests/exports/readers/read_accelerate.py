@@ -15,9 +15,9 @@ PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
 def check_groups(args):
     """Makes the groups of FSDP 2 from the environment of the ranks, and checks them."""
-    environment = prepare_multi_gpu_env(args)
     for key in [key for key in os.environ if "PARALLELISM" in key]:
-        del os.environ[key]  # the last file's
+        del os.environ[key]  # the last file's, which the environment of ranks would inherit
+    environment = prepare_multi_gpu_env(args)
     os.environ |= {key: value for key, value in environment.items() if "PARALLELISM" in key}
     accelerator = SimpleNamespace(
         multi_device=True,

@@ -12,11 +12,7 @@ from titan_stages import build_schedule, check_stages
 stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
 
 from torchtitan.config import ConfigManager  # noqa: E402
-from torchtitan.distributed import ParallelDims  # noqa: E402
-from torchtitan.distributed.pipeline_parallel import (  # noqa: E402
-    build_pipeline_schedule,
-    generate_llm_fqn_per_model_part,
-)
+from torchtitan.distributed import ParallelDims, pipeline_parallel  # noqa: E402
 from torchtitan.models.llama3 import llama3_args  # noqa: E402
 from torchtitan.models.llama3.infra import parallelize  # noqa: E402
 from torchtitan.models.llama3.model.model import TransformerBlock  # noqa: E402
@@ -39,6 +35,23 @@ def check_parallelism(model, dims, config):
     dims.get_mesh = lambda names: SimpleNamespace(size=lambda: getattr(dims, names, None))
     shape = SimpleNamespace(model_args=model, layers={})
     parallelize.parallelize_llama(shape, dims, config)
+
+
+class Stages(Exception):
+    """Ends the building of a pipeline once it has the names of each stage's modules."""
+
+
+def stages_of(model, dims, config):
+    """The stages as `pipeline_llm` cuts and checks them, before it moves them to the device."""
+
+    def stop(*arguments):
+        raise Stages(arguments[-1])
+
+    pipeline_parallel.pipeline_module_split = stop
+    try:
+        pipeline_parallel.pipeline_llm(None, dims, config, None, model, None, None)
+    except Stages as stages:
+        return stages.args[0]
 
 
 def layout_of(path, num_devices):
@@ -69,13 +82,12 @@ def layout_of(path, num_devices):
             parallelism.pipeline_parallel_first_stage_less_layers,
             parallelism.pipeline_parallel_last_stage_less_layers,
         )
-        stages = -(-(model.n_layers + sum(less)) // per_stage)  # as its pipeline_llm
-        vpp = stages // dims.pp
-        parts = generate_llm_fqn_per_model_part(stages, model.n_layers, *less)
+        parts = stages_of(model, dims, config)
+        vpp = len(parts) // dims.pp
         check_stages(parts, per_stage, *less)
         is_looped = parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
         assert is_looped == (vpp > 1)
-        build_schedule(build_pipeline_schedule, dims.pp, vpp, job_config=config)
+        build_schedule(pipeline_parallel.build_pipeline_schedule, dims.pp, vpp, job_config=config)
     block = TransformerBlock(0, model)
     return {
         "tp": dims.tp,
