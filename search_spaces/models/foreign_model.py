@@ -35,9 +35,11 @@ from layout_tuner.search_spaces.models.foreign_words import (
     WINDOWS,
     WITHOUT_EFFECT,
     WITHOUT_EFFECT_ALIKE,
+    words_of,
 )
 from layout_tuner.terminal.plurals import listed
 
+_TIED_WITHOUT: Final = "no untie_embeddings_and_output_weights"
 _MOST_FIELDS: Final = 5
 """Most fields of ours in one sentence."""
 
@@ -143,7 +145,7 @@ def read_foreign(document: Mapping[str, Any], known: Sequence[str]) -> ForeignMo
     implied = {key: each for key, each in _defaults(values).items() if key not in stated}
     fields = _without_contradictions(implied | fields, values)
     words = {each.field: word for word, each in said.items() if each.field in fields}
-    words |= dict.fromkeys(implied, named.get("model_type", ("",))[0])
+    words |= dict.fromkeys(implied, named.get("model_type", (_TIED_WITHOUT,))[0])
     return ForeignModel(
         source=_source(values),
         fields={name: fields[name] for name in known if name in fields},
@@ -175,6 +177,9 @@ def _name_of(word: str) -> str:
 
 
 def _defaults(values: _Document) -> Mapping[str, Any]:
+    """What the class of a model, or Megatron-LM, takes for fields that are not stated."""
+    if _source(values) == MEGATRON_LM and "untie_embeddings_and_output_weights" not in values:
+        return {"tied_embeddings": True}
     return CLASS_DEFAULTS.get(str(values.get("model_type")).removesuffix("_text"), {})
 
 
@@ -207,10 +212,9 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
     if OF_OTHER_LAYERS.fullmatch(name):
         return _Said(not_covered=OTHER_LAYERS) if value else _NOTHING
     if ours := OUR_FIELDS.get(name):
+        value = _alike(value)
         if isinstance(value, list) and value:
-            if any(each != value[0] for each in value):
-                return _Said(not_covered=WIDTHS)
-            value = value[0]
+            return _Said(not_covered=WIDTHS)
         if name == "intermediate_size" and values.get("model_type") == "qwen":
             value = value // 2 if isinstance(value, int) else value  # of gate and up together
         is_unstated = value is None or (value == 0 and value is not False)
@@ -218,6 +222,12 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
     if name in WITHOUT_EFFECT or WITHOUT_EFFECT_ALIKE.fullmatch(name):
         return _NOTHING
     return None
+
+
+def _alike(value: Any) -> Any:
+    """The value that a list has for every layer, or the list."""
+    is_alike = isinstance(value, list) and value and all(each == value[0] for each in value)
+    return value[0] if is_alike else value
 
 
 def _dense_first(is_dense: Sequence[bool]) -> _Said:
@@ -267,7 +277,8 @@ def _last_expert_layer(value: Any, values: _Document) -> _Said:
 def _whole(values: _Document, ours: str) -> int:
     """The value of a field of ours under any name; 0: it is not stated as a whole number."""
     names = (ours, *SAME_VALUE[ours].split())
-    found = [values[name] for name in names if isinstance(values.get(name), int)]
+    alike = (_alike(values.get(name)) for name in names)
+    found = [value for value in alike if isinstance(value, int)]
     return min(found[0], 1 << 20) if found else 0
 
 
@@ -343,7 +354,8 @@ def _shared_experts(value: Any, values: _Document) -> _Said:
     """A number of shared experts; ours is the width of all of them together."""
     if not value:
         return _NOTHING
-    width = _whole(values, "moe_ffn_hidden_size")
+    value = _alike(value)
+    width = _whole(values, "moe_ffn_hidden_size") or _whole(values, "ffn_hidden_size")
     is_known = width and isinstance(value, int)
     return _Said(
         "shared_expert_ffn_hidden_size",
@@ -376,7 +388,8 @@ def _family(_: Any, values: _Document) -> _Said:
 _SPECIAL: Final[Mapping[str, Callable[[Any, _Document], _Said]]] = {
     **dict.fromkeys((*ACTIVATIONS, "swiglu", "gated_linear_unit"), _family),
     **dict.fromkeys(
-        ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), _shared_experts
+        words_of("n_shared_experts num_shared_experts num_shared_expert moe_num_shared_experts"),
+        _shared_experts,
     ),
     "model_type": lambda value, _: _Said(not_covered=MODEL_TYPES.get(str(value), "")),
     "moe_layer_freq": _frequency,

@@ -119,7 +119,10 @@ MODEL_TYPES: Final[Mapping[str, str]] = (
     dict.fromkeys(("bloom", "mpt"), "ALiBi positions")
     | dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), TWO_MATRICES)
     | dict.fromkeys(("olmo", "dbrx", "phimoe"), GATED_LAYERNORM)
-    | dict.fromkeys(words_of("t5 mt5 bart bert roberta vit whisper"), "models other than decoders")
+    | dict.fromkeys(
+        words_of("t5 mt5 bart bert modernbert albert electra roberta xlm-roberta vit whisper"),
+        "models other than decoders",
+    )
     | dict.fromkeys(
         words_of(
             """

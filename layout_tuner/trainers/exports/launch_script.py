@@ -25,11 +25,11 @@ _IN_SLURM: Final = """\
     # Ranks of a node are neighbours, from the first node on, whatever the job was submitted with.
     unset SLURM_CLUSTERS SLURM_HOSTFILE
     export SLURM_DISTRIBUTION=block
+    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
 """
 _SRUN: Final = (
     _IN_SLURM
     + """\
-    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
     export MASTER_ADDR WORLD_SIZE={num_devices} LOCAL_WORLD_SIZE={ranks_per_node}
     # shellcheck disable=SC2016  # the ranks expand it
     exec srun -N "$NUM_NODES" -n {num_devices} --ntasks-per-node "$RANKS_PER_NODE" \\
@@ -44,7 +44,6 @@ _ACCELERATE: Final = """\
 _SRUN_ACCELERATE: Final = (
     _IN_SLURM
     + """\
-    MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
     # shellcheck disable=SC2016  # each node expands it
     exec srun -N "$NUM_NODES" -n "$NUM_NODES" --ntasks-per-node 1 \\
         bash -c 'exec accelerate launch --machine_rank "$SLURM_NODEID" "$@"' node \\

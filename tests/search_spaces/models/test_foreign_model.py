@@ -293,12 +293,18 @@ def test_a_dense_model_has_no_experts_and_their_widths_have_no_effect() -> None:
         ("moe", {"num_experts_per_tok": 2}, {"experts_per_token": 2}),
         ("activation", "fast-swiglu", {"family": "llama"}),
         ("share_embeddings_and_output_weights", True, {"tied_embeddings": True}),
-        ("num_query_groups", 2, {"num_kv_heads": 2}),
+        ("num_query_groups", 2, {"num_kv_heads": 2, "tied_embeddings": True}),
     ],
 )
 def test_a_value_means_what_it_means_there(word: str, value: Any, told: dict[str, Any]) -> None:
     document = {"num_layers": 4, "num_experts": 8, word: value}
     assert read_foreign(document, KNOWN).fields == told
+
+
+@pytest.mark.parametrize("widths", [{"moe_intermediate_size": [64, 64]}, {"intermediate_size": 64}])
+def test_shared_experts_have_the_width_of_the_others(widths: dict[str, Any]) -> None:
+    document = {"num_experts": 8, "num_shared_expert": [2, 2], **widths}
+    assert read_foreign(document, KNOWN).fields["shared_expert_ffn_hidden_size"] == 128
 
 
 def test_a_width_that_is_rounded_up_to_a_multiple_is_computed() -> None:
@@ -312,7 +318,20 @@ def test_megatron_lm_ignores_groups_of_queries_without_their_option(
     grouped: dict[str, Any],
 ) -> None:
     options = {"swiglu": True, "num_query_groups": 2, **grouped}
-    assert read_foreign(options, KNOWN).fields == {"family": "llama"}
+    assert read_foreign(options, KNOWN).fields == {"family": "llama", "tied_embeddings": True}
+
+
+def test_megatron_lm_ties_the_embeddings_unless_an_option_unties_them() -> None:
+    sizes = dict.fromkeys(("hidden_size", "ffn_hidden_size", "seq_length", "vocab_size"), 512)
+    options = {"swiglu": True, "num-layers": 4, "num_heads": 8, **sizes}
+    assert read_foreign(options, KNOWN).fields["tied_embeddings"] is True
+    said = str(refusal(options))
+    assert "tied_embeddings=true for 'no untie_embeddings_and_output_weights'" in said
+    untied = {"untie_embeddings_and_output_weights": True}
+    assert read_foreign({**options, **untied}, KNOWN).fields["tied_embeddings"] is False
+    assert (
+        "tied_embeddings" not in read_foreign({**options, "tied_embeddings": False}, KNOWN).fields
+    )
 
 
 def test_any_value_of_a_word_is_answered() -> None:
