@@ -6,8 +6,9 @@ rates: the value of a layout is that of its first run, scaled to the median step
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, takewhile
 from statistics import median
@@ -156,7 +157,7 @@ def leaders(board: Leaderboard) -> list[Leader]:
     """
     found: list[Leader] = []
     values: dict[int, tuple[float, int]] = {}
-    layouts = [each for each in board.layouts if not each.shortened]
+    layouts = list(_that_may_lead(board))
     ends = [(run.ended_seq, place) for place, each in enumerate(layouts) for run in each.runs]
     best: int | None = None
     for ended_seq, place in sorted(ends):
@@ -171,6 +172,20 @@ def leaders(board: Leaderboard) -> list[Leader]:
         if not found or (layouts[best], values[best][0]) != found[-1][1:]:
             found.append(Leader(ended_seq, layouts[best], values[best][0]))
     return found
+
+
+def _that_may_lead(board: Leaderboard) -> Iterator[MeasuredLayout]:
+    """Layouts without those of one run that ended after a better one of one run had ended."""
+    earliest: float = math.inf
+    for each in board.layouts:  # the best first
+        run = each.runs[0]
+        if run.shortened:
+            continue
+        if len(each.runs) > 1:
+            yield each
+        elif run.ended_seq < earliest:
+            earliest = run.ended_seq
+            yield each
 
 
 def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
