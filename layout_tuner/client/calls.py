@@ -7,6 +7,7 @@ When a request is sent again, and after which pause, is in
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -144,11 +145,14 @@ class Calls:
             if cursor is None:
                 return
 
-    def _patiently(self, ask: Callable[[], Item]) -> Item:
-        """What is asked of a service that may be away, for example while it is restarted."""
+    def _patiently(self, ask: Callable[[], Item], most_s: float = math.inf) -> Item:
+        """What is asked of a service that may be away, for example while it is restarted.
+
+        It may be away for the patience of the client, and for at most `most_s`.
+        """
         again = Retrying(
             retry=retry_if_exception(lambda e: isinstance(e, ServiceError) and e.is_temporary),
-            stop=stop_after_delay(self._patience_s),
+            stop=stop_after_delay(min(self._patience_s, most_s)),
             wait=lambda failed: self._connection.retries.pause_s(failed.attempt_number),
             reraise=True,
         )

@@ -29,6 +29,7 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from layout_tuner.client.calls import PAGE, Calls, segment
+from layout_tuner.client.errors import ServiceError
 from layout_tuner.client.notebook import RankedTrials, figure_of, refuse_missing
 from layout_tuner.documents.json_values import json_value
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
@@ -104,7 +105,8 @@ class CampaignCalls(Calls):
 
         The service may be away meanwhile, for at most the `patience_s` of the client.
 
-        Raises TimeoutError if the campaign has not ended after `timeout_s` seconds; None: no limit.
+        Raises TimeoutError if the campaign has not ended after `timeout_s` seconds, also where the
+        service is away then; None: no limit.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         read = self.campaign(campaign)
@@ -116,7 +118,13 @@ class CampaignCalls(Calls):
                     f"{read.progress.trials_ended} ended trials, and goes on"
                 )
             time.sleep(min(WAIT_POLL_S, left_s))
-            read = self._patiently(lambda: self.campaign(campaign))
+            try:
+                read = self._patiently(lambda: self.campaign(campaign), left_s)
+            except ServiceError as error:
+                if not error.is_temporary or time.monotonic() < until_s:
+                    raise
+                not_seen = f"campaign {campaign} was not seen to end in {timeout_s:g} s"
+                raise TimeoutError(f"{not_seen}: {error}") from error
         return read
 
     def plan(
@@ -138,7 +146,7 @@ class CampaignCalls(Calls):
             top: how many layouts are listed; None: 10.
             probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
             job: the training job to be predicted with each listed layout.
-            compare: the keys of two layouts whose difference is explained.
+            compare: two layouts, by rank or key, whose difference is explained.
         """
         from layout_tuner.api.schemas.plans import PlanRead
         from layout_tuner.predictions.belief.plan import Plan
@@ -368,7 +376,7 @@ class Listing(TypedDict, total=False):
     within: float | None
     """Lists only layouts at most this many percent below the best, cheapest first."""
     wanted: TrialFilter | None
-    """Selects layouts by their knobs and the measurements of their first trials."""
+    """Selects layouts by knobs, and by their figures at the median step time of their runs."""
     sort: ListingSortKey | None
     """A knob or metric to sort by; None: the rank."""
     descending: bool

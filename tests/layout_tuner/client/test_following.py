@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from layout_tuner import Client, EventsMissedError, Retries, ServiceError
+from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.records import EventRead
@@ -176,6 +177,27 @@ def test_a_service_that_stays_away_ends_a_loop_after_the_patience(store: Store) 
             next(client.campaign_events("first"))
     assert isinstance(follower.error, ServiceError)
     assert "does not answer" in str(follower.error)
+
+
+def test_waiting_ends_at_its_timeout_also_while_the_service_is_away(store: Store) -> None:
+    make_campaign(store)
+
+    class Last(Client):
+        """A client whose service ends before its second answer."""
+
+        num_reads = 0
+
+        def campaign(self, campaign: str) -> CampaignDetail:
+            self.num_reads += 1
+            if self.num_reads == 2:
+                service.close()
+            return super().campaign(campaign)
+
+    with ExitStack() as service:
+        url = service.enter_context(live_service(Settings(token=TOKEN), store)).removesuffix("/v1")
+        client = Last(url, TOKEN, retries=QUICK, patience_s=20)
+        with client, pytest.raises(TimeoutError, match=r"not seen to end in 2 s: .* answer"):
+            client.wait("first", timeout_s=2)
 
 
 def reads() -> bool:
