@@ -143,7 +143,7 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
         *notes(job, "Megatron-DeepSpeed"),
         *notes_of_types(job.layout),
         "the probe's attention is fused: add --use-flash-attn-v2 where flash-attn is installed, or "
-        "attention keeps its scores and needs more memory than was measured",
+        "attention keeps its scores, which need more memory",
     ],
     log=LogPatterns(
         variants=tuple(replace(each, pattern=each.pattern + _RATE) for each in STEP_LINES),

@@ -53,7 +53,7 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     if layout.zero_stage > 1:
         lacking["zero_stage"] = (
             f"nanotron has ZeRO-1 and no zero_stage={layout.zero_stage}; without it every replica holds "
-            "whole weights, gradients and optimizer states, which need more memory than was measured"
+            "whole weights, gradients and optimizer states, which need more memory"
         )
     if layout.recompute != "none":
         lacking["recompute"] = (

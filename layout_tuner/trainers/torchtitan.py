@@ -54,7 +54,7 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     if layout.zero_stage == 1:
         lacking["zero_stage"] = (
             "torchtitan has DDP, HSDP and FSDP, but no ZeRO-1; without it every replica holds whole "
-            "optimizer states, which need more memory than was measured"
+            "optimizer states, which need more memory"
         )
     if layout.cp > 1:
         lacking["zero_stage"] = (
@@ -94,7 +94,7 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
     if layout.tp > 1 and not layout.sequence_parallel:
         lacking["sequence_parallel"] = (
             "torchtitan 0.2 always shares the sequence where tp is above 1; without the choice it is "
-            "shared, which needs less memory than was measured"
+            "shared, which needs less memory"
         )
     if layout.dp > 1 and _is_parallel_beyond_data(layout) and layout.zero_stage < 2:
         lacking["zero_stage"] = (

@@ -87,7 +87,7 @@ def _with_knobs_dropped(
         accepting = " ".join(f"--without {knob}" for knob in lacking)
         raise KnobsLackingError(
             f"{adapter.name} lacks knobs of this layout; {sentences}; accept that with {accepting}, "
-            "or export another trial",
+            "or export another layout",
             tuple(missing),
         )
     if not lacking:
