@@ -55,7 +55,7 @@ def plan_campaign(
         Query(
             min_length=2,
             max_length=2,
-            description="Keys of two layouts whose difference is explained; give it twice.",
+            description="A layout by rank or key; give two, and their difference is explained.",
         ),
     ] = None,
 ) -> Any:

@@ -70,7 +70,7 @@ def plan(
         top: most layouts to list; None: ten.
         probe_start_s: seconds that a probe is taken to last besides its steps; None: a minute.
         job: a training job, to be predicted with each listed layout.
-        compare: the keys of two layouts whose difference is explained.
+        compare: two layouts, by rank or key, whose difference is explained.
 
     Raises:
         SearchSpaceError: a file, a name or a field is wrong, or no layout is legal.

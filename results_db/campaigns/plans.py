@@ -49,7 +49,7 @@ class PlanOptions:
     job: TrainingJob | None = None
     """The training job to be predicted with each listed layout."""
     compare: tuple[str, str] | None = None
-    """The keys of two layouts to be compared."""
+    """Two layouts to be compared, by rank or key."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

@@ -546,7 +546,7 @@ def _unknown_trainer(trainer: str) -> str | None:
         return None
     return (
         f"{UNKNOWN_TRAINER}{', '.join(ADAPTERS)}: its trials wait for a worker whose file of trainers "
-        f"lists {trainer!r}, and its memory is a guess; correct probe.trainer if that is not meant"
+        f"lists {trainer!r}; correct probe.trainer if that is not meant"
     )
 
 

@@ -50,7 +50,7 @@ _TEXT: Final = "text"
     "--compare",
     nargs=2,
     metavar="KEY KEY",
-    help="Keys of two layouts: also print why one is before the other.",
+    help="Two layouts, by rank or key: also print why one is before the other.",
 )
 @job_options
 @click.option(

@@ -52,11 +52,6 @@ class BestChances:
     runs: float
     """Probability that at least one of them runs."""
 
-    @property
-    def probes_needed(self) -> int:
-        """How many of the most likely to probe for a chance of `ENOUGH` to be near the best."""
-        return int(np.searchsorted(self.near, ENOUGH)) + 1
-
     @classmethod
     def of(
         cls, objectives_SN: Floats, runs_SN: Bools, in_time_SN: Bools | None = None

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from layout_tuner.documents.reading import shown
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job
 from layout_tuner.predictions.belief.known_measurements import Knowledge
@@ -198,7 +199,7 @@ def make_plan(
     `legal` is its legal set, if the caller has it already; `software` what will run it, as a
     table's source says it, empty for this project's trainer, None for the trainer of the campaign's
     probes; `probe_start_s` the assumed seconds of a probe outside of its iterations; `job` the
-    training job to be predicted with each listed layout; `compare` the keys of two layouts.
+    training job to be predicted with each listed layout; `compare` two layouts by key or rank.
 
     Raises:
         NoLegalLayoutError: there is no legal layout.
@@ -215,7 +216,8 @@ def make_plan(
     )
     ranked = predictions.rank(legal)
     best = [legal.layout(int(position)) for position in ranked.order[:top]]
-    prices = ProbePrices.of(spec, legal, ranked, probe_start_s)
+    own_s = None if spec.baseline is None else predictions.step(spec.baseline).expected_s
+    prices = ProbePrices.of(spec, legal, ranked, probe_start_s, baseline_step_s=own_s)
     chances = predictions.chances(legal, ranked, most_step_s=prices.most_step_s)
     chance_of = dict(enumerate((chances.best * chances.runs).tolist(), start=1))
     needed = needed_probes(prices, chances)
@@ -235,7 +237,7 @@ def make_plan(
             for rank, layout in enumerate(best, start=1)
         ),
         baseline=_baseline(predictions, legal, ranked, chance_of, job),
-        comparison=None if compare is None else _comparison(predictions, compare),
+        comparison=None if compare is None else _comparison(predictions, legal, ranked, compare),
         some_fit=chances.runs,
         probes_needed=needed.number if needed else None,
         needed=needed,
@@ -340,10 +342,24 @@ def _baseline(
     )
 
 
-def _comparison(predictions: LayoutPredictions, keys: tuple[str, str]) -> LayoutComparison:
-    """Two layouts by their keys, in the space or outside of it; LayoutInvalidError if illegal."""
+def _comparison(
+    predictions: LayoutPredictions, legal: LegalSet, ranked: RankedLayouts, names: tuple[str, str]
+) -> LayoutComparison:
+    """Two layouts by rank, or by key also outside of the space; LayoutInvalidError if illegal."""
     spec = predictions.spec
-    first, second = (Layout.of_key(key) for key in keys)
+
+    def named(name: str) -> Layout:
+        if not (name.isascii() and name.isdigit()):
+            return Layout.of_key(name)
+        # int() refuses thousands of digits.
+        rank = int(name) if len(name) <= len(str(len(legal))) else 0
+        if not 1 <= rank <= len(legal):
+            raise LayoutInvalidError(
+                f"{shown(name)} is not a rank of the plan: it has 1 to {len(legal)}"
+            )
+        return legal.layout(int(ranked.order[rank - 1]))
+
+    first, second = map(named, names)
     if first == second:
         raise LayoutInvalidError(f"both layouts are {first.key}; name two different ones")
     for layout in (first, second):

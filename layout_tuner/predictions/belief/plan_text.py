@@ -12,6 +12,7 @@ from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingPro
 from layout_tuner.predictions.belief.plan import KnowledgeUsed, Plan, PlannedBaseline, PlannedLayout
 from layout_tuner.predictions.belief.plan_parts.bought_probes import BoughtProbes
 from layout_tuner.predictions.belief.plan_parts.comparison_text import (
+    chance_words,
     change_words,
     comparison_tables,
     comparison_words,
@@ -213,7 +214,7 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
 
 def chances_words(plan: Plan) -> str:
     """How many layouts to probe for one near the best, and what chance the budget buys."""
-    bought = f"the budget buys a chance of {_chance(plan.budget.chance)}"
+    bought = f"the budget buys a chance of {chance_words(plan.budget.chance)}"
     bought += " with full probes alone" * (plan.budget.cheap_probes is not None)
     if plan.needed is None:
         why = ""
@@ -231,11 +232,6 @@ def chances_words(plan: Plan) -> str:
         "chance of one within 5 % of the best, and takes "
         f"{figure(plan.needed.node_hours, 3)} node-hours{late}; {bought}"
     )
-
-
-def _chance(chance: float) -> str:
-    """A probability by draws in percent: it is known to about one."""
-    return "over 99 %" if chance > 0.99 else "under 1 %" if chance < 0.01 else f"{chance:.0%}"
 
 
 def _deciding_words(deciding: DecidingProperty) -> str:
@@ -262,8 +258,9 @@ def bought_words(bought: BoughtProbes) -> str:
             f". By its node-hours alone it pays for {counted(bought.cheap_probes, 'cheap probe')} "
             "at most, beside a full one of the best"
         )
+    first = "" if bought.baseline_s is None else "the baseline, which is measured first, and "
     return (
-        f"the budget pays for {counted(bought.num_probes, 'probe')} of the best layouts, of which "
+        f"the budget pays for {first}{counted(bought.num_probes, 'probe')} of the best layouts, of which "
         f"about {bought.expected_fitting:,.0f} fit: {figure(bought.node_hours, 3)} node-hours, "
         f"{_time(bought.wall_time_s)} one after another; the bound is {_BOUNDS[bought.ended_by]}{late}. "
         f"A probe is taken to last {bought.probe_start_s:g} s and {bought.iterations} predicted steps"

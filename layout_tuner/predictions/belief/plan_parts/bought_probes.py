@@ -30,7 +30,8 @@ Bound = Literal["trials", "node_hours", "wall_time_s", "layouts"]
 class BoughtProbes:
     """What the budget of a campaign pays for, if its probes are the plan's layouts in order.
 
-    Probes that stop early and repeats of the best layouts are not predicted.
+    The baseline is measured first, and is none of these probes. Probes that stop early and repeats
+    of the best layouts are not predicted.
     """
 
     num_probes: int
@@ -39,12 +40,14 @@ class BoughtProbes:
     """How many of them are expected to last longer than the deadline: they end as timeouts."""
     deadline_s: float = DEFAULT_DEADLINE_S
     """The deadline of a probe."""
+    baseline_s: float | None = None
+    """Seconds of the baseline's probe; None: the campaign names none."""
     expected_fitting: float
     """How many of them are expected to fit into memory."""
     node_hours: float
-    """Node-hours that they hold."""
+    """Node-hours that they and the baseline's probe hold."""
     wall_time_s: float
-    """Seconds that they take one after another."""
+    """Seconds that they and the baseline's probe take one after another."""
     ended_by: Bound
     """The bound that allows no further probe."""
     probe_start_s: float
@@ -73,13 +76,25 @@ class ProbePrices:
     num_nodes: Ints
     is_late: Bools
     """Whether the deadline ends the probe."""
+    is_other: Bools
+    """Whether it is another layout than the campaign's baseline."""
+    baseline_s: float | None
+    """Seconds of the baseline's probe, no longer than the deadline; None: there is no baseline."""
 
     @classmethod
     def of(
-        cls, spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, probe_start_s: float
+        cls,
+        spec: CampaignSpec,
+        legal: LegalSet,
+        ranked: RankedLayouts,
+        probe_start_s: float,
+        *,
+        baseline_step_s: float | None,
     ) -> ProbePrices:
         costs, deadline_s = spec.probe_costs(probe_start_s), spec.probe.deadline_s
         seconds = costs.seconds(ranked.step_time_s)
+        own = None if spec.baseline is None else legal.index_of(spec.baseline)
+        own_s = None if baseline_step_s is None else costs.seconds(baseline_step_s)
         return cls(
             spec=spec,
             costs=costs,
@@ -87,6 +102,8 @@ class ProbePrices:
             seconds=np.minimum(seconds, deadline_s),
             num_nodes=legal.column("num_nodes")[ranked.order],
             is_late=np.asarray(seconds > deadline_s),
+            is_other=np.asarray(ranked.order != (-1 if own is None else own)),
+            baseline_s=None if own_s is None else min(own_s, deadline_s),
         )
 
     @property
@@ -95,21 +112,25 @@ class ProbePrices:
         left_s = self.spec.probe.deadline_s - self.costs.start_s
         return max(left_s, 0.0) / (self.costs.warmup + self.costs.iterations)
 
-    def node_s(self, rows: Ints | slice = slice(None)) -> Floats:
-        """Node-seconds of the first, the first two, ... of some probes."""
-        return np.cumsum(self.seconds[rows] * self.num_nodes[rows])
+    @property
+    def baseline_node_s(self) -> float:
+        """Node-seconds of the baseline's probe."""
+        return (self.baseline_s or 0.0) * (
+            self.spec.baseline.num_nodes if self.spec.baseline else 0
+        )
 
-    def bounds(self, rows: Ints | slice = slice(None)) -> dict[Bound, int]:
-        """How many of some probes, in their order, each bound of the budget allows."""
-        budget, node_s = self.spec.budget, self.node_s(rows)
-        bounds: dict[Bound, int] = {"layouts": len(node_s)}
+    def bounds(self, rows: Ints) -> dict[Bound, int]:
+        """How many of some probes, in their order, each bound allows after the baseline's."""
+        budget = self.spec.budget
+        bounds: dict[Bound, int] = {"layouts": len(rows)}
         if budget.trials is not None:
-            bounds["trials"] = budget.trials
+            bounds["trials"] = budget.trials - (self.baseline_s is not None)
         if budget.node_hours is not None:
+            node_s = self.baseline_node_s + np.cumsum(self.seconds[rows] * self.num_nodes[rows])
             most_s = budget.node_hours * SECONDS_PER_HOUR
             bounds["node_hours"] = int(np.searchsorted(node_s, most_s, "right"))
         if budget.wall_time_s is not None:
-            wall_s = np.cumsum(self.seconds[rows])
+            wall_s = (self.baseline_s or 0.0) + np.cumsum(self.seconds[rows])
             bounds["wall_time_s"] = int(np.searchsorted(wall_s, budget.wall_time_s, "right"))
         return bounds
 
@@ -145,16 +166,21 @@ def bought_probes(
     prices: ProbePrices, legal: LegalSet, ranked: RankedLayouts, chances: BestChances
 ) -> BoughtProbes:
     """How many of the ranked layouts the budget pays for, one probe each."""
-    bounds, node_s = prices.bounds(), prices.node_s()
-    ended_by, count = min(bounds.items(), key=lambda bound: bound[1])
-    likely = min(prices.bounds(chances.order).values())
+    others, is_other = np.flatnonzero(prices.is_other), prices.is_other[chances.order]
+    ended_by, count = min(prices.bounds(others).items(), key=lambda bound: bound[1])
+    rows = others[:count]
+    most = min(prices.bounds(chances.order[is_other]).values())
+    # The baseline is probed in any case, as one of the most likely where it is one.
+    likely = int(np.searchsorted(np.cumsum(is_other), most, "right"))
+    node_s = prices.baseline_node_s + float((prices.seconds[rows] * prices.num_nodes[rows]).sum())
     return BoughtProbes(
         num_probes=count,
-        num_late=int(prices.is_late[:count].sum()),
+        num_late=int(prices.is_late[rows].sum()),
         deadline_s=prices.spec.probe.deadline_s,
-        expected_fitting=float(ranked.fits[:count].sum()),
-        node_hours=float(node_s[count - 1]) / SECONDS_PER_HOUR if count else 0.0,
-        wall_time_s=float(prices.seconds[:count].sum()),
+        baseline_s=prices.baseline_s,
+        expected_fitting=float(ranked.fits[rows].sum()),
+        node_hours=node_s / SECONDS_PER_HOUR,
+        wall_time_s=(prices.baseline_s or 0.0) + float(prices.seconds[rows].sum()),
         ended_by=ended_by,
         probe_start_s=prices.costs.start_s,
         iterations=prices.costs.warmup + prices.costs.iterations,
@@ -185,7 +211,10 @@ def _bought_cheap(prices: ProbePrices, legal: LegalSet, ranked: RankedLayouts) -
         cheap_s = float(step_s * part_s / whole_s)
         cheap_node_s = costs.node_s(ran.num_nodes, cheap_s, is_cheap=True)
         node_s.append(min(cheap_node_s, ran.num_nodes * spec.probe.deadline_s, full_node_s))
-    left_node_s = spec.budget.node_hours * SECONDS_PER_HOUR - float(prices.node_s()[0])
+    best_node_s = float(prices.seconds[0] * prices.num_nodes[0]) if prices.is_other[0] else 0.0
+    full_node_s = prices.baseline_node_s + best_node_s
+    left_node_s = spec.budget.node_hours * SECONDS_PER_HOUR - full_node_s
     bought = math.floor(left_node_s / float(np.mean(node_s)))
     # A cheap probe costs no more than the full one, also of the cheaper layouts behind the ten.
-    return max(bought, prices.bounds()["node_hours"] - 1) if bought >= 0 else bought
+    full_probes = prices.bounds(np.flatnonzero(prices.is_other))["node_hours"]
+    return max(bought, full_probes - 1) if bought >= 0 else bought

@@ -87,7 +87,14 @@ def ratio_words(found: LayoutComparison) -> str:
     """The ratio of the objective with its interval, for a sentence that goes on with "of"."""
     return (
         f"{found.ratio:.3g} times (95 %: {found.ratio_low:.3g} to {found.ratio_high:.3g}; better "
-        f"with probability {found.second_is_better:.2f}) the {found.objective}"
+        f"with a chance of {chance_words(found.second_is_better)}) the {found.objective}"
+    )
+
+
+def chance_words(chance: float) -> str:
+    """A probability in percent; none is said to be certain."""
+    return (
+        "over 99 %" if chance > 0.99 else "under 1 %" if chance < 0.01 else f"{chance * 100:.0f} %"
     )
 
 

@@ -142,7 +142,7 @@ def test_layouts_that_the_trainer_refuses_are_marked_with_its_own_sentence(
 def test_an_unknown_trainer_is_warned_of_with_all_that_are_known(tmp_path: Path) -> None:
     text = Commands(tmp_path, probe={"trainer": "megatorn-lm"}).text()
     assert f"warning: the trainer is none of {', '.join(ADAPTERS)}: " in text
-    assert "lists 'megatorn-lm'" in text
+    assert "lists 'megatorn-lm'; correct probe.trainer if that is not meant" in text
     assert "is none of" not in Commands(tmp_path, probe={"trainer": "megatron-lm"}).text()
     assert "is none of" not in Commands(tmp_path).text()
 
@@ -200,3 +200,22 @@ def test_two_layouts_are_compared_by_their_keys(tmp_path: Path) -> None:
         assert part["part"] in text
     refused = commands.run("plan", commands.file, "--compare", first, "tp8")
     ends(refused, 2, "'tp8' is not the key of a layout, such as n1-tp1-")
+
+
+def test_two_layouts_are_compared_by_the_ranks_that_the_plan_prints(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    planned = commands.plan("--top", 1)
+    last, first = planned["num_legal"], planned["layouts"][0]["layout_key"]
+    found = commands.plan("--compare", last, 1)["comparison"]
+    assert found["second"]["layout_key"] == first
+    assert commands.plan("--compare", found["first"]["layout_key"], 1)["comparison"] == found
+    for rank in (0, last + 1, "1" * 5000, "²"):
+        refused = commands.run("plan", commands.file, "--compare", rank, 1)
+        ends(refused, 2, f"is not a rank of the plan: it has 1 to {last}" if rank != "²" else "key")
+
+
+def test_a_chance_is_never_said_to_be_certain(tmp_path: Path) -> None:
+    text = Commands(tmp_path).text("--compare", 1, 7)
+    assert "better with a chance of under 1 %" in text
+    assert "better with a chance of over 99 %" in Commands(tmp_path).text("--compare", 7, 1)
+    assert "probability 1.00" not in text

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from layout_tuner.predictions.belief.plan import Plan, make_plan
+from layout_tuner.predictions.belief.plan_parts.bought_probes import BoughtProbes
 from layout_tuner.predictions.belief.plan_text import plan_lines
 from tests.layout_tuner.predictions.belief.test_plan import SPACE, all_of, campaign
 
@@ -119,3 +120,41 @@ def test_the_first_line_says_why_the_best_takes_fewer_nodes_than_there_are(
 def test_a_plan_on_all_nodes_and_one_for_a_whole_machine_give_no_reason() -> None:
     assert make_plan(campaign(space=SPACE | {"num_nodes": 4})).nodes == ""
     assert make_plan(campaign(cluster="frontier", space=SPACE | {"num_nodes": 4})).nodes == ""
+
+
+def test_the_probe_of_the_baseline_is_paid_first_and_is_none_of_the_best() -> None:
+    baseline = {"num_nodes": 4, "tp": 8, "pp": 1, "micro_batch_size": 1}
+    probe = {"deadline": "10h"}
+
+    def bought(spec_budget: dict[str, Any], **more: Any) -> BoughtProbes:
+        return make_plan(campaign(probe=probe, budget=spec_budget, **more)).budget
+
+    plan = all_of(campaign(probe=probe, baseline=baseline))
+    assert plan.baseline is not None
+    assert plan.baseline.planned.rank > 2
+    assert (plan.baseline.planned.best_chance or 0.0) < 0.01
+    step_s = plan.baseline.planned.predicted.step_time_s
+    own_h, trials = 4 * (60 + 12 * step_s) / 3600, {"trials": 2}
+    alone, beside = bought(trials), bought({"trials": 3}, baseline=baseline)
+    assert (alone.num_probes, beside.num_probes) == (2, 2)
+    assert (alone.baseline_s, beside.baseline_s) == (None, pytest.approx(60 + 12 * step_s))
+    assert beside.chance == alone.chance
+    assert beside.node_hours == pytest.approx(alone.node_hours + own_h)
+    assert bought({"trials": 1}, baseline=baseline).chance == 0.0
+    hours = alone.node_hours
+    assert bought({"node_hours": hours * 1.0001}, baseline=baseline).num_probes < 2
+    paid = bought({"node_hours": (hours + own_h) * 1.0001}, baseline=baseline)
+    assert paid.num_probes == 2
+    text = text_of(make_plan(campaign(budget={"trials": 3}, baseline=baseline)))
+    assert "the budget pays for the baseline, which is measured first, and 2 probes of the" in text
+
+
+def test_a_baseline_that_is_likely_the_best_is_found_by_its_own_probe() -> None:
+    layouts = all_of(campaign(probe={"deadline": "10h"})).layouts
+    best = max(layouts, key=lambda each: each.best_chance or 0.0)
+    baseline = best.layout.to_mapping(every_knob=True)
+    plan = make_plan(campaign(budget={"trials": 1}, probe={"deadline": "10h"}, baseline=baseline))
+    assert plan.budget.num_probes == 0
+    assert plan.budget.chance > 0.0
+    every = all_of(campaign(budget={"trials": 10_000}, baseline=baseline))
+    assert every.budget.num_probes == every.num_legal - 1
