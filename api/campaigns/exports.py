@@ -24,7 +24,7 @@ from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.exports.export import export
 from layout_tuner.trainers.exports.export_source import ExportImpossibleError, ExportSource
 from layout_tuner.trainers.exports.exported import ExportRead
-from layout_tuner.trainers.registry import ADAPTERS, ALIASES
+from layout_tuner.trainers.registry import ADAPTERS, full_name
 
 
 def export_of(
@@ -86,7 +86,7 @@ def _comments(
 
 def _trainer_comment(trainer: str, format_name: str) -> str:
     """Which trainer was measured, and whether the file is for another one."""
-    target = ALIASES.get(format_name, format_name)
+    target = full_name(format_name)
     words = "the embedded trainer" if trainer == EMBEDDED_TRAINER else f"the trainer {trainer}"
     if trainer == target:
         return f"measured with {words}, which this file is for"

@@ -27,6 +27,7 @@ from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
 from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
+from layout_tuner.terminal.plurals import capitalised
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
@@ -103,7 +104,7 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
     elif trial.state == "COMPLETED":
         yield "It is not ranked: its ranks shared devices, or it breaks the campaign's constraints. "
     if trial.message:
-        yield f"{trial.message[:1].upper()}{trial.message[1:].rstrip('.')}. "
+        yield f"{capitalised(trial.message).rstrip('.')}. "
 
 
 def _cheap(probe: CheapProbe, in_full: RankedLayout | None) -> Iterator[str]:

@@ -53,6 +53,7 @@ from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord, ProbeCount
 from layout_tuner.search_spaces.layouts.knobs import auto_words
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.terminal.plurals import capitalised
 from layout_tuner.version import version
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
@@ -197,6 +198,6 @@ _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
     *(step_words, unit, used_words, cheap_words, count, labelled, timestamp),
     *(head_words, baseline_words, refusal_words, bought_words),
-    *(comparison_words, comparison_tables),
+    *(comparison_words, comparison_tables, capitalised),
 )
 """Functions that are filters of the templates under their own names."""

@@ -23,7 +23,7 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
-from layout_tuner.terminal.plurals import counted
+from layout_tuner.terminal.plurals import capitalised, counted
 
 TIES_LOOKED_AT: Final = 60
 """Layouts of the leaderboard that are checked for ties."""
@@ -116,7 +116,7 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
     yield gain_over_median(finding), False
     measured = winner.trial.measurement
     if measured is not None and (words := made_by(measured)):
-        yield f" {words[:1].upper()}{words[1:]}.", False
+        yield f" {capitalised(words)}.", False
 
 
 def gain_over_median(finding: CampaignFinding) -> str:

@@ -1,8 +1,13 @@
-"""Counts with singular or plural, and short lists."""
+"""Counts with singular or plural, short lists, and the beginning of a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+
+def capitalised(text: str) -> str:
+    """A text with a capital first letter, as a sentence begins; the rest is as it was."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def counted(number: int, thing: str) -> str:

@@ -80,6 +80,19 @@ class TrainerRule:
     """What is wrong, with the numbers, and what to do."""
 
 
+def kv_heads_rule(trainer: str, source: str) -> TrainerRule:
+    """The rule of a trainer that does not copy key and value heads over tp ranks."""
+    return TrainerRule(
+        name="kv_heads",
+        source=source,
+        broken=lambda layout, model: model.num_kv_heads % layout.tp != 0,
+        sentence=lambda layout, model: (
+            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which "
+            f"{trainer} asks for"
+        ),
+    )
+
+
 def shape_rules(trainer: str, source: str) -> tuple[TrainerRule, ...]:
     """The rules of a trainer without experts, and with plain attention."""
 

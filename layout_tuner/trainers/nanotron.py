@@ -15,6 +15,7 @@ from layout_tuner.trainers.adapter import (
     TrainerAdapter,
     TrainerJob,
     TrainerRule,
+    kv_heads_rule,
     lacking_knobs,
     shape_rules,
 )
@@ -126,15 +127,7 @@ _RULES: Final = (
             "pad it"
         ),
     ),
-    TrainerRule(
-        name="kv_heads",
-        source="models/llama.py, CausalSelfAttention",
-        broken=lambda layout, model: model.num_kv_heads % layout.tp != 0,
-        sentence=lambda layout, model: (
-            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which "
-            "nanotron asks for"
-        ),
-    ),
+    kv_heads_rule("nanotron", "models/llama.py, CausalSelfAttention"),
     TrainerRule(
         name="microbatches_of_1f1b",
         source="parallel/pipeline_parallel/engine.py, OneForwardOneBackwardPipelineEngine",

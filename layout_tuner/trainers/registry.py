@@ -39,6 +39,11 @@ ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED.name, "torchtitan": TOR
 """Other names of trainers: a former one, and a trainer's for its newest release."""
 
 
+def full_name(name: str) -> str:
+    """The name of a trainer that an alias stands for; any other name as it is."""
+    return ALIASES.get(name, name)
+
+
 def adapter_named(name: str) -> TrainerAdapter | None:
     """The adapter of a trainer's name or alias; None: a program of a worker, a table's source."""
-    return ADAPTERS.get(ALIASES.get(name, name))
+    return ADAPTERS.get(full_name(name))

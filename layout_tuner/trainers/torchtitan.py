@@ -14,7 +14,13 @@ from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, TrainerRule, shape_rules
+from layout_tuner.trainers.adapter import (
+    TrainerAdapter,
+    TrainerJob,
+    TrainerRule,
+    kv_heads_rule,
+    shape_rules,
+)
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
@@ -150,14 +156,9 @@ _RULES: Final = (
         ),
     ),
     *shape_rules("torchtitan's llama3, which the export trains", "models/llama3"),
-    TrainerRule(
-        name="kv_heads",
-        source="models/common/decoder.py, Decoder.Config.update_from_config (0.3, main); DTensor",
-        broken=lambda layout, model: model.num_kv_heads % layout.tp != 0,
-        sentence=lambda layout, model: (
-            f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which "
-            "torchtitan asks for"
-        ),
+    kv_heads_rule(
+        "torchtitan",
+        "models/common/decoder.py, Decoder.Config.update_from_config (0.3, main); DTensor",
     ),
     TrainerRule(
         name="even_stages",

@@ -5,8 +5,7 @@ A trainer and what it needs beyond torch lie in `build/trainers/NAME`, in the ve
 the trainer's own parser. Nothing is installed twice while the versions stay the same.
 
 The first line of such a file is the trainer's own package. `NAME@newest` is the same with the
-newest release of it that the package index has; pip alone would not find one that needs a newer
-Python.
+newest release of it that the package index has, also where that needs a newer Python.
 """
 
 from __future__ import annotations
@@ -18,16 +17,12 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TextIO
-from urllib.error import URLError
 from zipfile import ZipFile
-
-from packaging.specifiers import SpecifierSet
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
@@ -52,21 +47,33 @@ def pinned(name: str) -> tuple[str, str]:
 
 
 @cache
-def newest(name: str) -> tuple[str, str]:
-    """The newest release of a trainer's package, and the Pythons that it needs.
+def newest(name: str) -> tuple[str, bool]:
+    """The newest release of a trainer's package, and whether it needs a newer Python.
+
+    pip names the newest release for this Python alone, unless it is told to ignore that.
 
     Raises:
         NewestUnavailableError: the package index does not answer.
     """
     package, _ = pinned(name)
+    every = _index_says(package, "--ignore-requires-python")
+    return every, every != _index_says(package)
+
+
+def _index_says(package: str, *options: str) -> str:
+    """The newest release that pip finds in the index of its settings."""
+    command = [sys.executable, "-m", "pip", "index", "versions", package, *options]
     try:
-        with urllib.request.urlopen(
-            f"https://pypi.org/pypi/{package}/json", timeout=INDEX_DEADLINE_S
-        ) as answer:
-            info = json.load(answer)["info"]
-    except (URLError, TimeoutError, ValueError) as error:
+        said = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=INDEX_DEADLINE_S
+        )
+    except subprocess.CalledProcessError as error:
+        raise NewestUnavailableError(
+            f"the package index does not answer: {error.stderr.strip()}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
         raise NewestUnavailableError(f"the package index does not answer: {error}") from error
-    return info["version"], info["requires_python"] or ""
+    return said.stdout.partition("(")[2].partition(")")[0]
 
 
 def installed(name: str) -> Path:
@@ -75,10 +82,9 @@ def installed(name: str) -> Path:
     package, version = pinned(base)
     wanted, is_for_newer_python = (HERE / "requirements" / f"{base}.txt").read_text(), False
     if name.endswith(NEWEST):
-        version, pythons = newest(base)
+        version, is_for_newer_python = newest(base)
         _, *others = wanted.splitlines()
         wanted = "\n".join((f"{package}=={version}", *others))
-        is_for_newer_python = PYTHON not in SpecifierSet(pythons)
     target = ROOT / "build" / "trainers" / name
     stamp = target / ".installed"
     digest = hashlib.sha256(f"{wanted}{sys.version}".encode()).hexdigest()

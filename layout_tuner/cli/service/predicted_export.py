@@ -18,7 +18,7 @@ from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, OWN_SOFTWARE
 from layout_tuner.trainers.exports.export import export
 from layout_tuner.trainers.exports.export_source import ExportError, ExportSource
 from layout_tuner.trainers.exports.exported import ExportRead
-from layout_tuner.trainers.registry import ALIASES
+from layout_tuner.trainers.registry import full_name
 
 
 def of_plan(
@@ -77,7 +77,7 @@ def _software_of(format_name: str, software: str | None, probed_by: str) -> str:
 
 def _named(trainer: str) -> str:
     """A trainer or an alias as the option `software` names it."""
-    trainer = ALIASES.get(trainer, trainer)
+    trainer = full_name(trainer)
     return OWN_SOFTWARE if trainer == EMBEDDED_TRAINER else trainer
 
 

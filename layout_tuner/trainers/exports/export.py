@@ -20,7 +20,7 @@ from layout_tuner.trainers.exports.export_source import (
     KnobsLackingError,
 )
 from layout_tuner.trainers.exports.exported import ExportRead
-from layout_tuner.trainers.registry import ADAPTERS, ALIASES
+from layout_tuner.trainers.registry import ADAPTERS, full_name
 
 FORMATS: Final[Mapping[str, ExportFormat]] = {
     name: ExportFormat(adapter=ADAPTERS[name], render=render)
@@ -49,7 +49,7 @@ def export(format_name: str, source: ExportSource, *, without: Collection[str] =
         KnobsLackingError: the trainer lacks a knob of the layout that is not in `without`.
         ExportImpossibleError: the trainer refuses the job, or does not lack a knob of `without`.
     """
-    form = FORMATS.get(ALIASES.get(format_name, format_name))
+    form = FORMATS.get(full_name(format_name))
     if form is None:
         raise ExportFormatUnknownError(
             f"unknown export format {format_name!r}; the formats are {', '.join(FORMATS)}"
