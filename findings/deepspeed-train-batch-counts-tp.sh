@@ -11,7 +11,7 @@ set -eu
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy setuptools wheel
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.4.6 setuptools==84.2.1
 DS_BUILD_OPS=0 "$folder/venv/bin/pip" install --quiet --no-build-isolation deepspeed==0.19.8
 cat > "$folder/program.py" <<'PROGRAM'
 import sys
@@ -21,7 +21,8 @@ import deepspeed
 import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 
-# Its operator for shared memory would be compiled, and is not needed.
+# Its operator for shared memory would be compiled at the start, which takes a compiler; gloo does
+# not use it.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 deepspeed.init_distributed("gloo", timeout=timedelta(seconds=60))
 config = {

@@ -9,7 +9,7 @@ set -eu
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.4.6
 "$folder/venv/bin/python" - <<'PROGRAM'
 import sys
 
