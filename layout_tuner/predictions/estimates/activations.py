@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats
-from layout_tuner.predictions.estimates.storage import TrainerStorage
+from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -38,11 +38,56 @@ def element_bytes(columns: LayoutColumns) -> Floats:
 
 def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
-    kept = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    if not storage.fused_attention:
-        selective = _layer_elements(columns, model, storage, fused_attention=True)
-        kept = np.where(columns.recompute == _SELECTIVE, selective, kept)
+    kept = _layer_elements(columns, model, storage)
+    kept = kept - np.where(
+        columns.recompute == _SELECTIVE, _selectively_repeated(columns, model, storage), 0.0
+    )
     return np.where(columns.recompute == _FULL, residual_elements(columns, model), kept)
+
+
+def _selectively_repeated(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> Floats:
+    """Elements per token of a layer that selective recomputation makes again.
+
+    They are the attention scores (arXiv:2205.05198, section 5). By operator (torchtitan 0.3.0,
+    distributed/activation_checkpoint.py) they are all but the layer's input and the outputs of
+    attention, of every second matrix product (query, value, gate, down), and of communication: the
+    two scattered sums of tensor parallelism, and the exchanged rows of experts.
+    """
+    if not storage.selective_by_operator:
+        return _score_elements(columns, model, storage)
+    h, part, wide = _features(columns, model), residual_elements(columns, model), columns.tp > 1
+    feed_forward = (
+        model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
+    )
+    inside = 2.0 * model.query_size + model.kv_hidden_size + feed_forward
+    kept = part + inside / columns.tp + np.where(feed_forward > 0, h, 0.0)
+    kept = kept + np.where(wide, 2.0 * part, 0.0)
+    if model.num_experts:
+        rows = _expert_rows(columns, model, part) * model.hidden_size
+        kept = kept + np.where(columns.ep > 1, 2.0 * rows, 0.0)
+    return np.maximum(_layer_elements(columns, model, storage) - kept, 0.0)
+
+
+def _score_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Elements per token of the attention scores that a layer keeps.
+
+    Attention that is not fused keeps the softmax of the scores. Dropout of scores adds a mask of
+    one byte each and what is left of them: at 16 bits 5 a s bytes together (arXiv:2205.05198,
+    equation 2). Fused attention keeps neither: it draws the mask again from the seed.
+    """
+    if model.fuses_attention(storage.fused_attention):
+        return np.zeros(())
+    dropped = 1.0 + 1.0 / element_bytes(columns) if _drops_scores(model, storage) else 0.0
+    return np.asarray(
+        (1.0 + dropped) * model.num_heads * model.seq_length / columns.tp, dtype=np.float64
+    )
+
+
+def _drops_scores(model: ModelShape, storage: TrainerStorage) -> bool:
+    stated = model.attention_dropout
+    return storage.drops_scores if stated is None else stated > 0
 
 
 def gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
@@ -62,19 +107,17 @@ def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     return np.asarray(over_tp * (h - part) + (columns.etp - 1.0) * part, dtype=np.float64)
 
 
-def _layer_elements(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, *, fused_attention: bool
-) -> Floats:
+def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Elements per token that one layer keeps for its backward pass.
 
     Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
-    at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
+    at 16 bits for GPT. In elements: the inputs of two norms and of two
     column-parallel matrices are replicated over tp (4 h), or split over tp with sequence
     parallelism, and always over tensor columns (`gathered_elements` adds matrix inputs that stay
     gathered). Query, key, value and the attention's output are split over tp, and so is the inside
     of the feed-forward: 2 f for GELU's input and output; 4 f for SwiGLU's gate, its activation, up,
-    and their product, or 3 f without the activation. Attention that is not fused keeps its
-    probabilities: a s. Norms of queries and keys keep their inputs.
+    and their product, or 3 f without the activation. Norms of queries and keys keep their inputs.
+    Dropout before the two residual sums keeps masks of one byte a feature.
 
     A token has k rows inside its experts, of the tokens that tp leaves a rank and etp gathers. The
     embedded trainer keeps their 2 f, and 32 bytes a row that say where it belongs; where rows came
@@ -86,8 +129,8 @@ def _layer_elements(
     q = model.query_size
     attention = q + 2.0 * model.kv_hidden_size + q
     attention += q + model.kv_hidden_size if model.qk_norm else 0.0
-    if not fused_attention:
-        attention += model.num_heads * model.seq_length
+    if model.hidden_dropout:
+        inputs = inputs + 2.0 * part / element_bytes(columns)
     parts = 2.0
     if model.family == "llama":
         parts = 3.0 if storage.fused_swiglu else 4.0
@@ -100,6 +143,7 @@ def _layer_elements(
         inside = (2.0 if again else parts) * model.moe_ffn_hidden_size / columns.etp
         inputs = inputs + _expert_rows(columns, model, part) * (row + inside)
     elements = inputs + (attention + feed_forward) / columns.tp
+    elements = elements + _score_elements(columns, model, storage)
     if storage.keeps_fp8_inputs:
         halved = 0.5 * _product_inputs(columns, model, part)
         elements = elements - np.where(columns.precision == _FP8, halved, 0.0)
@@ -143,7 +187,8 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     The peak is inside the feed-forward: the gradients of the layer's output, of the activation's
     output, and of the activation's input, which by then replaces that output. This is h + f for
     GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
-    With full recomputation the layer's activations are added, except for its input, which was kept.
+    With full recomputation the layer's activations are added, except for its input, which was kept;
+    with selective recomputation those that it makes again.
 
     With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
     gradient before and after it is put in order, and where it comes from other ranks; of f the
@@ -160,11 +205,20 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
         made = part + np.maximum(
             np.maximum(rows + wide * inside, 4.0 * inside), 2.0 * (inside + rows) + combined
         )
+    if not model.fuses_attention(storage.fused_attention):
+        # The gradients of the scores, and of what dropout left of them.
+        scores = model.num_heads * model.seq_length / columns.tp
+        scores = scores * (2.0 if _drops_scores(model, storage) else 1.0)
+        freed = _freed_by_feed_forward(columns, model)
+        made = np.maximum(made, _features(columns, model) + scores - freed)
     if (columns.cp > 1).any():
         made = np.maximum(made, _context_elements(columns, model))
-    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    whole += storage.gathered_share * _inputs_beyond(columns, model)
-    revived = np.where(columns.recompute == _FULL, whole - part, 0.0)
+    whole = _layer_elements(columns, model, storage)
+    whole = whole + storage.gathered_share * _inputs_beyond(columns, model)
+    again = np.where(
+        columns.recompute == _SELECTIVE, _selectively_repeated(columns, model, storage), 0.0
+    )
+    revived = np.where(columns.recompute == _FULL, whole - part, again)
     under_way = np.where(columns.vpp > 1, 2.0 * part, 0.0)
     if (columns.schedule == _ZERO_BUBBLE).any():
         # Of the layer that comes last, attention may have the peak: the rest has freed nothing.
@@ -195,10 +249,14 @@ def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     own = _features(columns, model) + heads * (1.0 + 1.5 * long) + keys * long
     by_type = np.where(columns.cp_comm_type == _P2P, passed, held)
     is_shared = (columns.cp > 1) & (columns.cp_comm_type != _A2A)
-    # By then the layer's feed-forward has freed what it kept.
-    freed = 2.0 * residual_elements(columns, model)
-    freed += (3.0 if model.family == "llama" else 2.0) * model.ffn_hidden_size / columns.tp
-    return np.asarray(np.where(is_shared, by_type + own - freed, 0.0), dtype=np.float64)
+    made = by_type + own - _freed_by_feed_forward(columns, model)
+    return np.asarray(np.where(is_shared, made, 0.0), dtype=np.float64)
+
+
+def _freed_by_feed_forward(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token that a layer's feed-forward has freed before attention's backward pass."""
+    inside = (3.0 if model.family == "llama" else 2.0) * model.ffn_hidden_size / columns.tp
+    return np.asarray(2.0 * residual_elements(columns, model) + inside, dtype=np.float64)
 
 
 def residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:

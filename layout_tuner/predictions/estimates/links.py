@@ -54,7 +54,7 @@ class GroupLinks:
         """
         node = cluster.devices_per_node
         here = np.clip(node // stride, 1, ranks)
-        return cls.placed(ranks, here, stride * ranks <= node, cluster, cards_exponent)
+        return cls.placed(ranks, here, stride * ranks <= node, cluster, cards_exponent, stride)
 
     @classmethod
     def placed(
@@ -64,10 +64,14 @@ class GroupLinks:
         inside: Bools,
         cluster: Cluster,
         cards_exponent: float = CARDS_EXPONENT,
+        stride: Ints | int = 1,
     ) -> GroupLinks:
-        """The links of groups of which so many ranks are on each node."""
+        """The links of groups of which so many ranks are on each node.
+
+        With a stride of s, s groups lie across each other there.
+        """
         node, alone = cluster.devices_per_node, here == 1
-        near = inside_bandwidths(cluster)[here]
+        near = shared_bandwidths(cluster, stride, inside_bandwidths(cluster)[here])
         cards = np.arange(node + 1) ** cards_exponent
         far = cluster.inter_node_bandwidth_bytes_per_s * cards[here]
         across = np.minimum(np.where(alone, np.inf, near), far)
@@ -80,6 +84,16 @@ class GroupLinks:
             bytes_per_s=np.where(inside & ~alone, near, across),
             latency_s=np.where(inside, near_s, far_s),
         )
+
+    def mean_latency_s(self, cluster: Cluster) -> Floats:
+        """Mean latency of the n - 1 steps around a ring; on k nodes, k - 1 of them leave a node.
+
+        This is NCCL's own model (graph/tuning.cc, `nInterSteps`).
+        """
+        steps = np.maximum(self.ranks - 1.0, 1.0)
+        far = np.maximum(self.ranks / self.here - 1.0, 1.0)
+        near_s, far_s = cluster.intra_node_latency_s, cluster.inter_node_latency_s
+        return np.where(self.inside, near_s, near_s + far / steps * (far_s - near_s))
 
     @property
     def doublings(self) -> Floats:
@@ -128,6 +142,7 @@ class Links:
             np.where(columns.rank_order != 0, here, usual.here),
             np.where(columns.rank_order != 0, inside, usual.inside),
             self.cluster,
+            stride=np.where(columns.cp > 1, columns.tp_ranks, stride),
         )
 
     @cached_property
@@ -178,6 +193,18 @@ class Links:
         """Latency of one transfer there."""
         near, far = self.cluster.intra_node_latency_s, self.cluster.inter_node_latency_s
         return np.where(self.pipeline_inside, near, far)
+
+
+def shared_bandwidths(cluster: Cluster, stride: Ints | int, alone: Floats) -> Floats:
+    """Bandwidth inside a node of groups whose ranks are so far apart, which is `alone` for one.
+
+    Where the node has one path, the groups that lie across each other divide that of a whole node.
+    """
+    if not cluster.shared_intra_node_path:
+        return alone
+    whole = inside_bandwidths(cluster)[-1]
+    beside = np.clip(stride, 1, cluster.devices_per_node)
+    return np.where(beside > 1, np.minimum(whole / beside, alone), alone)
 
 
 def inside_bandwidths(cluster: Cluster) -> Floats:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
+from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.predictions.estimates.activations import (
     FP32_BYTES,
     HALF_BYTES,
@@ -29,7 +30,11 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
-from layout_tuner.predictions.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
+from layout_tuner.predictions.estimates.trainer_storage import (
+    EMBEDDED_TRAINER,
+    TrainerStorage,
+    layers_of_stage,
+)
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -38,6 +43,7 @@ _MOMENTS_BYTES: Final = 8.0
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
+_BF16: Final = code_of("precision", "bf16")
 _FULL: Final = code_of("recompute", "full")
 _GPIPE: Final = code_of("schedule", "gpipe")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
@@ -111,11 +117,16 @@ class MemoryTerms:
     """Standard deviation that is independent for each layout; shape [2, layouts]."""
     storage: TrainerStorage
     """What the trainer is taken to store; its spread makes the other deviations."""
+    knob_bytes: NDArray[np.floating[Any]] | None = None
+    """Standard deviation of what each value of a job knob adds; shape [2, values, layouts]. None:
+    no layout has settings."""
 
     def rows(self, rows: slice | Ints | list[int]) -> MemoryTerms:
         """The terms of some layouts."""
         names = ("num_bytes", "gathered_deviation_bytes", "scatter_bytes")
-        return replace(self, **{name: getattr(self, name)[..., rows] for name in names})
+        of_knobs = None if self.knob_bytes is None else self.knob_bytes[..., rows]
+        some = {name: getattr(self, name)[..., rows] for name in names}
+        return replace(self, **some, knob_bytes=of_knobs)
 
     @property
     def deviation_bytes(self) -> NDArray[np.floating[Any]]:
@@ -156,12 +167,13 @@ def _fullest_stages(
     only where the embedding counts as one.
     """
     first, last = np.zeros_like(columns.pp), columns.pp - 1
-    if not np.any(columns.counted_ends[0]):
+    is_counted = columns.counted_ends[0] > 0
+    if not np.any(is_counted):
         return first, last
     second = np.minimum(last, 1)
     of_first = stage_parts(columns, model, first, storage).total
     of_second = stage_parts(columns, model, second, storage).total
-    return np.where(of_second > of_first, second, first), last
+    return np.where(is_counted & (of_second > of_first), second, first), last
 
 
 def memory_terms(
@@ -291,12 +303,22 @@ def stage_parts(
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
     own = others / columns.zero_group_size + experts / columns.expert_zero_group_size
+    optimizer = own
+    if storage.shards_bf16_states:
+        is_sharded = (columns.precision == _BF16) & (columns.zero_stage == 0) & (columns.pp > 1)
+        optimizer = np.where(is_sharded, others / columns.dp_cp + experts / columns.edp, own)
     zero, weights = columns.zero_stage, others + experts
     gradients = own if storage.zero_shards_gradients else weights
     if (zero >= 2).any():  # skipped for the many searches without them
         gathered, unsent = _whole_layers(columns, model, stage, layers, dense)
+        if storage.whole_beside_pipeline:
+            whole = np.where(columns.zero_group_size > 1, others, 0.0)
+            whole = whole + np.where(columns.expert_zero_group_size > 1, experts, 0.0)
+            gathered = np.where(columns.pp > 1, whole, gathered)
+            unsent = np.where(columns.pp > 1, whole, unsent)
         gradients = np.where(zero >= 2, own + unsent, gradients)
-        weights = np.where(zero == 3, own + gathered, weights)
+        shard = 0.0 if storage.shards_are_masters else own
+        weights = np.where(zero == 3, shard + gathered, weights)
     token_bytes = element * held_tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
     kept = _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage))
@@ -306,7 +328,7 @@ def stage_parts(
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
-        optimizer=own * states,
+        optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
         backward=token_bytes
@@ -314,42 +336,6 @@ def stage_parts(
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
-
-
-def layers_of_stage(
-    pp: NDArray[Any],
-    stage: NDArray[Any],
-    model: ModelShape,
-    storage: TrainerStorage,
-    counted_ends: tuple[NDArray[Any] | int, NDArray[Any] | int] = (0, 0),
-) -> Floats:
-    """Layers on a stage.
-
-    In an even split the first stages have one layer more where pp does not divide the layers, the
-    counted embedding and head among them (`LayoutColumns.counted_ends`).
-
-    Nanotron (`build_model`) closes a stage with the block that exceeds the stage's share of the
-    work, which includes the output projection: the first stages have more layers, the last one has
-    fewer.
-    """
-    if storage.layer_split == "even":
-        embedding, head = counted_ends
-        counted = model.num_layers + embedding + head
-        each = counted // pp + (stage < counted % pp)
-        ends = embedding * (stage == 0) + head * (stage == pp - 1)
-        return np.asarray(each - ends, dtype=np.float64)
-    block = model.num_layer_matrix_parameters
-    share = (model.num_layers + model.vocab_size * model.hidden_size / block) / pp
-    until = _layers_until(stage + 1, share, pp, model)
-    return until - np.where(stage == 0, 0.0, _layers_until(stage, share, pp, model))
-
-
-def _layers_until(
-    stages: NDArray[Any], share: Floats, pp: NDArray[Any], model: ModelShape
-) -> Floats:
-    """Layers on the first `stages` stages; the block that exceeds the share closes a stage."""
-    closed = np.where(share < 1, stages, np.floor(share * stages) + 1.0)
-    return np.where(stages >= pp, model.num_layers, np.minimum(closed, model.num_layers))
 
 
 def _dense_share(
@@ -502,6 +488,7 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     """
     is_fp32 = columns.precision == _FP32
     logits = model.vocab_size / columns.tp_ranks * np.where(is_fp32, 0.0, HALF_BYTES)
+    logits = logits / storage.logits_chunks
     gradient = np.where(is_fp32, model.hidden_size, 0.0)
     coming = np.where(columns.vpp > 1, residual_elements(columns, model), 0.0)
     others = logits + element_bytes(columns) * (gradient + coming)
@@ -511,10 +498,13 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
 
 def _kept_by_head(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Bytes that the head keeps of a micro-batch for its backward pass: logits and inputs."""
-    logits = model.vocab_size / columns.tp_ranks * storage.fp32_logits * FP32_BYTES
+    copies = storage.fp32_logits * FP32_BYTES / storage.logits_chunks
+    logits = model.vocab_size / columns.tp_ranks * copies
     norm_input = residual_elements(columns, model)
     head_input = norm_input + storage.gathered_share * (model.hidden_size - norm_input)
     inputs = element_bytes(columns) * (norm_input + head_input)
+    if storage.logits_chunks > 1:
+        inputs = inputs + model.hidden_size * (element_bytes(columns) + FP32_BYTES)
     return np.asarray(held_tokens(columns, model) * (logits + inputs), dtype=np.float64)
 
 
@@ -532,6 +522,15 @@ def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Float
     of_first = np.minimum(columns.num_microbatches, 2 * columns.pp - 1)
     missing = first * (in_flight - of_first) + last * (in_flight - 1.0)
     return np.asarray(layers * in_flight + missing, dtype=np.float64)
+
+
+def most_held(columns: LayoutColumns) -> Ints:
+    """Micro-batches beyond which more of them do not change the peak of any stage.
+
+    See `_in_flight`: a pipeline holds at most p of them, or 2 p - 1 where it is interleaved.
+    """
+    most = np.where(columns.vpp > 1, 2 * columns.pp - 1, columns.pp)
+    return np.where(columns.schedule == _GPIPE, MAX_COUNT, most)
 
 
 def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:

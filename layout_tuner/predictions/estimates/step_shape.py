@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
@@ -26,13 +27,16 @@ _SELECTIVE: Final = code_of("recompute", "selective")
 ACHIEVED_SHARES: Final[Mapping[str, float]] = {
     "A100": 0.9,
     "H100": 0.82,
+    "H800": 0.82,
     "H200": 0.82,
     "GH200": 0.82,
     "MI250X": 0.58,
+    "MI300X": 0.54,
 }
 """Share of the peak on the data sheet that large products reach, by a part of the device's name:
 A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X reaches 0.65 with the
-best of all transpose modes; 0.58 is for trainers that do not choose them."""
+best of all transpose modes; 0.58 is for trainers that do not choose them. MI300X 708 of 1,307
+(AMD, "Measuring Max-Achievable FLOPs", part 2, bf16)."""
 _USUAL_SHARE: Final = 0.8
 
 _PARALLEL: Final = ("tp", "tp_columns", "pp", "dp_cp", "cp", "ep", "etp", "edp", "vpp")
@@ -75,6 +79,8 @@ class StepShape:
     num_microbatches: Floats
     tokens: Floats
     """Tokens that a rank processes of a micro-batch: 1 / cp of them."""
+    precision: Ints
+    """The code of the layout's precision."""
     element_bytes: Floats
     """Bytes of an activation or a weight in a matrix multiplication."""
     peak_flops_per_s: Floats
@@ -88,14 +94,16 @@ class StepShape:
     """Forward passes of a block per micro-batch: 2 with full recomputation, else 1."""
     recomputes_attention: Floats
     """1 where the backward pass recomputes the two attention products, else 0."""
+    repeats_operators: Floats
+    """1 where it repeats every second product and what is elementwise instead, else 0."""
     zero_shards: Floats
     """Ranks that share one copy of what ZeRO shards."""
     expert_shards: Floats
     """The same of experts."""
     zero_stage: NDArray[Any]
     """What is sharded; see `Layout.zero_stage`."""
-    score_traffic: float
-    """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
+    kernels: TrainerKernels
+    """How the trainer computes and communicates."""
     counted_ends: tuple[Floats, Floats]
     """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
     puts_off_gradients: Bools
@@ -105,10 +113,16 @@ class StepShape:
 
     @classmethod
     def of(
-        cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster, score_traffic: float = 1.0
+        cls,
+        columns: LayoutColumns,
+        model: ModelShape,
+        cluster: Cluster,
+        kernels: TrainerKernels = ANY_TRAINER,
     ) -> StepShape:
         floats = {name: _floats(getattr(columns, name)) for name in _AS_FLOATS}
         peaks = _peaks(cluster)
+        selective = np.where(columns.recompute == _SELECTIVE, 1.0, 0.0)
+        by_operator = float(kernels.repeats_by_operator)
         embedding, head = map(_floats, columns.counted_ends)
         return cls(
             model=model,
@@ -117,6 +131,7 @@ class StepShape:
             **floats,
             cp_comm_type=columns.cp_comm_type,
             tokens=columns.micro_batch_size * float(model.seq_length) / floats["cp"],
+            precision=columns.precision,
             element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
             peak_flops_per_s=np.take(peaks, columns.precision),
             wide_flops_per_s=np.take(
@@ -125,11 +140,12 @@ class StepShape:
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / floats["tp"], 1.0)
             / floats["tp_columns"],
             forward_passes=_forward_passes(columns),
-            recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
+            recomputes_attention=selective * (1.0 - by_operator),
+            repeats_operators=selective * by_operator,
             zero_shards=_floats(columns.zero_group_size),
             expert_shards=_floats(columns.expert_zero_group_size),
             zero_stage=columns.zero_stage,
-            score_traffic=score_traffic,
+            kernels=kernels,
             counted_ends=(embedding, head),
             puts_off_gradients=columns.schedule == _ZERO_BUBBLE,
             slots=floats["num_microbatches"] + idle_slots(columns),
@@ -140,11 +156,14 @@ class StepShape:
         """Share of the blocks' work in a step behind which data parallelism can hide.
 
         This is the last micro-batch's backward pass; with ZeRO-2 that of every micro-batch, and
-        with ZeRO-3 every pass.
+        with ZeRO-3 every pass. Where ZeRO-1 also gathers beside forward passes, it is one
+        micro-batch.
         """
         passes = 1.0 + self.forward_passes
         backward = passes / (1.0 + passes) / self.slots
         share = np.where(self.zero_stage >= 2, self.num_microbatches, 1.0) * backward
+        if self.kernels.overlaps_from == 1:
+            share = np.where(self.zero_stage == 1, 1.0 / self.slots, share)
         every = self.num_microbatches / self.slots
         return np.asarray(np.where(self.zero_stage == 3, every, share), dtype=np.float64)
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.distinct_blocks import DistinctBlocks
 from layout_tuner.predictions.estimates.step_shape import StepShape
-from layout_tuner.predictions.estimates.time_terms import all_terms
+from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -54,8 +55,8 @@ _FACTORS: Final = (
     # FlashAttention-2 reaches 50 to 73 % of the peak forward (arXiv:2307.08691), about 60 with the
     # backward pass, and skips half of the products, which the term counts, under a causal mask.
     _factor("attention", "device", 1.0, 0.4, "attention"),
-    # Of a trainer that may fuse it or not; `score_traffic` multiplies the term for the others.
-    _factor("attention_bytes", "device", 0.4, 1.5, "memory traffic of attention that is not fused"),
+    # Bytes over the bandwidth. `TrainerKernels` says whether they are moved.
+    _factor("attention_bytes", "device", 1.0, 0.5, "memory traffic of attention that is not fused"),
     _factor("matrix_bytes", "device", 0.7, 0.7, "memory traffic of the matrices"),
     _factor("elementwise", "device", 1.5, 0.5, "norms, activations, residual sums"),
     _factor("kernels", "device", 1.0, 0.6, "starting and draining kernels"),
@@ -115,6 +116,10 @@ PRIOR: Final = np.array([prior.median for prior in FACTOR_PRIORS.values()])
 
 _EXPECTED: Final = {prior.name: prior.median for prior in FACTOR_PRIORS.values()}
 
+_KINDS: Final[Mapping[str, Kind]] = {factor.name: factor.kind for factor in _FACTORS}
+
+_TOGETHER: Final = 1 << 16
+"""Layouts whose blocks are computed together."""
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
 
@@ -122,12 +127,15 @@ _DEVICE: Final = terms_of("device")
 _HOST: Final = terms_of("host")
 _REDUCTION: Final = terms_of("reduction")
 _ODDS: Final = terms_of("odds")
-_REST: Final = terms_of("rest")
+_SUMMED: Final = {
+    "device": _DEVICE,
+    "host": _HOST,
+    "reduction": _REDUCTION,
+    "rest": terms_of("rest"),
+}
+"""The places of the terms of each kind whose seconds are summed."""
 _IS_KIND: Final = np.array(
-    [
-        [prior.kind == kind for kind in ("device", "host", "reduction", "rest")]
-        for prior in FACTOR_PRIORS.values()
-    ]
+    [[prior.kind == kind for kind in _SUMMED] for prior in FACTOR_PRIORS.values()]
 )
 """Whether a term is of a kind; shape [terms, kinds]."""
 
@@ -244,7 +252,13 @@ class TimeTerms:
 
     def drawn_step_times_s(self, factors: Floats) -> Floats:
         """Step time of each layout with each row of factors; shape [rows, layouts]."""
-        return self._sums_alike(factors).total
+        # A product for each kind: one for all has a weight for every term in every kind, and takes
+        # seven times as long where there are few layouts.
+        sums = {
+            kind: factors[:, places] @ self.seconds[:, places].T for kind, places in _SUMMED.items()
+        }
+        odds = factors[:, _ODDS] @ (self.seconds[:, _ODDS] > 0).T
+        return StepSums(**sums, odds=odds, backward_share=self.backward_share).total
 
     def shares(self, factors: Floats = PRIOR) -> Floats:
         """D log(step) / d log(factor) for each factor; one row per layout."""
@@ -260,31 +274,17 @@ class TimeTerms:
         if factors.ndim == 1:
             return self._sums_alike(factors)
         seconds = self.seconds * factors
-        sums = {
-            kind: seconds[:, places].sum(axis=1)
-            for kind, places in (("device", _DEVICE), ("host", _HOST), ("reduction", _REDUCTION))
-        }
+        sums = {kind: seconds[:, places].sum(axis=1) for kind, places in _SUMMED.items()}
         odds = np.where(self.seconds[:, _ODDS] > 0, np.atleast_2d(factors)[:, _ODDS], 0.0)
-        return StepSums(
-            **sums,
-            rest=seconds[:, _REST].sum(axis=1),
-            odds=odds.sum(axis=1),
-            backward_share=self.backward_share,
-        )
+        return StepSums(**sums, odds=odds.sum(axis=1), backward_share=self.backward_share)
 
     def _sums_alike(self, factors: Floats) -> StepSums:
-        """The sums for the same factors everywhere; of each row where there are several.
-
-        One matrix product a row, since layouts are many.
-        """
-        weights = np.where(_IS_KIND, factors[..., None], 0.0).astype(self.seconds.dtype)
-        device, host, reduction, rest = np.moveaxis(self.seconds @ weights, -1, 0)
+        """The sums for the same factors everywhere: one matrix product, since layouts are many."""
+        weights = np.where(_IS_KIND, factors[:, None], 0.0).astype(self.seconds.dtype)
+        sums = dict(zip(_SUMMED, (self.seconds @ weights).T, strict=True))
         return StepSums(
-            device=device,
-            host=host,
-            reduction=reduction,
-            rest=rest,
-            odds=factors[..., _ODDS] @ (self.seconds[:, _ODDS] > 0).T,
+            **sums,
+            odds=factors[_ODDS] @ (self.seconds[:, _ODDS] > 0).T,
             backward_share=self.backward_share,
         )
 
@@ -305,22 +305,21 @@ def time_terms(
     model: ModelShape,
     cluster: Cluster,
     *,
-    score_traffic: float = 1.0,
+    kernels: TrainerKernels = ANY_TRAINER,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> TimeTerms:
     """All terms of the steps of all layouts.
 
     Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
-    terms in single precision. `score_traffic` is that of the trainer
-    (`predictions.estimates.storage.score_traffic_of`).
+    terms in single precision. `kernels` are the trainer's (`kernels_of`).
     """
     columns = LayoutColumns.of(layouts).flattened()
     # Pages of terms that a model does not have are never written, and take no memory.
     seconds = np.zeros((len(TERM_NAMES), columns.tp.size), dtype=dtype)
     backward_share = np.empty(columns.tp.size)
-    for rows, step in _steps(columns, model, cluster, score_traffic):
+    for rows, step, terms in _steps(columns, model, cluster, kernels):
         backward_share[rows] = step.backward_share
-        for name, term in all_terms(step, _EXPECTED):
+        for name, term in terms:
             seconds[_PLACES[name], rows] = term
     return TimeTerms(names=TERM_NAMES, seconds=seconds.T, backward_share=backward_share)
 
@@ -330,20 +329,27 @@ def step_time_s(
     model: ModelShape,
     cluster: Cluster,
     factors: Floats = PRIOR,
-    score_traffic: float = 1.0,
+    kernels: TrainerKernels = ANY_TRAINER,
+    *,
+    is_tile: bool = False,
 ) -> Floats:
     """Expected seconds of a step of each layout.
 
-    Columns are broadcast against each other and flattened; factors are in the order of
-    `TERM_NAMES`.
+    Columns are broadcast against each other and flattened, unless they are those of a tile
+    (`layout_tiles`), whose shape the result then has. Factors are in the order of `TERM_NAMES`.
     """
-    columns = LayoutColumns.of(layouts).flattened()
-    total = np.empty(columns.tp.size)
-    for rows, step in _steps(columns, model, cluster, score_traffic):
-        sums = {kind: np.zeros(step.tp.shape) for kind in get_args(Kind)}
-        for name, term in all_terms(step, _EXPECTED):
-            kind = FACTOR_PRIORS[name].kind
-            sums[kind] += factors[_PLACES[name]] * (term > 0 if kind == "odds" else term)
+    columns = LayoutColumns.of(layouts)
+    columns = columns if is_tile else columns.flattened()
+    total = np.empty(columns.shape)
+    for rows, step, terms in _steps(columns, model, cluster, kernels, factors):
+        sums: dict[str, Floats] = dict.fromkeys(get_args(Kind), np.zeros(()))
+        for name, term in terms:
+            if name in sums:
+                sums[name] = sums[name] + term
+            else:
+                kind = _KINDS[name]
+                grown = factors[_PLACES[name]] * (term > 0 if kind == "odds" else term)
+                sums[kind] = sums[kind] + grown
         total[rows] = StepSums(**sums, backward_share=step.backward_share).total
     return total
 
@@ -353,14 +359,14 @@ def step_time_parts(
     model: ModelShape,
     cluster: Cluster,
     factors: Floats = PRIOR,
-    score_traffic: float = 1.0,
+    kernels: TrainerKernels = ANY_TRAINER,
 ) -> list[TimePart]:
     """The parts of one layout's step; they add up to the step time.
 
     The host counts as far as the devices wait for it, and a reduction as far as no backward pass
     hides it.
     """
-    terms = time_terms(layout, model, cluster, score_traffic=score_traffic)
+    terms = time_terms(layout, model, cluster, kernels=kernels)
     seconds = (terms.seconds * factors)[0]
     sums = terms._sums(factors)
     seconds[_HOST] *= (sums.busy - sums.device) / sums.host
@@ -374,8 +380,26 @@ def step_time_parts(
 
 
 def _steps(
-    columns: LayoutColumns, model: ModelShape, cluster: Cluster, score_traffic: float
-) -> Iterator[tuple[slice, StepShape]]:
-    for start in range(0, columns.tp.size, _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        yield rows, StepShape.of(columns.rows(rows), model, cluster, score_traffic)
+    columns: LayoutColumns,
+    model: ModelShape,
+    cluster: Cluster,
+    kernels: TrainerKernels,
+    factors: Floats | None = None,
+) -> Iterator[tuple[slice, StepShape, Iterator[tuple[str, Floats]]]]:
+    """Chunks of the layouts with their shapes and terms.
+
+    With `factors` the terms of blocks come as one sum for each kind.
+    """
+    numbers = columns.shape[-1] if columns.tp.ndim > 1 else 1
+    # Few arrays of a tile have a value for each layout.
+    length = _CHUNK if numbers == 1 else max(4 * _CHUNK // numbers, 1)
+    for first in range(0, columns.tp.size, _TOGETHER):
+        together = columns.rows(slice(first, first + _TOGETHER))
+        blocks = DistinctBlocks.of(together, model, cluster, kernels, _EXPECTED)
+        if factors is not None:
+            blocks = blocks.summed(dict(zip(TERM_NAMES, factors, strict=True)), _KINDS)
+        for start in range(0, together.tp.size, length):
+            rows = slice(start, start + length)
+            step = StepShape.of(together.rows(rows), model, cluster, kernels)
+            place = slice(first + start, first + start + length)
+            yield place, step, blocks.terms(step, rows)

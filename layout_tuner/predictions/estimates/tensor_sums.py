@@ -88,9 +88,12 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     names = ("tensor_inside", "tensor_across", "latency_inside", "latency_across")
     seconds: dict[str, Floats] = {name: np.zeros(step.tp.shape) for name in names}
     for n, sums, tokens, count, links in groups:
-        latency_s = COLLECTIVE_S + 2.0 * (n - 1.0) * links.latency_s
+        latency_s = COLLECTIVE_S + 2.0 * (n - 1.0) * links.mean_latency_s(step.cluster)
         one = 2.0 * (n - 1.0) / n * step.element_bytes * tokens * step.model.hidden_size
         parts = [("tensor", sums * one / links.bytes_per_s), ("latency", count * latency_s)]
+        if links is step.links.tensor and not step.model.num_experts:
+            exposed = np.where(step.token_share < 1.0, step.kernels.exposed_sums, 1.0)
+            parts = [(name, exposed * term) for name, term in parts]
         if links is not step.links.expert_tensor:
             parts += [("tensor", lost) for lost in _no_longer_hidden(step, n, links)]
         for name, term in parts:

@@ -7,13 +7,20 @@ which calibration refines. The step time is made of the terms, each times its fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from layout_tuner.array_types import Floats
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.predictions.estimates.distinct_layouts import different
+from layout_tuner.predictions.estimates.products import (
+    ProductRates,
+    attention_flops_per_s,
+    flash_2_share,
+    product_rates,
+)
 from layout_tuner.predictions.estimates.step_shape import (
     StepShape,
     SummedParameters,
@@ -25,9 +32,13 @@ from layout_tuner.predictions.estimates.tensor_sums import (
     tensor_terms,
     tp_collectives,
 )
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
+_BF16: Final = code_of("precision", "bf16")
+_FP8: Final = code_of("precision", "fp8")
+_FP32: Final = code_of("precision", "fp32")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
 
@@ -39,6 +50,16 @@ OPTIMIZER_BYTES: Final = 38.0
 gradients' norm reads them once more, and clearing them writes them."""
 ACCUMULATION_BYTES: Final = 10.0
 """Adding a 16-bit gradient to the fp32 sum: read both, write the sum."""
+FUSED_ACCUMULATION_BYTES: Final = 3.0
+"""The same, where the product of the weight gradient adds it: SimuMax's operators of an A100 have
+0.71 of the peak for such products and 0.745 for those that write 16 bits, 5 % of a product of
+4,096 tokens."""
+BACKWARD_PRODUCTS: Final = 2.5
+"""Products of fused attention's backward pass over those of the forward pass: five and two, since
+it computes the scores again (arXiv:2205.14135)."""
+BACKWARD_RATE: Final = 0.86
+"""Speed of that backward pass over that of the forward pass: 0.86 in SimuMax's operators of an
+A100; FlashAttention-2 reaches 63 and 73 % of the peak (arXiv:2307.08691)."""
 LOGIT_BYTES: Final = 60.0
 """Bytes that are moved for one logit where nothing is fused: its cast 6, the maximum 4, subtraction
 8, exponential 8, sum 4, division 8, gradient 8, scaling 8, and the cast back 6."""
@@ -62,30 +83,104 @@ HOST_COLLECTIVE: Final = 10.0
 
 
 def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """The blocks on a device: matrices, attention, memory traffic."""
+    """The blocks on a device: matrices, attention, memory traffic.
+
+    The rates of measured products include the traffic of the matrices. Attention that stores its
+    scores has the speed of products and the traffic of `SCORE_PASSES`; of fused attention, measured
+    rates include all.
+    """
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    positions = model.attention_positions / model.num_layers
-    attention_flops = 4.0 * positions * model.query_size * step.tokens / step.tp
-    attention_passes = passes + step.recomputes_attention
-    yield (
-        "matrices",
-        slots * mean_of_layers(model, partial(_matrix_operations, step)) / step.peak_flops_per_s,
-    )
-    yield "attention", slots * attention_passes * attention_flops / step.wide_flops_per_s
-    scores = model.num_heads * positions * step.tokens / step.tp
-    score_bytes = step.score_traffic * attention_passes * SCORE_PASSES * step.element_bytes * scores
-    yield "attention_bytes", slots * score_bytes / bandwidth
-    yield (
-        "matrix_bytes",
-        slots * passes * mean_of_layers(model, partial(_matrix_bytes, step)) / bandwidth,
-    )
-    yield (
-        "elementwise",
-        slots * passes * mean_of_layers(model, partial(_elementwise_bytes, step)) / bandwidth,
-    )
+    seconds, is_measured = _matrix_seconds(step)
+    yield "matrices", slots * seconds
+    yield "attention", slots * _attention_seconds(step)
+    if (traffic := step.kernels.traffic_of(model)) > 0:
+        scores = model.num_heads * (model.attention_positions / model.num_layers) * step.tokens
+        score_passes = (passes + step.recomputes_attention) * SCORE_PASSES
+        score_bytes = traffic * score_passes * step.element_bytes * scores / step.tp
+        yield "attention_bytes", slots * score_bytes / bandwidth
+    matrix_bytes = mean_of_layers(model, partial(_matrix_bytes, step))
+    yield "matrix_bytes", np.where(is_measured, 0.0, slots * passes * matrix_bytes / bandwidth)
+    elementwise_bytes = mean_of_layers(model, partial(_elementwise_bytes, step))
+    yield "elementwise", slots * elementwise_bytes / bandwidth
     yield "kernels", slots * _operations(step) * KERNEL_S
+
+
+def _matrix_seconds(step: StepShape) -> tuple[Floats, Bools]:
+    """Seconds of a layer's products for a micro-batch, and where they are at measured rates."""
+    model = step.model
+    operations = mean_of_layers(model, partial(_matrix_operations, step))
+    seconds, is_measured = operations / step.peak_flops_per_s, np.zeros(step.tp.shape, dtype=bool)
+    for here, rates in _rates(step, step.precision):
+        at_rates = mean_of_layers(model, partial(_seconds_at_rates, step, rates))
+        seconds, is_measured = np.where(here, at_rates, seconds), is_measured | here
+    return seconds, is_measured
+
+
+def _rates(step: StepShape, precision: Ints) -> Iterator[tuple[Bools, ProductRates]]:
+    """The rates of measured products, each with the layouts that have them."""
+    if step.kernels.uses_measured_rates:
+        for code in different(precision):
+            if (rates := product_rates(step.cluster, PRECISIONS[code])) is not None:
+                yield precision == code, rates
+
+
+def _attention_seconds(step: StepShape) -> Floats:
+    """Seconds of a layer's two attention products for a micro-batch, with their backward pass."""
+    model, kernels = step.model, step.kernels
+    positions = model.attention_positions / model.num_layers
+    flops = 4.0 * positions * model.query_size * step.tokens / step.tp
+    forward_passes = step.forward_passes + step.recomputes_attention
+    rate = None
+    if kernels.uses_measured_rates and not kernels.traffic_of(model):
+        rate = attention_flops_per_s(step.cluster, model.head_size, model.seq_length)
+    if rate is None:
+        return np.asarray((2.0 + forward_passes) * flops / step.wide_flops_per_s)
+    if kernels.uses_flash_2:
+        rate *= flash_2_share(step.cluster)
+    passes = forward_passes + BACKWARD_PRODUCTS / BACKWARD_RATE
+    at_rate = passes * (flops / 2.0) / rate
+    in_fp32 = step.precision == _FP32
+    return np.where(in_fp32, (2.0 + forward_passes) * flops / step.wide_flops_per_s, at_rate)
+
+
+class _Product(NamedTuple):
+    """Forward products of a block that are alike: out[rows, columns] = in[rows, inner] w."""
+
+    number: Floats | float
+    rows: Floats
+    inner: Floats | float
+    columns: Floats | float
+    forward: Floats
+    """Times that they are multiplied."""
+    is_grouped: bool
+    """Whether they are those of routed experts."""
+
+
+def _products(step: StepShape, model: ModelShape) -> Iterator[_Product]:
+    """The products of a block.
+
+    Recomputation by operator multiplies key, attention's output and up again, and keeps the others;
+    of routed experts, whose grouped products are one operator each, it repeats all.
+    """
+    t, tokens = step.tp, step.tokens
+    h, q, kv = model.hidden_size / step.tp_columns, float(model.query_size), model.kv_hidden_size
+    ups = _ups(model)
+    wide = model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
+    again = (kv + q + wide) / (2.0 * q + 2.0 * kv + (ups + 1.0) * wide)
+    forward = step.forward_passes + again * step.repeats_operators
+    yield _Product(1.0, tokens, h, (q + 2.0 * kv) / t, forward, False)
+    yield _Product(1.0, tokens, q / t, h, forward, False)
+    for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
+        times = step.forward_passes + step.repeats_operators if is_grouped else forward
+        yield _Product(count, rows, h, ups * f / ranks, times, is_grouped)
+        yield _Product(count, rows, f / ranks, h, times, is_grouped)
+
+
+def _ups(model: ModelShape) -> float:
+    """Matrices that lead into a feed-forward: one, and one of its gate."""
+    return 2.0 if model.family == "llama" else 1.0
 
 
 def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
@@ -95,38 +190,55 @@ def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     the gradient of the input, whose inner dimension is the columns, and that of the weight, whose
     inner dimension is the rows. Each expert has a product of its own, with its share of the rows.
     """
-    t, tokens = step.tp, step.tokens
-    h, q, kv = model.hidden_size / step.tp_columns, float(model.query_size), model.kv_hidden_size
-    ups = 2.0 if model.family == "llama" else 1.0
-    products: list[tuple[Floats | float, Floats, Floats | float, Floats | float]] = [
-        (1.0, tokens, h, (q + 2.0 * kv) / t),
-        (1.0, tokens, q / t, h),
-    ]
-    for count, rows, f, ranks in _feed_forwards(step, model):
-        products += [(count, rows, h, ups * f / ranks), (count, rows, f / ranks, h)]
-    total = np.zeros(np.broadcast_shapes(t.shape, tokens.shape, h.shape))
-    for count, rows, inner, columns in products:
-        passes = 2.0 + step.forward_passes
-        passes = passes + _HALF_SPEED * (step.forward_passes / inner + 1.0 / columns + 1.0 / rows)
+    total = np.zeros(step.tp.shape)
+    for count, rows, inner, columns, forward, _ in _products(step, model):
+        passes = 2.0 + forward
+        passes = passes + _HALF_SPEED * (forward / inner + 1.0 / columns + 1.0 / rows)
         total += count * (2.0 * rows * inner * columns * passes)
     return total
 
 
+def _seconds_at_rates(step: StepShape, rates: ProductRates, model: ModelShape) -> Floats:
+    """Seconds of the same products at measured rates.
+
+    The experts of a rank count as one product of all their rows, times what grouping costs.
+    """
+    total = np.zeros(step.tp.shape)
+    for count, rows, inner, columns, forward, is_grouped in _products(step, model):
+        slowdown = rates.grouped_slowdown(rows) if is_grouped else 1.0
+        total += slowdown * _product_seconds(rates, forward, count * rows, inner, columns)
+    return total
+
+
+def _product_seconds(
+    rates: ProductRates,
+    forward: Floats | float,
+    rows: Floats,
+    inner: Floats | float,
+    columns: Floats | float,
+) -> Floats:
+    """Seconds of a product, so many times, and of the gradients of its input and its weight."""
+    m, k, n = (np.asarray(each, dtype=np.float64) for each in (rows, inner, columns))
+    gradients_s = rates.seconds(m, k, n) + rates.seconds(k, n, m)
+    return np.asarray(forward * rates.seconds(m, n, k) + gradients_s)
+
+
 def _feed_forwards(
     step: StepShape, model: ModelShape
-) -> Iterator[tuple[Floats | float, Floats, float, Floats]]:
+) -> Iterator[tuple[Floats | float, Floats, float, Floats, bool]]:
     """The feed-forwards of a layer on a rank.
 
-    Yields how many are alike, the tokens of each, their width, and the ranks that divide it.
+    Yields how many are alike, the tokens of each, their width, the ranks that divide it, and
+    whether they are routed experts.
     """
     if not model.num_experts:
-        yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp
+        yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp, False
         return
     experts = model.num_experts / step.ep
     rows = step.expert_tokens * model.experts_per_token / experts
-    yield experts, rows, float(model.moe_ffn_hidden_size), step.etp
+    yield experts, rows, float(model.moe_ffn_hidden_size), step.etp, True
     if model.shared_expert_ffn_hidden_size:
-        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size), step.tp
+        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size), step.tp, False
 
 
 def _sorted_rows(step: StepShape, model: ModelShape) -> Floats | float:
@@ -145,7 +257,8 @@ def _rows_and_width(step: StepShape, model: ModelShape) -> tuple[Floats | float,
 
 def _operations(step: StepShape) -> Floats:
     """Operations of a block for a micro-batch; each is about one kernel on the device."""
-    return HOST_OPERATIONS[step.model.family] / 3.0 * (2.0 + step.forward_passes)
+    passes = 2.0 + step.forward_passes + step.repeats_operators
+    return HOST_OPERATIONS[step.model.family] / 3.0 * passes
 
 
 def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
@@ -155,7 +268,7 @@ def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
     """
     rows, f = _rows_and_width(step, model)
     h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
-    ups = 2.0 if model.family == "llama" else 1.0
+    ups = _ups(model)
     whole = (2.0 * h + rows * 2.0 * h) / step.tp_columns
     shared = (q + 2.0 * kv) + q + ups * f + f
     weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp_ranks
@@ -164,27 +277,42 @@ def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
 
 
 def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
-    """Bytes that norms, residual sums, activations and rotations of a block move in one pass.
+    """Bytes that norms, residual sums, activations and rotations of a block move.
 
-    Two norms and two residual sums read and write the residual stream (10 elements, shared only
-    with sequence parallelism); the activation reads and writes the feed-forward's inside, and
-    position and layout changes read and write query, key and value. Tokens are sorted by expert and
-    put in order again, each row read and written.
+    A pass reads and writes the residual stream for two norms and two residual sums (10 elements,
+    shared only with sequence parallelism); the activation reads and writes the feed-forward's
+    inside, and position and layout changes read and write query, key and value. Tokens are sorted
+    by expert and put in order again, each row read and written.
+
+    Without fused kernels a backward pass takes two such passes. With them it takes one: the
+    activation reads its inputs and a gradient and writes their gradients, and query and key are
+    rotated in place of values that are copied.
     """
-    ups = 2.0 if model.family == "llama" else 1.0
-    inside = 2.0 * (ups + 1.0) * _rows_and_width(step, model)[1]
-    inside += 2.0 * (model.query_size + 2.0 * model.kv_hidden_size)
-    residual = 10.0 * model.hidden_size * step.residual_share
-    residual = residual + 4.0 * _sorted_rows(step, model) * model.hidden_size
+    ups, width = _ups(model), _rows_and_width(step, model)[1]
+    q, kv = model.query_size, model.kv_hidden_size
+    forward = step.forward_passes + step.repeats_operators
+    if step.kernels.fuses_elementwise:
+        residual_passes = forward + 1.0
+        inside = forward * ((ups + 1.0) * width + 2.0 * (q + kv))
+        inside = inside + (2.0 * ups + 1.0) * width + 2.0 * (q + kv)
+    else:
+        residual_passes = forward + 2.0
+        inside = residual_passes * 2.0 * ((ups + 1.0) * width + q + 2.0 * kv)
+    residual = residual_passes * 10.0 * model.hidden_size * step.residual_share
+    residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * model.hidden_size
     return step.element_bytes * step.tokens * (residual + inside / step.tp)
 
 
 def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The output on a device, as if it were split over the stages like the layers."""
-    bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp_ranks
-    flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
-    yield "head", step.slots * (flops / step.wide_flops_per_s) / step.pp
+    model, bandwidth = step.model, step.cluster.memory_bandwidth_bytes_per_s
+    logit_bytes = LOGIT_BYTES * model.vocab_size * step.tokens / step.tp_ranks
+    flops = 3.0 * model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
+    seconds, columns = flops / step.wide_flops_per_s, model.vocab_size / step.tp_ranks
+    for here, rates in _rates(step, np.where(step.precision == _FP8, _BF16, step.precision)):
+        at_rates = _product_seconds(rates, 1.0, step.tokens, float(model.hidden_size), columns)
+        seconds = np.where(here, at_rates, seconds)
+    yield "head", step.slots * seconds / step.pp
     yield "logits", step.slots * logit_bytes / bandwidth / step.pp
 
 
@@ -230,7 +358,7 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
     keys = 2.0 * (n - 1.0) * step.tokens * model.kv_hidden_size / step.tp
     gathered = keys * step.element_bytes * (3.0 + again)
     passed = keys * (step.element_bytes * (2.0 + again) + GRADIENT_BYTES)
-    heads = 2.0 * (model.hidden_size + model.kv_hidden_size) * step.tokens / step.tp
+    heads = 2.0 * (model.query_size + model.kv_hidden_size) * step.tokens / step.tp
     exchanged = heads * (n - 1.0) / n * step.element_bytes * (1.0 + step.forward_passes)
     is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
     sent = np.where(is_exchange, exchanged, np.where(is_ring, passed, gathered))
@@ -243,18 +371,22 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
 
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """The host, which launches every operation on the device."""
+    """The host, which launches every operation of the blocks on the device."""
     collectives = tp_collectives(step) + column_collectives(step)
+    operations = step.layer_slots * _operations(step)
     if step.model.num_experts:
         exchanges = np.where(step.ep > 1, _exchanges(step), 0.0)
         gathers = np.where(step.etp > 1, 1.0 + step.forward_passes, 0.0)
         collectives = collectives + step.expert_slots * (exchanges + gathers)
-    yield "host", step.layer_slots * _operations(step) * step.cluster.host_operation_s
+        passes = (2.0 + step.forward_passes) / 3.0
+        operations = operations + step.expert_slots * step.kernels.expert_operations * passes
+    yield "host", operations * step.cluster.host_operation_s
     yield "host_tensor", HOST_COLLECTIVE * collectives * step.cluster.host_operation_s
-    yield "each_microbatch", step.slots * EACH_MICROBATCH_S
 
 
-def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
+def data_terms(
+    step: StepShape, held: Sequence[SummedParameters], backward_s: Floats
+) -> Iterator[tuple[str, Floats]]:
     """The reduction of the gradients over dp and cp, and ZeRO's gathering of the weights.
 
     A ring over d = dp * cp ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per
@@ -267,11 +399,12 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
     `backward_s` are the passes (`backward_share`) behind which a reduction can hide.
     """
     terms: dict[str, Floats] = {}
-    for group in step.summed_parameters:
+    for group in held:
         for name, term in _sum_terms(step, group):
             terms[name] = terms[name] + term if name in terms else term
     bytes_s = terms["data_inside"] + terms["data_across"]
     hidden = np.minimum(bytes_s + terms["data_latency"], backward_s)
+    hidden = np.where(step.zero_stage >= step.kernels.overlaps_from, 0.0, hidden)
     # Only of ZeRO-1 is the overlap an option.
     terms["data_overlap"] = np.where(step.zero_stage == 1, 0.0, hidden)
     terms["shards_overlap"] = np.where(step.zero_stage == 1, hidden, 0.0)
@@ -282,22 +415,31 @@ def _sum_terms(step: StepShape, group: SummedParameters) -> Iterator[tuple[str, 
     """What summing and gathering some of the parameters takes."""
     z, d, links = group.shards, group.ranks, group.links
     copies, is_zero, is_gathering = d / z, step.zero_stage > 0, step.zero_stage == 3
-    scatters = np.where(step.zero_stage >= 2, step.num_microbatches, 1.0)
-    gathers = np.where(is_gathering, 2.0 * step.num_microbatches, 0.0)
+    scatters, gathers = np.ones(d.shape), np.zeros(d.shape)
+    if (step.zero_stage >= 2).any():  # else they do not depend on the number of micro-batches
+        scatters = np.where(step.zero_stage >= 2, step.num_microbatches, 1.0)
+        gathers = np.where(is_gathering, 2.0 * step.num_microbatches, 0.0)
     volume = scatters * (z - 1.0) / z + 2.0 * (copies - 1.0) / d
     volume = np.where(is_zero, volume, 2.0 * (d - 1.0) / d)
     hops = (scatters + gathers) * (z - 1.0) + 2.0 * (copies - 1.0)
     hops = np.where(is_zero, hops, 2.0 * (d - 1.0))
     buckets = step.model.num_layers / step.pp + 1.0
     gather = step.element_bytes * group.count * (z - 1.0) / z / links.bytes_per_s
-    bytes_s = GRADIENT_BYTES * group.count * volume / links.bytes_per_s + gathers * gather
+    is_light = step.kernels.scatters_weight_type & (step.zero_stage >= 2)
+    sent = np.where(is_light, step.element_bytes, GRADIENT_BYTES) * group.count * volume
+    bytes_s = sent / links.bytes_per_s + gathers * gather
+    is_last = is_zero & ~is_gathering
+    last, last_hops = np.where(is_last, gather, 0.0), np.where(is_last, buckets * (z - 1.0), 0.0)
+    beside = float(step.kernels.overlaps_from == 1)
+    bytes_s = bytes_s + beside * last
     yield "data_inside", np.where(links.inside, bytes_s, 0.0)
     yield "data_across", np.where(links.inside, 0.0, bytes_s)
-    yield "data_congestion", bytes_s * links.doublings
-    yield "data_latency", buckets * hops * links.latency_s
-    is_last = is_zero & ~is_gathering
-    yield "weights_gather", np.where(is_last, gather, 0.0)
-    yield "gather_latency", np.where(is_last, buckets * (z - 1.0) * links.latency_s, 0.0)
+    doublings = np.maximum(links.doublings - np.log2(step.kernels.calm_nodes), 0.0)
+    yield "data_congestion", bytes_s * doublings
+    hop_s = links.mean_latency_s(step.cluster) if step.kernels.mean_hops else links.latency_s
+    yield "data_latency", (buckets * hops + beside * last_hops) * hop_s
+    yield "weights_gather", (1.0 - beside) * step.kernels.weights_gather * last
+    yield "gather_latency", (1.0 - beside) * last_hops * hop_s
 
 
 def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
@@ -335,8 +477,16 @@ def _slowest_stage(step: StepShape, last: Floats, layer_s: Floats, head_s: Float
 
 
 def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """Point-to-point transfers over the boundary of each chunk, both ways, and their latency."""
+    """Point-to-point transfers over the boundary of each chunk, both ways, and their latency.
+
+    Where they run beside other chunks, those of the first stage's warm-up and flush remain: 2 (p -
+    1) + (v - 1) p of the m v passes each way (Megatron Core, pipeline_parallel/schedules.py).
+    """
     passes = np.where(step.pp > 1, 2.0 * step.vpp * step.slots, 0.0)
+    if step.kernels.overlaps_transfers:
+        waited = 2.0 * (step.pp - 1.0) + (step.vpp - 1.0) * step.pp
+        share = np.minimum(waited / (step.num_microbatches * step.vpp), 1.0)
+        passes = np.where(step.vpp > 1, share, 1.0) * passes
     one = step.element_bytes * step.tokens * step.model.hidden_size * step.residual_share
     seconds = passes * one / step.links.pipeline_bytes_per_s
     yield "pipeline_inside", np.where(step.links.pipeline_inside, seconds, 0.0)
@@ -344,34 +494,39 @@ def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield "pipeline_latency", passes * step.links.pipeline_latency_s
 
 
-def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+def optimizer_terms(
+    step: StepShape, held: Sequence[SummedParameters]
+) -> Iterator[tuple[str, Floats]]:
     """The optimizer on its shard, and a constant, once per step."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    moved = sum(OPTIMIZER_BYTES * each.count / each.shards for each in step.summed_parameters)
+    moved = sum(OPTIMIZER_BYTES * each.count / each.shards for each in held)
     yield "optimizer", np.asarray(moved / bandwidth)
     yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
 
 
-def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[str, Floats]]:
-    """The terms of a step (`TERM_NAMES`), without those of cp and of experts where there are none.
+def block_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+    """The terms of blocks on the device: those of `layer_terms`, and what their ranks exchange."""
+    layers = [*layer_terms(step), *tensor_terms(step)]
+    yield from layers
+    yield from context_terms(step, dict(layers)["attention"])
+    yield from exchange_terms(step)
 
-    `expected` are the prior medians of the factors by the terms' names. They decide how long stages
-    wait for each other, and how much of a reduction can be hidden.
+
+def other_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
+    """The terms of a step that are not those of blocks, output, and the host's work on them.
+
+    `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
+    by the prior. They decide how long stages wait for each other, and how much of a reduction can
+    be hidden.
     """
-    blocks = [*layer_terms(step), *tensor_terms(step)]
-    blocks += context_terms(step, dict(blocks)["attention"])
-    blocks += exchange_terms(step)
-    ends = list(head_terms(step))
-    layer_s = sum(expected[name] * term for name, term in blocks) / step.layer_slots
-    head_s = sum(expected[name] * term for name, term in ends) / step.slots * step.pp
-    yield from blocks
-    yield from ends
-    held = sum(each.count for each in step.summed_parameters)
-    accumulation = ACCUMULATION_BYTES * held * step.num_microbatches
+    held = tuple(step.summed_parameters)
+    is_fused = step.kernels.fuses_accumulation
+    a_gradient = FUSED_ACCUMULATION_BYTES if is_fused else ACCUMULATION_BYTES
+    accumulation = a_gradient * sum(each.count for each in held) * step.num_microbatches
     yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
     yield from stage_terms(step, layer_s, head_s)
-    yield from host_terms(step)
+    yield "each_microbatch", step.slots * EACH_MICROBATCH_S
     stage_s = layer_s * step.model.num_layers / step.pp
-    yield from data_terms(step, stage_s * step.backward_share * step.slots)
+    yield from data_terms(step, held, stage_s * step.backward_share * step.slots)
     yield from pipeline_terms(step)
-    yield from optimizer_terms(step)
+    yield from optimizer_terms(step, held)

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layout_tuner.predictions.estimates.distinct_blocks import DistinctBlocks
 from layout_tuner.predictions.estimates.links import GroupLinks, Links
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.estimates.step_shape import StepShape
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
-from layout_tuner.predictions.estimates.storage import (
+from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER
+from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_TRAINER,
-    MEGATRON_BRIDGE,
+    MEGATRON_2022,
     MEGATRON_LIKE,
     TrainerStorage,
 )
-from layout_tuner.predictions.estimates.time_terms import all_terms
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.layouts.layout import ZERO_STAGES, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -105,7 +106,8 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(zero_stage: int
 def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: Layout) -> None:
     """Per row 2 f / etp in 16 bits and 32 bytes; the input and 8 where it came from elsewhere.
 
-    Other trainers keep the sorted input always, and the activation and its product beside 2 f.
+    Other trainers keep the sorted input always, and beside 2 f the activation's product with the
+    gate's other half, or the activation too.
     Inputs are gathered for attention and a shared expert over tp, and for others over etp: the
     embedded trainer keeps them beyond one that gathers again.
     """
@@ -121,7 +123,8 @@ def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: La
 
     for storage, elements in (
         (EMBEDDED_TRAINER, 2 * width + came),
-        (MEGATRON_LIKE, 4 * width + 4096),
+        (MEGATRON_2022, 4 * width + 4096),
+        (MEGATRON_LIKE, 3 * width + 4096),
     ):
         index = 40 if layout.ep > 1 else 32
         added = kept(more, storage) - kept(MIXTRAL, storage)
@@ -255,7 +258,7 @@ def test_products_of_local_experts_have_the_rows_of_all_ranks_and_fp8_inputs_are
     # Kept in fp8: inputs of attention's two products, and of the rows of experts: h and f.
     fp8 = Layout(precision="fp8", ep=4, dp=4)
     kept, half, in_bf16 = (
-        stage_memory(each, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
+        stage_memory(each, MIXTRAL, replace(MEGATRON_LIKE, keeps_fp8_inputs=in_fp8))[0]
         for each, in_fp8 in ((fp8, False), (fp8, True), (replace(fp8, precision="bf16"), True))
     )
     inputs = 4096 + 4096 + 2 * (4096 + 14336)
@@ -266,9 +269,10 @@ def test_products_of_local_experts_have_the_rows_of_all_ranks_and_fp8_inputs_are
 @pytest.mark.parametrize("model", [MIXED, MIXED.dense], ids=["experts", "dense"])
 def test_every_term_is_made_once(model: ModelShape) -> None:
     for layout in FOLDED:
-        expected = dict.fromkeys(TERM_NAMES, 1.0)
-        found = list(all_terms(StepShape.of(LayoutColumns.of(layout), model, H100), expected))
-        none = {"context"} if layout.cp == 1 else set()
+        expected, columns = dict.fromkeys(TERM_NAMES, 1.0), LayoutColumns.of(layout).flattened()
+        blocks = DistinctBlocks.of(columns, model, H100, ANY_TRAINER, expected)
+        found = list(blocks.terms(StepShape.of(columns, model, H100), slice(0, 1)))
+        none = {"attention_bytes"} | ({"context"} if layout.cp == 1 else set())
         none |= {name for name in TERM_NAMES if name.startswith("exchange") and model is not MIXED}
         assert sorted(name for name, _ in found) == sorted(set(TERM_NAMES) - none)
         assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)

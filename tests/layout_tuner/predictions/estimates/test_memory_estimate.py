@@ -8,27 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layout_tuner.predictions.estimates.distinct_layouts import distinct_peaks
 from layout_tuner.predictions.estimates.fitting import count_fitting
 from layout_tuner.predictions.estimates.peak_memory import (
     StageMemory,
-    layers_of_stage,
     memory_terms,
     peak_memory_bytes,
     stage_memory,
     stage_terms,
 )
-from layout_tuner.predictions.estimates.storage import (
+from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_ON_GPU,
     EMBEDDED_TRAINER,
+    MEGATRON_2022,
     MEGATRON_LIKE,
     NANOTRON,
     LayerSplit,
     TrainerStorage,
+    layers_of_stage,
     storage_of,
 )
 from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
-from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, Recompute
+from layout_tuner.search_spaces.layouts.layout import (
+    LAYOUT_FIELDS,
+    PIPELINE_SPLITS,
+    Layout,
+    Recompute,
+)
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.layouts.schedules import Backward, Forward, pipeline_schedule
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES
@@ -133,7 +140,7 @@ def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
     assert a_layer(layout) == pytest.approx(s * b * h * (8 + 24 / t))
     # Selective recomputation saves the attention matrix alone.
     selective = replace(layout, recompute="selective")
-    assert stage_memory(selective, GPT, eager) == stage_memory(layout, GPT)
+    assert a_layer(selective, eager) == a_layer(layout)
     # Equation 4: sequence parallelism divides the ten of equation 2 by t as well; matrices have
     # whole sequences unless they are gathered again.
     cut = replace(layout, micro_batch_size=1, sequence_parallel=True)
@@ -191,6 +198,51 @@ def test_the_peak_over_columns_is_the_fullest_stage_of_each_layout() -> None:
         for zero, tp in product((0, 1), (1, 2, 4))
     ]
     assert memory_terms(grid, LLAMA).num_bytes == pytest.approx(np.concatenate(one_by_one, axis=2))
+
+
+@pytest.mark.parametrize("storage", [EMBEDDED_ON_GPU, MEGATRON_2022, NANOTRON])
+def test_the_peak_of_a_layout_does_not_depend_on_its_neighbours(storage: TrainerStorage) -> None:
+    one = Layout(pp=2, dp=2, schedule="zero_bubble", recompute="full", precision="bf16")
+    both = [one, replace(one, pipeline_split="embedding_and_head")]
+    together = memory_terms(LayoutColumns.of_each(both), LLAMA, storage)
+    for place, layout in enumerate(both):
+        alone = memory_terms(layout, LLAMA, storage)
+        np.testing.assert_allclose(together.num_bytes[..., [place]], alone.num_bytes, rtol=1e-12)
+
+
+@pytest.mark.parametrize("storage", [EMBEDDED_ON_GPU, MEGATRON_2022, NANOTRON])
+@pytest.mark.parametrize("is_sharding", [False, True])
+def test_layouts_of_which_one_stands_for_several_have_the_same_peak(
+    storage: TrainerStorage, is_sharding: bool
+) -> None:
+    storage = replace(storage, shards_bf16_states=is_sharding)
+    varied = [
+        Layout(
+            pp=4,
+            dp=dp,
+            vpp=vpp,
+            schedule=schedule,
+            zero_stage=zero_stage,
+            num_nodes=dp,
+            recompute=recompute,
+            precision="bf16",
+        )
+        for schedule, vpp in (("1f1b", 1), ("1f1b", 2), ("gpipe", 1), ("zero_bubble", 1))
+        for dp, zero_stage, recompute in product((2, 8), (0, 1, 3), ("none", "full"))
+    ]
+    numbers, each = np.array([[9, 1, 4, 16, 6, 7, 8]]), LayoutColumns.of_each(varied)
+    tile = LayoutColumns(**{name: getattr(each, name)[:, None] for name in LAYOUT_FIELDS})
+    tile = replace(tile, num_microbatches=numbers)
+    few, places = distinct_peaks(tile, always_shards=is_sharding)
+    assert places.shape == (len(varied), numbers.size)
+    all_bytes = memory_terms(tile, LLAMA, storage).num_bytes
+    np.testing.assert_array_equal(
+        memory_terms(few, LLAMA, storage).num_bytes[..., places.reshape(-1)], all_bytes
+    )
+    # 1F1B and zero bubbles hold up to 4 micro-batches (1, 4), interleaved stages 7 (1, 4, 6, 7),
+    # GPipe all 7; without ZeRO both numbers of replicas are alike.
+    shapes = (2 if is_sharding else 1) + 2 + 2
+    assert len(few.tp) == 2 * shapes * (2 + 4 + 7 + 2)
 
 
 def test_a_trillion_parameters_must_recompute_on_frontier() -> None:
@@ -343,8 +395,9 @@ def test_a_source_or_a_software_says_whose_storage_it_is() -> None:
         assert storage_of(own, cpu) is EMBEDDED_TRAINER
         assert storage_of(own, gpu) is EMBEDDED_ON_GPU
     assert storage_of("a benchmark plot (nanotron)", gpu) is NANOTRON
-    for other in ("vTrain", "Megatron-DeepSpeed", "unknown", "simulated stress-22b, seed 1"):
-        assert storage_of(other, gpu) is MEGATRON_LIKE
+    assert storage_of("Primus Megatron-LM", gpu) is MEGATRON_LIKE
+    for other in ("unknown", "simulated stress-22b, seed 1"):
+        assert storage_of(other, gpu) is MEGATRON_2022
 
 
 MODEL = resolve_model("gpt-22b")

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.units import GIB
 
 LayerSplit = Literal["even", "compute"]
@@ -52,16 +57,26 @@ class TrainerStorage:
     """The same with precision fp16; None: no difference."""
     master_bytes: float = 4.0
     """Bytes of a master weight beside a 16-bit weight; 0: the optimizer updates the 16-bit one."""
+    shards_are_masters: bool = False
+    """Whether ZeRO-3 shards the master weights alone, and gathers them in 16 bits."""
     zero_shards_gradients: bool = False
     """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
+    drops_scores: bool = False
+    """Whether attention scores are dropped out where the model does not say."""
     fused_attention: bool = True
-    """Whether the attention probabilities are never stored."""
-    fuses_on_request: bool = False
-    """Whether attention is fused only where an option says so."""
+    """Whether the attention probabilities are never stored, unless `ModelShape.attention` says."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
     keeps_fp8_inputs: bool = False
     """Whether fp8 products keep their inputs in fp8 for the backward pass."""
+    selective_by_operator: bool = False
+    """Whether selective recomputation keeps every second matrix product of a layer (torchtitan)
+    instead of all but the attention scores (arXiv:2205.05198)."""
+    whole_beside_pipeline: bool = False
+    """Whether ZeRO-2 and 3 leave the stage's weights and gradients whole between the micro-batches
+    of a pipeline."""
+    shards_bf16_states: bool = False
+    """Whether a pipeline's optimizer states are sharded over dp with bf16 and without ZeRO too."""
     sorts_experts_again: bool = True
     """Whether the backward pass sorts tokens by expert again, if they did not come from other
     ranks, and recomputes the activation."""
@@ -72,6 +87,9 @@ class TrainerStorage:
     which may be late."""
     fp32_logits: int = 1
     """Copies in fp32 of the logits at once: themselves, their softmax, their gradient."""
+    logits_chunks: int = 1
+    """Parts of a micro-batch whose logits are in memory one after another. Beside them are a copy
+    of the head's input, and its gradient in fp32."""
     layer_split: LayerSplit = "even"
     """How layers are split over stages."""
     workspace_bytes: float = 0.0
@@ -138,25 +156,42 @@ up to 256 H100 was 0.6 times as wide as with the defaults of `StorageSpread`."""
 
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
-    fuses_on_request=True,
+    drops_scores=True,
+    keeps_fp8_inputs=True,
     gathered_share=0.0,
-    fused_swiglu=False,
     sorts_experts_again=False,
-    fp32_logits=2,
-    workspace_bytes=0.5 * GIB,
+    workspace_bytes=64 << 20,
     reserved_share=0.05,
     context_bytes=0.75 * GIB,
     spread=_LIBRARY_SPREAD,
 )
-"""A trainer like Megatron-LM: 18 bytes per parameter with bf16 (gradients are accumulated in fp32),
-16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
+"""A trainer like Megatron-LM (core_v0.12.0): 18 bytes per parameter with bf16 (gradients are
+accumulated in fp32), 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer. Transformer Engine
+fuses attention (`--attention-backend auto`). The loss exponentiates the one fp32 copy of the logits
+in place (core/tensor_parallel/cross_entropy.py, since 9634c0e4). SwiGLU keeps its input alone
+(core/fusions/fused_bias_swiglu.py; `--no-bias-swiglu-fusion` is opt-out). Layers of Transformer
+Engine keep quantised inputs of fp8 products. `--attention-dropout` is 0.1 by default, which counts
+only where attention is not fused. cuBLAS has a workspace of 32 MiB in torch and of 32 in
+Transformer Engine on Hopper (cpp_extensions/gemm.py), of 8 and 4 before it."""
 
-MEGATRON_BRIDGE: Final = replace(
-    MEGATRON_LIKE, fuses_on_request=False, fused_swiglu=True, keeps_fp8_inputs=True, fp32_logits=1
+MEGATRON_2022: Final = replace(
+    MEGATRON_LIKE,
+    keeps_fp8_inputs=False,
+    fp32_logits=2,
+    fused_swiglu=False,
+    workspace_bytes=0.5 * GIB,
 )
-"""Megatron-Bridge (067f987d) with Megatron-LM's core (d98e8a6): layers of Transformer Engine, which
-chooses a fused attention and keeps quantised inputs; recipes fuse the activation of experts, and
-the loss turns one fp32 copy of the logits into their gradient."""
+"""Megatron-LM of 2022 and its like: the loss makes a second fp32 copy of the logits, and torch's
+autograd keeps the activation of SwiGLU's gate."""
+
+MEGATRON_DEEPSPEED: Final = replace(MEGATRON_2022, shards_bf16_states=True)
+"""Megatron-DeepSpeed (4efb479d): Megatron-LM of 2022, with DeepSpeed's buckets in the workspace.
+DeepSpeed's pipeline engine takes `BF16_Optimizer` for bf16 at ZeRO 0 as well, which partitions the
+fp32 states over dp (runtime/engine.py, `_do_optimizer_sanity_check`; runtime/bf16_optimizer.py)."""
+
+VTRAIN: Final = replace(MEGATRON_2022, fused_attention=False)
+"""vTrain's published runs are of Megatron-LM of 2022 (arXiv:2312.12391), which fused attention on
+request alone."""
 
 NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
@@ -174,6 +209,30 @@ NANOTRON: Final = TrainerStorage(
 the bf16 gradient of autograd, and the bucket of DistributedDataParallel
 (`FP32GradientAccumulator`). Gathers run on a separate stream, so the number of gathered tensors in
 memory depends on how far the host is ahead: half of them, plus or minus half."""
+
+TORCHTITAN: Final = TrainerStorage(
+    zero_shards_gradients=True,
+    shards_are_masters=True,
+    gathered_share=0.0,
+    fp32_logits=3,
+    selective_by_operator=True,
+    whole_beside_pipeline=True,
+    sorts_experts_again=False,
+    workspace_bytes=64 << 20,
+    reserved_share=0.05,
+    context_bytes=0.75 * GIB,
+    tells_out_of_memory=True,
+    spread=_LIBRARY_SPREAD,
+)
+"""torchtitan (ba246978; the same in 0.2.2 and 0.3.0) with FSDP2, which reduces gradients in fp32.
+Its shards of the weights are the master weights, in fp32.
+Beside a pipeline it does not reshard weights after the forward pass (distributed/fsdp.py), and
+torch.distributed.pipelining reduces gradients after the last micro-batch alone (stage.py,
+`set_requires_gradient_sync`). Without compilation `F.cross_entropy` of fp32 logits makes their
+log-softmax and its gradient: three copies."""
+
+_TORCHTITAN_0_3: Final = replace(TORCHTITAN, logits_chunks=8)
+"""As exports to torchtitan 0.3 and main: with `ChunkedLossWrapper` (components/loss.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,18 +268,18 @@ _TENSORS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     "attention that is not fused": (1, {"fused_attention": False}),
 }
 """Attention and logits, with the number of those trainers. Only Megatron-DeepSpeed fuses attention
-on request alone. The losses of Megatron-LM, Megatron Bridge and Nanotron make two copies of the
-logits in fp32 (the embedded trainer one; Megatron Bridge's fused loss makes one too, and was
-counted before that was read). The loss of plain torch makes three (themselves, their log-softmax,
-its gradient): torchtitan, DeepSpeed, and Accelerate with it."""
+on request alone. The losses of Nanotron and of Megatron-LM of 2022 make two copies of the logits in
+fp32 (the embedded trainer one; so do Megatron-LM and Megatron Bridge today, which were counted
+before that was read). The loss of plain torch makes three (themselves, their log-softmax, its
+gradient): torchtitan, DeepSpeed, and Accelerate with it."""
 
 
 def _unknown() -> Iterator[StorageHypothesis]:
     """Each combination; half a trainer is added to each count (Jeffreys' prior)."""
     for states, (count, changes) in _STATES.items():
         for tensors, (number, more) in _TENSORS.items():
-            plain: dict[str, Any] = {"fp16_gradient_bytes": None, "fuses_on_request": False}
-            storage = replace(MEGATRON_LIKE, **{**plain, **changes, **more})
+            common = {"fp16_gradient_bytes": None, "drops_scores": False}
+            storage = replace(MEGATRON_2022, **{**common, **changes, **more})
             yield StorageHypothesis(
                 name=f"{states}, {tensors}",
                 # More differs between trainers than what the hypotheses list.
@@ -238,13 +297,16 @@ _UNKNOWN: Final = tuple(_unknown())
 
 _KNOWN: Final = {
     "nanotron": NANOTRON,
-    "megatron-bridge": MEGATRON_BRIDGE,
+    "torchtitan-0.3": _TORCHTITAN_0_3,
+    "torchtitan-main": _TORCHTITAN_0_3,
+    "torchtitan": TORCHTITAN,
+    "megatron-bridge": MEGATRON_LIKE,
+    "megatron-deepspeed": MEGATRON_DEEPSPEED,
     "megatron": MEGATRON_LIKE,
-    "vtrain": MEGATRON_LIKE,
-    "simulated": MEGATRON_LIKE,
+    "vtrain": VTRAIN,
+    "simulated": MEGATRON_2022,
 }
-"""Storage by a word in the software. vTrain's published runs are of Megatron-LM
-(arXiv:2312.12391); simulated clusters store like it."""
+"""Storage by a word in the software; simulated clusters store like Megatron-LM of 2022."""
 
 
 def storage_hypotheses(software: str, cluster: Cluster) -> tuple[StorageHypothesis, ...]:
@@ -259,32 +321,61 @@ def storage_hypotheses(software: str, cluster: Cluster) -> tuple[StorageHypothes
         return (StorageHypothesis(name="the embedded trainer", storage=storage, weight=1.0),)
     for word, storage in _KNOWN.items():
         if word in words:
+            if not _can_fuse_attention(word, cluster):
+                storage = replace(storage, fused_attention=False)
             return (StorageHypothesis(name=f"as {word}", storage=storage, weight=1.0),)
     return _UNKNOWN
 
 
-def storage_of(software: str, cluster: Cluster) -> TrainerStorage:
-    """The storage of a software on a cluster; of one that is not known, the Megatron-like one."""
-    hypotheses = storage_hypotheses(software, cluster)
-    return hypotheses[0].storage if len(hypotheses) == 1 else MEGATRON_LIKE
+def _can_fuse_attention(trainer: str, cluster: Cluster) -> bool:
+    """Whether a trainer's fused attention runs on the devices.
 
-
-_SCORE_TRAFFIC: Final = {"fused": 0.04, "option": 0.4, "not fused": 1.0}
-"""Traffic of attention scores over that of scores which are stored. Fused attention moves 0.04 of
-it: d^2 / M of the scores (arXiv:2205.14135, theorem 2) with heads of 128 and 192 KiB of shared
-memory, over the passes that `time_terms.SCORE_PASSES` counts. Where fusing is an option: about the
-geometric mean, with some weight on that it is not used."""
-
-
-def score_traffic_of(software: str, cluster: Cluster) -> float:
-    """The `score_traffic` of a software's `time_terms`.
-
-    An option of trainers like Megatron-LM has 1, which the prior of the factor is for. Where the
-    trainer is not known, it is the geometric mean by the weights of its hypotheses.
+    Transformer Engine, which Megatron-LM and Megatron-Bridge use, has none for devices before
+    compute capability 8.0 (`get_attention_backend`), the first with bf16. `trainer` is a word of
+    `_KNOWN`.
     """
+    peaks = cluster.peak_flops_per_s
+    has_bf16 = "bf16" in peaks or "fp16" not in peaks
+    return trainer not in ("megatron", "megatron-bridge") or has_bf16
+
+
+def storage_of(software: str, cluster: Cluster) -> TrainerStorage:
+    """The storage of a software on a cluster; of one that is not known, a Megatron-like one."""
     hypotheses = storage_hypotheses(software, cluster)
-    if hypotheses[0].storage.fuses_on_request:
-        return 1.0
-    fused = sum(each.weight for each in hypotheses if each.storage.fused_attention)
-    traffic = _SCORE_TRAFFIC["fused"] ** fused * _SCORE_TRAFFIC["not fused"] ** (1.0 - fused)
-    return float(traffic / _SCORE_TRAFFIC["option"])
+    return hypotheses[0].storage if len(hypotheses) == 1 else MEGATRON_2022
+
+
+def layers_of_stage(
+    pp: NDArray[Any],
+    stage: NDArray[Any],
+    model: ModelShape,
+    storage: TrainerStorage,
+    counted_ends: tuple[NDArray[Any] | int, NDArray[Any] | int] = (0, 0),
+) -> Floats:
+    """Layers on a stage.
+
+    In an even split the first stages have one layer more where pp does not divide the layers, the
+    counted embedding and head among them (`LayoutColumns.counted_ends`).
+
+    Nanotron (`build_model`) closes a stage with the block that exceeds the stage's share of the
+    work, which includes the output projection: the first stages have more layers, the last one has
+    fewer.
+    """
+    if storage.layer_split == "even":
+        embedding, head = counted_ends
+        counted = model.num_layers + embedding + head
+        each = counted // pp + (stage < counted % pp)
+        ends = embedding * (stage == 0) + head * (stage == pp - 1)
+        return np.asarray(each - ends, dtype=np.float64)
+    block = model.num_layer_matrix_parameters
+    share = (model.num_layers + model.vocab_size * model.hidden_size / block) / pp
+    until = _layers_until(stage + 1, share, pp, model)
+    return until - np.where(stage == 0, 0.0, _layers_until(stage, share, pp, model))
+
+
+def _layers_until(
+    stages: NDArray[Any], share: Floats, pp: NDArray[Any], model: ModelShape
+) -> Floats:
+    """Layers on the first `stages` stages; the block that exceeds the share closes a stage."""
+    closed = np.where(share < 1, stages, np.floor(share * stages) + 1.0)
+    return np.where(stages >= pp, model.num_layers, np.minimum(closed, model.num_layers))

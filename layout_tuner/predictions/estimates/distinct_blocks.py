@@ -1,0 +1,94 @@
+"""The terms of blocks and output, computed once for all layouts that have the same blocks.
+
+Millions of layouts have about a hundred different blocks: pp, dp, the number of micro-batches, the
+schedule and ZeRO only say how many of them follow each other on the slowest path. Each of these
+terms is a block's, times the micro-batches' slots over pp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.estimates.distinct_layouts import distinct
+from layout_tuner.predictions.estimates.step_shape import StepShape
+from layout_tuner.predictions.estimates.time_terms import (
+    block_terms,
+    head_terms,
+    host_terms,
+    other_terms,
+)
+from layout_tuner.predictions.estimates.trainer_kernels import TrainerKernels
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+
+_BLOCK_KNOBS: Final = (
+    *("tp", "tp_columns", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel"),
+    *("recompute", "precision", "cp_comm_type", "schedule"),
+)
+"""What the terms of a block depend on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DistinctBlocks:
+    """The terms of the different blocks of some layouts."""
+
+    block_of: Ints
+    """The block of each layout."""
+    seconds: Mapping[str, Floats]
+    """Seconds of each block by the term, on the slowest path over slots / pp; or sums of terms."""
+    layer_s: Floats
+    """Expected seconds of a block for a micro-batch."""
+    head_s: Floats
+    """The same of the output."""
+
+    @classmethod
+    def of(
+        cls,
+        columns: LayoutColumns,
+        model: ModelShape,
+        cluster: Cluster,
+        kernels: TrainerKernels,
+        expected: Mapping[str, float],
+    ) -> DistinctBlocks:
+        """`expected` are the prior medians of the factors by the terms' names.
+
+        Columns of two axes vary along the second in the number of micro-batches alone.
+        """
+        block_of, examples = distinct(columns.firsts(), _BLOCK_KNOBS)
+        one = np.ones_like(examples)
+        # One slot, so that the seconds of a block are the same whichever layout is the example.
+        alone = replace(columns.firsts().rows(examples), pp=one, vpp=one, num_microbatches=one)
+        step = StepShape.of(alone, model, cluster, kernels)
+        blocks, ends = dict(block_terms(step)), dict(head_terms(step))
+        layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
+        return cls(
+            block_of=block_of,
+            seconds=blocks | ends | dict(host_terms(step)),
+            layer_s=np.asarray(layer_s),
+            head_s=np.asarray(sum(expected[name] * term for name, term in ends.items())),
+        )
+
+    def summed(self, factors: Mapping[str, float], kinds: Mapping[str, str]) -> DistinctBlocks:
+        """The same with one sum of the terms times their factors for each kind of term."""
+        sums: dict[str, Floats] = {}
+        for name, term in self.seconds.items():
+            grown = factors[name] * term
+            sums[kinds[name]] = sums.get(kinds[name], 0.0) + grown
+        return replace(self, seconds=sums)
+
+    def terms(self, step: StepShape, rows: slice) -> Iterator[tuple[str, Floats]]:
+        """All terms of some of the layouts, whose shape is `step`.
+
+        They are those of `TERM_NAMES`, without those of cp and of experts where there are none, and
+        of the traffic of attention scores where they are not stored.
+        """
+        block, times = self.block_of[rows].reshape(step.pp.shape), step.slots / step.pp
+        for name, seconds in self.seconds.items():
+            yield name, seconds[block] * times
+        yield from other_terms(step, self.layer_s[block], self.head_s[block])
