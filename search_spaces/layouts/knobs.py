@@ -111,10 +111,11 @@ def knob(default: Any, label: str, word: str, help: str = "", **stated: Any) -> 
 
 
 def knobs_of(layout: type) -> Mapping[str, Knob]:
-    """The knobs of a dataclass whose fields are made by `knob`, by name."""
+    """The knobs of a dataclass by name: its fields that are made by `knob`."""
     return {
         each.name: Knob(name=each.name, default=each.default, **each.metadata[_METADATA])
         for each in fields(layout)
+        if _METADATA in each.metadata
     }
 
 
@@ -208,3 +209,14 @@ def choices_words(choices: Mapping[str, Any]) -> str:
 def auto_words(space: Mapping[str, Any]) -> str:
     """The choices that the service made for a stored space, in a line; empty: it made none."""
     return choices_words(auto_choices(space))
+
+
+def searched_words(space: Mapping[str, Any]) -> str:
+    """The job knobs of a stored space with their values, in a line; empty: there are none."""
+    described = space.get("job")
+    if not isinstance(described, Mapping):
+        return ""
+    declared = {name: each for name, each in described.items() if isinstance(each, Mapping)}
+    searched = {name: each.get("search", ()) for name, each in declared.items()}
+    # A condition may ask about a knob that has its default alone.
+    return choices_words({k: v for k, v in searched.items() if v != [declared[k].get("default")]})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, get_args
 
 from layout_tuner.documents.reading import read_mapping, refuse_unknown, shown
 from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.knobs import knob, knobs_of
 from layout_tuner.search_spaces.layouts.schedules import Schedule
 
@@ -197,11 +198,16 @@ class Layout:
         table_column="stated",
     )
     """Type of the matrix multiplications."""
+    job: JobSettings = field(default=NO_SETTINGS)
+    """Values of the trainer's own knobs that are not at its defaults (`search_spaces.jobs`). It is
+    no layout field: `KNOBS` and `LAYOUT_FIELDS` do not have it."""
 
     def __post_init__(self) -> None:
         for name, each in KNOBS.items():
             if problem := each.problem(getattr(self, name)):
                 raise LayoutInvalidError(f"{name}={problem}")
+        if not isinstance(self.job, JobSettings):
+            raise LayoutInvalidError(f"{shown(self.job)} is not the job's knobs", field="job")
 
     @property
     def num_devices(self) -> int:
@@ -284,37 +290,49 @@ class Layout:
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{schedule}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
             f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
+            f"{self.job.key}"
         )
+
+    @property
+    def without_job(self) -> Self:
+        """The layout alone, with all of the trainer's knobs at their defaults."""
+        return replace(self, job=NO_SETTINGS) if self.job else self
 
     @classmethod
     def of_key(cls, key: str) -> Self:
         """The layout of a key. Raises LayoutInvalidError if it is not the key of a layout."""
-        found = _KEY.fullmatch(key)
+        layout, tilde, job = key.partition("~")
+        found = _KEY.fullmatch(layout)
         if found is None:
             raise LayoutInvalidError(
                 f"{shown(key)} is not the key of a layout, such as {cls().key}"
             )
         words: dict[str, Any] = {name: word for name, word in found.groupdict().items() if word}
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
-        return cls(**words | {"sequence_parallel": words["sequence_parallel"] == "1"})
+        return cls(
+            **words | {"sequence_parallel": words["sequence_parallel"] == "1"},
+            job=JobSettings.of_key(tilde + job),
+        )
 
     def to_mapping(self, *, every_knob: bool = False) -> dict[str, Any]:
         """The fields by name, as plain JSON values.
 
         New knobs at their default are left out (`Knob.is_new`), unless every knob is asked for.
+        `job` is there where it has settings.
         """
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if every_knob or not KNOBS[name].is_left_out(value)
+        mapping = {
+            name: getattr(self, name)
+            for name in LAYOUT_FIELDS
+            if every_knob or not KNOBS[name].is_left_out(getattr(self, name))
         }
+        return mapping | {"job": self.job.to_mapping()} if self.job else mapping
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Builds a layout from its fields; LayoutInvalidError if one is unknown or wrong."""
         values = read_mapping(mapping, LayoutInvalidError, "a layout")
-        refuse_unknown(values, LAYOUT_FIELDS, LayoutInvalidError, "layout field")
-        return cls(**values)
+        refuse_unknown(values, (*LAYOUT_FIELDS, "job"), LayoutInvalidError, "layout field")
+        return cls(**values | {"job": JobSettings.read(values.get("job", {}))})
 
 
 _KEY: Final = re.compile(

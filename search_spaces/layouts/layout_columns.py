@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 import numpy as np
 
 from layout_tuner.array_types import Bools, Ints
+from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
 
 Codes = Ints
+
+NO_JOBS: Final = (NO_SETTINGS,)
+"""The job settings of layouts alone."""
+
+_ARRAYS: Final = (*LAYOUT_FIELDS, "job")
 
 
 def code_of(knob: str, value: Any) -> int:
@@ -56,6 +62,9 @@ class LayoutColumns:
     recompute: Codes
     sequence_parallel: Codes
     precision: Codes
+    job: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
+    """Positions of each layout's job settings among `jobs`."""
+    jobs: tuple[JobSettings, ...] = NO_JOBS
 
     @classmethod
     def of(cls, layouts: Layout | Self) -> Self:
@@ -63,30 +72,56 @@ class LayoutColumns:
         if not isinstance(layouts, Layout):
             return layouts
         values = {name: code_of(name, getattr(layouts, name)) for name in LAYOUT_FIELDS}
-        return cls(**{name: np.asarray(value) for name, value in values.items()})
+        columns = {name: np.asarray(value) for name, value in values.items()}
+        return cls(**columns, jobs=(layouts.job,))
 
     @classmethod
     def of_each(cls, layouts: Iterable[Layout]) -> Self:
         """Columns of several layouts, in their order."""
         listed = list(layouts)
-        return cls(
-            **{
-                name: codes_of(name, (getattr(layout, name) for layout in listed))
-                for name in LAYOUT_FIELDS
-            }
-        )
+        jobs = {NO_SETTINGS: 0}
+        job = [jobs.setdefault(layout.job, len(jobs)) for layout in listed]
+        columns = {
+            name: codes_of(name, (getattr(layout, name) for layout in listed))
+            for name in LAYOUT_FIELDS
+        }
+        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The layouts of several columns of one axis each, one after the other."""
+        jobs: dict[JobSettings, int] = {NO_SETTINGS: 0}
+        job = []
+        for part in parts:
+            places = np.array([jobs.setdefault(each, len(jobs)) for each in part.jobs])
+            job.append(np.broadcast_to(places[part.job], part.tp.shape))
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in LAYOUT_FIELDS
+        }
+        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs))
 
     def flattened(self) -> Self:
         """The same layouts as columns with one axis, of equal length."""
-        arrays = np.broadcast_arrays(
-            *(np.atleast_1d(getattr(self, name)) for name in LAYOUT_FIELDS)
-        )
+        arrays = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
         flat = (array.reshape(-1) for array in arrays)
-        return type(self)(**dict(zip(LAYOUT_FIELDS, flat, strict=True)))
+        return type(self)(**dict(zip(_ARRAYS, flat, strict=True)), jobs=self.jobs)
 
     def rows(self, rows: slice | Ints | Bools) -> Self:
-        """Some of the layouts, of columns that have one axis."""
-        return type(self)(**{name: getattr(self, name)[rows] for name in LAYOUT_FIELDS})
+        """Some of the layouts along the first axis; a column that does not vary there stays."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        length = max(array.shape[:1] for array in arrays.values())
+        some = {name: each[rows] for name, each in arrays.items() if each.shape[:1] == length}
+        return replace(self, **some)
+
+    def firsts(self) -> Self:
+        """The first layout of each row of columns that have two axes; others are returned."""
+        arrays = ((name, getattr(self, name)) for name in _ARRAYS)
+        return replace(self, **{name: array[:, 0] for name, array in arrays if array.ndim > 1})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all columns together."""
+        return np.broadcast_shapes(*(getattr(self, name).shape for name in _ARRAYS))
 
     @property
     def num_devices(self) -> Ints:

@@ -7,16 +7,17 @@ from typing import Any, Final
 
 from layout_tuner.documents.reading import refuse_unknown, whole_number_problem
 from layout_tuner.errors import LayoutInvalidError
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 
-STATED_FIELDS: Final = (*LAYOUT_FIELDS, "global_batch_size")
+STATED_FIELDS: Final = (*LAYOUT_FIELDS, "global_batch_size", "job")
 
 
 def stated_layout(stated: Mapping[str, Any], *, precision: str, num_nodes: int = 1) -> Layout:
     """The layout of some knobs, of which those that are None or missing have their defaults.
 
-    `global_batch_size` may stand in place of `num_microbatches`. `precision` and `num_nodes` hold
-    where the knobs have none.
+    `global_batch_size` may stand in place of `num_microbatches`, and `job` has the job's settings.
+    `precision` and `num_nodes` hold where the knobs have none.
 
     Raises:
         LayoutInvalidError: a knob is unknown or out of range, or the batch is missing or
@@ -25,6 +26,7 @@ def stated_layout(stated: Mapping[str, Any], *, precision: str, num_nodes: int =
     refuse_unknown(stated, STATED_FIELDS, LayoutInvalidError, "knob")
     given = {name: value for name, value in stated.items() if value is not None}
     batch = given.pop("global_batch_size", None)
+    given["job"] = JobSettings.read(given.get("job", {}))
     knobs = {"num_nodes": num_nodes, "precision": precision, **given}
     return Layout(**{**knobs, "num_microbatches": _num_microbatches(knobs, batch)})
 

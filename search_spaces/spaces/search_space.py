@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Ints
 from layout_tuner.documents.reading import (
@@ -20,10 +21,11 @@ from layout_tuner.documents.reading import (
 )
 from layout_tuner.errors import NoLegalLayoutError, SpaceInvalidError
 from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.jobs.job_choices import NO_CHOICES, JobChoices
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
 from layout_tuner.search_spaces.layouts.knobs import read_choices
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, codes_of
+from layout_tuner.search_spaces.layouts.layout_columns import NO_JOBS, LayoutColumns, codes_of
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, RULES, RuleContext, Scope
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -31,7 +33,13 @@ MAX_COMBINATIONS: Final = 5_000_000
 """Most combinations of a space. All of them may be legal; with more, the memory estimate and the
 encoding for a strategy would take longer than a few seconds."""
 
-SPACE_FIELDS: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes", "auto")
+SPACE_FIELDS: Final = (
+    "global_batch_size",
+    *LAYOUT_FIELDS,
+    "job",
+    "allow_tp_across_nodes",
+    "auto",
+)
 """Fields of a space's document. The precision is by default the cluster's, and never fp8
 (`Cluster.default_precision`)."""
 
@@ -61,6 +69,8 @@ class SearchSpace:
     micro-batches as a fixed batch takes; with bounds the micro-batches are a knob."""
     allow_tp_across_nodes: bool
     """Whether a tensor-parallel group may span nodes."""
+    job: JobChoices
+    """The trainer's own knobs that are searched beside those of the layout."""
     auto: tuple[str, ...]
     """Knobs that the document left out, and whose choices the service made of the model and the
     cluster (`search_spaces.campaigns.default_space`)."""
@@ -70,6 +80,7 @@ class SearchSpace:
         *,
         global_batch_size: Any = None,
         allow_tp_across_nodes: bool = False,
+        job: JobChoices | Mapping[str, Any] = NO_CHOICES,
         auto: Sequence[str] = (),
         **knobs: Any,
     ) -> None:
@@ -89,6 +100,9 @@ class SearchSpace:
                         "the value is null; leave it out for its default", field=name
                     )
         problems.note(switch_problem(allow_tp_across_nodes), field="allow_tp_across_nodes")
+        with problems.collecting("job"):
+            is_read = isinstance(job, JobChoices)
+            read["job"] = job if is_read else JobChoices.of(job, {}, "")
         with problems.collecting():
             read["auto"] = read_auto(auto)
         problems.refuse()
@@ -151,7 +165,11 @@ class SearchSpace:
         return Layout(**knobs)
 
     def holds(self, layout: Layout, devices_per_node: int) -> bool:
-        """Whether a legal layout is one of the combinations, on nodes of so many devices."""
+        """Whether a legal layout is one of the combinations, on nodes of so many devices.
+
+        Its job's settings are not looked at (`JobChoices.holds`).
+        """
+        layout = layout.without_job
         chosen = {knob: getattr(layout, knob) for knob in self.knobs}
         if any(value not in self.values(knob) for knob, value in chosen.items()):
             return False
@@ -176,6 +194,8 @@ class SearchSpace:
             value = choices[0] if len(choices) == 1 else list(choices)
             if every_knob or not KNOBS[knob].is_left_out(value):
                 mapping[knob] = value
+        if self.job:
+            mapping["job"] = self.job.to_mapping()
         mapping["allow_tp_across_nodes"] = self.allow_tp_across_nodes
         return mapping | {"auto": list(self.auto)} if self.auto else mapping
 
@@ -219,12 +239,12 @@ class Exclusion:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LegalSet:
-    """The legal layouts of a space, by position: an index of 8 bytes each until one is read."""
+    """The legal layouts of a space, by position: an index of 4 bytes each until one is read."""
 
     space: SearchSpace
     devices_per_node: int
     """Devices that a derived dp fills."""
-    indices: Ints
+    indices: Ints | NDArray[np.int32]
     """Positions of the legal combinations in the grid of all combinations, ascending."""
     exclusions: tuple[Exclusion, ...]
     """Rules that excluded layouts, the strictest first."""
@@ -252,7 +272,8 @@ class LegalSet:
             if value not in choices:
                 return None
             index = index * len(choices) + choices.index(value)
-        position = int(np.searchsorted(self.indices, index))
+        # A key of another type would convert all indices.
+        position = int(np.searchsorted(self.indices, self.indices.dtype.type(index)))
         if position == len(self) or self.layout(position) != layout:
             return None
         return position
@@ -267,7 +288,7 @@ class LegalSet:
             positions.append(position)
         return replace(self, indices=self.indices[sorted(set(positions))])
 
-    def column(self, knob: str, rows: slice = EVERY_ROW, /) -> Ints:
+    def column(self, knob: str, rows: slice | Ints = EVERY_ROW, /) -> Ints:
         """One field of the legal layouts, or of some: a whole number each (see `code_of`)."""
         indices = self.indices[rows]
         if knob in self.space.knobs:
@@ -276,15 +297,18 @@ class LegalSet:
             choices = codes_of(knob, self.space.values(knob))
             if length == 1:
                 return np.broadcast_to(choices, indices.shape)
-            return choices[indices // later % length]
+            upper = indices // later
+            # % takes four times as long.
+            return np.take(choices, upper - upper // length * length)
         if knob == "dp":
             devices = self.column("num_nodes", rows) * self.devices_per_node
             return _filling_dp(devices, {name: self.column(name, rows) for name in _OTHER_DEGREES})
         dp, micro_batch_size = self.column("dp", rows), self.column("micro_batch_size", rows)
         return _accumulation(dp, micro_batch_size, self.space)
 
-    def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
+    def columns(self, rows: slice | Ints = EVERY_ROW, /) -> LayoutColumns:
+        columns = {knob: self.column(knob, rows) for knob in LAYOUT_FIELDS}
+        return LayoutColumns(**columns, jobs=NO_JOBS)
 
     def refuse_if_empty(self) -> None:
         """Raises NoLegalLayoutError, with what each rule excludes, where nothing is legal."""
@@ -327,7 +351,7 @@ def enumerate_legal(
         knob: codes_of(knob, space.values(knob))[axis]
         for knob, axis in zip(space.knobs, axes, strict=True)
     }
-    columns = LayoutColumns(**_with_derived(grid, space, cluster.devices_per_node))
+    columns = LayoutColumns(**_with_derived(grid, space, cluster.devices_per_node), jobs=NO_JOBS)
     illegal = np.zeros(space.shape, dtype=np.bool_)
     exclusions = []
     for rule in RULES:
@@ -345,7 +369,7 @@ def enumerate_legal(
     return LegalSet(
         space=space,
         devices_per_node=cluster.devices_per_node,
-        indices=np.flatnonzero(~illegal),
+        indices=np.flatnonzero(np.logical_not(illegal, out=illegal)).astype(np.int32),
         exclusions=tuple(sorted(exclusions, key=lambda exclusion: -exclusion.count)),
     )
 

@@ -31,6 +31,7 @@ from layout_tuner.search_spaces.clusters.calibration_file import (
 )
 from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS
 from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -262,7 +263,11 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
     expected = {
         "a100-sxm-4": (4, 80, 312e12, None, 2.039e12),
         "h200": (8, 141, 989.4e12, 1978.9e12, 4.8e12),
+        "h800": (8, 80, 989.4e12, 1978.9e12, 3.35e12),
+        "a100-pcie": (8, 80, 312e12, None, 1.935e12),
         "mi300x": (8, 192, 1307.4e12, 2614.9e12, 5.3e12),
+        "mi355x": (8, 288, 2516.6e12, 5033.2e12, 8e12),
+        "gh200": (4, 96, 989.4e12, 1978.9e12, 4e12),
         "b200": (8, 167, 2250e12, 4500e12, 7.7e12),
         "b300": (8, 244, 2250e12, 4500e12, 8e12),
         "gb200": (4, 186, 2500e12, 5000e12, 8e12),
@@ -281,6 +286,11 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
         )
         assert cluster.peak_flops_per_s["fp16"] == cluster.peak_flops_per_s["bf16"]
         assert name == "frontier" or "data sheet" in cluster.source
+    v100, _ = resolve_cluster("v100")
+    assert v100.peak_flops_per_s == {"fp32": 15.7e12, "fp16": 125e12}, "no bf16, no fp8"
+    limited, nvl = resolve_cluster("h100-hbm2e")[0].peak_flops_per_s, DEVICE_PEAKS["H100 NVL"]
+    assert all(nvl[each] < limited[each] < DEVICE_PEAKS["H100"][each] for each in limited)
+    assert "fp8" in limited
     assert resolve_cluster("alps")[0].num_devices == 10_752
     assert resolve_cluster("frontier")[0].num_devices == 9856 * 8
 
@@ -308,6 +318,7 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
         (hal(intra_node_bandwidth_bytes_per_s={-4: 1}), "-4 is not a whole number"),
         (hal(intra_node_bandwidth_bytes_per_s={True: 1}), "True is not a number of"),
         (hal(intra_node_bandwidth_bytes_per_s={2: 1, "2": 3}), "_s: 2 is there more than once"),
+        (hal(shared_intra_node_path=1), "shared_intra_node_path=1 is not true or false"),
         (hal(device_memory_gb=1e308), "device_memory_gb=1e+308 is more than 1048576"),
         (hal(device_memory_gb=10**400), "device_memory_gb=1000"),
         (hal(device="x" * 1001), "at most 1000 characters long"),
@@ -345,9 +356,11 @@ def test_an_error_knows_the_field_that_it_comes_from() -> None:
 
 
 def test_columns_and_spaces_have_the_knobs_of_a_layout_and_devices_their_product() -> None:
-    assert tuple(field.name for field in fields(LayoutColumns)) == tuple(KNOBS)
+    *of_layout, job, jobs = fields(LayoutColumns)
+    assert (job.name, jobs.name) == ("job", "jobs")
+    assert tuple(field.name for field in of_layout) == tuple(KNOBS)
     kinds = {"Ints": True, "Codes": False}
-    assert {field.name: kinds[str(field.type)] for field in fields(LayoutColumns)} == {
+    assert {field.name: kinds[str(field.type)] for field in of_layout} == {
         name: knob.is_number for name, knob in KNOBS.items()
     }
     space = SearchSpace(global_batch_size=8)

@@ -1,0 +1,1 @@
+"""Catalogues of the job knobs of trainers, and knobs that workers' files declare."""
