@@ -178,7 +178,7 @@ class CampaignRecord:
     """The objectives of the Pareto front; with a single one, the front is the best layout."""
     strategy: str
     num_legal_layouts: int
-    """Number of legal layouts at submission."""
+    """Number of legal layouts at submission; with job knobs, of jobs (`JobSet`)."""
     max_peak_memory_bytes: int | None
     """The largest peak of a device that is ranked; None: no limit."""
     created_at: datetime
@@ -207,6 +207,11 @@ class CampaignRecord:
     def simulated(self) -> SimulationSettings | None:
         """Its simulator; None: it is measured."""
         return self.stored.simulated if self.is_simulated else None
+
+    @property
+    def model_title(self) -> str:
+        """The name of its model, and what that states of attention and dropout."""
+        return self.model_name if self.stored.model is None else self.stored.model.title
 
     @property
     def spec(self) -> Mapping[str, Any]:

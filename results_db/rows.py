@@ -89,7 +89,8 @@ def cheap_columns(layout: Layout, fidelity: Fidelity, model: ModelShape) -> dict
 def layout_columns(layout: Layout) -> dict[str, Any]:
     """The columns of a trial that follow from the layout that it runs."""
     return {
-        **layout.to_mapping(every_knob=True),
+        **layout.without_job.to_mapping(every_knob=True),
+        "job": layout.job,
         "layout_key": layout.key,
         "num_devices": layout.num_devices,
         "global_batch_size": layout.global_batch_size,
@@ -97,7 +98,7 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
 
 
 def trial_layout(trial: Trial) -> Layout:
-    return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS})
+    return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS}, job=trial.job)
 
 
 def full_layout_of(trial: Trial) -> Layout | None:

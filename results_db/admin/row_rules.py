@@ -69,6 +69,14 @@ _STAGES: Final = (
 
 _IS_CHEAP: Final = Trial.num_layers.is_not(None)
 
+
+def _without(text: str) -> ColumnElement[int]:
+    return func.length(func.replace(Trial.layout_key, text, ""))
+
+
+_HAS_PART: Final = _without(PART) < _without(".")
+"""Whether the key is that of a cheap probe (`fidelity.is_cheap`)."""
+
 _OF_CAMPAIGN: Final = select(Trial.id).join(Campaign, Campaign.id == Trial.campaign_id)
 
 RULES: Final[dict[str, tuple[str, Select[*tuple[Any, ...]]]]] = {
@@ -141,12 +149,16 @@ RULES: Final[dict[str, tuple[str, Select[*tuple[Any, ...]]]]] = {
         "trials that say only in part which layout they stand for",
         select(Trial.id).where(
             or_(
-                Trial.layout_key.contains(PART) != _IS_CHEAP,
+                _HAS_PART != _IS_CHEAP,
                 Trial.full_num_nodes.is_not(None) != _IS_CHEAP,
                 Trial.full_dp.is_not(None) != _IS_CHEAP,
                 Trial.full_num_microbatches.is_not(None) != _IS_CHEAP,
             )
         ),
+    ),
+    "job-settings": (
+        "trials whose key does not say that their job has settings, or says so of one without",
+        select(Trial.id).where(Trial.layout_key.like(f"%{PART}%.%") != Trial.job.is_not(None)),
     ),
     "stages": (
         "trials with peaks of more or fewer stages than they have",

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    SQLColumnExpression,
-    delete,
-    exists,
-    func,
-    or_,
-    select,
-)
+from sqlalchemy import ColumnElement, Select, SQLColumnExpression, delete, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.worker_messages import (
@@ -308,8 +299,30 @@ class Workers(StoreSection):
             Those of each live worker that has the trainer, the newest first; if none is live, of
             the last that was. None: the worker did not report them.
         """
+        return self._declared(WorkerRow.trainer_parameters[trainer], cluster, trainer)
+
+    def declared_knobs(self, cluster: str, trainer: str) -> Sequence[Mapping[str, Any] | None]:
+        """The job knobs that they declare for it, in the same order."""
+        return self._declared(WorkerRow.trainer_knobs[trainer], cluster, trainer)
+
+    def knobs_of_trainer(self, trainer: str) -> tuple[str, Mapping[str, Any] | None] | None:
+        """Version and declared job knobs of a trainer, of the newest worker that ever had it."""
+        version = WorkerRow.trainers[trainer].as_string()
         query = (
-            select(WorkerRow.trainer_parameters[trainer])
+            select(version, WorkerRow.trainer_knobs[trainer])
+            .where(version.is_not(None))
+            .order_by(WorkerRow.registered_at.desc(), WorkerRow.id)
+            .limit(1)
+        )
+        with self._db.read() as session:
+            found = session.execute(query).first()
+            return None if found is None else (found[0], found[1])
+
+    def _declared(
+        self, column: ColumnElement[Any], cluster: str, trainer: str
+    ) -> Sequence[Mapping[str, Any] | None]:
+        query = (
+            select(column)
             .where(
                 WorkerRow.cluster == cluster, WorkerRow.trainers[trainer].as_string().is_not(None)
             )

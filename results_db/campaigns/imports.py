@@ -83,14 +83,7 @@ class Imports(StoreSection):
             rows = tuple(_table_rows(session, campaign_id))
             spec = campaign.stored.spec
         cluster, model = spec.cluster, spec.model
-        key = CellKey(
-            source=row.source,
-            cluster=cluster.name,
-            model=model.name,
-            seq_length=model.seq_length,
-            num_devices=rows[0].layout.num_devices,
-            global_batch_size=rows[0].layout.global_batch_size,
-        )
+        key = CellKey.of(row.source, cluster, model, rows[0].layout)
         cell = TableCell(key=key, model=model, cluster=cluster, rows=rows)
         return MeasurementTable(cells=(cell,), aside_columns=tuple(row.aside_columns))
 

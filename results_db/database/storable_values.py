@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Dialect, Engine, event, types
+from sqlalchemy.dialects import postgresql
 
 from layout_tuner.documents.limits import document_problem, text_problem
 from layout_tuner.results_db.errors import ValueUnstorableError
@@ -19,6 +20,7 @@ from layout_tuner.results_db.errors import ValueUnstorableError
 Check = Callable[[Any], None]
 """Raises `ValueUnstorableError` for a value that does not fit."""
 
+_POSTGRESQL: Final[Dialect] = postgresql.dialect()  # type: ignore[no-untyped-call]
 _CHECKED: Final = "layout_tuner_checked"
 """Execution option of a statement whose rows were checked."""
 
@@ -84,11 +86,12 @@ def _refuse_long_texts(
     if context.execution_options.get(_CHECKED) is context:
         return  # a further batch of the same statement
     context.execution_options = context.execution_options.union({_CHECKED: context})
-    longest = {
-        name: bind.type.length
+    texts = {
+        name: bind.type.dialect_impl(_POSTGRESQL)
         for name, bind in context.compiled.binds.items()
-        if isinstance(bind.type, types.String) and bind.type.length is not None
+        if isinstance(bind.type, types.String)
     }
+    longest = {name: most for name, each in texts.items() if (most := _length(each)) is not None}
     for row in context.compiled_parameters:
         for name, most in longest.items():
             value = row.get(name)
@@ -97,6 +100,10 @@ def _refuse_long_texts(
                     f"a text has {len(value)} characters, and at most {most} are kept: "
                     f"{value[:40]!r}..."
                 )
+
+
+def _length(column: types.TypeEngine[Any]) -> int | None:
+    return column.length if isinstance(column, types.String) else None
 
 
 def write_document(document: Any) -> str:

@@ -174,4 +174,4 @@ def _is_outside(campaign: CampaignRecord, layout: Layout) -> bool:
     spec = campaign.stored.read
     if isinstance(spec, Damaged):
         return True  # No layout is known to be inside of a space that cannot be read.
-    return not spec.space.holds(layout, spec.cluster.devices_per_node)
+    return not spec.has_job(layout)

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from layout_tuner.results_db.database.locks import FOR_CHANGE
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.errors import CampaignNotFoundError
-from layout_tuner.results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
+from layout_tuner.results_db.leaderboard.filter_and_sort import listed_layouts, reader, sort_key
 from layout_tuner.results_db.leaderboard.intervals import Intervals
 from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from layout_tuner.results_db.leaderboard.leaderboard_records import (
@@ -39,8 +39,10 @@ from layout_tuner.results_db.trials.filter import (
     KNOB_FIELDS,
     WHOLE,
     LeaderboardListing,
-    TrialFilter,
 )
+from layout_tuner.results_db.trials.filter_sql import job_knobs_of
+from layout_tuner.results_db.trials.job_values import NO_KNOBS, Knobs
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 
 
@@ -83,7 +85,7 @@ class Leaderboards(LeaderboardSection):
         """The same layouts as `ranked_layouts`, with what a page shows above them."""
         with self._db.read() as session:
             board = self._board(session, campaign_id, objective)
-            listed = listed_layouts(board, listing)
+            listed = _listed(session, campaign_id, board, listing)
             page = listed[offset : None if limit is None else offset + limit]
             return PageOfLayouts(
                 layouts=_ranked_layouts(session, campaign_id, board, page),
@@ -97,9 +99,11 @@ class Leaderboards(LeaderboardSection):
 
     def ranked_layout(self, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
         """A layout by the campaign's own objective; None: it is not ranked."""
-        same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
-        listing = LeaderboardListing(wanted=same)
-        found = self.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1)
+        read = attrgetter(*KNOBS, "job")
+        with self._db.read() as session:
+            board = self._board(session, campaign.id, campaign.objective)
+            same = [each for each in board.layouts if read(each.first) == read(layout)]
+            found = _ranked_layouts(session, campaign.id, board, same[:1])
         return found[0] if found else None
 
     def rank_of(self, campaign_id: int, trial_id: int, objective: str | None = None) -> int | None:
@@ -187,41 +191,64 @@ class Leaderboards(LeaderboardSection):
             median_complete=median(complete) if complete else None,
         )
 
-    def knob_values(self, campaign_id: int, *knobs: str) -> KnobValues:
+    def knob_values(self, campaign_id: int, *names: str, knobs: Knobs = NO_KNOBS) -> KnobValues:
         """The values of some knobs among all ranked layouts, with the numbers of layouts.
 
-        Numbers are ascending; words are in the order of the memory that they save.
+        Numbers are ascending; words are in the order of the memory that they save, and those of the
+        job knobs `knobs` in the order of their values.
         """
         with self._db.read() as session:
             runs = [each.first for each in self._board(session, campaign_id).layouts]
-        return {name: _counted(name, runs) for name in knobs}
+        return {name: _counted(name, knobs, runs) for name in names}
 
     def constant_knobs(
-        self, campaign_id: int, objective: str | None = None, *, listing: LeaderboardListing = WHOLE
+        self,
+        campaign_id: int,
+        objective: str | None = None,
+        *,
+        listing: LeaderboardListing = WHOLE,
+        knobs: Knobs = NO_KNOBS,
     ) -> Mapping[str, Any]:
         """The knobs that have one value in all listed layouts, with that value.
 
-        Of no layouts, no knob is constant.
+        The job knobs `knobs` are looked at too. Of no layouts, no knob is constant.
         """
         with self._db.read() as session:
-            layouts = listed_layouts(self._board(session, campaign_id, objective), listing)
+            board = self._board(session, campaign_id, objective)
+            layouts = _listed(session, campaign_id, board, listing)
         runs = [each.first for each in layouts]
-        values = {name: set(map(attrgetter(name), runs)) for name in KNOB_FIELDS}
+        names = (*KNOB_FIELDS, *(JOB_PREFIX + name for name in knobs))
+        values = {name: set(map(reader(name, knobs), runs)) for name in names}
         return {name: found.pop() for name, found in values.items() if len(found) == 1}
 
-    def knob_cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
+    def knob_cells(self, campaign_id: int, *names: str, knobs: Knobs = NO_KNOBS) -> list[KnobCell]:
         """All ranked layouts of a campaign by the values of knobs, however many there are."""
         with self._db.read() as session:
             layouts = self._board(session, campaign_id).layouts
         cells: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
+        readers = [reader(name, knobs) for name in names]
         for each in layouts:
-            cells[tuple(getattr(each.first, name) for name in knobs)].append(each.value)
+            cells[tuple(read(each.first) for read in readers)].append(each.value)
         return [KnobCell(key, len(values), max(values)) for key, values in cells.items()]
 
 
-def _counted(knob: str, runs: Sequence[Run]) -> Mapping[Any, int]:
-    counts = Counter(map(attrgetter(knob), runs))
-    return dict(sorted(counts.items(), key=lambda item: knob_number(knob, item[0])))
+def _listed(
+    session: Session, campaign_id: int, board: Leaderboard, listing: LeaderboardListing
+) -> Sequence[MeasuredLayout]:
+    # A campaign's document is read only where it is needed: it may be long.
+    knobs = job_knobs_of(session, campaign_id) if listing.is_about_jobs else NO_KNOBS
+    return listed_layouts(board, listing, knobs)
+
+
+def _counted(name: str, knobs: Knobs, runs: Sequence[Run]) -> Mapping[Any, int]:
+    read, number = reader(name, knobs), sort_key(name, knobs)
+    counts: Counter[Any] = Counter()
+    numbers: dict[Any, Any] = {}
+    for run in runs:
+        value = read(run)
+        counts[value] += 1
+        numbers.setdefault(value, number(run))
+    return dict(sorted(counts.items(), key=lambda item: numbers[item[0]]))
 
 
 def _ranked_layouts(

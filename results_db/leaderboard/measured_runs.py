@@ -17,7 +17,7 @@ from layout_tuner.results_db.trials.filter import KNOB_FIELDS
 from layout_tuner.results_db.trials.filter_sql import IS_DISTURBED, has_ranked_tokens
 from layout_tuner.search_spaces.objectives import OBJECTIVE_FIGURES
 
-_OF_TRIAL: Final = ("id", "number", "ended_seq", "layout_key", "node", *KNOB_FIELDS)
+_OF_TRIAL: Final = ("id", "number", "ended_seq", "layout_key", "node", "job", *KNOB_FIELDS)
 _OF_MEASUREMENT: Final = tuple(
     dict.fromkeys(
         (

@@ -16,6 +16,7 @@ from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, Measur
 from layout_tuner.results_db.models.tables import MeasurementRow, Trial
 from layout_tuner.results_db.rows import in_parts, record_of
 from layout_tuner.results_db.trials.filter_sql import IS_DISTURBED
+from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 
 MAX_POINTS: Final = 2000
@@ -47,6 +48,7 @@ class PlotPoint:
     shortened: bool = False
     """Whether every run was stopped early."""
     knobs: Mapping[str, Any]
+    job: JobSettings = NO_SETTINGS
 
     @property
     def kind(self) -> PointKind:
@@ -56,7 +58,7 @@ class PlotPoint:
 
     @cached_property
     def layout_key(self) -> str:
-        return Layout(**self.knobs).key
+        return Layout(**self.knobs, job=self.job).key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +169,7 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
         Trial.reason,
         MeasurementRow.peak_memory_bytes,
         MeasurementRow.shortened,
+        Trial.job,
         *(getattr(Trial, name) for name in KNOBS),
     ).outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
     return [

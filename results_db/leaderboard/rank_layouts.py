@@ -30,7 +30,7 @@ _RATES: Final = (
     *(name for name, each in METRICS.items() if each.is_measured and name not in _NO_RATES),
     "hfu",
 )
-"""Figures that go as the speed."""
+"""Figures that are proportional to the speed."""
 
 DevicePeaks = Mapping[str, tuple[float, str]]
 """By precision, the peak of a device in TFLOP/s, and its source."""
@@ -61,7 +61,7 @@ class RankingRules:
     device_memory_bytes: int | None
     """None: the campaign's description does not say."""
     peaks: DevicePeaks = field(default_factory=dict)
-    """Of precisions whose runs have different peaks, the one that mfu and hfu of all are by."""
+    """Of precisions whose runs have different peaks, the one for mfu and hfu of all rows."""
 
 
 @dataclass(eq=False, slots=True)
@@ -153,7 +153,7 @@ class Leader(NamedTuple):
 def leaders(board: Leaderboard) -> list[Leader]:
     """The best layout, and its value, after each end of a run that changed them.
 
-    Of the runs, those count that count on the leaderboard, so that the last leader is its winner.
+    Only runs that count on the leaderboard count here, so that the last leader is its winner.
     """
     found: list[Leader] = []
     values: dict[int, tuple[float, int]] = {}
@@ -175,7 +175,7 @@ def leaders(board: Leaderboard) -> list[Leader]:
 
 
 def _that_may_lead(board: Leaderboard) -> Iterator[MeasuredLayout]:
-    """Layouts without those of one run that ended after a better one of one run had ended."""
+    """All layouts but those of one run that ended after the run of a better such layout."""
     earliest: float = math.inf
     for each in board.layouts:  # the best first
         run = each.runs[0]

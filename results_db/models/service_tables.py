@@ -208,6 +208,8 @@ class WorkerRow(Base):
     trainers: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     trainer_parameters: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     """By trainer and parameter; those of a trainer that is not here were not reported."""
+    trainer_knobs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    """Job knobs by trainer and name; those of a trainer that is not here were not reported."""
     registered_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]

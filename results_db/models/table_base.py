@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -17,7 +18,10 @@ from sqlalchemy import (
     insert,
     text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, MappedColumn, Session, mapped_column
+
+from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 
 FINITE: Final = "1e300"
 """An upper bound of all figures; infinity exceeds it, and on PostgreSQL also NaN."""
@@ -74,6 +78,41 @@ class StoredDocument(TypeDecorator[Any]):
         return read_or_text
 
 
+class StoredSettings(TypeDecorator[JobSettings]):
+    """The settings of a job as JSON; NULL: none.
+
+    Equal settings are equal values on both kinds of database, so that queries compare and index
+    them. SQLite compares texts: shorter names come first, as PostgreSQL orders and prints them.
+    """
+
+    impl = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+    cache_ok = True
+
+    def process_bind_param(
+        self,
+        value: JobSettings | None,
+        dialect: Dialect,  # noqa: ARG002 - the signature is SQLAlchemy's
+    ) -> dict[str, Any] | None:
+        if not value:
+            return None
+        return dict(sorted(value.items(), key=lambda each: (len(each[0]), each[0])))
+
+    def process_result_value(
+        self,
+        value: Mapping[str, Any] | None,
+        dialect: Dialect,  # noqa: ARG002 - the signature is SQLAlchemy's
+    ) -> JobSettings:
+        if not value:
+            return NO_SETTINGS
+        return _settings_of(tuple((name, type(each), each) for name, each in value.items()))
+
+
+@lru_cache(maxsize=4096)
+def _settings_of(items: tuple[tuple[str, type, Any], ...]) -> JobSettings:
+    """Thousands of trials have the same settings. The types are there because True equals 1."""
+    return JobSettings({name: value for name, _, value in items})
+
+
 def one_of(column: str, values: Sequence[object]) -> str:
     """SQL: the column has one of the values."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
@@ -94,10 +133,13 @@ def sum_column() -> MappedColumn[float]:
     return mapped_column(default=0.0, server_default="0")
 
 
-def index_where(name: str, column: str, condition: str, *, unique: bool = True) -> Index:
+def index_where(
+    name: str, column: str | Sequence[str], condition: str, *, unique: bool = True
+) -> Index:
     """An index of the rows that meet a condition, on both kinds of database."""
     where = text(condition)
-    return Index(name, column, unique=unique, sqlite_where=where, postgresql_where=where)
+    columns = (column,) if isinstance(column, str) else column
+    return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
 
 
 def part_of(key: str) -> MappedColumn[Any]:

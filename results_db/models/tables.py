@@ -32,6 +32,7 @@ from layout_tuner.results_db.models.plain_columns import plain_columns
 from layout_tuner.results_db.models.table_base import (
     Base,
     StoredDocument,
+    StoredSettings,
     index_where,
     is_at_least,
     is_over_zero,
@@ -50,13 +51,17 @@ from layout_tuner.results_db.records import (
     MeasurementRecord,
 )
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, DEGREES, KNOBS
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 _LATER_COUNTS: Final = ("tp_columns", "ep", "etp")
 """Counts with a check of their own each; `layout_counts` checks the others."""
-_LAYOUT_KEY: Final = String(120).with_variant(String(240), "postgresql")
-"""The longest is that of a cheap probe, of 218 characters. SQLite checks no lengths."""
+_LAYOUT_KEY: Final = String(120).with_variant(String(640), "postgresql")
+"""The longest is that of a cheap probe of a job with settings: 218 characters and those of
+`MAX_KEY_LENGTH`. SQLite checks no lengths."""
+_KNOB: Final = String(40).with_variant(String(64), "postgresql")
+"""The name or value of a knob of a layout or a job."""
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
@@ -196,6 +201,9 @@ class Trial(WithCosts, Base):
         CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
         Index(None, "campaign_id", "state"),
         Index(None, "state", "id"),
+        index_where(
+            "ix_trials_campaign_id_job", ("campaign_id", "job"), "job IS NOT NULL", unique=False
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -235,6 +243,7 @@ class Trial(WithCosts, Base):
     precision: Mapped[str] = mapped_column(String(8))
     num_devices: Mapped[int]
     global_batch_size: Mapped[int]
+    job: Mapped[JobSettings] = mapped_column(StoredSettings, nullable=True)
 
     full_num_nodes: Mapped[int | None]
     """Of a cheap probe, the nodes of the layout that it stands for; None, as in the next three:
@@ -432,7 +441,7 @@ class ImportanceRow(Base):
     __table_args__ = (CheckConstraint("importance >= 0 AND importance <= 1", name="is_a_share"),)
 
     campaign_id: Mapped[int] = part_of("analyses.campaign_id")
-    knob: Mapped[str] = mapped_column(String(40), primary_key=True)
+    knob: Mapped[str] = mapped_column(_KNOB, primary_key=True)
     importance: Mapped[float]
 
 
@@ -451,11 +460,11 @@ class StepRow(Base):
     )
 
     campaign_id: Mapped[int] = part_of("analyses.campaign_id")
-    knob: Mapped[str] = mapped_column(String(40), primary_key=True)
+    knob: Mapped[str] = mapped_column(_KNOB, primary_key=True)
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
-    value: Mapped[str] = mapped_column(String(40))
-    stepped_value: Mapped[str] = mapped_column(String(40))
-    also: Mapped[str] = mapped_column(String(200))
+    value: Mapped[str] = mapped_column(_KNOB)
+    stepped_value: Mapped[str] = mapped_column(_KNOB)
+    also: Mapped[str] = mapped_column(String(200).with_variant(String(1000), "postgresql"))
     """Knobs that had to change too, separated by commas."""
     layout_key: Mapped[str] = mapped_column(_LAYOUT_KEY)
     source: Mapped[str] = mapped_column(String(10))

@@ -6,14 +6,20 @@ Filters are by state, by any knob of the layouts, and by the measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
-from layout_tuner.documents.reading import nearest
+from layout_tuner.documents.reading import MAX_WIDTH, nearest
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.protocol.states import TRIAL_STATES
 from layout_tuner.results_db.errors import ListingInvalidError, TrialFilterInvalidError
+from layout_tuner.search_spaces.layouts.job_settings import (
+    JOB_PREFIX,
+    job_name_problem,
+    job_value_problem,
+    value_of_word,
+)
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 
 MAX_VALUES: Final = 100
@@ -46,6 +52,34 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
 TEXTS: Final = {"reasons": 40, "nodes": 255}
 """Fields whose values are free texts, with their largest lengths."""
 
+_ENDS: Final = ("min_", "max_")
+
+
+def job_knob_name(name: str) -> str | None:
+    """The job knob that a field, a bound or a sort key is called after; None: it is another one."""
+    end = name[: len(_ENDS[0])] if name.startswith(_ENDS) else ""
+    before, job, knob = name.partition(JOB_PREFIX)
+    return knob if job and before == end and job_name_problem(knob) is None else None
+
+
+def is_job_key(name: str) -> bool:
+    """Whether a sort key, or a list of allowed values, is that of a job knob."""
+    return name.startswith(JOB_PREFIX) and job_knob_name(name) is not None
+
+
+def job_field(name: str, words: Sequence[str]) -> Any:
+    """The value of a field about a job knob, from its words in a URL or in a condition.
+
+    Raises TrialFilterInvalidError where a bound is not one whole number.
+    """
+    if name.startswith(JOB_PREFIX):
+        return tuple(map(value_of_word, words))
+    value = value_of_word(words[0])
+    if len(words) > 1 or type(value) is not int:
+        raise TrialFilterInvalidError(f"{name}={','.join(words)} is not a whole number")
+    return value
+
+
 _NOTHING_STATED: Final[Mapping[str, Any]] = {
     **dict.fromkeys(LISTED_FIELDS, ()),
     **dict.fromkeys(BOUND_FIELDS),
@@ -61,10 +95,11 @@ class TrialFilter:
     - numbers: in their campaign, from 1; states; reasons (crashed, timeout, out_of_memory, ...);
       nodes, on which a trial failed first;
     - every field of a layout, num_devices, and global_batch_size;
+    - `job.` and the name of a job knob, and min_ and max_ of it;
     - min_ and max_ of every metric (`protocol.metrics`).
 
-    The first two kinds are tuples of values; a trial matches with any of them. A bound on a metric
-    excludes trials that did not measure it. Bounds include their ends.
+    Fields that are no bounds are tuples of values; a trial matches with any of them. A bound on a
+    metric excludes trials that did not measure it. Bounds include their ends.
 
     Raises:
         TrialFilterInvalidError: at construction, when a value is none that the field can have, or
@@ -76,21 +111,27 @@ class TrialFilter:
 
     def __init__(self, **stated: Any) -> None:
         for name in stated:
-            if name not in _NOTHING_STATED:
+            if name not in _NOTHING_STATED and job_knob_name(name) is None:
                 raise TypeError(f"TrialFilter has no field {name!r}")
         kept = {
             name: stated[name]
             for name, nothing in _NOTHING_STATED.items()
             if name in stated and stated[name] != nothing
         }
+        for name in sorted(stated.keys() - _NOTHING_STATED.keys()):
+            if stated[name] not in ((), None):
+                _refuse_of_job(name, stated[name])
+                kept[name] = stated[name]
         object.__setattr__(self, "stated", kept)
         for name in LISTED_FIELDS:
             if name in kept:
                 _refuse_values(name, kept[name])
-        for metric in METRICS:
+        of_jobs = dict.fromkeys(name[4:] for name in kept if name[4:].startswith(JOB_PREFIX))
+        for metric in (*METRICS, *of_jobs):
             low, high = self.bounds(metric)
-            _refuse_bound("min", metric, low)
-            _refuse_bound("max", metric, high)
+            if metric in METRICS:
+                _refuse_bound("min", metric, low)
+                _refuse_bound("max", metric, high)
             if low is not None and high is not None and low > high:
                 raise TrialFilterInvalidError(
                     f"min_{metric}={low} is over max_{metric}={high}: no trial is between them"
@@ -110,9 +151,21 @@ class TrialFilter:
         return self.stated.get(f"min_{metric}"), self.stated.get(f"max_{metric}")
 
     @property
+    def of_jobs(self) -> Mapping[str, Any]:
+        """The fields about job knobs."""
+        return {name: value for name, value in self.stated.items() if job_knob_name(name)}
+
+    @property
     def needs_measurement(self) -> bool:
         """Whether a metric is bounded, so that only trials with a measurement are meant."""
         return any(name in self.stated for name in BOUND_FIELDS)
+
+
+def _refuse_of_job(name: str, stated: object) -> None:
+    if name.startswith(JOB_PREFIX):
+        _refuse_values(name, stated)
+    elif type(stated) is not int or not 0 <= stated <= MAX_WIDTH:
+        raise TrialFilterInvalidError(f"{name}={stated!r} is not a whole number up to {MAX_WIDTH}")
 
 
 def _refuse_values(name: str, values: object) -> None:
@@ -129,6 +182,8 @@ def _refuse_values(name: str, values: object) -> None:
 
 
 def _problem(name: str, value: object) -> str | None:
+    if name.startswith(JOB_PREFIX):
+        return job_value_problem(value)
     if name in CHOICES:
         choices = CHOICES[name]
         # True is no 1 here, and no number is a word.
@@ -160,11 +215,8 @@ EVERY_TRIAL: Final = TrialFilter()
 SORT_KEYS: Final[tuple[str, ...]] = ("number", "ended_at", "node_seconds", *KNOB_FIELDS, *METRICS)
 """Sort keys of trials: their number, the time of their end, their cost, a knob, or a metric."""
 
-if TYPE_CHECKING:
-    SortKey = str
-else:
-    SortKey = Literal[SORT_KEYS]  # FastAPI reads the choices from it
-"""One of SORT_KEYS."""
+SortKey = str
+"""One of SORT_KEYS, or `job.` and the name of a job knob (`is_job_key`)."""
 
 KNOWN_AT_THE_END: Final = frozenset({"ended_at", "node_seconds", *METRICS})
 """Keys that a trial has no value of, or no final one, before it has ended."""
@@ -202,11 +254,8 @@ MAX_WITHIN_PERCENT: Final = 100.0
 LISTING_SORT_KEYS: Final[tuple[str, ...]] = (*KNOB_FIELDS, *METRICS)
 """Sort keys of a leaderboard besides the rank: the knobs and metrics that filters know."""
 
-if TYPE_CHECKING:
-    ListingSortKey = str
-else:
-    ListingSortKey = Literal[LISTING_SORT_KEYS]  # FastAPI reads the choices from it
-"""One of LISTING_SORT_KEYS."""
+ListingSortKey = str
+"""One of LISTING_SORT_KEYS, or the key of a job knob."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,8 +280,14 @@ class LeaderboardListing:
     descending: bool = False
     """Whether the largest value of `sort` comes first."""
 
+    @property
+    def is_about_jobs(self) -> bool:
+        """Whether it filters or sorts by a job knob."""
+        return bool(self.wanted.of_jobs) or is_job_key(self.sort or "")
+
     def __post_init__(self) -> None:
-        if self.sort is not None and self.sort not in LISTING_SORT_KEYS:
+        is_known = self.sort in LISTING_SORT_KEYS or is_job_key(self.sort or "")
+        if self.sort is not None and not is_known:
             hint = nearest(self.sort, LISTING_SORT_KEYS)
             raise ListingInvalidError(f"sort={self.sort!r} is unknown{hint}")
         if self.descending and self.sort is None:

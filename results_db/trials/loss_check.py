@@ -1,9 +1,11 @@
 """Compares the losses of a campaign's trials, and fails those that computed something else.
 
 The runs of one campaign, batch, precision and number of layers train the same model on the same
-tokens: they are a group, and their losses must agree. Each layout has one vote on which losses are
-right, however often it was measured, since a layout that computes something wrong mostly does so
-every time.
+tokens: they are a group, and their losses must agree, whatever the settings of their jobs: a knob
+that should not change losses may do so all the same. Jobs that differ in a knob which is declared
+to change losses (`JobKnob.losses`) are groups of their own. Each layout has one vote on which
+losses are right, however often it was measured, since a layout that computes something wrong mostly
+does so every time.
 
 The seed determines weights and tokens. Layouts add numbers in different orders, and such rounding
 differences grow from step to step. A larger difference means that one of two layouts computes
@@ -188,8 +190,9 @@ def compare_losses(session: Session, campaign: Campaign, trials: Sequence[Trial]
     """
     last_ended_seq = campaign.last_ended_seq
     groups = ((t.campaign_id, t.precision, t.global_batch_size, t.num_layers) for t in trials)
-    for group in dict.fromkeys(groups):
-        runs, losses = _measured(session, group), _Losses(session, cast("Precision", group[1]))
+    same = [(group, runs) for group in dict.fromkeys(groups) for runs in _measured(session, group)]
+    for group, runs in same:
+        losses = _Losses(session, cast("Precision", group[1]))
         before = vote([run for run in runs if run.same_losses_as is not None])
         losses.compare(runs)
         after = vote(runs)
@@ -221,16 +224,22 @@ def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:
     ).all()
     again: set[int] = set()
     for group in groups:
-        again.update(vote(_measured(session, cast("Group", tuple(group)))).again)
+        for runs in _measured(session, cast("Group", tuple(group))):
+            again.update(vote(runs).again)
     repeated = select(Trial.repeat_of).where(
         Trial.campaign_id == campaign_id, Trial.repeat_of.in_(again)
     )
     return sorted(again - set(session.scalars(repeated))) if again else []
 
 
-def _measured(session: Session, group: Group) -> list[MeasuredRun]:
-    """The measured trials of one group, in the order they were made."""
+def _measured(session: Session, group: Group) -> list[list[MeasuredRun]]:
+    """The measured trials of one group, in the order they were made.
+
+    They are listed apart where a knob of their jobs makes other losses.
+    """
     campaign_id, *values = group
+    knobs = session.get_one(Campaign, campaign_id).stored.job_knobs
+    others = [name for name, knob in knobs.items() if knob.losses == "other"]
     in_group = (
         each.is_not_distinct_from(own) for each, own in zip(_OF_GROUP[1:], values, strict=True)
     )
@@ -240,13 +249,21 @@ def _measured(session: Session, group: Group) -> list[MeasuredRun]:
             Trial.number,
             Trial.layout_key,
             Trial.state,
+            Trial.job,
             MeasurementRow.same_losses_as,
         )
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(Trial.campaign_id == campaign_id, *in_group)
         .order_by(Trial.ended_at, Trial.number)
     )
-    return [MeasuredRun(**row) for row in session.execute(query).mappings()]
+    found: defaultdict[tuple[object, ...], list[MeasuredRun]] = defaultdict(list)
+    for row in session.execute(query).mappings():
+        columns = dict(row)
+        job = columns.pop("job")
+        # With the type, since 1 is not true.
+        apart = tuple((type(job.get(name)), job.get(name)) for name in others)
+        found[apart].append(MeasuredRun(**columns))
+    return list(found.values())
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self, cast
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, func, or_, select
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.metrics import METRICS
@@ -28,8 +29,14 @@ from layout_tuner.results_db.trials.filter import (
     PageEnd,
     TrialFilter,
     TrialOrder,
+    job_knob_name,
 )
-from layout_tuner.results_db.trials.filter_sql import conditions, knob_number, metric_column
+from layout_tuner.results_db.trials.filter_sql import (
+    conditions,
+    job_sort_number,
+    knob_number,
+    metric_column,
+)
 
 MAX_COUNTED: Final = 10_000
 """Most trials of a list that are counted."""
@@ -74,7 +81,7 @@ class TrialPages(StoreSection):
                 ended_seq = session.scalar(query) or 0
             else:
                 ended_seq = edge.ended_seq
-            of_list = _TrialList(campaign_id, wanted, order, ended_seq)
+            of_list = _TrialList.read(session, campaign_id, wanted, order, ended_seq)
             # One more than requested, to see whether the list goes on.
             if before is None:
                 found = _find(session, of_list, after, limit + 1)
@@ -100,13 +107,14 @@ class TrialPages(StoreSection):
 
         Counting stops at `MAX_COUNTED`: if the number is not exact, there are more.
         """
-        query = select(Trial.id).where(Trial.campaign_id == campaign_id, *conditions(wanted))
-        if wanted.needs_measurement:
-            query = query.join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        some = query.limit(MAX_COUNTED + 1).subquery()
-        counted = select(func.count()).select_from(some)
         with self._db.read() as session:
-            found = session.scalar(counted) or 0
+            query = select(Trial.id).where(
+                Trial.campaign_id == campaign_id, *conditions(session, campaign_id, wanted)
+            )
+            if wanted.needs_measurement:
+                query = query.join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+            some = query.limit(MAX_COUNTED + 1).subquery()
+            found = session.scalar(select(func.count()).select_from(some)) or 0
         return min(found, MAX_COUNTED), found <= MAX_COUNTED
 
 
@@ -118,16 +126,32 @@ class _TrialList:
     wanted: TrialFilter
     order: TrialOrder
     ended_seq: int
+    conditions: list[ColumnElement[bool]]
+    """Of the filter."""
+    _key: ColumnElement[Any]
+    """The sort key in SQL: always a number, since databases order words differently."""
 
-    @property
-    def _key(self) -> ColumnElement[Any]:
-        """The sort key in SQL: always a number, since databases order words differently."""
-        key = self.order.key
+    @classmethod
+    def read(
+        cls,
+        session: Session,
+        campaign_id: int,
+        wanted: TrialFilter,
+        order: TrialOrder,
+        ended_seq: int,
+    ) -> Self:
+        """The list, after a look at what jobs a campaign has where they are asked about."""
+        key = order.key
         if key in METRICS:
-            return metric_column(key)
-        if key == "ended_at":
-            return Trial.ended_seq  # type: ignore[return-value]
-        return knob_number(key, getattr(Trial, key))
+            column = metric_column(key)
+        elif job_knob_name(key):
+            column = job_sort_number(session, campaign_id, key)
+        elif key == "ended_at":
+            column = cast("ColumnElement[Any]", Trial.ended_seq)
+        else:
+            column = knob_number(key, getattr(Trial, key))
+        of_filter = conditions(session, campaign_id, wanted)
+        return cls(campaign_id, wanted, order, ended_seq, of_filter, column)
 
     @property
     def has_valueless(self) -> bool:
@@ -137,7 +161,7 @@ class _TrialList:
     def valued(self, edge: PageEnd | None, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
         """The trials with a value, after the end of a page; backward: before its start."""
         query = select(Trial.id, self._key).where(
-            Trial.campaign_id == self.campaign_id, *conditions(self.wanted)
+            Trial.campaign_id == self.campaign_id, *self.conditions
         )
         if self._needs_measurement:
             query = query.join(MeasurementRow, MeasurementRow.trial_id == Trial.id).where(
@@ -152,10 +176,10 @@ class _TrialList:
 
     def valueless(self, edge_id: int, *, backward: bool = False) -> Select[*tuple[Any, ...]]:
         """The trials without a value, now or when the first page was read; see `valued`."""
-        query = select(Trial.id, cast(None, Integer)).where(
+        query = select(Trial.id, sql_cast(None, Integer)).where(
             Trial.campaign_id == self.campaign_id,
             Trial.id < edge_id if backward else Trial.id > edge_id,
-            *conditions(self.wanted),
+            *self.conditions,
         )
         has_none = [Trial.ended_seq.is_(None), Trial.ended_seq > self.ended_seq]
         if self._needs_measurement:

@@ -168,6 +168,7 @@ BROKEN = {
     "counters": ("UPDATE trials SET number = 99 WHERE id = 4",),
     "repeats": ("UPDATE trials SET repeat_of = 2, repeat_index = 1 WHERE id = 4",),
     "cheap-probes": ("UPDATE trials SET full_dp = 4 WHERE id = 4",),
+    "job-settings": ("UPDATE trials SET job = '{\"compile\": true}' WHERE id = 4",),
     "stages": ("INSERT INTO stage_memories (trial_id, stage, peak_memory_bytes) VALUES (1, 1, 5)",),
     "trial-costs": ("UPDATE trials SET lost_node_seconds = 3 WHERE id = 4",),
     "campaign-costs": ("UPDATE campaigns SET idle_node_seconds = 3 WHERE id = 1",),

@@ -71,6 +71,17 @@ def test_an_imported_table_comes_back_as_it_was(store: Store, theirs: CampaignRe
         store.imports.table(ours)
 
 
+def test_an_imported_table_keeps_how_attention_was_computed(store: Store) -> None:
+    row = make_row(attention="unfused", attention_backend="unfused", dropout="0.1/0.2")
+    new = make_import("theirs", row)
+    (campaign,) = store.imports.add([new])
+    (cell,) = store.imports.table(campaign.id).cells
+    assert cell == new.cell
+    assert cell.model.title == (
+        "small-gpt (attention=unfused, attention_dropout=0.1, hidden_dropout=0.2)"
+    )
+
+
 def test_an_imported_campaign_has_ended_and_says_where_it_comes_from(
     theirs: CampaignRecord,
 ) -> None:

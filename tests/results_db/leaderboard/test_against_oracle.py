@@ -31,10 +31,12 @@ from layout_tuner.results_db.trials.filter import (
     LeaderboardListing,
     TrialFilter,
 )
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.objectives import OBJECTIVES
 from layout_tuner.units import SECONDS_PER_HOUR
 from tests.kit.store import (
+    JOB_KNOBS,
     TurnableClock,
     completed,
     failed,
@@ -60,7 +62,10 @@ LAYOUTS = (
     Layout(tp=4, dp=2, num_microbatches=4, num_nodes=2),
     Layout(tp=8, num_microbatches=8, num_nodes=2),
     Layout(tp=8, num_microbatches=4),  # of another batch
+    Layout(tp=1, dp=8, job=JobSettings({"compile": True})),
+    Layout(tp=1, dp=8, job=JobSettings({"bucket": 4, "attention": "math"})),
 )
+DEFAULTS = {name: knob["default"] for name, knob in JOB_KNOBS.items()}
 STEP_TIMES_S = (0.3, 0.35, 0.36, 0.6, 0.7)
 PEAKS = (2 << 30, 5 << 30, 7 << 30)
 
@@ -138,7 +143,10 @@ class History:
         self.store = store
         self._clock = clock
         spec = make_spec(
-            f"history-{next(self._names)}", cluster=f"c{next(self._names)}", **described
+            f"history-{next(self._names)}",
+            cluster=f"c{next(self._names)}",
+            space={"job": JOB_KNOBS},
+            **described,
         )
         spec["cluster"] |= {"num_nodes": 2, "device_memory_bytes": MEMORY}
         self.campaign = store.campaigns.create(spec, num_legal_layouts=100)
@@ -242,6 +250,7 @@ def test_an_imported_table_is_ranked(store: Store, rows: list[tuple[int, float, 
     refuse_a_difference(store, campaign)
 
 
+SORT_KEYS = (*LISTING_SORT_KEYS, *(f"job.{name}" for name in JOB_KNOBS))
 filters = st.one_of(
     st.just(TrialFilter()),
     st.builds(lambda values: TrialFilter(tp=tuple(values)), st.sets(st.sampled_from([1, 2, 4, 8]))),
@@ -251,6 +260,14 @@ filters = st.one_of(
         st.sampled_from(STEP_TIMES_S),
         st.sampled_from(PEAKS),
     ),
+    st.sampled_from(
+        [
+            TrialFilter(**{"job.compile": (True,)}),
+            TrialFilter(**{"job.compile": (False,), "job.attention": ("math", "fused")}),
+            TrialFilter(**{"min_job.bucket": 5}, tp=(1,)),
+            TrialFilter(**{"max_job.bucket": 7}),
+        ]
+    ),
     st.builds(lambda number: TrialFilter(numbers=tuple(range(1, number))), st.integers(2, 9)),
     st.just(TrialFilter(states=("COMPLETED",), num_nodes=(2,))),
     st.just(TrialFilter(min_tokens_per_node_hour=3600 * 512 / 0.6)),
@@ -259,7 +276,7 @@ queries = st.builds(
     lambda sort, descending, **more: LeaderboardListing(
         sort=sort, descending=descending and sort is not None, **more
     ),
-    sort=st.one_of(st.none(), st.sampled_from(LISTING_SORT_KEYS)),
+    sort=st.one_of(st.none(), st.sampled_from(SORT_KEYS)),
     descending=st.booleans(),
     wanted=filters,
     front=st.sampled_from([False, False, True]),
@@ -267,8 +284,15 @@ queries = st.builds(
 )
 
 
+def job_value(layout: RankedLayout, name: str) -> Any:
+    return layout.trial.layout.job.get(name, DEFAULTS[name])
+
+
 def value_at_the_median(layout: RankedLayout, key: Any) -> Any:
     """What a layout is filtered and sorted by: its figures at the median step time of its runs."""
+    if key.startswith("job."):
+        value = job_value(layout, key.removeprefix("job."))
+        return JOB_KNOBS["attention"]["values"].index(value) if isinstance(value, str) else value
     value, measured = value_of(layout.trial, key), layout.trial.measurement
     if key == "step_time_s":
         return layout.step_time_s
@@ -284,6 +308,14 @@ def is_wanted(layout: RankedLayout, wanted: TrialFilter) -> bool:
     for name in KNOB_FIELDS:
         values = getattr(wanted, name)
         if values and getattr(layout.trial.layout, name) not in values:
+            return False
+    for name in JOB_KNOBS:
+        value = job_value(layout, name)
+        if value not in wanted.stated.get(f"job.{name}", (value,)):
+            return False
+        if value < wanted.stated.get(f"min_job.{name}", value):
+            return False
+        if value > wanted.stated.get(f"max_job.{name}", value):
             return False
     if wanted.numbers and layout.trial.number not in wanted.numbers:
         return False
@@ -352,14 +384,20 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardListing)
             assert leaderboard.rank_of(run.campaign.id, trial_id, objective) == each.rank
     listed_values, values = (
         {name: Counter(getattr(each.trial.layout, name) for each in some) for name in KNOB_FIELDS}
+        | {f"job.{name}": Counter(job_value(each, name) for each in some) for name in JOB_KNOBS}
         for some in (expected, whole)
     )
-    assert leaderboard.constant_knobs(*asked, listing=query) == {
+    knobs = run.campaign.stored.searched_knobs
+    assert leaderboard.constant_knobs(*asked, listing=query, knobs=knobs) == {
         name: next(iter(found)) for name, found in listed_values.items() if len(found) == 1
     }
-    everywhere = leaderboard.knob_values(run.campaign.id, *KNOB_FIELDS)
-    assert list(everywhere) == list(KNOB_FIELDS)
+    everywhere = leaderboard.knob_values(run.campaign.id, *values, knobs=knobs)
+    assert list(everywhere) == list(values)
     assert everywhere == values
+    for each in whole:
+        found_again = leaderboard.ranked_layout(run.campaign, each.trial.layout)
+        assert found_again is not None
+        assert found_again.trial.id == each.trial.id or objective != run.campaign.objective
 
 
 @pytest.mark.timeout(600)
@@ -403,13 +441,15 @@ def full_history(store: Store, clock: TurnableClock) -> History:
                 peak_memory_bytes=PEAKS[peak],
             )
         )
+    for layout, seconds in zip(LAYOUTS[-2:], (0.32, 0.5), strict=True):
+        run.happen(Happening(layout=layout, step_time_s=seconds, peak_memory_bytes=PEAKS[1]))
     return run
 
 
 def test_every_key_sorts_both_ways(store: Store, clock: TurnableClock) -> None:
     run = full_history(store, clock)
     whole, front = whole_leaderboard(run, "tokens_per_s")
-    for place, (key, descending) in enumerate(product(LISTING_SORT_KEYS, (False, True))):
+    for place, (key, descending) in enumerate(product(SORT_KEYS, (False, True))):
         # Of every two keys each direction is filtered for one.
         wanted = TrialFilter(tp=(1, 2, 8)) if place % 4 in (0, 3) else TrialFilter()
         query = LeaderboardListing(sort=key, descending=descending, wanted=wanted)
@@ -487,7 +527,8 @@ def test_a_plot_has_the_front_the_best_and_a_sample(store: Store, clock: Turnabl
         assert (point.rank, point.value) == (layout.rank, layout.value)
         assert point.peak_memory_bytes == trial.measurement.peak_memory_bytes
         assert point.shortened == layout.shortened
-        assert point.knobs == trial.layout.to_mapping(every_knob=True)
+        assert point.knobs == trial.layout.without_job.to_mapping(every_knob=True)
+        assert (point.job, point.layout_key) == (trial.layout.job, trial.layout_key)
     on_front = front(store, run.campaign.id)
     *_, last = plot.points
     assert (last.state, last.reason, last.rank, last.value) == (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from layout_tuner.results_db.errors import TrialDuplicateError, TrialStateError
 from layout_tuner.results_db.records import LeaseRecord, ProbeCount, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, with_layers
+from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, is_cheap, with_layers
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.store import TurnableClock, completed, failed, lease_one, make_worker, post_outcome
 from tests.results_db.first_weeks import DEVICES, DOCUMENT
@@ -182,3 +183,18 @@ def test_a_later_campaign_learns_of_the_part_that_ran(store: Store, clock: Turna
         assert (sample.cluster, sample.state) == (bench.spec.cluster, "completed")
         assert (sample.step_time_s, sample.software) == (trial.step_time_s, trial.software)
         assert sample.peak_memory_bytes == trial.peak_memory_bytes
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_cheap_probe_of_a_job_keeps_its_settings(store: Store, database_url: str) -> None:
+    bench, job = Bench.of(store), replace(WHOLE, job=JobSettings({"compile": True, "bucket": 4}))
+    whole, cheap = bench.add(job), bench.add(job, SMALLEST)
+    bench.add(WHOLE, SMALLEST)
+    assert (whole.layout, whole.full_layout, is_cheap(whole.layout_key)) == (job, None, False)
+    assert (cheap.layout.job, cheap.full_layout) == (job.job, job)
+    assert [is_cheap(trial.layout_key) for trial in store.trials.find(bench.campaign)] == [
+        False,
+        True,
+        True,
+    ]
+    assert check_database(database_url).findings == ()

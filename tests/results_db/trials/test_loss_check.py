@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -26,6 +26,7 @@ from layout_tuner.results_db.trials.loss_check import (
     loss_tolerance,
     vote,
 )
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValue
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout, Precision
 from tests.kit.postgres import upgraded
 from tests.kit.store import (
@@ -70,14 +71,16 @@ def trained(layout: Layout, losses: str, **changes: object) -> Outcome:
 class Run:
     """A campaign in a store, to which runs are told as words: "Ax" is layout A with losses x."""
 
-    def __init__(self, store: Store, name: str = "first") -> None:
+    def __init__(self, store: Store, name: str = "first", **fields: object) -> None:
         self.store = store
-        self.campaign = make_campaign(store, name)
+        self.campaign = make_campaign(store, name, **fields)
         self.worker = make_worker(store, f"{name}-worker").id
 
-    def tell(self, words: str, **changes: object) -> None:
+    def tell(
+        self, words: str, job: Mapping[str, JobValue] | None = None, **changes: object
+    ) -> None:
         for layout_name, losses in words.split():
-            layout = LAYOUTS[layout_name]
+            layout = replace(LAYOUTS[layout_name], job=JobSettings(job or {}))
             outcome = trained(layout, losses, **changes)
             run_trial(self.store, self.campaign, layout, outcome, worker=self.worker)
 
@@ -176,6 +179,43 @@ def test_precisions_batches_and_campaigns_are_not_compared_with_each_other(run: 
     other = Run(run.store, "second")
     other.tell("By")
     assert run.off() == other.off() == []
+
+
+KNOBS = {
+    "bucket": {"search": [1, 2], "kind": "count", "values": [1, 2], "default": 1},
+    "moments": {"search": ["fp32", "bf16"], "kind": "word", "values": ["fp32", "bf16"]}
+    | {"default": "fp32", "losses": "other"},
+}
+
+
+def test_jobs_of_one_layout_are_compared_also_where_a_knob_should_not_change_losses(
+    store: Store,
+) -> None:
+    run = Run(store, space={"job": KNOBS})
+    run.tell("Ax Bx")
+    run.tell("Cx Cy", job={"bucket": 2})
+    run.tell("Ay", job={"bucket": 2})
+    assert run.off() == [3, 4, 5]
+    assert "several layouts agree with trial 1" in run.trial(5).message
+
+
+def test_jobs_that_differ_in_a_knob_of_other_losses_are_not_compared(store: Store) -> None:
+    run = Run(store, space={"job": KNOBS})
+    run.tell("Ax Bx")
+    run.tell("Az Bz Cz", job={"moments": "bf16"})
+    assert run.off() == []
+    run.tell("Ey", job={"moments": "bf16", "bucket": 2})
+    assert run.off() == [6]
+    assert "several layouts agree with trial 3" in run.trial(6).message
+
+
+def test_a_job_alone_in_its_group_is_not_in_doubt(store: Store) -> None:
+    run = Run(store, space={"job": KNOBS})
+    run.tell("Ax")
+    run.tell("Ay", job={"moments": "bf16"})
+    assert store.trials.in_doubt(run.campaign) == []
+    run.tell("By", job={"bucket": 2})
+    assert store.trials.in_doubt(run.campaign) == [run.trial(number).id for number in (1, 3)]
 
 
 def test_an_outcome_that_is_posted_again_is_answered_as_the_first_time(run: Run) -> None:

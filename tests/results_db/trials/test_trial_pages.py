@@ -21,11 +21,13 @@ from layout_tuner.results_db.trials import pages as pages_module
 from layout_tuner.results_db.trials.filter import (
     KNOB_FIELDS,
     SORT_KEYS,
+    LeaderboardListing,
     SortKey,
     TrialFilter,
     TrialOrder,
 )
 from layout_tuner.results_db.trials.filter_sql import conditions
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import (
     LAYOUT_FIELDS,
     PRECISIONS,
@@ -33,6 +35,7 @@ from layout_tuner.search_spaces.layouts.layout import (
     Layout,
 )
 from tests.kit.store import (
+    JOB_KNOBS,
     ODD,
     completed,
     failed,
@@ -50,9 +53,10 @@ LAYOUTS = (
     Layout(tp=2, recompute="full", precision="bf16"),
     Layout(pp=2, recompute="selective", zero_stage=1, precision="fp16"),
     Layout(dp=2, num_nodes=2, vpp=2, zero_stage=1, zero_replicas=2, sequence_parallel=True, tp=2),
-    Layout(micro_batch_size=2, sequence_parallel=True),
-    Layout(num_microbatches=2),
+    Layout(micro_batch_size=2, sequence_parallel=True, job=JobSettings({"attention": "math"})),
+    Layout(num_microbatches=2, job=JobSettings({"compile": True, "bucket": 4})),
 )
+JOB_KEYS = tuple(f"job.{name}" for name in JOB_KNOBS)
 TOKENS_PER_S = (300.0, 100.0, 200.0, 100.0)
 BY_RATE = TrialOrder(key="tokens_per_s", descending=True)
 
@@ -67,7 +71,7 @@ def run(store: Store, worker_id: str, tokens_per_s: float) -> None:
 
 def fill(store: Store, name: str = "first") -> tuple[int, str]:
     """A campaign with four trials measured (two alike) and two that wait, and its worker."""
-    campaign = make_campaign(store, name, cluster=name)
+    campaign = make_campaign(store, name, cluster=name, space={"job": JOB_KNOBS})
     worker = make_worker(store, name, cluster=name, num_nodes=2).id
     for layout, tokens_per_s in zip(LAYOUTS, (*TOKENS_PER_S, None, None), strict=True):
         store.trials.add(campaign, layout)
@@ -119,6 +123,10 @@ def value_of(trial: TrialRecord, key: SortKey) -> Any:
             return trial.objective(key)
         holder: Any = trial if key == "node_seconds" else trial.measurement
         return None if holder is None else getattr(holder, key)
+    if key in JOB_KEYS:
+        knob = JOB_KNOBS[key.removeprefix("job.")]
+        value = trial.layout.job.get(key.removeprefix("job."), knob["default"])
+        return knob["values"].index(value) if isinstance(value, str) else int(value)
     words: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTE_MODES, "precision": PRECISIONS}
     holder = trial if key == "number" else trial.layout
     value = getattr(holder, key)
@@ -138,7 +146,7 @@ def in_order(trials: list[TrialRecord], order: TrialOrder) -> list[int]:
 def test_every_key_sorts_both_ways_and_pages_go_there_and_back(store: Store, campaign: int) -> None:
     trials = store.trials.find(campaign)
     # Each key with two of the limits, each limit with both directions.
-    orders = zip(product(SORT_KEYS, (False, True)), cycle((1, 2, 4)), strict=False)
+    orders = zip(product((*SORT_KEYS, *JOB_KEYS), (False, True)), cycle((1, 2, 4)), strict=False)
     for (key, descending), limit in orders:
         order = TrialOrder(key=key, descending=descending)
         forward = list(pages(store, campaign, limit, order=order))
@@ -175,6 +183,12 @@ def test_filters_hold_in_lists_and_counts(
         (fast, TrialOrder(key="peak_memory_bytes"), [1, 3]),
         (fast, TrialOrder(key="tp"), [1, 3]),
         (TrialFilter(states=("FAILED",)), BY_RATE, [5]),
+        (TrialFilter(**{"job.compile": (True,)}), BY_RATE, [6]),
+        (TrialFilter(**{"job.compile": (False,)}), BY_RATE, [1, 3, 2, 4, 5]),
+        (TrialFilter(**{"job.attention": ("math", "fused")}), BY_RATE, [5]),
+        (TrialFilter(**{"min_job.bucket": 8}), TrialOrder(key="job.attention"), [1, 2, 3, 4, 5]),
+        (TrialFilter(**{"max_job.bucket": 7}, tp=(1,)), BY_RATE, [6]),
+        (TrialFilter(**{"job.bucket": (9,)}), BY_RATE, []),
     ):
         assert numbers(store, campaign, 1, wanted=wanted, order=order) == expected, (wanted, order)
         assert store.trial_pages.count(campaign, wanted=wanted) == (len(expected), True)
@@ -193,7 +207,7 @@ ADDED = (Layout(tp=4), Layout(tp=8), Layout(pp=4), Layout(pp=8), Layout(dp=4), L
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    key=st.sampled_from(SORT_KEYS),
+    key=st.sampled_from((*SORT_KEYS, *JOB_KEYS)),
     descending=st.booleans(),
     limit=st.integers(1, 4),
     happenings=st.lists(st.sampled_from(["added", "measured", "failed"]), max_size=5),
@@ -234,7 +248,8 @@ def found(store: Store, **stated: Any) -> list[int]:
     wanted = TrialFilter(**stated)
     query = select(Trial.number).outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
     with store._db.read() as session:
-        return list(session.scalars(query.where(*conditions(wanted)).order_by(Trial.number)))
+        held = conditions(session, 1, wanted)
+        return list(session.scalars(query.where(*held).order_by(Trial.number)))
 
 
 def test_each_knob_of_a_layout_holds_trials_to_its_values(two: Store) -> None:
@@ -295,11 +310,39 @@ def test_states_reasons_nodes_and_bounds_are_filtered_by_and_all_must_hold(two: 
         ({"min_peak_memory_bytes": 1.5}, "min_peak_memory_bytes=1.5 is not a whole number"),
         ({"max_peak_memory_bytes": 2**63}, "is not a whole number up to"),
         ({"min_mfu": 0.5, "max_mfu": 0.4}, "min_mfu=0.5 is over max_mfu=0.4"),
+        ({"min_job.b": 10, "max_job.b": 5}, "min_job.b=10 is over max_job.b=5"),
     ],
 )
 def test_a_filter_that_no_trial_can_meet_is_refused(stated: dict[str, Any], words: str) -> None:
     with pytest.raises(TrialFilterInvalidError, match=words):
         TrialFilter(**stated)
+
+
+@pytest.mark.sqlite_is_enough(False)
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"job.complie": (True,)}, "job.complie is no job knob of this campaign.*compile"),
+        ({"job.compile": (1,)}, "job.compile: 1 is not a switch"),
+        ({"job.attention": ("none",)}, "job.attention: .*not one of own, fused, math"),
+        ({"min_job.compile": 1}, "min_job.compile: compile is a switch, which has no bounds"),
+    ],
+)
+def test_a_filter_of_jobs_that_the_campaign_does_not_have_is_refused(
+    store: Store, campaign: int, stated: dict[str, Any], words: str
+) -> None:
+    wanted = TrialFilter(**stated)
+    for read in (
+        lambda: store.trial_pages.page(campaign, wanted=wanted, limit=1),
+        lambda: store.trial_pages.count(campaign, wanted=wanted),
+        lambda: store.leaderboard.page_of_layouts(
+            campaign, listing=LeaderboardListing(wanted=wanted), limit=1
+        ),
+    ):
+        with pytest.raises(TrialFilterInvalidError, match=words):
+            read()
+    with pytest.raises(TrialFilterInvalidError, match=r"job\.cores is no job knob"):
+        store.trial_pages.page(campaign, order=TrialOrder(key="job.cores"), limit=1)
 
 
 def test_a_filter_is_a_value_and_has_no_other_fields() -> None:
