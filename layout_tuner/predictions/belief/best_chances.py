@@ -16,19 +16,22 @@ import numpy as np
 
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
-from layout_tuner.predictions.belief.factor_regression import log_step_s
+from layout_tuner.predictions.belief.factor_regression import drawn_log_step_s
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
 from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls
 from layout_tuner.predictions.belief.residual import ResidualKernel, knob_coordinates
 from layout_tuner.predictions.belief.slow_runs import MEAN_EXCESS
 from layout_tuner.predictions.belief.step_belief import normal_draws
+from layout_tuner.predictions.estimates.distinct_layouts import different
 from layout_tuner.predictions.estimates.step_time import time_terms
-from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 NUM_DRAWS: Final = 1000
+_TOGETHER: Final = 50
+"""Draws that are computed together."""
 MAX_COMPARED: Final = 300
 """Layouts that are drawn together: the best of a plan."""
 NEAR: Final = 0.05
@@ -125,21 +128,27 @@ class LayoutDraws:
         num_devices = np.asarray(columns.num_devices)
         log_s_SN = np.empty((NUM_DRAWS, num_devices.size))
         seed = int(rng.integers(1 << 32))
-        for count in np.unique(num_devices):
+        for count in different(num_devices):
             rows = np.flatnonzero(num_devices == count)
             factors = self.time.factors(
                 self.model, self.cluster, num_devices=int(count), software=self.software
             )
+            here = columns.rows(rows)
+            factors, settings = self.time.with_settings(factors, here, self.software)
             # The same draws for every number of devices.
             same = np.random.default_rng(seed)
             drawn_SF = factors.mean + normal_draws(factors.covariance, NUM_DRAWS, same)
             terms = time_terms(
-                columns.rows(rows),
+                here,
                 self.model,
                 self.cluster,
-                score_traffic=score_traffic_of(self.software, self.cluster),
+                kernels=kernels_of(self.software, self.cluster),
             )
-            log_s_SN[:, rows] = [log_step_s(terms, drawn_F) for drawn_F in drawn_SF]
+            # There are few layouts with the same settings.
+            together = _TOGETHER if settings is None else NUM_DRAWS
+            for start in range(0, NUM_DRAWS, together):
+                some = slice(start, start + together)
+                log_s_SN[some, rows] = drawn_log_step_s(terms, drawn_SF[some], settings)
         points = knob_coordinates(columns)
         kernel = ResidualKernel()
         log_s_SN += normal_draws(kernel.between(points, points), NUM_DRAWS, rng)

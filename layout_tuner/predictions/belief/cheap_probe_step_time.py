@@ -19,7 +19,9 @@ from layout_tuner.predictions.statistics.job_duration import StepInterval
 from layout_tuner.search_spaces.layouts.layout import Layout
 
 if TYPE_CHECKING:  # clients read `CheapProbe`, and need none of these, which import numpy
+    from layout_tuner.array_types import Floats
     from layout_tuner.predictions.estimates.step_time import TimeTerms
+    from layout_tuner.predictions.estimates.trainer_kernels import TrainerKernels
     from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
     from layout_tuner.search_spaces.clusters.cluster import Cluster
     from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -57,13 +59,16 @@ class CheapProbe:
         model: ModelShape,
         cluster: Cluster,
         *,
+        software: str,
         measured_s: float | None,
     ) -> CheapProbe:
         """A probe of a part of a layout.
 
-        The layout is the one that it stands for, and the model the whole one; `measured_s` is of a
-        step of the part, None where it was not measured.
+        The layout is the one that it stands for, and the model the whole one; `software` ran it
+        (`CampaignSpec.software`); `measured_s` is of a step of the part, None where it was not
+        measured.
         """
+        from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
         from layout_tuner.search_spaces.campaigns.fidelity import fidelity_of
 
         part = fidelity_of(layout, probed, num_layers)
@@ -75,7 +80,9 @@ class CheapProbe:
             measures_memory=part.keeps_memory(model),
             full_step=None
             if measured_s is None
-            else extrapolated_step(measured_s, part, layout, model, cluster),
+            else extrapolated_step(
+                measured_s, part, layout, model, cluster, kernels_of(software, cluster)
+            ),
         )
 
 
@@ -90,41 +97,59 @@ def extrapolation_log_sd(
     The layout and the model are the whole ones; `part` and `whole` are the terms of a step of what
     runs and of the layout, one row each.
     """
+    return math.hypot(independent_log_sd(fidelity, layout, model), ratio_log_sd(part, whole))
+
+
+def independent_log_sd(fidelity: Fidelity, layout: Layout, model: ModelShape) -> float:
+    """Standard deviation of the part of the error that other probes do not share, in logarithms."""
     return math.hypot(
         MICROBATCHES_LOG_SD * (fidelity.num_microbatches < layout.num_microbatches),
         REPLICAS_LOG_SD * (fidelity.dp < layout.dp),
         LAYERS_LOG_SD * (fidelity.num_layers < model.num_layers),
-        ratio_log_sd(part, whole),
     )
 
 
 def ratio_log_sd(part: TimeTerms, whole: TimeTerms) -> float:
-    """How unsure the estimates are of the ratio of two steps, before any measurement.
+    """How unsure the estimates are of the ratio of two steps, before any measurement."""
+    return math.sqrt(ratio_covariance(part, whole)[0, 0])
+
+
+def ratio_covariance(parts: TimeTerms, wholes: TimeTerms) -> Floats:
+    """Covariance of the errors of the ratios of steps, in logarithms; shape [probes, probes].
 
     A cost that is a larger share of the part than of the whole, such as the reduction of gradients
-    after few micro-batches, may take longer or shorter than they expect
-    (`predictions.estimates.step_time.FACTOR_PRIORS`). Linear in the logarithms of the factors.
+    after few micro-batches, may take longer or shorter than the estimates expect
+    (`predictions.estimates.step_time.FACTOR_PRIORS`). It does so in all probes, so their errors are
+    correlated as far as the same costs cause them. Linear in the logarithms of the factors.
     """
     from layout_tuner.predictions.belief.factor_regression import slopes
     from layout_tuner.predictions.belief.time_fit import TIME_PRIOR
 
     prior = TIME_PRIOR.factors
-    differ = slopes(part, prior.mean)[0] - slopes(whole, prior.mean)[0]
-    return math.sqrt(differ @ prior.covariance @ differ)
+    differ = slopes(parts, prior.mean) - slopes(wholes, prior.mean)
+    covariance: Floats = differ @ prior.covariance @ differ.T
+    return covariance
 
 
 def extrapolated_step(
-    measured_s: float, fidelity: Fidelity, layout: Layout, model: ModelShape, cluster: Cluster
+    measured_s: float,
+    fidelity: Fidelity,
+    layout: Layout,
+    model: ModelShape,
+    cluster: Cluster,
+    kernels: TrainerKernels,
 ) -> StepInterval:
     """The step time of a layout with its 95 % interval, from what a cheap probe of it measured.
 
-    `measured_s` is of a step of the part; layout and model are the whole ones.
+    `measured_s` is of a step of the part; layout and model are the whole ones; `kernels` are those
+    of the trainer that ran it.
     """
     from layout_tuner.predictions.belief.job import predicted_step
     from layout_tuner.predictions.estimates.step_time import time_terms
 
-    part = time_terms(fidelity.reduced(layout), fidelity.reduced_model(model), cluster)
-    whole = time_terms(layout, model, cluster)
+    whole = time_terms(layout, model, cluster, kernels=kernels)
+    layout_part, model_part = fidelity.reduced(layout), fidelity.reduced_model(model)
+    part = time_terms(layout_part, model_part, cluster, kernels=kernels)
     ratio = float(whole.step_time_s()[0] / part.step_time_s()[0])
     log_sd = math.hypot(extrapolation_log_sd(fidelity, layout, model, part, whole), COMMON_LOG_SD)
     return predicted_step(math.log(measured_s * ratio), log_sd)

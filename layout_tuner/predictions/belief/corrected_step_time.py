@@ -11,6 +11,13 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.belief.factor_regression import StepFactors, log_sd, log_step_s
+from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+    NO_KNOBS,
+    KnobFactors,
+    KnobSettings,
+    KnobValue,
+    KnownKnobs,
+)
 from layout_tuner.predictions.belief.known_measurements import ELSEWHERE, Sample
 from layout_tuner.predictions.belief.measured_range import warning_outside
 from layout_tuner.predictions.belief.time_evidence import (
@@ -21,8 +28,9 @@ from layout_tuner.predictions.belief.time_evidence import (
     nothing,
 )
 from layout_tuner.predictions.belief.time_fit import TIME_PRIOR, TimePosterior, fit
+from layout_tuner.predictions.estimates.distinct_layouts import different
 from layout_tuner.predictions.estimates.step_time import time_terms
-from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -39,11 +47,13 @@ class TimeCalibration:
     evidence: TimeEvidence = field(default_factory=nothing)
     start: TimePosterior | None = None
     """The fit of some of that evidence."""
+    known: KnownKnobs = NO_KNOBS
+    """Declarations of job knobs."""
 
     @classmethod
-    def fit(cls, samples: Iterable[Sample] = ()) -> Self:
+    def fit(cls, samples: Iterable[Sample] = (), known: KnownKnobs = NO_KNOBS) -> Self:
         """A calibration on samples from elsewhere; without samples it is the prior."""
-        return cls().updated(samples, campaign=ELSEWHERE)
+        return cls(known=known).updated(samples, campaign=ELSEWHERE)
 
     def updated(self, samples: Iterable[Sample], *, campaign: str) -> Self:
         """The calibration after more samples, of one campaign."""
@@ -54,11 +64,31 @@ class TimeCalibration:
         return replace(self, evidence=joined([self.evidence, evidence]), start=start)
 
     @cached_property
+    def knobs(self) -> KnobFactors:
+        """The values of job knobs that were measured or that the campaign may try."""
+        return KnobFactors.of((*self.evidence.knob_values, *self.known.values), self.known)
+
+    @cached_property
     def posterior(self) -> TimePosterior | None:
         """The fit; None without measurements."""
         if not len(self.evidence):
             return None
-        return fit(self.evidence, self.start)
+        return fit(self.evidence, self.start, self.knobs)
+
+    def with_settings(
+        self, factors: StepFactors, columns: LayoutColumns, software: str
+    ) -> tuple[StepFactors, KnobSettings | None]:
+        """The factors with those of all settings of columns of one axis, and these settings.
+
+        None: all knobs have their defaults.
+        """
+        if not any(columns.jobs):
+            return factors, None
+        asked = (each for settings in columns.jobs for each in KnobValue.of(software, settings))
+        knobs = KnobFactors.of((*self.knobs.values, *asked), self.known)
+        unknown = KnobFactors.of(knobs.values[len(self.knobs) :], self.known)
+        job = np.broadcast_to(columns.job, columns.tp.shape)
+        return factors.with_knobs(unknown), knobs.settings(software, columns.jobs, job)
 
     def predict(
         self,
@@ -77,16 +107,17 @@ class TimeCalibration:
         columns = LayoutColumns.of(layouts).flattened()
         devices = columns.num_devices
         mean, deviation = np.empty(devices.size), np.empty(devices.size)
-        traffic = score_traffic_of(software, cluster)
-        for count in np.unique(devices):
+        kernels = kernels_of(software, cluster)
+        for count in different(devices):
             rows = np.flatnonzero(devices == count)
             here = columns.rows(rows)
             factors = self.factors(
                 model, cluster, num_devices=int(count), software=software, campaign=campaign
             )
-            terms = time_terms(here, model, cluster, score_traffic=traffic)
-            mean[rows] = log_step_s(terms, factors.mean)
-            deviation[rows] = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
+            terms = time_terms(here, model, cluster, kernels=kernels)
+            factors, settings = self.with_settings(factors, here, software)
+            mean[rows] = log_step_s(terms, factors.mean, settings)
+            deviation[rows] = np.hypot(log_sd(terms, factors, settings), self.misfit_log_sd)
         return mean, deviation * self.spread_share(software, cluster)
 
     def spread_share(self, software: str, cluster: Cluster) -> float:
@@ -105,7 +136,10 @@ class TimeCalibration:
         software: str = "",
         campaign: str = "",
     ) -> StepFactors:
-        """The factors of a campaign that trains this model on so many devices of this cluster."""
+        """The factors of a campaign that trains this model on so many devices of this cluster.
+
+        Those of `knobs` stand behind the others.
+        """
         origin = Origin(
             cluster=cluster.name,
             software=software,
@@ -113,7 +147,9 @@ class TimeCalibration:
             num_devices=num_devices,
             campaign=campaign,
         )
-        return TIME_PRIOR.factors if self.posterior is None else self.posterior.factors(origin)
+        if self.posterior is None:
+            return TIME_PRIOR.factors.with_knobs(self.knobs)
+        return self.posterior.factors(origin)
 
     def outside(
         self,
@@ -137,9 +173,16 @@ _KNOWN_SHARES: Final = {
     ("megatron", "a100"): 0.43,
     ("megatron", "mi250x"): 0.43,
     ("vtrain", "a100"): 0.43,
+    ("llm-foundry", "a100"): 0.43,
+    # B200 and B300 are also in GB200 and GB300.
+    **{("megatron-bridge", device): 0.83 for device in ("h100", "b200", "b300")},
+    ("megatron", "h100"): 0.57,
+    ("megatron", "h800"): 0.57,
+    ("torchtitan", "h100"): 0.62,
+    ("torchtitan", "h200"): 0.62,
 }
 """Errors of cold estimates over what the prior lets expect, by a word in the software and in the
-device, on layouts within 1.5 times the best: docs/explanation/estimates.md, "Intervals"."""
+device (the first that matches): docs/explanation/estimates.md, "Intervals"."""
 
 
 def known_share(software: str, cluster: Cluster) -> float:

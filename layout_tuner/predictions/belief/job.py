@@ -10,6 +10,7 @@ import numpy as np
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.estimates.trainer_kernels import TrainerKernels
 from layout_tuner.predictions.statistics.job_duration import JobDuration, StepInterval, TrainingJob
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -77,7 +78,11 @@ def predicted_step(log_mean: float, log_sd: float) -> StepInterval:
 
 
 def extrapolated(
-    step: StepInterval, measured: Layout, model: ModelShape, cluster: Cluster
+    step: StepInterval,
+    measured: Layout,
+    model: ModelShape,
+    cluster: Cluster,
+    kernels: TrainerKernels,
 ) -> Callable[[Layout], StepInterval]:
     """The step time of a measured layout on other nodes, as a function of the scaled layout.
 
@@ -86,7 +91,10 @@ def extrapolated(
     """
 
     def on(layout: Layout) -> StepInterval:
-        there, here = (float(step_time_s(each, model, cluster)[0]) for each in (layout, measured))
+        there, here = (
+            float(step_time_s(each, model, cluster, kernels=kernels)[0])
+            for each in (layout, measured)
+        )
         return step.times(there / here)
 
     return on

@@ -48,7 +48,8 @@ def known_residual(calibration: TimeCalibration, origin: Origin, layouts: Layout
         return np.broadcast_to(0.0, layouts.num_devices.size)
     expected_N = np.zeros(layouts.num_devices.size)
     of_K = evidence.origin_of
-    missed_K = evidence.log_s - log_step_s(evidence.terms, posterior.deviations[of_K])
+    settings = evidence.settings(posterior.knobs)
+    missed_K = evidence.log_s - log_step_s(evidence.terms, posterior.deviations[of_K], settings)
     weights_K = run_weights(missed_K, posterior.misfit_log_sd)
     every = (origin, *evidence.origins)
     alike_OO = np.array([[_correlation(one, other) for other in every[1:]] for one in every])
@@ -57,14 +58,15 @@ def known_residual(calibration: TimeCalibration, origin: Origin, layouts: Layout
     if not counts.size:
         return expected_N
     kept = counts[np.argsort(-alike_K[counts], kind="stable")[:_MOST]]
-    points_K = relative_coordinates(evidence.columns.rows(kept))
+    jobs = (*evidence.columns.jobs, *layouts.jobs)
+    points_K = relative_coordinates(evidence.columns.rows(kept), jobs)
     covariance_KK = alike_OO[np.ix_(of_K[kept], of_K[kept])] * _KERNEL.between(points_K, points_K)
     noise = _NOISE * posterior.misfit_log_sd
     covariance_KK[np.diag_indices_from(covariance_KK)] += noise**2 / weights_K[kept]
     pull_K = alike_K[kept] * np.linalg.solve(covariance_KK, missed_K[kept])
     for start in range(0, expected_N.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
-        points_N = relative_coordinates(layouts.rows(rows))
+        points_N = relative_coordinates(layouts.rows(rows), jobs)
         expected_N[rows] = _KERNEL.between(points_N, points_K) @ pull_K
     return expected_N
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.estimates.storage import storage_hypotheses
+from layout_tuner.predictions.estimates.trainer_storage import storage_hypotheses
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 

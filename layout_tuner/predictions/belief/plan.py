@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from layout_tuner.documents.reading import shown
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job
+from layout_tuner.predictions.belief.job_knobs.job_ranking import rank_jobs
+from layout_tuner.predictions.belief.job_knobs.knob_gains import KnobGain, knob_gains
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, RankedLayouts
-from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty, quantiles
 from layout_tuner.predictions.belief.plan_parts.bought_probes import (
     BoughtProbes,
     NeededProbes,
@@ -35,6 +37,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.objectives import Objective, objective_factors
+from layout_tuner.search_spaces.spaces.job_set import JobSet
 from layout_tuner.search_spaces.spaces.search_space import Exclusion, LegalSet
 from layout_tuner.search_spaces.throughput import Throughput
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
@@ -65,6 +68,12 @@ class PredictedFigures:
     """Share of the peak that the model's FLOPs use; None: the cluster states no peak."""
     peak_memory_bytes: int
     """Expected peak of the fullest device."""
+    peak_memory_median_bytes: int
+    """Median of the peak. Where the trainer is not known the mean may be far from it."""
+    peak_memory_low_bytes: int
+    """Lower end of its 80 % interval."""
+    peak_memory_high_bytes: int
+    """Upper end of it."""
     fits: float
     """Probability that it fits into a device and keeps the campaign's memory headroom."""
 
@@ -134,6 +143,7 @@ class Plan:
 
     campaign: str
     model: str
+    """Its name, and what it states of attention and dropout."""
     cluster: str
     trainer: str = EMBEDDED_TRAINER
     """What is taken to run the layouts: the trainer of the campaign's probes, or another software
@@ -147,12 +157,16 @@ class Plan:
     """Combinations of the space."""
     num_legal: int
     """Layouts that the campaign may probe."""
+    num_jobs: int | None = None
+    """Jobs that it may probe: layouts with settings of their job knobs; null: it searches none."""
     illegal: tuple[Exclusion, ...]
     """Combinations that each rule excludes, the most first; one may break several rules."""
     expected_fitting: float
     """Legal layouts that are expected to fit into memory: the sum of their probabilities."""
     layouts: tuple[PlannedLayout, ...]
     """The best layouts."""
+    knobs: tuple[KnobGain, ...] = ()
+    """What each value of a searched job knob is expected to bring to the best layout."""
     baseline: PlannedBaseline | None = None
     """Null: the campaign names no baseline."""
     comparison: LayoutComparison | None = None
@@ -174,6 +188,11 @@ class Plan:
     warnings: tuple[str, ...]
     auto: Mapping[str, Any] = field(default_factory=dict)
     """Choices of the knobs that the document left out, by knob."""
+
+    @property
+    def num_ranked(self) -> int:
+        """The jobs, or the layouts where no job knob is searched."""
+        return self.num_legal if self.num_jobs is None else self.num_jobs
 
     @property
     def rows(self) -> tuple[PlannedLayout, ...]:
@@ -210,39 +229,46 @@ def make_plan(
     software = spec.software if software is None else software
     legal = legal or spec.legal_set(scopes_for(software or EMBEDDED_TRAINER))
     spec.refuse_if_too_large(legal)
-    spec = spec.warned_of_few(legal)
+    if software != spec.software:
+        spec = _without_job_knobs(spec, software)
+    jobs = spec.jobs(legal) if software == spec.software else legal
+    spec = spec.warned_of_space(legal, jobs)
     predictions = LayoutPredictions(
         spec=spec, software=software, knowledge=knowledge or Knowledge()
     )
-    ranked = predictions.rank(legal)
-    best = [legal.layout(int(position)) for position in ranked.order[:top]]
+    ranked_layouts = ranked = predictions.rank(legal)
+    if isinstance(jobs, JobSet):
+        ranked = rank_jobs(predictions, jobs, ranked_layouts)
+    best = [jobs.layout(int(position)) for position in ranked.order[:top]]
     own_s = None if spec.baseline is None else predictions.step(spec.baseline).expected_s
-    prices = ProbePrices.of(spec, legal, ranked, probe_start_s, baseline_step_s=own_s)
-    chances = predictions.chances(legal, ranked, most_step_s=prices.most_step_s)
+    prices = ProbePrices.of(spec, jobs, ranked, probe_start_s, baseline_step_s=own_s)
+    chances = predictions.chances(jobs, ranked, most_step_s=prices.most_step_s)
     chance_of = dict(enumerate((chances.best * chances.runs).tolist(), start=1))
     needed = needed_probes(prices, chances)
     return Plan(
         campaign=spec.name,
-        model=spec.model.name,
+        model=spec.model.title,
         cluster=spec.cluster.name,
         trainer=predictions.trainer,
-        nodes=_fewer_nodes(spec, legal, ranked, best[0]),
+        nodes=_fewer_nodes(spec, jobs, ranked, best[0]),
         objective=spec.objective,
         num_combinations=legal.num_combinations,
         num_legal=len(legal),
+        num_jobs=len(jobs) if isinstance(jobs, JobSet) else None,
         illegal=legal.exclusions,
-        expected_fitting=float(ranked.fits.sum()),
+        expected_fitting=float(ranked_layouts.fits.sum()),
         layouts=tuple(
             _planned(rank, layout, predictions, chance_of.get(rank), job)
             for rank, layout in enumerate(best, start=1)
         ),
-        baseline=_baseline(predictions, legal, ranked, chance_of, job),
-        comparison=None if compare is None else _comparison(predictions, legal, ranked, compare),
+        knobs=tuple(knob_gains(predictions, jobs, best[0])) if isinstance(jobs, JobSet) else (),
+        baseline=_baseline(predictions, jobs, ranked, chance_of, job),
+        comparison=None if compare is None else _comparison(predictions, jobs, ranked, compare),
         some_fit=chances.runs,
         probes_needed=needed.number if needed else None,
         needed=needed,
-        fits_depend_on=predictions.deciding(legal, ranked, top),
-        budget=bought_probes(prices, legal, ranked, chances),
+        fits_depend_on=predictions.deciding(jobs, ranked, top),
+        budget=bought_probes(prices, jobs, ranked, chances),
         knowledge=_used(predictions),
         job=job,
         warnings=(
@@ -251,6 +277,15 @@ def make_plan(
         ),
         auto=auto_choices(spec.space.to_mapping()),
     )
+
+
+def _without_job_knobs(spec: CampaignSpec, software: str) -> CampaignSpec:
+    """The campaign for another trainer, which has not the job knobs of that of its probes."""
+    baseline, warnings = spec.baseline, spec.warnings
+    if spec.space.job or (baseline is not None and baseline.job):
+        left_out = f"the job knobs are those of {spec.software or EMBEDDED_TRAINER}"
+        warnings += (f"{left_out}, and are left out for {software or EMBEDDED_TRAINER}",)
+    return replace(spec, baseline=baseline and baseline.without_job, warnings=warnings)
 
 
 def _planned(
@@ -277,7 +312,7 @@ def _planned(
         is_baseline=layout == spec.baseline,
         refused=()
         if adapter is None
-        else (*adapter.all_lacking(trained).values(), *adapter.every_refusal(trained)),
+        else (*adapter.all_lacking(trained).values(), *adapter.refusals(trained)),
         job=None
         if job is None
         else estimate_job(
@@ -303,6 +338,7 @@ def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures
     )
     columns = LayoutColumns.of_each([layout])
     (peak_bytes,), _ = predictions.memory.peak_bytes(columns, spec.model)
+    (low,), (median,), (high,) = quantiles(predictions.memory.each_peak_bytes(columns, spec.model))
     (fits,) = predictions.fits(columns)
     return PredictedFigures(
         step_time_s=step.expected_s,
@@ -313,13 +349,16 @@ def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures
         model_tflops_per_device=rate.model_tflops_per_device,
         mfu=rate.mfu if peak_flops else None,
         peak_memory_bytes=round(float(peak_bytes)),
+        peak_memory_median_bytes=round(float(median)),
+        peak_memory_low_bytes=round(float(low)),
+        peak_memory_high_bytes=round(float(high)),
         fits=float(fits),
     )
 
 
 def _baseline(
     predictions: LayoutPredictions,
-    legal: LegalSet,
+    legal: LegalSet | JobSet,
     ranked: RankedLayouts,
     chance_of: Mapping[int, float],
     job: TrainingJob | None,
@@ -329,10 +368,11 @@ def _baseline(
     if layout is None:
         return None
     position, chance = legal.index_of(layout), None
-    if position is None:
+    places = np.flatnonzero(ranked.order == (-1 if position is None else position))
+    if not len(places):  # outside of the space, or none of the jobs that were ranked
         rank = ranked.rank(predictions.score(layout))
     else:
-        rank = 1 + int(np.flatnonzero(ranked.order == position)[0])
+        rank = 1 + int(places[0])
         chance = chance_of.get(rank)
     best = legal.layout(int(ranked.order[0]))
     return PlannedBaseline(
@@ -343,7 +383,10 @@ def _baseline(
 
 
 def _comparison(
-    predictions: LayoutPredictions, legal: LegalSet, ranked: RankedLayouts, names: tuple[str, str]
+    predictions: LayoutPredictions,
+    legal: LegalSet | JobSet,
+    ranked: RankedLayouts,
+    names: tuple[str, str],
 ) -> LayoutComparison:
     """Two layouts by rank, or by key also outside of the space; LayoutInvalidError if illegal."""
     spec = predictions.spec
@@ -352,10 +395,11 @@ def _comparison(
         if not (name.isascii() and name.isdigit()):
             return Layout.of_key(name)
         # int() refuses thousands of digits.
-        rank = int(name) if len(name) <= len(str(len(legal))) else 0
-        if not 1 <= rank <= len(legal):
+        count = len(ranked.order)
+        rank = int(name) if len(name) <= len(str(count)) else 0
+        if not 1 <= rank <= count:
             raise LayoutInvalidError(
-                f"{shown(name)} is not a rank of the plan: it has 1 to {len(legal)}"
+                f"{shown(name)} is not a rank of the plan: it has 1 to {count}"
             )
         return legal.layout(int(ranked.order[rank - 1]))
 
@@ -371,12 +415,18 @@ def _comparison(
             allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
             scopes=scopes_for(predictions.trainer),
         )
+        is_other = predictions.software != spec.software
+        if layout.job and (is_other or not spec.space.job.holds(layout, spec.model, spec.cluster)):
+            settings = layout.job.words
+            broken.append(f"{settings} is not among the settings that the campaign searches there")
         if broken:
             raise LayoutInvalidError(f"{layout.key} is not legal here: {'; '.join(broken)}")
     return compare_layouts(predictions, first, second)
 
 
-def _fewer_nodes(spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, best: Layout) -> str:
+def _fewer_nodes(
+    spec: CampaignSpec, legal: LegalSet | JobSet, ranked: RankedLayouts, best: Layout
+) -> str:
     """See `Plan.nodes`. The whole machine of a preset is not what a job gets."""
     preset, most = CLUSTER_PRESETS.get(spec.cluster.name), max(spec.space.values("num_nodes"))
     whole, taken = spec.cluster.num_nodes, best.num_nodes
@@ -384,12 +434,12 @@ def _fewer_nodes(spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, bes
         return f"on {taken} of {whole} nodes: the space has num_nodes of {most} at most"
     if taken >= most:
         return ""
-    (places,) = np.nonzero(legal.column("num_nodes")[ranked.order] == most)
-    if not len(places):
+    place = ranked.first_with(legal, "num_nodes", most)
+    if place is None:
         return f"on {taken} of {most} nodes: no layout on {most} nodes is legal"
     return (
         f"on {taken} of {most} nodes, since {spec.objective} is larger there (the best on {most} is "
-        f"rank {places[0] + 1:,}; to plan for {most}, set num_nodes: {most} in the space)"
+        f"rank {place + 1:,}; to plan for {most}, set num_nodes: {most} in the space)"
     )
 
 

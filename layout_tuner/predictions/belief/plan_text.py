@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.best_chances import ENOUGH
 from layout_tuner.predictions.belief.job import JobEstimate
-from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
+from layout_tuner.predictions.belief.job_knobs.knob_gains import KnobGain
 from layout_tuner.predictions.belief.plan import KnowledgeUsed, Plan, PlannedBaseline, PlannedLayout
 from layout_tuner.predictions.belief.plan_parts.bought_probes import BoughtProbes
 from layout_tuner.predictions.belief.plan_parts.comparison_text import (
@@ -39,7 +40,11 @@ PLAN_COLUMNS: Final[Mapping[str, Callable[[PlannedLayout], str]]] = {
     ">/device": lambda each: figure(each.predicted.tokens_per_s_per_device),
     ">MFU": lambda each: "-" if each.predicted.mfu is None else f"{each.predicted.mfu:.1%}",
     ">TFLOP/s": lambda each: f"{each.predicted.model_tflops_per_device:.4g}",
-    ">GiB": lambda each: f"{each.predicted.peak_memory_bytes / GIB:.3g}",
+    ">GiB": lambda each: f"{each.predicted.peak_memory_median_bytes / GIB:.3g}",
+    ">80 %": lambda each: (
+        f"{each.predicted.peak_memory_low_bytes / GIB:.3g}-"
+        f"{each.predicted.peak_memory_high_bytes / GIB:.3g}"
+    ),
     ">P(fits)": lambda each: f"{each.predicted.fits:.2f}",
     ">P(best)": lambda each: "-" if each.best_chance is None else f"{each.best_chance:.2f}",
     "limited by": lambda each: ", ".join(
@@ -65,6 +70,8 @@ _BOUNDS: Final = {
     "layouts": "the number of legal layouts",
 }
 _MOST_NAMES: Final = 5
+_LEAST_GIB: Final = 0.005
+"""Change of a peak below which it is not said."""
 PREDICTED_WORDS: Final = "Every figure of a layout is predicted; nothing was run."
 
 
@@ -72,26 +79,31 @@ def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
     """The lines of a plan for a terminal of this width; None: for a file, with whole tables."""
     yield from _wrapped(f"{head_words(plan)}. {PREDICTED_WORDS}", width)
     if plan.baseline is not None:
-        yield from _wrapped(baseline_words(plan.baseline, plan.num_legal), width)
+        yield from _wrapped(baseline_words(plan.baseline, plan.num_ranked), width)
     yield ""
     yield from _space_lines(plan, width)
     yield ""
     same = _same_parts(plan.rows) if width else []
     title = (
-        f"predicted: the best {len(plan.layouts)} of {plan.num_legal:,} by {plan.objective} times "
+        f"predicted: the best {len(plan.layouts)} of {plan.num_ranked:,} by {plan.objective} times "
         f"P(fits){'; all ' if same else ''}{' '.join(same)}"
     )
-    rows = [[text(each) for text in PLAN_COLUMNS.values()] for each in plan.rows]
+    columns = dict(PLAN_COLUMNS)
+    if width is not None and plan.fits_depend_on is None:
+        del columns[">80 %"]  # the peaks of a known trainer are well known, and terminals narrow
+    rows = [[text(each) for text in columns.values()] for each in plan.rows]
     for row, each in zip(rows, plan.rows, strict=True):
-        different = (part for part in each.layout_key.split("-") if part not in same)
+        different = (part for part in _parts(each.layout_key) if part not in same)
         row[1] = " ".join((*different, *_marks(each)))
-    yield from table_lines(tuple(PLAN_COLUMNS), rows, title, width=width)
+    yield from table_lines(tuple(columns), rows, title, width=width)
     for sentence in refusal_words(plan):
         yield from _wrapped(sentence, width)
     yield ""
+    for sentence in gain_words(plan.knobs):
+        yield from _wrapped(sentence, width)
     yield from _wrapped(chances_words(plan), width)
     if plan.fits_depend_on is not None:
-        yield from _wrapped(_deciding_words(plan.fits_depend_on), width)
+        yield from _wrapped(plan.fits_depend_on.words, width)
     yield from _wrapped(bought_words(plan.budget), width)
     yield from _wrapped(f"predicted from {knowledge_words(plan.knowledge)}", width)
     for warning in plan.warnings:
@@ -142,6 +154,29 @@ def refusal_words(plan: Plan) -> Iterator[str]:
         yield f"{plan.trainer} refuses {noun} {', '.join(refused)}: {reason}"
 
 
+def jobs_words(plan: Plan) -> str:
+    """How many jobs the layouts make with the settings of their knobs; empty: there are none."""
+    if plan.num_jobs is None:
+        return ""
+    return f"; with the settings of job knobs they are {counted(plan.num_jobs, 'job')}"
+
+
+def gain_words(gains: Sequence[KnobGain]) -> Iterator[str]:
+    """What each value of a job knob is expected to bring to the best layout: a sentence each."""
+    for each in gains:
+        value, reference = (word_of(of) for of in (each.value, each.reference))
+        memory = each.peak_memory_bytes / GIB
+        more = "more" if memory > 0 else "less"
+        adds = "" if abs(memory) < _LEAST_GIB else f", and {abs(memory):.2g} GiB {more}"
+        chosen = " (chosen)" if each.is_chosen else ""
+        yield (
+            f"job knob {each.knob}: the step takes {each.step_ratio:.3g} times as long with "
+            f"{value}{chosen} as with {reference} (95 %: {each.step_ratio_low:.3g} to "
+            f"{each.step_ratio_high:.3g}){adds}; it helps with a chance of "
+            f"{chance_words(each.helps)}"
+        )
+
+
 def _marks(each: PlannedLayout) -> list[str]:
     """Remarks behind the key of a layout."""
     marks = {"baseline": each.is_baseline, "refused": bool(each.refused)}
@@ -176,7 +211,7 @@ def job_lines(
 def _space_lines(plan: Plan, width: int | None) -> Iterator[str]:
     yield from _wrapped(
         f"{plan.num_combinations:,} combinations, {plan.num_legal:,} legal, about "
-        f"{plan.expected_fitting:,.0f} of these expected to fit into memory",
+        f"{plan.expected_fitting:,.0f} of these expected to fit into memory{jobs_words(plan)}",
         width,
     )
     if plan.auto:
@@ -193,8 +228,14 @@ def _same_parts(layouts: Sequence[PlannedLayout]) -> list[str]:
     """The parts of the layouts' keys that all of them have; none where there is one layout."""
     if len(layouts) < 2:
         return []
-    first, *others = (each.layout_key.split("-") for each in layouts)
+    first, *others = (_parts(each.layout_key) for each in layouts)
     return [part for part in first if all(part in key for key in others)]
+
+
+def _parts(layout_key: str) -> list[str]:
+    """The parts of a key: fields of the layout, and settings such as ~compile.true."""
+    layout, *settings = layout_key.split("~")
+    return [*layout.split("-"), *(f"~{each}" for each in settings)]
 
 
 def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
@@ -231,14 +272,6 @@ def chances_words(plan: Plan) -> str:
         f"probing the {counted(plan.needed.number, 'layout')} with the largest P(best) has a 90 % "
         "chance of one within 5 % of the best, and takes "
         f"{figure(plan.needed.node_hours, 3)} node-hours{late}; {bought}"
-    )
-
-
-def _deciding_words(deciding: DecidingProperty) -> str:
-    return (
-        "the trainer's memory is not known. Whether these layouts fit depends most on "
-        f"{deciding.name}: P(fits) is {deciding.fits:.2f} on average with it (probability "
-        f"{deciding.share:.2f}), {deciding.fits_without:.2f} without"
     )
 
 

@@ -27,7 +27,8 @@ from layout_tuner.predictions.belief.peaks.memory_evidence import (
 )
 from layout_tuner.predictions.estimates.peak_memory import memory_terms
 from layout_tuner.predictions.estimates.step_time import time_terms
-from layout_tuner.predictions.estimates.storage import score_traffic_of, storage_of
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
+from layout_tuner.predictions.estimates.trainer_storage import storage_of
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 LEAST_RATIO: Final = 1 / 30
@@ -92,8 +93,8 @@ def plausible_samples(known: Iterable[Sample]) -> PlausibleSamples:
         group = [every[place] for place in places]
         model, cluster, software = group[0].model, group[0].cluster, group[0].software
         columns = LayoutColumns.of_each(sample.layout for sample in group)
-        traffic, storage = score_traffic_of(software, cluster), storage_of(software, cluster)
-        expected_s = time_terms(columns, model, cluster, score_traffic=traffic).step_time_s()
+        kernels, storage = kernels_of(software, cluster), storage_of(software, cluster)
+        expected_s = time_terms(columns, model, cluster, kernels=kernels).step_time_s()
         times = [sample.step_time_s or np.nan for sample in group] / expected_s
         timely[places] = ~((times < LEAST_RATIO) | (times > MOST_TIMES))
         expected_bytes = memory_terms(columns, model, storage).num_bytes.sum(axis=1).max(axis=0)

@@ -6,7 +6,7 @@ most likely ones of a small grid, given the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
@@ -23,19 +24,37 @@ _CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
 _AMPLITUDES: Final = (0.05, 0.1, 0.2, 0.4)
 _LENGTHS: Final = (2.0, 4.0)
 _NOISES: Final = (0.02, 0.06)
+SETTING_DISTANCE: Final = 0.1
+"""Distance of two jobs that differ in whether they have a value of a job knob, in doublings of a
+knob of the layout. The residuals of two such jobs of a layout then differ by 1 %, one standard
+deviation: what a value does is learnt as factors (`job_knobs.knob_factors`). At a distance of 0.5,
+4 %, a search tried one setting after the other of the best layout that it had."""
 _LIKELY_AMPLITUDE: Final = 0.2
 """Closed forms are off by 15 to 19 % on the mean of 109 published multi-node runs (Calculon,
 vTrain, llm-analysis)."""
 _AMPLITUDE_LOG_SD: Final = 0.7
 
 
-def knob_coordinates(columns: LayoutColumns) -> Floats:
-    """Layouts as points, one row each: log2 of numeric knobs, and the codes of the other knobs."""
+def knob_coordinates(columns: LayoutColumns, jobs: Sequence[JobSettings] = ()) -> Floats:
+    """Layouts as points, one row each: log2 of numeric knobs, and the codes of the other knobs.
+
+    Each value of a job knob that is not the default has a coordinate of its own: those that occur
+    in `jobs`, or in the columns where `jobs` is empty.
+    """
     doubling = [
         np.log2(np.asarray(getattr(columns, name), dtype=np.float64)) for name in COUNT_KNOBS
     ]
     coded = [np.asarray(getattr(columns, name), dtype=np.float64) for name in _CODED]
-    return np.stack(np.broadcast_arrays(*doubling, *coded), axis=-1)
+    every = [*doubling, *coded, *_setting_coordinates(columns, jobs or columns.jobs)]
+    return np.stack(np.broadcast_arrays(*every), axis=-1)
+
+
+def _setting_coordinates(columns: LayoutColumns, jobs: Sequence[JobSettings]) -> Iterator[Floats]:
+    """A coordinate for each value of a job knob that occurs in `jobs`."""
+    values = {(name, type(value), value) for settings in jobs for name, value in settings.items()}
+    for name, kind, value in sorted(values, key=repr):
+        has = [type(of := each.get(name)) is kind and of == value for each in columns.jobs]
+        yield np.where(np.array(has)[columns.job], SETTING_DISTANCE, 0.0)
 
 
 class KnobPoints:
@@ -54,6 +73,9 @@ class KnobPoints:
                 known = values.astype(np.float64)
                 coordinates = np.log2(known) if name in COUNT_KNOBS else known
                 self._knobs.append((coordinates, places.astype(np.min_scalar_type(len(values)))))
+        for coordinate in _setting_coordinates(columns, columns.jobs):
+            values, places = np.unique(coordinate, return_inverse=True)
+            self._knobs.append((values, places.astype(np.uint8)))
 
     def __len__(self) -> int:
         return self._num_layouts
@@ -65,13 +87,13 @@ class KnobPoints:
         return points
 
 
-def relative_coordinates(columns: LayoutColumns) -> Floats:
+def relative_coordinates(columns: LayoutColumns, jobs: Sequence[JobSettings] = ()) -> Floats:
     """The same, of layouts of jobs of different size: alike are those that divide a job alike.
 
     dp counts as a share of the devices, and the micro-batches count relative to the sequences of a
     device; nodes do not count.
     """
-    points = knob_coordinates(columns)
+    points = knob_coordinates(columns, jobs)
     devices, batch = (np.log2(n) for n in (columns.num_devices, columns.global_batch_size))
     points[:, COUNT_KNOBS.index("num_nodes")] = 0.0
     points[:, COUNT_KNOBS.index("dp")] -= devices

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
@@ -25,8 +25,15 @@ from layout_tuner.predictions.belief.factor_regression import (
     drawn_log_step_s,
     log_sd,
     log_step_s,
+    rows_of,
+)
+from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+    JobRows,
+    KnobSettings,
+    joined_settings,
 )
 from layout_tuner.predictions.belief.residual import (
+    SETTING_DISTANCE,
     KnobPoints,
     ResidualKernel,
     candidate_kernels,
@@ -59,16 +66,30 @@ class StepModel:
     """One row a layout (`predictions.belief.residual.knob_coordinates`)."""
     residual: Floats
     """Prior mean of each layout's residual (`predictions.belief.known_residuals`)."""
+    settings: KnobSettings | None = None
+    """One row a layout: the settings of its job; None: the default of each knob."""
+    of_jobs: JobRows | None = None
+    """Finds the rows of jobs; None: each row is a job."""
 
-    def rows(self, rows: Ints) -> Self:
-        """The model of some of the layouts."""
-        terms = TimeTerms(
-            names=self.terms.names,
-            seconds=self.terms.seconds[rows].astype(np.float64),  # all may be in single precision
-            backward_share=self.terms.backward_share[rows],
+    def rows(self, rows: Ints) -> StepModel:
+        """The model of some of the layouts, or of some jobs where `of_jobs` finds them."""
+        points = self.points_of(rows)
+        settings = None if self.settings is None else self.settings.rows(rows)
+        if self.of_jobs is not None:
+            rows, settings = self.of_jobs.rows(rows)
+        return StepModel(
+            terms=rows_of(self.terms, rows),  # all may be in single precision
+            points=points,
+            residual=self.residual[rows],
+            settings=settings,
         )
-        points = np.asarray(self.points[rows])
-        return type(self)(terms=terms, points=points, residual=self.residual[rows])
+
+    def points_of(self, rows: Ints) -> Floats:
+        """The coordinates of some of the layouts, or of some jobs where `of_jobs` finds them."""
+        if self.of_jobs is None:
+            return np.asarray(self.points[rows])
+        layouts, settings = self.of_jobs.rows(rows)
+        return np.hstack([self.points[layouts], SETTING_DISTANCE * settings.of_rows])
 
     @property
     def few_points(self) -> Floats:
@@ -78,11 +99,16 @@ class StepModel:
 
     def log_s(self, deviations_F: Floats) -> Floats:
         """Logarithm of each step in seconds, with the prior mean of the residual."""
-        return np.asarray(log_step_s(self.terms, deviations_F) + self.residual)
+        return np.asarray(log_step_s(self.terms, deviations_F, self.settings) + self.residual)
+
+    def log_sd(self, factors: StepFactors) -> Floats:
+        """Standard deviation of each logarithm because of the factors."""
+        return log_sd(self.terms, factors, self.settings)
 
     def drawn_log_s(self, deviations_SF: Floats) -> Floats:
         """The same with each row of deviations; shape [draws, layouts]."""
-        return np.asarray(drawn_log_step_s(self.terms, deviations_SF) + self.residual)
+        drawn_SN = drawn_log_step_s(self.terms, deviations_SF, self.settings)
+        return np.asarray(drawn_SN + self.residual)
 
 
 def joined(models: Sequence[StepModel]) -> StepModel:
@@ -91,6 +117,7 @@ def joined(models: Sequence[StepModel]) -> StepModel:
         terms=TimeTerms.joined([each.terms for each in models]),
         points=np.concatenate([each.few_points for each in models]),
         residual=np.concatenate([each.residual for each in models]),
+        settings=joined_settings([each.settings for each in models]),
     )
 
 
@@ -163,7 +190,10 @@ class StepBelief:
 
     def _linearised(self, deviations_F: Floats) -> Linearised:
         log_s_M = self._log_s_M - self._measured.residual
-        return Linearised.near(deviations_F, self._prior, self._measured.terms, log_s_M)
+        measured = self._measured
+        return Linearised.near(
+            deviations_F, self._prior, measured.terms, log_s_M, measured.settings
+        )
 
     def _choose_kernel(self) -> None:
         """The kernels by likelihood, with the factors' prior spread on top."""
@@ -201,12 +231,24 @@ class StepBelief:
 
     def physical_mean(self, rows: Ints) -> Floats:
         """Expected logarithms without what the measurements say of the residual: that is slow."""
+        if self._model.of_jobs is not None:
+            return self._model.rows(rows).log_s(self._factors.mean)
         # Not of the rows alone, which would copy all terms where the rows are most layouts.
         return self._model.log_s(self._factors.mean)[rows]
 
+    @property
+    def layout_mean(self) -> Floats:
+        """Expected logarithms of all rows of the model: of layouts without settings."""
+        return self._model.log_s(self._factors.mean)
+
+    @property
+    def factors(self) -> StepFactors:
+        """The posterior of the factors."""
+        return self._factors
+
     def physical_deviation(self, rows: Ints) -> Floats:
         """Standard deviations of those."""
-        return log_sd(self._model.rows(rows).terms, self._factors)
+        return self._model.rows(rows).log_sd(self._factors)
 
     def marginals(self, rows: Ints) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithms of some step times.
@@ -222,7 +264,7 @@ class StepBelief:
         residual = np.maximum(self.kernel.amplitude**2 - known, 0.0)
         missed_M = self._log_s_M - self._measured.log_s(self._factors.mean)
         mean = asked.log_s(self._factors.mean) + across @ (self._inverse_MM @ missed_M)
-        return mean, np.sqrt(np.square(log_sd(asked.terms, self._factors)) + residual)
+        return mean, np.sqrt(np.square(asked.log_sd(self._factors)) + residual)
 
     def draws(self, rows: Ints, num_draws: int, rng: np.random.Generator) -> Floats:
         """Joint draws of the logarithms of some step times; shape [draws, layouts].

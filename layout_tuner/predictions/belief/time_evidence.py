@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+    KnobFactors,
+    KnobSettings,
+    KnobValue,
+)
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, TimeTerms, time_terms
-from layout_tuner.predictions.estimates.storage import score_traffic_of
-from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -50,6 +55,33 @@ class TimeEvidence:
     def __len__(self) -> int:
         return self.log_s.size
 
+    @property
+    def knob_values(self) -> Iterator[KnobValue]:
+        """The values of job knobs that were measured; some occur more than once."""
+        for software, settings in self._jobs[0]:
+            yield from KnobValue.of(software, settings)
+
+    def settings(self, knobs: KnobFactors) -> KnobSettings | None:
+        """The settings of the measurements; None: no knob has a factor."""
+        if not len(knobs):
+            return None
+        jobs, job = self._jobs
+        design = [knobs.design(software, [settings])[0] for software, settings in jobs]
+        return KnobSettings(knobs=knobs, design=np.array(design), job=job)
+
+    @property
+    def _jobs(self) -> tuple[list[tuple[str, JobSettings]], Ints]:
+        """The distinct trainers with settings, and each measurement's place among them."""
+        every = self.columns.jobs
+        job = np.broadcast_to(self.columns.job, self.log_s.shape)
+        codes, places = np.unique(self.origin_of * len(every) + job, return_inverse=True)
+        origins, jobs = np.divmod(codes, len(every))
+        found = [
+            (self.origins[origin].software, every[at])
+            for origin, at in zip(origins.tolist(), jobs.tolist(), strict=True)
+        ]
+        return found, places.reshape(-1)
+
 
 def evidence_of(samples: Iterable[Sample], campaign: str) -> TimeEvidence:
     """The completed samples among some samples of one campaign."""
@@ -79,7 +111,7 @@ def _group_evidence(samples: Sequence[Sample], campaign: str) -> TimeEvidence:
             columns,
             first.model,
             first.cluster,
-            score_traffic=score_traffic_of(first.software, first.cluster),
+            kernels=kernels_of(first.software, first.cluster),
         ),
         log_s=np.log([sample.step_time_s or 1.0 for sample in samples]),
         origins=(origin,),
@@ -103,12 +135,7 @@ def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
         log_s=np.concatenate([part.log_s for part in parts]),
         origins=origins,
         origin_of=np.concatenate(moved),
-        columns=LayoutColumns(
-            **{
-                name: np.concatenate([getattr(part.columns, name) for part in parts])
-                for name in LAYOUT_FIELDS
-            }
-        ),
+        columns=LayoutColumns.joined([part.columns for part in parts]),
     )
 
 

@@ -22,6 +22,7 @@ from layout_tuner.predictions.belief.factor_regression import (
     StepFactors,
     log_step_s,
 )
+from layout_tuner.predictions.belief.job_knobs.knob_factors import NO_KNOB_FACTORS, KnobFactors
 from layout_tuner.predictions.belief.slow_runs import run_weights
 from layout_tuner.predictions.belief.time_evidence import Origin, TimeEvidence
 from layout_tuner.predictions.estimates.step_time import FACTOR_PRIORS
@@ -101,6 +102,8 @@ class TimePosterior:
     deviations: Floats
     """Log of the best factors over their prior, of each origin; that of the whole step last."""
     misfit_log_sd: float
+    knobs: KnobFactors = NO_KNOB_FACTORS
+    """The knobs whose factors stand behind the others."""
 
     def factors(self, origin: Origin) -> StepFactors:
         """The factors of some origin."""
@@ -109,19 +112,30 @@ class TimePosterior:
         return self.regression.factors(shared_O[self.evidence.origin_of], own)
 
 
-def fit(evidence: TimeEvidence, start: TimePosterior | None = None) -> TimePosterior:
+def fit(
+    evidence: TimeEvidence,
+    start: TimePosterior | None = None,
+    knobs: KnobFactors = NO_KNOB_FACTORS,
+) -> TimePosterior:
     """The posterior of the factors.
 
     There is at least one measurement; from an earlier posterior, `start`, fewer steps are needed.
+    `knobs` are those that have factors.
     """
     prior = TIME_PRIOR
-    origin_of, factors = evidence.origin_of, prior.factors
+    origin_of, factors = evidence.origin_of, prior.factors.with_knobs(knobs)
+    settings = evidence.settings(knobs)
     shared_OO = np.array([[prior.shared(a, b) for b in evidence.origins] for a in evidence.origins])
     shared_OM = shared_OO[:, origin_of]
-    begin = (start.factors(each).mean if start else factors.mean for each in evidence.origins)
+    begin = (
+        knobs.aligned(start.factors(each).mean, start.knobs) if start else factors.mean
+        for each in evidence.origins
+    )
     deviations_OF, misfit = np.array(list(begin)), (start or prior).misfit_log_sd
     for step in range(_STEPS):
-        here = Linearised.near(deviations_OF[origin_of], factors, evidence.terms, evidence.log_s)
+        here = Linearised.near(
+            deviations_OF[origin_of], factors, evidence.terms, evidence.log_s, settings
+        )
         if step == 0:
             # The factors of this campaign may still explain what is missed.
             spread_M = np.diagonal(here.spread) * np.diagonal(shared_OO)[origin_of]
@@ -132,7 +146,8 @@ def fit(evidence: TimeEvidence, start: TimePosterior | None = None) -> TimePoste
         deviations_OF = moved_OF
         if step > 0 and np.sqrt(np.mean(np.square(change_M))) < _CLOSE:
             break
-        missed_M = evidence.log_s - log_step_s(evidence.terms, deviations_OF[origin_of])
+        expected_M = log_step_s(evidence.terms, deviations_OF[origin_of], settings)
+        missed_M = evidence.log_s - expected_M
         weights = run_weights(missed_M, misfit)
         misfit = _misfit(missed_M, weights, factors.mean.size)
     return TimePosterior(
@@ -140,6 +155,7 @@ def fit(evidence: TimeEvidence, start: TimePosterior | None = None) -> TimePoste
         regression=regression,
         deviations=deviations_OF,
         misfit_log_sd=float(misfit),
+        knobs=knobs,
     )
 
 

@@ -20,6 +20,11 @@ from typing import Final, Self
 import numpy as np
 
 from layout_tuner.array_types import Floats
+from layout_tuner.predictions.belief.job_knobs.knob_memory import (
+    NO_KNOB_MEMORY,
+    KnobMemory,
+    deviation_bytes,
+)
 from layout_tuner.predictions.belief.known_measurements import ELSEWHERE
 from layout_tuner.predictions.belief.peaks.memory_evidence import (
     Evidence,
@@ -36,7 +41,7 @@ from layout_tuner.predictions.belief.peaks.memory_fit import (
     logistic,
 )
 from layout_tuner.predictions.estimates.peak_memory import MemoryTerms, memory_terms, stage_terms
-from layout_tuner.predictions.estimates.storage import TrainerStorage, storage_of
+from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage, storage_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -63,6 +68,8 @@ class MemoryBelief:
     """The campaign whose samples count in full."""
     evidence: Evidence = field(default_factory=Evidence)
     """The measurements and outcomes so far."""
+    knobs: KnobMemory = NO_KNOB_MEMORY
+    """What job knobs do to peaks."""
 
     @classmethod
     def prior(
@@ -72,6 +79,7 @@ class MemoryBelief:
         software: str = "",
         campaign: str = "",
         storage: TrainerStorage | None = None,
+        knobs: KnobMemory = NO_KNOB_MEMORY,
     ) -> Self:
         """The belief without any measurement.
 
@@ -80,12 +88,19 @@ class MemoryBelief:
         see `storage_of`.
         """
         storage = storage or storage_of(software, cluster)
-        return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
+        return cls(
+            cluster=cluster.name,
+            software=software,
+            storage=storage,
+            campaign=campaign,
+            evidence=Evidence.nothing(knobs.num_factors),
+            knobs=knobs,
+        )
 
     def updated(self, samples: Iterable[PeakSample], *, elsewhere: bool = False) -> Self:
         """The belief after more samples: of its own campaign, or of other ones and of tables."""
         campaign = ELSEWHERE if elsewhere else self.campaign
-        more = evidence_of(samples, campaign, {self.software: self.storage})
+        more = evidence_of(samples, campaign, {self.software: self.storage}, self.knobs)
         return replace(self, evidence=self.evidence.with_more(more))
 
     @property
@@ -98,14 +113,23 @@ class MemoryBelief:
 
         They are in single precision, since such layouts are many.
         """
-        return memory_terms(columns, model, self.storage, dtype=np.float32)
+        terms = memory_terms(columns, model, self.storage, dtype=np.float32)
+        return self.with_settings(terms, columns, model)
+
+    def with_settings(
+        self, terms: MemoryTerms, columns: LayoutColumns, model: ModelShape
+    ) -> MemoryTerms:
+        """The terms of layouts with the settings of jobs, which `columns` have."""
+        return self.knobs.applied(terms, columns.flattened(), model, (self.software,))
 
     def peak_bytes(
         self, layouts: Layout | LayoutColumns | MemoryTerms, model: ModelShape
     ) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the fullest rank's peak, of each layout."""
         if not isinstance(layouts, MemoryTerms):
-            layouts = memory_terms(layouts, model, self.storage)
+            columns = LayoutColumns.of(layouts)
+            terms = memory_terms(columns, model, self.storage)
+            layouts = self.with_settings(terms, columns, model)
         means, deviations = self._of_terms(layouts, model)
         fullest = np.argmax(means, axis=0)
         each = np.arange(fullest.size)
@@ -113,7 +137,9 @@ class MemoryBelief:
 
     def stage_peak_bytes(self, layout: Layout, model: ModelShape) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the peak of each stage's fullest rank, in order."""
-        means, deviations = self._of_terms(stage_terms(layout, model, self.storage), model)
+        terms = stage_terms(layout, model, self.storage)
+        terms = self.with_settings(terms, LayoutColumns.of(layout), model)
+        means, deviations = self._of_terms(terms, model)
         return means[0], deviations[0]
 
     def fits(
@@ -139,11 +165,15 @@ class MemoryBelief:
         )
         factors = self._posterior.factors(groups)
         weights = np.vstack([factors.mean, np.linalg.cholesky(factors.covariance).T])
+        num_knobs = len(self.knobs.values)
+        if terms.knob_bytes is None:  # without settings the factors of knobs do not count
+            known, num_knobs = len(factors.mean) - num_knobs, 0
+            weights = weights[: known + 1, :known]
         mean, variance = np.empty((2, *terms.scatter_bytes.shape))
         for start in range(0, mean.shape[1], _CHUNK):
             rows = slice(start, start + _CHUNK)
             part = terms.rows(rows)
-            weighed = weights @ part.deviation_bytes
+            weighed = weights @ deviation_bytes(part, num_knobs)
             expected = part.num_bytes.sum(axis=1)
             # Factors may extrapolate badly: a sum never falls below a tenth of its prior.
             mean[:, rows] = np.maximum(expected + weighed[:, 0], 0.1 * expected)

@@ -10,6 +10,11 @@ from typing import Final, Self
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.job_knobs.knob_memory import (
+    NO_KNOB_MEMORY,
+    KnobMemory,
+    deviation_bytes,
+)
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.belief.observation import ObservationState
 from layout_tuner.predictions.estimates.peak_memory import (
@@ -17,7 +22,7 @@ from layout_tuner.predictions.estimates.peak_memory import (
     memory_terms,
     stage_terms,
 )
-from layout_tuner.predictions.estimates.storage import TrainerStorage, storage_of
+from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage, storage_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -100,6 +105,15 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.groups)
 
+    @classmethod
+    def nothing(cls, num_factors: int) -> Self:
+        """No sample, of a regression with so many factors."""
+        return cls(weights=np.empty((0, 2, num_factors)))
+
+    @property
+    def num_factors(self) -> int:
+        return int(self.weights.shape[-1])
+
     def with_more(self, more: Self) -> Self:
         """The rows of both."""
         return type(self)(
@@ -115,6 +129,7 @@ def evidence_of(
     samples: Iterable[PeakSample],
     campaign: str,
     storages: Mapping[str, TrainerStorage] = MappingProxyType({}),
+    knobs: KnobMemory = NO_KNOB_MEMORY,
 ) -> Evidence:
     """The rows of a campaign's samples, without those that have no information about memory.
 
@@ -126,26 +141,33 @@ def evidence_of(
         storage = storages.get(software) or storage_of(software, sample.cluster)
         if not (sample.state == "failed" and storage.tells_out_of_memory):
             by_trainer.setdefault((sample.model, storage), []).append(sample)
-    evidence = Evidence()
+    evidence = Evidence.nothing(knobs.num_factors)
     for (model, storage), alike in by_trainer.items():
-        evidence = evidence.with_more(_rows(alike, model, storage, campaign))
+        evidence = evidence.with_more(_rows(alike, model, storage, campaign, knobs))
     return evidence
 
 
 def _rows(
-    samples: Sequence[PeakSample], model: ModelShape, storage: TrainerStorage, campaign: str
+    samples: Sequence[PeakSample],
+    model: ModelShape,
+    storage: TrainerStorage,
+    campaign: str,
+    knobs: KnobMemory,
 ) -> Evidence:
     named: dict[tuple[str, str], tuple[SampleGroup, ...]] = {}
     scales = np.array([known_bytes(sample, storage) for sample in samples])
     columns = LayoutColumns.of_each(sample.layout for sample in samples)
-    terms = memory_terms(columns, model, storage)
-    expected = terms.num_bytes.sum(axis=1)
-    weights, scatter = terms.deviation_bytes, terms.scatter_bytes
+    software = [sample.software for sample in samples]
+    terms = knobs.applied(memory_terms(columns, model, storage), columns, model, software)
+    expected, num_knobs = terms.num_bytes.sum(axis=1), len(knobs.values)
+    weights, scatter = deviation_bytes(terms, num_knobs), terms.scatter_bytes
     for row, sample in enumerate(samples):
         if isinstance(sample, StagePeak):
+            own = LayoutColumns.of(sample.layout).flattened()
             of_stages = stage_terms(sample.layout, model, storage)
+            of_stages = knobs.applied(of_stages, own, model, (sample.software,))
             expected[:, row] = of_stages.num_bytes[0, :, sample.stage].sum()
-            weights[:, :, row] = of_stages.deviation_bytes[0, :, sample.stage]
+            weights[:, :, row] = deviation_bytes(of_stages, num_knobs)[0, :, sample.stage]
             scatter[:, row] = of_stages.scatter_bytes[0, sample.stage]
     return Evidence(
         expected=(expected / scales).T,

@@ -16,7 +16,6 @@ from layout_tuner.predictions.belief.peaks.memory_evidence import (
     Evidence,
     SampleGroup,
 )
-from layout_tuner.predictions.estimates.peak_memory import NUM_MEMORY_FACTORS
 
 LOGISTIC_PER_NORMAL: Final = 1.702
 """The logistic function of 1.702 z is within 0.01 of the normal distribution function of z."""
@@ -58,29 +57,32 @@ class Posterior:
     """Logarithm of the probability of all samples, averaged over the factors by Laplace's
     approximation (MacKay 1992) and up to a constant: it compares storages of one trainer."""
 
+    num_factors: int
+    """Factors of each group."""
+
     def factors(self, groups: tuple[SampleGroup, ...]) -> Factors:
         """The sum of the groups' deviations; groups without samples keep their prior."""
         known = [group for group in groups if group in self.groups]
         unknown = sum(LEVEL_SHARES[group.level] for group in groups if group not in self.groups)
-        chosen = np.zeros((NUM_MEMORY_FACTORS, self.mean.size))
+        chosen = np.zeros((self.num_factors, self.mean.size))
         for group in known:
-            at = self.groups[group] * NUM_MEMORY_FACTORS
-            chosen[:, at : at + NUM_MEMORY_FACTORS] += np.eye(NUM_MEMORY_FACTORS)
+            at = self.groups[group] * self.num_factors
+            chosen[:, at : at + self.num_factors] += np.eye(self.num_factors)
         return Factors(
             mean=chosen @ self.mean,
-            covariance=chosen @ self.covariance @ chosen.T + unknown * np.eye(NUM_MEMORY_FACTORS),
+            covariance=chosen @ self.covariance @ chosen.T + unknown * np.eye(self.num_factors),
         )
 
 
 def fit(evidence: Evidence) -> Posterior:
     """The posterior by a few reweighted least-squares fits; in each the fullest stage is chosen."""
     groups: dict[SampleGroup, int] = {}
-    alike = _alike(evidence)
+    num_factors, alike = evidence.num_factors, _alike(evidence)
     for row in alike:
         for group in evidence.groups[row]:
             groups.setdefault(group, len(groups))
     shares = np.array([LEVEL_SHARES[group.level] for group in groups])
-    prior_precision = np.repeat(1.0 / shares, NUM_MEMORY_FACTORS) if groups else np.empty(0)
+    prior_precision = np.repeat(1.0 / shares, num_factors) if groups else np.empty(0)
     mean = np.zeros(prior_precision.size)
     covariance = np.diag(1.0 / prior_precision)
     noise, log_evidence = 1.0, 0.0
@@ -100,7 +102,12 @@ def fit(evidence: Evidence) -> Posterior:
         shrunk = np.linalg.slogdet(covariance)[1] + np.log(prior_precision).sum()
         log_evidence += 0.5 * float(shrunk - prior_precision @ np.square(mean))
     return Posterior(
-        groups=groups, mean=mean, covariance=covariance, noise=noise, log_evidence=log_evidence
+        groups=groups,
+        mean=mean,
+        covariance=covariance,
+        noise=noise,
+        log_evidence=log_evidence,
+        num_factors=num_factors,
     )
 
 
@@ -131,11 +138,12 @@ def _design(
     evidence: Evidence, groups: dict[SampleGroup, int], alike: dict[int, list[int]]
 ) -> Floats:
     """A sample's weights in the columns of each of its groups; shape [samples, stages, columns]."""
-    design = np.zeros((len(evidence), 2, len(groups) * NUM_MEMORY_FACTORS))
+    num_factors = evidence.num_factors
+    design = np.zeros((len(evidence), 2, len(groups) * num_factors))
     for first, rows in alike.items():
         for group in evidence.groups[first]:
-            at = groups[group] * NUM_MEMORY_FACTORS
-            design[rows, :, at : at + NUM_MEMORY_FACTORS] = evidence.weights[rows]
+            at = groups[group] * num_factors
+            design[rows, :, at : at + num_factors] = evidence.weights[rows]
     return design
 
 

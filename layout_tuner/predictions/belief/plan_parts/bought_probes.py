@@ -12,15 +12,20 @@ from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.predictions.belief.best_chances import ENOUGH, BestChances
 from layout_tuner.predictions.belief.layout_predictions import RankedLayouts
 from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.fidelity import ProbeCosts, fidelities
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
+from layout_tuner.search_spaces.spaces.job_set import JobSet
 from layout_tuner.search_spaces.spaces.search_space import LegalSet
 from layout_tuner.units import SECONDS_PER_HOUR
 
 _NEAR_BEST: Final = 10
 """Layouts whose cheap probes are taken to cost as much as all others."""
+
+_USUAL_MOST: Final = 1 << 14
+"""Layouts of which few budgets pay for all."""
 
 Bound = Literal["trials", "node_hours", "wall_time_s", "layouts"]
 """What allows no further probe; layouts: every legal one is probed."""
@@ -65,7 +70,7 @@ class BoughtProbes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProbePrices:
-    """The seconds and nodes of full probes of the legal layouts, in the order of the plan."""
+    """The seconds and nodes of full probes of the layouts that a budget may pay for, in order."""
 
     spec: CampaignSpec
     costs: ProbeCosts
@@ -85,26 +90,34 @@ class ProbePrices:
     def of(
         cls,
         spec: CampaignSpec,
-        legal: LegalSet,
+        legal: LegalSet | JobSet,
         ranked: RankedLayouts,
         probe_start_s: float,
         *,
         baseline_step_s: float | None,
     ) -> ProbePrices:
         costs, deadline_s = spec.probe_costs(probe_start_s), spec.probe.deadline_s
-        seconds = costs.seconds(ranked.step_time_s)
         own = None if spec.baseline is None else legal.index_of(spec.baseline)
         own_s = None if baseline_step_s is None else costs.seconds(baseline_step_s)
-        return cls(
-            spec=spec,
-            costs=costs,
-            asked_s=seconds,
-            seconds=np.minimum(seconds, deadline_s),
-            num_nodes=legal.column("num_nodes")[ranked.order],
-            is_late=np.asarray(seconds > deadline_s),
-            is_other=np.asarray(ranked.order != (-1 if own is None else own)),
-            baseline_s=None if own_s is None else min(own_s, deadline_s),
-        )
+
+        def of_best(count: int) -> ProbePrices:
+            seconds, order = costs.seconds(ranked.step_time_s[:count]), ranked.order[:count]
+            return cls(
+                spec=spec,
+                costs=costs,
+                asked_s=seconds,
+                seconds=np.minimum(seconds, deadline_s),
+                num_nodes=legal.column("num_nodes", order),
+                is_late=np.asarray(seconds > deadline_s),
+                is_other=np.asarray(order != (-1 if own is None else own)),
+                baseline_s=None if own_s is None else min(own_s, deadline_s),
+            )
+
+        prices = of_best(_USUAL_MOST)
+        bounds = prices.bounds(np.flatnonzero(prices.is_other))
+        num_priced = bounds.pop("layouts")
+        most = max(bounds.values(), default=num_priced)
+        return of_best(len(legal)) if most >= num_priced else prices
 
     @property
     def most_step_s(self) -> float:
@@ -163,7 +176,7 @@ def needed_probes(prices: ProbePrices, chances: BestChances) -> NeededProbes | N
 
 
 def bought_probes(
-    prices: ProbePrices, legal: LegalSet, ranked: RankedLayouts, chances: BestChances
+    prices: ProbePrices, legal: LegalSet | JobSet, ranked: RankedLayouts, chances: BestChances
 ) -> BoughtProbes:
     """How many of the ranked layouts the budget pays for, one probe each."""
     others, is_other = np.flatnonzero(prices.is_other), prices.is_other[chances.order]
@@ -189,12 +202,14 @@ def bought_probes(
     )
 
 
-def _bought_cheap(prices: ProbePrices, legal: LegalSet, ranked: RankedLayouts) -> int | None:
+def _bought_cheap(
+    prices: ProbePrices, legal: LegalSet | JobSet, ranked: RankedLayouts
+) -> int | None:
     """See `BoughtProbes.cheap_probes`: by the mean cost of those of the best ten layouts."""
     spec, costs = prices.spec, prices.costs
     if not spec.uses_cheap_probes or spec.budget.node_hours is None:
         return None
-    node_s = []
+    node_s, kernels = [], kernels_of(spec.software, spec.cluster)
     for row, position in enumerate(ranked.order[:_NEAR_BEST]):
         layout, step_s = legal.layout(int(position)), ranked.step_time_s[row]
         full_node_s = layout.num_nodes * float(prices.seconds[row])
@@ -206,7 +221,7 @@ def _bought_cheap(prices: ProbePrices, legal: LegalSet, ranked: RankedLayouts) -
         part = min(kept, key=lambda each: (each.num_microbatches, each.dp))
         ran = part.reduced(layout)
         whole_s, part_s = step_time_s(
-            LayoutColumns.of_each([layout, ran]), spec.model, spec.cluster
+            LayoutColumns.of_each([layout, ran]), spec.model, spec.cluster, kernels=kernels
         )
         cheap_s = float(step_s * part_s / whole_s)
         cheap_node_s = costs.node_s(ran.num_nodes, cheap_s, is_cheap=True)

@@ -17,6 +17,12 @@ from layout_tuner.units import GIB
 _MOST_SOURCES: Final = 4
 """Sources of uncertainty that are named; the others are smaller."""
 
+_PEAKS: Final = {
+    "predicted peak": "peak_memory_median_bytes",
+    "its 80 % interval from": "peak_memory_low_bytes",
+    "to": "peak_memory_high_bytes",
+}
+
 
 class ComparisonTable(NamedTuple):
     """A table of a comparison, with headings as `table_lines` takes them."""
@@ -49,13 +55,11 @@ def comparison_tables(found: LayoutComparison) -> Iterator[ComparisonTable]:
     one, two = found.first, found.second
     total = PartDifference(part="step", first=one.step_time_s, second=two.step_time_s)
     yield _table("seconds of a step", (*found.step, total))
-    peaks = [one.peak_memory_bytes, two.peak_memory_bytes]
-    spread = [one.peak_memory_deviation_bytes, two.peak_memory_deviation_bytes]
-    memory = (
-        *found.memory,
-        PartDifference(part="expected peak", first=peaks[0], second=peaks[1]),
-        PartDifference(part="one standard deviation", first=spread[0], second=spread[1]),
+    peaks = (
+        PartDifference(part=words, first=getattr(one, name), second=getattr(two, name))
+        for words, name in _PEAKS.items()
     )
+    memory = (*found.memory, *peaks)
     yield _table("GiB of the fullest device", memory, GIB)
 
 
@@ -79,7 +83,8 @@ def _signed(each: PartDifference, unit: float) -> str:
 def change_words(changes: Sequence[KnobChange]) -> str:
     """What to change in a layout: `tp 8 -> 4, sp off -> on`."""
     return ", ".join(
-        f"{KNOBS[each.knob].word} {_value(each.first)} -> {_value(each.second)}" for each in changes
+        f"{KNOBS[each.knob].word if each.knob in KNOBS else each.knob} {_value(each.first)} -> {_value(each.second)}"
+        for each in changes
     )
 
 

@@ -70,6 +70,14 @@ def test_intervals_are_narrow_where_errors_of_trainer_and_device_are_known() -> 
     assert known_share("megatron-lm", other) == known_share("", A100) == 1.0
 
 
+def test_the_trainer_that_is_named_first_decides_how_wide_intervals_are() -> None:
+    h100, gb200 = CLUSTER_PRESETS["h100-sxm"], CLUSTER_PRESETS["gb200"]
+    bridge = known_share("Megatron-Bridge 26.08", h100)
+    assert known_share("Megatron-LM", h100) < known_share("torchtitan", h100) < bridge < 1.0
+    assert known_share("Megatron-Bridge 26.08", gb200) == bridge
+    assert known_share("Megatron-LM", gb200) == 1.0, "nobody published its errors there"
+
+
 CLUSTER = replace(CLUSTER_PRESETS["h100-sxm"], devices_per_node=8)
 INSIDE, REPLICAS, PAIR, MANY = 0, 1, 2, 3
 LAYOUTS = (

@@ -24,6 +24,7 @@ from layout_tuner.predictions.estimates.step_time import (
     step_time_s,
     time_terms,
 )
+from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, fidelities
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -50,9 +51,30 @@ def test_a_part_that_takes_what_the_closed_form_expects_stands_for_the_expected_
     ]
     for part in parts:
         ran = float(step_time_s(part.reduced(LAYOUT), part.reduced_model(MODEL), CLUSTER)[0])
-        step = extrapolated_step(2 * ran, part, LAYOUT, MODEL, CLUSTER)
+        step = extrapolated_step(2 * ran, part, LAYOUT, MODEL, CLUSTER, ANY_TRAINER)
         assert step.expected_s == pytest.approx(2 * expected)
         assert ran < 1.5 * expected * part.num_microbatches / 64  # its pipeline fills as often
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [TrainerKernels(score_traffic=20.0), TrainerKernels(overlaps_from=1)],
+    ids=["its attention is slow", "it hides the reduction of gradients"],
+)
+def test_a_step_is_extrapolated_with_the_kernels_of_the_trainer_that_ran_it(
+    kernels: TrainerKernels,
+) -> None:
+    """The less of a part is the reduction, the more of the layout is what it measured."""
+    model, layout = LARGE
+    part = fidelities(layout, model, CLUSTER)[0]
+    ran, whole, others_ran, others_whole = (
+        float(step_time_s(each, model, CLUSTER, kernels=of)[0])
+        for of in (kernels, ANY_TRAINER)
+        for each in (part.reduced(layout), layout)
+    )
+    step = extrapolated_step(ran, part, layout, model, CLUSTER, kernels)
+    assert step.expected_s == pytest.approx(whole)
+    assert abs(others_whole / others_ran * ran / whole - 1) > 0.01
 
 
 def terms_of(part: Fidelity, layout: Layout, model: ModelShape) -> tuple[TimeTerms, TimeTerms]:
@@ -85,7 +107,7 @@ def test_the_interval_holds_the_errors_of_the_parts_that_are_reduced(
     part = replace(WHOLE, **reduced)
     own, ratio = own_log_sd(part), ratio_log_sd(*terms_of(part, LAYOUT, MODEL))
     assert own == pytest.approx(math.hypot(log_sd, ratio))
-    step = extrapolated_step(3.0, part, LAYOUT, MODEL, CLUSTER)
+    step = extrapolated_step(3.0, part, LAYOUT, MODEL, CLUSTER, ANY_TRAINER)
     wide, stated = (NORMAL_95 * math.hypot(each, COMMON_LOG_SD) for each in (own, log_sd))
     assert math.log(step.high_s / step.expected_s) == pytest.approx(wide)
     assert math.log(step.expected_s / step.low_s) == pytest.approx(wide)
@@ -102,7 +124,7 @@ def test_the_interval_holds_a_step_whose_reduction_takes_other_than_expected(tim
         float(time_terms(each, model, CLUSTER).step_time_s(factors)[0])
         for each in (part.reduced(layout), layout)
     )
-    step = extrapolated_step(ran, part, layout, model, CLUSTER)
+    step = extrapolated_step(ran, part, layout, model, CLUSTER, ANY_TRAINER)
     assert step.low_s < whole < step.high_s
     stated = 1.96 * math.hypot(MICROBATCHES_LOG_SD, COMMON_LOG_SD)
     assert times < 1 or math.log(step.expected_s / whole) > stated

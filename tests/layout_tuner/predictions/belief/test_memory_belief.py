@@ -9,16 +9,21 @@ import pytest
 
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief, StagePeak
-from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory, mixed
+from layout_tuner.predictions.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import (
+    TrainerMemory,
+    mixed,
+    quantiles,
+)
 from layout_tuner.predictions.estimates.peak_memory import (
     memory_terms,
     peak_memory_bytes,
     stage_memory,
 )
-from layout_tuner.predictions.estimates.storage import (
-    MEGATRON_LIKE,
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
+from layout_tuner.predictions.estimates.trainer_storage import (
+    MEGATRON_2022,
     NANOTRON,
-    score_traffic_of,
     storage_hypotheses,
     storage_of,
 )
@@ -45,7 +50,8 @@ LAYOUTS = filled_layouts(
 
 NEW = MemoryBelief.prior(CLUSTER, software=OTHERS)
 COLUMNS = LayoutColumns.of_each(LAYOUTS)
-ESTIMATES = peak_memory_bytes(COLUMNS, MODEL, MEGATRON_LIKE)
+STORAGE = storage_of(OTHERS, CLUSTER)
+ESTIMATES = peak_memory_bytes(COLUMNS, MODEL, STORAGE)
 
 
 def sample(layout: Layout, peak_bytes: float | None = None, **changes: Any) -> Sample:
@@ -88,7 +94,7 @@ def test_a_factor_on_all_of_memory_or_on_one_term_is_found() -> None:
     for factor in (0.7, 1.0, 1.4):
         belief = NEW.updated(outcomes(factor * ESTIMATES, step=6))
         assert np.median(errors(belief, factor * ESTIMATES)) < 0.05, factor
-    terms = memory_terms(COLUMNS, MODEL, MEGATRON_LIKE).num_bytes
+    terms = memory_terms(COLUMNS, MODEL, STORAGE).num_bytes
     of_terms = np.array([1.0, 1.0, 1.5, 1.0, 1.0, 1.0])
     truth = (terms * of_terms[:, None]).sum(axis=1).max(axis=0)
     assert errors(NEW.updated(outcomes(truth)), truth).max() < 0.05
@@ -148,7 +154,7 @@ def test_samples_count_for_less_the_farther_they_come_from() -> None:
         replace(each, model=other_model, peak_memory_bytes=int(1.3 * estimate.item()))
         for each in samples
         if each.peak_memory_bytes
-        for estimate in [peak_memory_bytes(each.layout, other_model, MEGATRON_LIKE)]
+        for estimate in [peak_memory_bytes(each.layout, other_model, STORAGE)]
     ]
     beliefs = [NEW.updated(samples), NEW.updated(of_other_model, elsewhere=True), NEW]
     distances = [float(np.median(errors(belief, truth))) for belief in beliefs]
@@ -160,7 +166,7 @@ def test_samples_count_for_less_the_farther_they_come_from() -> None:
 
 def test_peaks_of_two_stages_correct_those_between() -> None:
     layout = Layout(tp=4, pp=8, dp=2, num_microbatches=32, zero_stage=1, precision="bf16")
-    truth = [1.2 * stage.total_bytes for stage in stage_memory(layout, MODEL, MEGATRON_LIKE)]
+    truth = [1.2 * stage.total_bytes for stage in stage_memory(layout, MODEL, STORAGE)]
     told = NEW.updated(
         StagePeak(
             model=MODEL,
@@ -250,11 +256,12 @@ def test_an_unknown_trainer_has_eight_to_sixteen_hypotheses_of_weight_one_togeth
     assert 8 <= len(every) <= 16
     assert sum(each.weight for each in every) == pytest.approx(1.0)
     assert len({each.storage for each in every}) == len(every)
-    assert storage_of("a new trainer", A100) is MEGATRON_LIKE
+    assert storage_of("a new trainer", A100) is MEGATRON_2022
     # Fused attention is not charged for scores that it never stores.
-    fused, option = score_traffic_of("nanotron", A100), score_traffic_of("megatron-lm", A100)
-    assert (fused, option) == (pytest.approx(0.1), 1.0)
-    assert fused < score_traffic_of("a new trainer", A100) < option
+    known = [kernels_of(each, A100) for each in ("nanotron", "a new trainer", "vTrain")]
+    fused, either, unfused = (kernels.score_traffic for kernels in known)
+    assert (fused, unfused) == (0.0, 1.0)
+    assert fused < either < unfused
     assert NANOTRON.fused_attention
 
 
@@ -319,3 +326,30 @@ def test_a_mixture_has_the_mean_and_the_spread_of_its_parts() -> None:
     )
     assert mean.item() == pytest.approx(2.5)
     assert deviation.item() == pytest.approx(math.sqrt(0.25 * 0.01 + 0.75 * 0.04 + 0.75))
+
+
+def test_quantiles_of_a_mixture_are_those_of_its_samples_and_agree_with_p_fits() -> None:
+    parts = [
+        (0.5, (np.array([20.0, 5.0]), np.array([1.0, 2.0]))),
+        (0.3, (np.array([23.0, 5.0]), np.array([2.0, 2.0]))),
+        (0.2, (np.array([150.0, 5.0]), np.array([20.0, 2.0]))),
+    ]
+    rng = np.random.default_rng(1)
+    part = rng.choice(3, size=200_000, p=[weight for weight, _ in parts])
+    means, deviations = (np.array([peaks[of] for _, peaks in parts])[part] for of in (0, 1))
+    off = rng.logistic(size=part.shape)[:, None] / LOGISTIC_PER_NORMAL
+    drawn = means * np.exp(off * deviations / means)
+    expected = np.quantile(drawn, (0.1, 0.5, 0.9), axis=0)
+    np.testing.assert_allclose(quantiles(parts), expected, rtol=0.02)
+    # The median is none of the outlier's 150, unlike the mean.
+    assert quantiles(parts)[1, 0] < 25 < mixed(parts)[0][0]
+    for memory in (UNKNOWN, TrainerMemory.prior(A100, software="nanotron")):
+        found = quantiles(memory.each_peak_bytes(GRID_COLUMNS, LLAMA_13B))
+        usable = (CAPACITY - memory.storage.context_bytes) / (1.0 + memory.storage.reserved_share)
+        fits = memory.fits(GRID_COLUMNS, LLAMA_13B, CAPACITY)
+        for share, ends in zip((0.1, 0.5, 0.9), found, strict=True):
+            np.testing.assert_array_equal(ends < usable, fits > share)
+    layout = GRID[0]
+    by_stage = quantiles(UNKNOWN.each_stage_peak_bytes(layout, LLAMA_13B))
+    assert by_stage.shape == (3, layout.pp)
+    assert (np.diff(by_stage, axis=0) > 0).all()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from layout_tuner.errors import ModelTooLargeError, NoLegalLayoutError
-from layout_tuner.predictions.belief import layout_predictions as predictions_module
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.job import estimate_job, extrapolated
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
@@ -23,7 +25,8 @@ from layout_tuner.predictions.belief.plan import Plan, make_plan
 from layout_tuner.predictions.belief.plan_parts.step_parts import PARTS, step_shares
 from layout_tuner.predictions.belief.plan_text import plan_lines
 from layout_tuner.predictions.estimates.step_time import FACTOR_PRIORS, step_time_s
-from layout_tuner.predictions.estimates.storage import (
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
+from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_ON_GPU,
     EMBEDDED_TRAINER,
     MEGATRON_LIKE,
@@ -31,7 +34,9 @@ from layout_tuner.predictions.estimates.storage import (
 from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.spaces import layout_tiles
 from tests.kit.campaigns import spec_of
 
 SPACE = {
@@ -85,7 +90,7 @@ def plan() -> Plan:
 def test_the_order_is_that_of_each_layouts_own_estimates(
     objective: str, is_measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predictions_module, "_CHUNK", 13)
+    monkeypatch.setattr(layout_tiles, "_TOGETHER", 13)
     spec = campaign(objective=objective)
     knowledge = measured(spec) if is_measured else Knowledge()
     plan = all_of(spec, knowledge=knowledge)
@@ -106,6 +111,78 @@ def test_the_order_is_that_of_each_layouts_own_estimates(
     ranked = [values[each.layout_key] for each in plan.layouts]
     assert len(set(values)) == len(ranked)
     assert ranked == pytest.approx(sorted(values.values(), reverse=True))
+
+
+MIXED = {
+    "global_batch_size": {"min": 1, "max": 1 << 20},
+    "num_nodes": [4, 8],
+    "tp": 1,
+    "pp": [1, 2, 4],
+    "vpp": [1, 3],
+    "schedule": ["1f1b", "gpipe", "zero_bubble"],
+    "micro_batch_size": 1,
+    "num_microbatches": [20, 1, 8, 2, 4],
+    "zero_stage": [0, 1, 3],
+    "recompute": ["none", "full"],
+    "rank_order": ["tp_cp_dp_pp", "tp_cp_pp_dp"],
+    "pipeline_split": ["layers", "embedding_and_head"],
+    "precision": "bf16",
+}
+
+
+@pytest.mark.parametrize("software", ["", "torchtitan-0.3", "a trainer of one's own"])
+def test_a_layout_is_predicted_among_others_as_it_is_alone(software: str) -> None:
+    spec = campaign(model="gpt-22b", cluster="frontier", space=MIXED)
+    legal = spec.legal_set()
+    layouts = [legal.layout(position) for position in range(len(legal))]
+    factors = zip((1.2, 1.5, 1.3) * 20, layouts[:: len(layouts) // 20], strict=False)
+    samples = [
+        Sample(
+            model=spec.model,
+            cluster=spec.cluster,
+            layout=layout,
+            state="completed",
+            step_time_s=factor * float(step_time_s(layout, spec.model, spec.cluster)[0]),
+        )
+        for factor, layout in factors
+    ]
+    knowledge = Knowledge(samples=tuple(samples))
+    predictions = LayoutPredictions(spec=spec, software=software, knowledge=knowledge)
+    ranked = predictions.rank(legal)
+
+    few = slice(None, None, 37)
+    for position, *figures in zip(
+        ranked.order[few], ranked.step_time_s[few], ranked.fits[few], ranked.score[few], strict=True
+    ):
+        layout = layouts[position]
+        (fits,) = predictions.fits(LayoutColumns.of_each([layout]))
+        alone = [predictions.step(layout).expected_s, fits, predictions.score(layout)]
+        assert figures == pytest.approx(alone, rel=1e-9), layout.key
+
+
+def test_equal_layouts_are_ranked_in_the_order_of_the_space() -> None:
+    # Where all groups span nodes, the order of ranks changes little.
+    space = MIXED | {"pp": 2, "vpp": 1, "schedule": "1f1b"}
+    spec = campaign(model="gpt-22b", cluster="frontier", space=space)
+    ranked = LayoutPredictions(spec=spec).rank(spec.legal_set())
+    by_score = sorted(zip(-ranked.score, ranked.order, strict=True))
+    assert ranked.order.tolist() == [position for _, position in by_score]
+    assert len(set(ranked.score.tolist())) <= len(ranked.score) / 2
+
+
+def test_a_plan_does_not_load_what_it_does_not_need(tmp_path: Path) -> None:
+    (tmp_path / "campaign.json").write_text(json.dumps(campaign().to_mapping()))
+    program = """
+import json, sys
+from layout_tuner.predictions.belief.plan import make_plan
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+make_plan(CampaignSpec.from_mapping(json.load(open(sys.argv[1]))))
+print(*sorted(sys.modules))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "campaign.json")]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert "numpy.random" in loaded
+    assert not {"numpy.ma", "torch", "sqlalchemy"} & set(loaded)
 
 
 def test_the_figures_of_a_layout_follow_from_its_predicted_step(plan: Plan) -> None:
@@ -319,7 +396,8 @@ def test_a_measured_job_keeps_the_measured_time_on_its_own_nodes() -> None:
     layout = Layout(num_nodes=2, dp=16, num_microbatches=16, precision="bf16")
     step = StepInterval(expected_s=10.0, low_s=9.0, high_s=11.0)
     job = TrainingJob(tokens=10**11)
-    step_of = extrapolated(step, layout, spec.model, spec.cluster)
+    kernels = kernels_of(spec.software, spec.cluster)
+    step_of = extrapolated(step, layout, spec.model, spec.cluster, kernels)
     here, there = (
         estimate_job(each, layout, spec.model, spec.cluster, step_of, is_measured=True)
         for each in (job, replace(job, num_nodes=4))
@@ -329,7 +407,9 @@ def test_a_measured_job_keeps_the_measured_time_on_its_own_nodes() -> None:
     assert here.duration == job.duration(step, tokens_per_step=tokens, num_nodes=2)
     larger = replace(layout, num_nodes=4, dp=32, num_microbatches=8)
     assert (there.step_source, there.layout_key) == ("measured and extrapolated", larger.key)
-    was, becomes = (step_time_s(each, spec.model, spec.cluster)[0] for each in (layout, larger))
+    was, becomes = (
+        step_time_s(each, spec.model, spec.cluster, kernels=kernels)[0] for each in (layout, larger)
+    )
     ratio = (1 - here.duration.lost_share) / (1 - there.duration.lost_share) * becomes / was
     assert there.duration.days / here.duration.days == pytest.approx(float(ratio))
 

@@ -16,7 +16,7 @@ from layout_tuner.predictions.belief.known_residuals import known_residual
 from layout_tuner.predictions.belief.residual import relative_coordinates
 from layout_tuner.predictions.belief.time_evidence import Origin
 from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, step_time_s
-from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -57,7 +57,8 @@ class Truth:
 
     def step_times_s(self, model: ModelShape, layouts: Sequence[Layout]) -> NDArray[np.float64]:
         factors = PRIOR * np.array([self.factors.get(name, 1.0) for name in TERM_NAMES])
-        return step_time_s(LayoutColumns.of_each(layouts), model, A100, factors)
+        columns, kernels = LayoutColumns.of_each(layouts), kernels_of("", A100)
+        return step_time_s(columns, model, A100, factors, kernels)
 
 
 SLOW_LINKS = Truth(factors={"tensor_inside": 2.5, "matrices": 1.2, "data_across": 2.0}, noise=0.01)
@@ -74,7 +75,7 @@ def errors(
 
 def test_without_samples_the_estimate_is_the_formula_s() -> None:
     mean, deviation = COLD.predict(LAYOUTS[0], SMALL, A100)
-    formula_s = step_time_s(LAYOUTS[0], SMALL, A100, score_traffic=score_traffic_of("", A100))
+    formula_s = step_time_s(LAYOUTS[0], SMALL, A100, kernels=kernels_of("", A100))
     assert np.exp(mean) == pytest.approx(formula_s)
     assert 0.1 < deviation[0] < 1.0
     failed = Sample(model=SMALL, cluster=A100, layout=LAYOUTS[0], state="infeasible")

@@ -158,3 +158,27 @@ def test_a_baseline_that_is_likely_the_best_is_found_by_its_own_probe() -> None:
     assert plan.budget.chance > 0.0
     every = all_of(campaign(budget={"trials": 10_000}, baseline=baseline))
     assert every.budget.num_probes == every.num_legal - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "probes", "ended_by"),
+    [
+        ({"budget": {"trials": 20_000}}, 20_000, "trials"),
+        ({"budget": {"trials": 10**6}}, 21_760, "layouts"),
+        ({"budget": {}, "strategy": "exhaustive"}, 21_760, "layouts"),
+    ],
+)
+def test_a_budget_for_tens_of_thousands_of_probes_pays_for_all_of_them(
+    fields: dict[str, Any], probes: int, ended_by: str
+) -> None:
+    space = SPACE | {
+        "global_batch_size": {"min": 1, "max": 1 << 20},
+        "micro_batch_size": {"from": 1, "to": 4},
+        "num_microbatches": {"from": 1, "to": 160},
+    }
+    plan = make_plan(campaign(space=space, **fields))
+    assert plan.num_legal == 21_760
+    assert (plan.budget.num_probes, plan.budget.ended_by) == (probes, ended_by)
+    assert plan.budget.expected_fitting <= plan.expected_fitting
+    if probes == plan.num_legal:
+        assert plan.budget.expected_fitting == pytest.approx(plan.expected_fitting)
