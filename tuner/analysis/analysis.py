@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
+from layout_tuner.predictions.belief.job_knobs.knob_factors import KnownKnobs
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
@@ -25,16 +26,26 @@ from layout_tuner.results_db.records import (
     TrialRecord,
 )
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.job_settings import JobValue
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.objectives import objective_factors
-from layout_tuner.tuner.analysis.importance import FOLLOWERS, METHOD, importances, knobs_of
+from layout_tuner.search_spaces.spaces.job_set import JobSet
+from layout_tuner.tuner.analysis.importance import (
+    FOLLOWERS,
+    METHOD,
+    importances,
+    job_values,
+    knobs_of,
+)
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 ANALYSIS_INTERVAL_S: Final = 60.0
 """Pause between two analyses of a running campaign; one more is made at its end."""
 ENDINGS_AN_ANALYSIS: Final = 5
 """Trials that must have ended since the last analysis."""
+
+_DIRECTIONS: Final[tuple[tuple[StepDirection, int], ...]] = (("down", -1), ("up", 1))
 
 StepTime = Callable[[Layout], float]
 """Predicts the step time of a layout, in seconds."""
@@ -108,7 +119,8 @@ def calibrated_step_time(spec: CampaignSpec, standings: Sequence[RankedLayout]) 
         )
         for standing in standings
     ]
-    calibration = TimeCalibration.fit().updated(samples, campaign=spec.name)
+    known = KnownKnobs(knobs=spec.space.job.knobs)
+    calibration = TimeCalibration.fit(known=known).updated(samples, campaign=spec.name)
 
     def step_time_s(layout: Layout) -> float:
         (log_s,), _ = calibration.predict(layout, spec.model, spec.cluster, campaign=spec.name)
@@ -158,21 +170,23 @@ def knob_steps(
 
     A step leads to the legal layout with the knob's next value that differs from the winner in the
     fewest other knobs; knobs that follow from others (replicas, micro-batches a step) do not count.
-    Of several such layouts, one that was tried is preferred. The effect of a layout that was not
-    tried is predicted, relative to the prediction of the winner.
+    Of several such layouts, one that was tried is preferred. Its job has settings as near to the
+    winner's as the layout may have; a step in a job knob stays with the winner's layout. The effect
+    of a layout that was not tried is predicted, relative to the prediction of the winner.
 
     `knobs` are those of the legal set. The winner is in it, and `value` is its objective; `tried`
     has outcomes by the keys of layouts; `step_time_s` predicts a layout's step time, in seconds.
     """
-    place = layouts.index_of(winner)
+    jobs = layouts if isinstance(layouts, JobSet) else None
+    legal = layouts if jobs is None else jobs.legal
+    place = legal.index_of(winner if jobs is None else winner.without_job)
     assert place is not None, f"the winner {winner.key} is not legal"
     differs = {name: ranks != ranks[place] for name, ranks in knobs.items()}
     steps = []
     for knob in sorted(knobs):
         others = [mask for name, mask in differs.items() if name not in (knob, *FOLLOWERS)]
-        num_others = np.sum(others, axis=0) if others else np.zeros(len(layouts), dtype=np.int64)
-        directions: tuple[tuple[StepDirection, int], ...] = (("down", -1), ("up", 1))
-        for direction, by in directions:
+        num_others = np.sum(others, axis=0) if others else np.zeros(len(legal), dtype=np.int64)
+        for direction, by in _DIRECTIONS:
             there = np.flatnonzero(knobs[knob] == knobs[knob][place] + by)
             if len(there):
                 near = there[num_others[there] == num_others[there].min()]
@@ -180,18 +194,46 @@ def knob_steps(
                 steps.append(
                     _step(spec, knob, direction, winner, value, chosen, tried, step_time_s)
                 )
-    return tuple(steps)
+    if jobs is not None:
+        for knob, values in job_values(jobs).items():
+            for direction, chosen in _job_steps(jobs, place, knob, values, winner):
+                steps.append(
+                    _step(spec, knob, direction, winner, value, chosen, tried, step_time_s)
+                )
+    return tuple(sorted(steps, key=lambda each: each.knob))
+
+
+def _job_steps(
+    jobs: JobSet, row: int, knob: str, values: Sequence[JobValue], winner: Layout
+) -> Iterator[tuple[StepDirection, Layout]]:
+    """The jobs of the winner's layout with the next values of a job knob, as far as it has them."""
+    alike = list(jobs.jobs_like(row, winner.job))
+    value_of = jobs.choices.knobs[knob].value_of
+    here = value_of(winner.job)
+    for direction, by in _DIRECTIONS:
+        at = values.index(here) + by if here in values else -1
+        there = [
+            each for each in alike if 0 <= at < len(values) and value_of(each.job) == values[at]
+        ]
+        if there:
+            yield direction, there[0]
 
 
 def _nearest(
     layouts: LayoutSet, near: NDArray[np.int64], winner: Layout, tried: Mapping[str, Tried]
 ) -> Layout:
-    candidates = [layouts.layout(int(index)) for index in near[:256]]
+    if isinstance(layouts, JobSet):
+        candidates = [next(layouts.jobs_like(int(row), winner.job)) for row in near[:256]]
+    else:
+        candidates = [layouts.layout(int(index)) for index in near[:256]]
     return min(candidates, key=lambda each: (each.key not in tried, len(_differing(each, winner))))
 
 
 def _differing(layout: Layout, winner: Layout) -> list[str]:
-    return [name for name in LAYOUT_FIELDS if getattr(layout, name) != getattr(winner, name)]
+    of_layout = [name for name in LAYOUT_FIELDS if getattr(layout, name) != getattr(winner, name)]
+    return of_layout + sorted(
+        {name for name, _ in dict(layout.job).items() ^ dict(winner.job).items()}
+    )
 
 
 def _step(
@@ -212,8 +254,8 @@ def _step(
     return KnobStepRead(
         knob=knob,
         direction=direction,
-        value=word_of(getattr(winner, knob)),
-        stepped_value=word_of(getattr(layout, knob)),
+        value=_value(spec, winner, knob),
+        stepped_value=_value(spec, layout, knob),
         also=tuple(name for name in _differing(layout, winner) if name != knob),
         layout_key=layout.key,
         source="predicted" if known is None else "measured",
@@ -222,6 +264,13 @@ def _step(
         is_apart=None if known is None else known.is_apart,
         trial_id=None if known is None else known.trial_id,
     )
+
+
+def _value(spec: CampaignSpec, layout: Layout, knob: str) -> str:
+    declared = spec.space.job.knobs.get(knob)
+    if declared is None:
+        return word_of(getattr(layout, knob))
+    return word_of(declared.value_of(layout.job))
 
 
 def _predicted(

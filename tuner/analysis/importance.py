@@ -15,7 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from layout_tuner.search_spaces.layouts.job_settings import JobValue
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.spaces.job_set import JobSet
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 METHOD: Final = "fANOVA (Optuna), of the logarithm of the objective"
@@ -38,7 +40,11 @@ def load() -> None:
 
 
 def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int32]]:
-    """The independent knobs that vary: each layout's rank among the values of the knob."""
+    """The independent knobs that vary: each layout's rank among the values of the knob.
+
+    Of jobs they are those of their layouts; `job_values` has the jobs' own.
+    """
+    layouts = layouts.legal if isinstance(layouts, JobSet) else layouts
     columns = {name: layouts.column(name) for name in LAYOUT_FIELDS}
     # Sorting takes time with millions of layouts, and most columns have one value.
     varying = {name: column for name, column in columns.items() if (column != column[0]).any()}
@@ -51,6 +57,19 @@ def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int32]]:
         if name in knobs and _num_distinct(others) == len(layouts):
             del knobs[name]
     return knobs
+
+
+def job_values(layouts: LayoutSet) -> dict[str, tuple[JobValue, ...]]:
+    """The values of the job knobs that vary: counts ascending, others as they are searched."""
+    if not isinstance(layouts, JobSet):
+        return {}
+    values = {}
+    for name, knob in layouts.choices.knobs.items():
+        occur = set(map(knob.value_of, layouts.settings))
+        stated = dict.fromkeys((*layouts.choices.values(name), knob.default))
+        found = [value for value in stated if value is not None and value in occur]
+        values[name] = tuple(sorted(found) if knob.kind == "count" else found)
+    return {name: each for name, each in values.items() if len(each) > 1}
 
 
 def _num_distinct(columns: Sequence[NDArray[np.int32]]) -> int:
@@ -85,26 +104,46 @@ def importances(
     import optuna
 
     best = sorted(measured.items(), key=lambda item: -item[1])[:MOST_LAYOUTS]
-    places = {layout: layouts.index_of(layout) for layout, _ in best}
-    known = [
-        (places[layout], math.log(value)) for layout, value in best if places[layout] is not None
-    ]
-    rows = np.array([place for place, _ in known], dtype=np.int64)
-    varying = {name: ranks for name, ranks in knobs.items() if len(np.unique(ranks[rows])) > 1}
-    values = [value for _, value in known]
+    known = [(layout, value) for layout, value in best if layouts.index_of(layout) is not None]
+    ranks = _ranks_of(layouts, knobs, [layout for layout, _ in known])
+    varying = {name: of for name, (of, _) in ranks.items() if len(set(of)) > 1}
+    values = [math.log(value) for _, value in known]
     if len(known) < LEAST_LAYOUTS or not varying or max(values) == min(values):
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        name: optuna.distributions.IntDistribution(0, int(ranks.max()))
-        for name, ranks in varying.items()
+        name: optuna.distributions.IntDistribution(0, ranks[name][1]) for name in varying
     }
-    for row, value in zip(rows, values, strict=True):
-        params = {name: int(ranks[row]) for name, ranks in varying.items()}
+    for row, value in enumerate(values):
+        params = {name: of[row] for name, of in varying.items()}
         study.add_trial(
             optuna.trial.create_trial(params=params, distributions=distributions, value=value)
         )
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
     found = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return {name: min(max(float(share), 0.0), 1.0) for name, share in found.items()}
+
+
+def _ranks_of(
+    layouts: LayoutSet, knobs: Mapping[str, NDArray[np.int32]], measured: Sequence[Layout]
+) -> dict[str, tuple[list[int], int]]:
+    """By knob, the ranks of some layouts' values, and the largest rank."""
+    legal = layouts.legal if isinstance(layouts, JobSet) else layouts
+    rows = [
+        legal.index_of(layout.without_job if legal is not layouts else layout)
+        for layout in measured
+    ]
+    found = {
+        name: ([int(ranks[row]) for row in rows if row is not None], int(ranks.max()))
+        for name, ranks in knobs.items()
+    }
+    for name, values in job_values(layouts).items():
+        assert isinstance(layouts, JobSet), "job knobs vary"
+        jobs = layouts
+        of_jobs = [jobs.choices.knobs[name].value_of(layout.job) for layout in measured]
+        found[name] = (
+            [values.index(each) for each in of_jobs if each is not None],
+            len(values) - 1,
+        )
+    return found

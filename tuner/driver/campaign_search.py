@@ -16,6 +16,7 @@ from layout_tuner.predictions.belief.observation import (
     ObservationInvalidError,
 )
 from layout_tuner.predictions.estimates.prediction import Prediction
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.results_db.campaigns.start_from import KnownTrial, knowledge_of
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
@@ -24,9 +25,13 @@ from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, fidelity_of
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.objectives import objective_factors
-from layout_tuner.search_spaces.spaces.search_space import LegalSet
 from layout_tuner.tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
-from layout_tuner.tuner.strategies.ask_and_tell import NO_LIMITS, AskLimits, LayoutSearch
+from layout_tuner.tuner.strategies.ask_and_tell import (
+    NO_LIMITS,
+    AskLimits,
+    LayoutSearch,
+    LayoutSet,
+)
 from layout_tuner.tuner.strategies.registry import make_strategy
 from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
@@ -39,10 +44,10 @@ _log: Final = logging.getLogger("layout_tuner.tuner.driver.driver")
 class CampaignSearch:
     """A campaign's description and strategy; errors of either become `CampaignBrokenError`."""
 
-    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch, *, layouts: LegalSet) -> None:
+    def __init__(self, spec: CampaignSpec, strategy: LayoutSearch, *, layouts: LayoutSet) -> None:
         self.spec = spec
         self.layouts = layouts
-        """The legal set."""
+        """The legal layouts, each with the settings that its job may have."""
         self.last_ended_seq = 0
         """The largest `ended_seq` of the trials that the strategy has."""
         self._uses_cheap_probes = spec.uses_cheap_probes
@@ -71,9 +76,9 @@ class CampaignSearch:
         known = list(trials)
         with _blamed(f"campaign {campaign.name!r} cannot be opened"):
             spec = campaign.stored.spec
-            legal = spec.legal_set()
+            layouts = spec.jobs(spec.legal_set())
             problem = SearchProblem(
-                layouts=legal,
+                layouts=layouts,
                 model=spec.model,
                 cluster=spec.cluster,
                 objectives=spec.objectives,
@@ -85,7 +90,7 @@ class CampaignSearch:
             for warning in problem.plausible.warnings:
                 _log.warning("campaign %r: %s", campaign.name, warning)
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
-            search = cls(spec, strategy, layouts=legal)
+            search = cls(spec, strategy, layouts=layouts)
         for trial in sorted(known, key=lambda trial: trial.ended_seq or 0):
             if trial.ended_seq is not None:
                 search.tell(trial)
@@ -226,7 +231,7 @@ def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> floa
     The best is the one whose cheap probe promises the largest objective. A step of the whole layout
     is longer than one of its part by the ratio of their estimates. None: no cheap probe completed.
     """
-    costs = spec.probe_costs()
+    costs, kernels = spec.probe_costs(), kernels_of(spec.software, spec.cluster)
     expected = []
     for trial in trials:
         fidelity = fidelity_of_trial(trial)
@@ -234,7 +239,7 @@ def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> floa
             continue
         layout, measured_s = trial.stands_for, trial.measurement.step_time_s
         step_s = extrapolated_step(
-            measured_s, fidelity, layout, spec.model, spec.cluster
+            measured_s, fidelity, layout, spec.model, spec.cluster, kernels
         ).expected_s
         factor = float(objective_factors(spec.objective, LayoutColumns.of(layout), spec.model))
         expected.append((factor / step_s, costs.node_s(layout.num_nodes, step_s)))

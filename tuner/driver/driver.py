@@ -15,11 +15,7 @@ from typing import Final
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
-from layout_tuner.results_db.database.change_mark import (
-    OPEN_TRIALS,
-    RUNNING_CAMPAIGN,
-    WAITING_PLAN,
-)
+from layout_tuner.results_db.database.change_mark import OPEN_TRIALS, RUNNING_CAMPAIGN, WAITING_PLAN
 from layout_tuner.results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
@@ -513,7 +509,8 @@ class Driver:
         if search is None and campaign.num_legal_layouts > SMALL_SEARCH:
             return
         try:
-            layouts = campaign.stored.spec.legal_set() if search is None else search.layouts
+            spec = campaign.stored.spec
+            layouts = spec.jobs(spec.legal_set()) if search is None else search.layouts
             standings = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
             trials = self._store.trials.find(campaign.id)
             analysis = analyse(campaign, standings, trials, layouts)
@@ -563,7 +560,8 @@ def _ending(search: CampaignSearch, spent: Spent, left: int | None) -> tuple[str
         return "budget", f"{spent.trials} of {budget.trials} trials done"
     if search.is_held_back:
         return "budget", too_little_left(budget, spent)
-    return "exhausted", f"all {search.num_layouts} legal layouts were tried"
+    what = "jobs" if search.spec.space.job else "layouts"
+    return "exhausted", f"all {search.num_layouts} legal {what} were tried"
 
 
 def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRecord) -> None:

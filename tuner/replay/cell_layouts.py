@@ -15,7 +15,7 @@ from layout_tuner.tuner.errors import ReplayFailedError
 
 
 class CellLayouts:
-    """A `LayoutSet` of the layouts of one cell.
+    """A `LayoutSet` of the layouts of one cell, with the settings of their jobs.
 
     They are sorted by their knobs: published tables are often sorted by speed, and strategies that
     break ties by position would profit from such an order.
@@ -34,7 +34,10 @@ class CellLayouts:
                 )
         rows = sorted(
             cell.merged,
-            key=lambda row: [code_of(name, getattr(row.layout, name)) for name in LAYOUT_FIELDS],
+            key=lambda row: (
+                [code_of(name, getattr(row.layout, name)) for name in LAYOUT_FIELDS],
+                row.layout.job.key,
+            ),
         )
         self.truth: tuple[TableRow, ...] = tuple(rows)
         self._index = {row.layout: index for index, row in enumerate(rows)}

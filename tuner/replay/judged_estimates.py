@@ -19,8 +19,8 @@ from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
 from layout_tuner.predictions.belief.plausible_samples import plausible_samples
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.tables import TableCell
-from layout_tuner.tuner.replay.cell_layouts import CellLayouts
 
 ACCEPTED: Final = 0.5
 """Smallest probability of fitting at which a layout counts as accepted."""
@@ -91,18 +91,19 @@ def estimate_cell(
 ) -> EstimatedCell:
     """Estimates of every layout of a cell, beside its measurements.
 
-    `knowledge` are the samples that calibrate the memory.
+    Where unknown columns part rows of one layout, each row is judged by itself. `knowledge` are the
+    samples that calibrate the memory.
     """
-    layouts = CellLayouts(cell)
-    columns, software = layouts.columns(), cell.key.software
+    rows, software = cell.merged, cell.key.software
+    columns = LayoutColumns.of_each(row.layout for row in rows)
     log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
     belief = TrainerMemory.prior(cell.cluster, software=software).updated(knowledge, elsewhere=True)
     peak, _ = belief.peak_bytes(columns, cell.model)
     return EstimatedCell(
         cell=cell,
-        step_time_s=_measured([row.step_time_s for row in layouts.truth]),
-        peak_bytes=_measured([row.peak_memory_bytes for row in layouts.truth]),
-        tokens_per_s=_measured([row.tokens_per_s for row in layouts.truth]),
+        step_time_s=_measured([row.step_time_s for row in rows]),
+        peak_bytes=_measured([row.peak_memory_bytes for row in rows]),
+        tokens_per_s=_measured([row.tokens_per_s for row in rows]),
         expected_step_time_s=np.exp(log_time),
         expected_peak_bytes=peak,
         fits=belief.fits(columns, cell.model, cell.cluster.device_memory_bytes),

@@ -198,6 +198,7 @@ def problem_of(
         software=cell.key.software,
         knowledge=knowledge,
         costs=costs,
+        knobs=cell.job.knobs,
     )
 
 

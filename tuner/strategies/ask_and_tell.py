@@ -28,8 +28,9 @@ from layout_tuner.tuner.errors import LayoutUnknownError
 class LayoutSet(Protocol):
     """The layouts that a search may propose, in their canonical order.
 
-    Implementations are `search_spaces.spaces.search_space.LegalSet` and
-    `tuner.replay.cell_layouts.CellLayouts`.
+    Implementations are `search_spaces.spaces.search_space.LegalSet`,
+    `search_spaces.spaces.job_set.JobSet`, whose positions are layouts with settings of their jobs,
+    and `tuner.replay.cell_layouts.CellLayouts`.
     """
 
     def column(self, knob: str, /) -> NDArray[np.int64]:
@@ -77,13 +78,15 @@ NO_LIMITS: Final = AskLimits()
 
 
 class History:
-    """The proposals and outcomes of a search, by position in the layout set."""
+    """The proposals and outcomes of a search, by position in the layout set.
+
+    It keeps the positions that are taken alone: a set of jobs may have 10^8 of them.
+    """
 
     def __init__(self, layouts: LayoutSet) -> None:
         self.layouts = layouts
-        self.is_free: NDArray[np.bool_] = np.ones(len(layouts), dtype=np.bool_)
-        """True where a layout was not proposed and has no outcome."""
-        self.num_free = len(layouts)
+        self.taken: set[int] = set()
+        """Layouts that were proposed or have an outcome."""
         self.observations: dict[int, Observation] = {}
         """Outcomes by position, in the order of the last tells; runs of one layout are pooled."""
         self._runs: dict[int, dict[int, Observation]] = {}
@@ -103,7 +106,21 @@ class History:
     @property
     def num_taken(self) -> int:
         """Layouts that will not be proposed again."""
-        return len(self.layouts) - self.num_free
+        return len(self.taken)
+
+    @property
+    def num_free(self) -> int:
+        return len(self.layouts) - len(self.taken)
+
+    def is_free(self, index: int) -> bool:
+        """Whether a layout was not proposed and has no outcome."""
+        return index not in self.taken
+
+    def free(self, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """The free positions among some, in their order; by default among all, ascending."""
+        if among is None:
+            return np.delete(np.arange(len(self.layouts)), sorted(self.taken))
+        return among[~np.isin(among, list(self.taken))]
 
     def ranked(self, allowed_bytes: float) -> Iterator[tuple[int, Observation]]:
         """The completed layouts that keep the memory headroom, in the order of the tells."""
@@ -168,16 +185,13 @@ class History:
 
     def take(self, index: int) -> None:
         """Marks a layout so that it is not proposed again."""
-        if self.is_free[index]:
-            self.is_free[index] = False
-            self.num_free -= 1
+        self.taken.add(index)
 
     def _free(self, index: int) -> None:
         """Lets a layout that a cheap probe measured be proposed, to be measured in full."""
         is_done = index in self._runs or index in self._withdrawn or index in self.pending
-        if not is_done and not self.is_free[index]:
-            self.is_free[index] = True
-            self.num_free += 1
+        if not is_done:
+            self.taken.discard(index)
 
 
 def pooled(runs: Sequence[Observation]) -> Observation:
@@ -256,7 +270,7 @@ class LayoutSearch:
             return None
         index = int(proposed)
         is_repeat = index in history.observations and index not in history.pending
-        assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
+        assert history.is_free(index) or is_repeat, f"layout {index} was proposed a second time"
         self._mark_pending(index, self._proposer.fidelity(index))
         return self._layouts.layout(index)
 

@@ -2,7 +2,8 @@
 
 Only layouts that were measured in full are ranked, and one full probe of a large job costs as much
 as ten cheap ones. So cheap probes explore, until the layouts that no probe has measured would
-hardly improve the best; then the best one is measured in full.
+hardly improve the best; then the most promising one is measured in full. From then on a cheap probe
+also has to be worth the full probe that would follow it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class CheapProbes:
 
     def full_node_s(self, row: int, log_s: float) -> float:
         """Expected node-seconds of a full probe."""
-        nodes = int(self._problem.layouts.column("num_nodes")[row])
+        nodes = self._problem.layouts.layout(row).num_nodes
         return self._costs.node_s(nodes, float(np.exp(log_s)))
 
     def least_full_node_s(self, rows: Ints, log_s: Floats) -> float:
@@ -94,14 +95,15 @@ class CheapProbes:
         Only its steps count: how long probes take to start, which differs much between machines, is
         an assumption, and must not keep a budget from being used.
         """
-        nodes = self._problem.layouts.column("num_nodes")[rows]
+        problem = self._problem
+        nodes = problem.without_jobs.column("num_nodes")[problem.layout_rows(rows)]
         node_s = nodes * replace(self._costs, start_s=0.0).seconds(np.exp(log_s))
         return float(node_s.min(initial=np.inf))
 
     def is_turn_of_full(
         self, left_node_s: float, gain: float, node_s: float, cheap_gain: float, cheap_node_s: float
     ) -> bool:
-        """Whether the best layout among those of cheap probes is measured in full now.
+        """Whether the most promising layout of cheap probes is measured in full now.
 
         Args:
             left_node_s: what the budget leaves; it pays for that.
@@ -114,7 +116,8 @@ class CheapProbes:
             return gain >= _LAST_WORTH  # what cheap probes find now could not be measured in full
         if cheap_gain >= WORTH:
             return False
-        return gain >= WORTH or gain / node_s > cheap_gain / cheap_node_s
+        # What a cheap probe finds counts only once it was measured in full, too.
+        return gain >= WORTH or gain / node_s > cheap_gain / (cheap_node_s + node_s)
 
     @staticmethod
     def _gain(candidate: Candidate, error: float) -> float:

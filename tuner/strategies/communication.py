@@ -36,7 +36,7 @@ def order_by_communication(problem: SearchProblem) -> NDArray[np.int64]:
     Equal ones stay in the canonical order. The scripts also name a least number of ranks for each
     of their models, by the memory of their machines; other machines have another, and none here.
     """
-    columns = problem.layouts.columns()
+    columns = problem.without_jobs.columns()
     seconds = communication_s(columns, problem.model, problem.cluster)
     return np.argsort(seconds / columns.global_batch_size, kind="stable")
 

@@ -12,6 +12,9 @@ This module holds everything that is specific to DeepHyper 0.13: the strategies 
 - CBO refines its trees when it stagnates, depending on its state; here they are always fine.
 - CBO's failures are strings. They do not count as initial points, end the search after a hundred,
   and are worth as much as the worst success. So failures are reported as numbers.
+- CBO gives an inactive hyperparameter of a candidate its first value, and takes told points as
+  they are. So the first value of a job knob is its default, which it has where its condition fails.
+  With conditions CBO takes a DataFrame of candidates, and a third of a millisecond for each.
 - CBO renames a results.csv in the working directory; `checkpoint_history_to_csv=False` prevents
   that.
 """
@@ -25,16 +28,23 @@ from typing import Any, Final
 import numpy as np
 from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.spaces.job_set import JobSet
 from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSet, Proposer
+from layout_tuner.tuner.strategies.job_parameters import JobParameters
 
 MAX_CANDIDATES: Final = 8_000
 """Free layouts that one proposal compares: a seeded draw, and the neighbours of the best
 layouts."""
 NUM_BEST: Final = 5
 """Best layouts whose neighbours are always among the candidates."""
+CONDITIONAL_CANDIDATES: Final = 2_000
+"""The same where job knobs have conditions, which CBO checks one by one."""
+MAX_LISTED: Final = 5_000_000
+"""Positions up to which all free ones are listed; there may be more jobs than that."""
 MAX_NEIGHBOURS: Final = 200
 """Neighbours of each of them."""
 KAPPA: Final = 1.96
@@ -70,12 +80,18 @@ class DeepHyperProposer(Proposer):
         """Prepares the encoding.
 
         A layout with a larger peak than `max_peak_memory_bytes`, which keeps the memory headroom,
-        counts as a failure. `fits` says by layout whether its memory is estimated to fit, by
-        default of all; `warm_start` has positions of the layouts to propose first.
+        counts as a failure. `fits` says by layout (without settings) whether its memory is
+        estimated to fit, by default of all; `warm_start` has positions of the layouts to propose
+        first.
         """
-        self._fits = np.ones(len(layouts), dtype=np.bool_) if fits is None else fits
+        legal = layouts.legal if isinstance(layouts, JobSet) else layouts
+        self._fits = np.ones(len(legal), dtype=np.bool_) if fits is None else fits
         self._warm_start = warm_start
         self._max_peak_memory_bytes = max_peak_memory_bytes
+        self._layouts = layouts
+        self._layout_rows = (
+            layouts.layout_rows if isinstance(layouts, JobSet) else lambda rows: rows
+        )
         self._ranks = KnobRanks(layouts)
         self._seed = seed
         self._num_initial = len(self._ranks.names) + 1
@@ -84,17 +100,27 @@ class DeepHyperProposer(Proposer):
     def propose(self, history: History) -> int:
         """The warm start, then random draws until there is enough to fit, then CBO's proposal."""
         for index in self._warm_start:
-            if history.is_free[index]:
+            if history.is_free(index):
                 return index
         rng = np.random.default_rng([self._seed, history.num_taken])
-        free = np.flatnonzero(history.is_free & self._fits)
-        if not len(free):
-            free = np.flatnonzero(history.is_free)
+        free = self._free(history, rng)
         positions, values = _observed_values(history, self._successes(history))
         if history.num_taken < self._num_initial or len(positions) == 0 or len(free) == 1:
             return int(rng.choice(free))
         candidates = self._candidates(history, free, rng)
         return self._ask_cbo(positions, values, candidates, history.num_taken, rng)
+
+    def _free(self, history: History, rng: np.random.Generator) -> Ints:
+        """Free layouts, those that are estimated to fit where there is one.
+
+        Of many jobs it is a draw of some.
+        """
+        among = None
+        if len(self._layouts) > MAX_LISTED:
+            among = np.unique(rng.integers(len(self._layouts), size=2 * MAX_CANDIDATES))
+        free = history.free(among)
+        fitting = free[self._fits[self._layout_rows(free)]]
+        return fitting if len(fitting) else free
 
     def _successes(self, history: History) -> dict[int, float]:
         """Objectives of completed layouts that keep the headroom, by position."""
@@ -103,14 +129,13 @@ class DeepHyperProposer(Proposer):
 
     def _candidates(self, history: History, free: Ints, rng: np.random.Generator) -> Ints:
         """Free layouts in a random order: of equally good ones CBO proposes the first."""
-        if len(free) <= MAX_CANDIDATES:
+        most = CONDITIONAL_CANDIDATES if self._ranks.conditions else MAX_CANDIDATES
+        if len(free) <= most:
             return rng.permutation(free)
         ran = self._successes(history).items()
         best = sorted(ran, key=lambda item: item[1], reverse=True)[:NUM_BEST]
-        groups = [rng.choice(free, MAX_CANDIDATES, replace=False)]
-        for index, _ in best:
-            steps = self._ranks.steps_from(index)[free]
-            groups.append(free[np.argpartition(steps, MAX_NEIGHBOURS)[:MAX_NEIGHBOURS]])
+        groups = [rng.choice(free, most, replace=False)]
+        groups += [self._ranks.neighbours(index, free, history) for index, _ in best]
         return rng.permutation(np.unique(np.concatenate(groups)))
 
     def _ask_cbo(
@@ -125,9 +150,14 @@ class DeepHyperProposer(Proposer):
         names = self._ranks.names
         sample = self._points(candidates)
         problem = HpProblem()
-        for name, num_values in zip(names, self._ranks.num_values, strict=True):
-            problem.add_hyperparameter(list(range(num_values)), name)
-        problem.set_sampling_fn(lambda _: sample)
+        parameters = {
+            name: problem.add_hyperparameter(list(range(num_values)), name)
+            for name, num_values in zip(names, self._ranks.num_values, strict=True)
+        }
+        for name, condition in self._ranks.conditions.items():
+            problem.add_condition(condition.of(parameters[name], parameters))
+        is_conditional = bool(self._ranks.conditions)
+        problem.set_sampling_fn(lambda _: DataFrame(sample) if is_conditional else sample)
         kappa = _kappa(num_asked - self._num_initial)
         search = _cbo(
             problem,
@@ -181,24 +211,36 @@ class KnobRanks:
     """
 
     def __init__(self, layouts: LayoutSet) -> None:
+        self._jobs = layouts if isinstance(layouts, JobSet) else None
+        legal = layouts if self._jobs is None else self._jobs.legal
         # One knob at a time: all columns of millions of layouts would take hundreds of megabytes.
         varying = {}
         for name in sorted(LAYOUT_FIELDS):
-            ranks = _ranks(layouts.column(name))
+            ranks = _ranks(legal.column(name))
             if ranks.max(initial=0) > 0:
                 varying[name] = ranks
-        self.names = tuple(varying)
-        """Knobs that take more than one value, in alphabetical order."""
         self._columns = tuple(varying.values())
-        self.num_values = tuple(int(ranks.max()) + 1 for ranks in self._columns)
+        parameters = None if self._jobs is None else JobParameters(self._jobs, varying)
+        self._parameters = parameters
+        self.names = (*varying, *(parameters.names if parameters else ()))
+        """Knobs that take more than one value: of layouts in alphabetical order, then of jobs."""
+        self.num_values = (
+            *(int(ranks.max()) + 1 for ranks in self._columns),
+            *(parameters.counts if parameters else ()),
+        )
         """How many values each knob takes."""
-        self._num_layouts = len(layouts)
+        self.conditions = parameters.conditions if parameters else {}
+        """Conditions of job knobs by name."""
+        self._num_layouts = len(legal)
 
     def rows(self, indices: Ints) -> NDArray[np.int32]:
         """Ranks of some layouts, by layout and knob."""
-        rows = np.empty((len(indices), len(self.names)), dtype=np.int32)
+        at, rows = indices, np.empty((len(indices), len(self.names)), dtype=np.int32)
+        if self._jobs is not None and self._parameters is not None:
+            at, settings = self._jobs.layout_rows(indices), self._jobs.setting_places(indices)
+            rows[:, len(self._columns) :] = self._parameters.ranks[settings]
         for place, ranks in enumerate(self._columns):
-            rows[:, place] = ranks[indices]
+            rows[:, place] = ranks[at]
         return rows
 
     def steps_from(self, index: int) -> NDArray[np.int32]:
@@ -207,6 +249,17 @@ class KnobRanks:
         for ranks in self._columns:
             steps += np.abs(ranks - ranks[index])
         return steps
+
+    def neighbours(self, index: int, free: Ints, history: History) -> Ints:
+        """Free layouts near one; free jobs of the layouts nearest to that of a job."""
+        if self._jobs is None:
+            steps = self.steps_from(index)[free]
+            return free[np.argpartition(steps, MAX_NEIGHBOURS)[:MAX_NEIGHBOURS]]
+        (row,) = self._jobs.layout_rows(np.array([index]))
+        order = np.argsort(self.steps_from(int(row)), kind="stable")[:MAX_NEIGHBOURS]
+        jobs = history.free(self._jobs.jobs_of(order))
+        steps = np.abs(self.rows(jobs) - self.rows(np.array([index]))).sum(axis=1)
+        return jobs[np.argsort(steps, kind="stable")[:MAX_NEIGHBOURS]]
 
 
 def _ranks(values: Ints) -> NDArray[np.signedinteger[Any]]:

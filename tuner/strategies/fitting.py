@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
+from layout_tuner.predictions.belief.job_knobs.knob_memory import KnobMemory
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.belief.observation import Observation
 from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
@@ -21,7 +22,7 @@ from layout_tuner.predictions.belief.peaks.trainer_hypotheses import (
     TrainerMemory,
     mixed,
 )
-from layout_tuner.predictions.belief.residual import KnobPoints, similarity
+from layout_tuner.predictions.belief.residual import similarity
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -87,28 +88,74 @@ class _Peaks:
 class FittingBelief:
     """Predicts which layouts of a problem run, given the history of its search."""
 
-    def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: KnobPoints) -> None:
+    def __init__(
+        self, problem: SearchProblem, columns: LayoutColumns, points: Callable[[Ints], Floats]
+    ) -> None:
+        """`columns` are the layouts without settings; `points` are those of what is searched."""
         self._problem = problem
         self._points = points
-        prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
+        self._knobs = KnobMemory(known=problem.known_knobs)
+        prior = TrainerMemory.prior(
+            problem.cluster, software=problem.software, campaign=HERE, knobs=self._knobs
+        )
         self._prior = prior.updated(problem.plausible.memory, elsewhere=True)
         self._terms = prior.terms(columns, problem.model)
+        self._peaks_before: dict[int, float] = {}
 
     def predict(self, history: History, rows: Ints) -> Fitting:
         """Probabilities and peaks of some layouts after the history."""
-        problem = self._problem
+        belief = self._prior.updated(samples_of(history, self._problem))
+        peaks, usable = self._peaks(history, belief, rows), self._usable_bytes(belief)
+        trust = self._trust(history, belief, rows, usable)
+        return _fitting(peaks, min(usable, self._problem.allowed_memory_bytes), trust)
+
+    def predict_layouts(self, history: History) -> Fitting:
+        """The same of all layouts without their jobs' settings; failures cast no doubt on these."""
+        belief = self._prior.updated(samples_of(history, self._problem))
+        parts = belief.each_peak_bytes(self._terms, self._problem.model)
+        peaks, usable = self._seen_peaks(history, belief, parts), self._usable_bytes(belief)
+        return _fitting(peaks, min(usable, self._problem.allowed_memory_bytes), 1.0)
+
+    def predict_jobs(self, history: History, rows: Ints) -> Fitting:
+        """The same of jobs, by those of their settings that are expected to change peaks."""
+        problem, jobs = self._problem, self._problem.jobs
+        assert jobs is not None, "job knobs are searched"
+        distinct, place_of = self._knobs.expected(problem.software, jobs.settings)
+        places = place_of[jobs.setting_places(rows)]
+        # Jobs that differ in other settings are alike.
+        codes, at = np.unique(jobs.layout_rows(rows) * len(distinct) + places, return_inverse=True)
+        layouts, job = np.divmod(codes, len(distinct))
+        columns = replace(jobs.legal.columns(layouts), job=job, jobs=distinct)
         belief = self._prior.updated(samples_of(history, problem))
-        peaks = self._peaks(history, belief, rows)
-        usable = usable_bytes(float(problem.cluster.device_memory_bytes), belief.storage)
-        bound = min(usable, problem.allowed_memory_bytes)
-        probability = peaks.below(bound) * self._trust(history, belief, rows, usable)
-        return Fitting(
-            probability=np.maximum(probability, _LEAST),
-            peak_mean_bytes=peaks.mean,
-            peak_sd_bytes=peaks.deviation,
-        )
+        parts = belief.each_peak_bytes(self._prior.terms(columns, problem.model), problem.model)
+        peaks, usable = self._seen_peaks(history, belief, parts), self._usable_bytes(belief)
+        return _fitting(peaks, min(usable, problem.allowed_memory_bytes), 1.0).rows(at)
+
+    def _usable_bytes(self, belief: TrainerMemory) -> float:
+        return usable_bytes(float(self._problem.cluster.device_memory_bytes), belief.storage)
 
     def _peaks(self, history: History, belief: TrainerMemory, rows: Ints) -> _Peaks:
+        """Predicted peaks of some layouts."""
+        model = self._problem.model
+        # Copying the terms of most layouts takes longer.
+        if self._problem.jobs is None and 2 * len(rows) > len(self._problem.layouts):
+            parts = [
+                (weight, (mean[rows], deviation[rows]))
+                for weight, (mean, deviation) in belief.each_peak_bytes(self._terms, model)
+            ]
+        else:
+            parts = belief.each_peak_bytes(self._terms_of(rows), model)
+        return self._seen_peaks(history, belief, parts)
+
+    def _terms_of(self, rows: Ints | list[int]) -> HypothesesTerms:
+        jobs, problem = self._problem.jobs, self._problem
+        if jobs is None:
+            return _of_rows(self._terms, rows)
+        return self._prior.terms(jobs.columns(np.asarray(rows, np.int64)), problem.model)
+
+    def _seen_peaks(
+        self, history: History, belief: TrainerMemory, parts: Sequence[tuple[float, Peaks]]
+    ) -> _Peaks:
         """Predicted peaks, shifted and widened by the errors of the prediction so far.
 
         Without this, a prior that is too narrow would treat every measurement as an outlier.
@@ -119,16 +166,9 @@ class FittingBelief:
             for row, seen in _seen(history, model).items()
             if seen.peak_memory_bytes is not None
         }
-        if 2 * len(rows) > len(self._points):  # copying the terms of most layouts takes longer
-            parts = [
-                (weight, (mean[rows], deviation[rows]))
-                for weight, (mean, deviation) in belief.each_peak_bytes(self._terms, model)
-            ]
-        else:
-            parts = belief.each_peak_bytes(_of_rows(self._terms, rows), model)
         if not measured:
             return _Peaks(parts)
-        expected = belief.each_peak_bytes(_of_rows(self._terms, list(measured)), model)
+        expected = belief.each_peak_bytes(self._terms_of(list(measured)), model)
         true = np.array(list(measured.values()), dtype=np.float64)
         return _Peaks(
             [
@@ -139,8 +179,10 @@ class FittingBelief:
 
     def peak_bytes(self, row: int) -> float:
         """The prediction of one layout's peak before the search."""
-        terms = _of_rows(self._terms, [row])
-        return float(self._prior.peak_bytes(terms, self._problem.model)[0][0])
+        if row not in self._peaks_before:
+            peaks, _ = self._prior.peak_bytes(self._terms_of([row]), self._problem.model)
+            self._peaks_before[row] = float(peaks[0])
+        return self._peaks_before[row]
 
     def part_peak_share(self, row: int, fidelity: Fidelity) -> float:
         """The predicted peak of a part of a layout, as a share of the layout's."""
@@ -172,7 +214,7 @@ class FittingBelief:
         doubt_N = np.zeros(len(rows))
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, start + _CHUNK)
-            alike_NM = similarity(self._points[rows[part]], self._points[failed], _REACH)
+            alike_NM = similarity(self._points(rows[part]), self._points(failed), _REACH)
             doubt_N[part] = (alike_NM * unexplained_M).max(axis=1, initial=0.0)
         return np.asarray(1.0 - _BLAMED * doubt_N)
 
@@ -195,6 +237,14 @@ def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
         )
         for index, seen in _seen(history, problem.model).items()
     ]
+
+
+def _fitting(peaks: _Peaks, bound_bytes: float, trust: Floats | float) -> Fitting:
+    return Fitting(
+        probability=np.maximum(peaks.below(bound_bytes) * trust, _LEAST),
+        peak_mean_bytes=peaks.mean,
+        peak_sd_bytes=peaks.deviation,
+    )
 
 
 def _corrected(peaks: Peaks, ratios: Floats) -> Peaks:

@@ -217,8 +217,10 @@ class GuidedProposer(Proposer):
     def _probed(self, candidates: _Candidates) -> _Probed:
         """The candidates of which only cheap probes have run, and the best of them.
 
-        The best has the largest expected figure, lowered where the layout rather does not run. A
-        layout whose cheap probe broke the memory headroom is never ranked, and so never the best.
+        The best has the largest value: it may be the fastest one or a less sure one. Before a
+        layout was measured in full it has the largest expected figure, lowered where the layout
+        rather does not run. A layout whose cheap probe broke the memory headroom is never ranked,
+        and so never the best.
         """
         history, rows = candidates.history, candidates.rows
         log_s, log_sd = candidates.belief.marginals(rows)
@@ -231,10 +233,12 @@ class GuidedProposer(Proposer):
         keeps = [seen.get(row, 0) <= self._allowed_bytes for row in rows.tolist()]
         runs = candidates.fitting.probability
         doubt = np.where(runs > _LIKELY, 0.0, np.log(runs))
-        order = np.where(is_probed & keeps, figures + doubt, -np.inf)
+        is_ranked = self._has_ranked(history)
+        values = self.weigh(candidates) if is_ranked and is_probed.any() else figures + doubt
+        order = np.where(is_probed & keeps, values, -np.inf)
         best = int(order.argmax())
         may_win = bool(order[best] > -np.inf)
-        leads = may_win and (figures[best] > candidates.best or not self._has_ranked(history))
+        leads = may_win and (figures[best] > candidates.best or not is_ranked)
         return _Probed(
             is_probed=is_probed,
             log_s=log_s,
@@ -309,8 +313,12 @@ class GuidedProposer(Proposer):
             return True
         if not self._has_ranked(history):
             return False
-        rows = np.flatnonzero(history.is_free)
-        return left_node_s < self._cheap.least_full_node_s(rows, belief.physical_mean(rows))
+        return left_node_s < self._least_full_node_s(history, belief)
+
+    def _least_full_node_s(self, history: History, belief: StepBelief) -> float:
+        """Node-seconds of the full probe that takes least; see `CheapProbes.least_full_node_s`."""
+        assert self._cheap is not None, "there are cheap probes"
+        return self._cheap.least_full_node_s(*self._predictions.shortest(history, belief))
 
     def _needs_full(self, history: History) -> bool:
         """Whether the last trial has to run in full, since there is no winner without it."""
@@ -357,7 +365,14 @@ class GuidedProposer(Proposer):
         Every third turn considers the first objective alone.
         """
         predictions = self._predictions
-        free = np.flatnonzero(history.is_free)
+        looked: tuple[Weighing, float] | None = None
+        if predictions.jobs is None:
+            free = history.free()
+        else:
+            of_all = predictions.of_layouts(history, belief)
+            weighing, figures = self._weighed(history, of_all.values, of_all.fitting, rng, turn)
+            looked = weighing, self._incumbent(history, weighing, figures)
+            free = predictions.jobs_to_look_at(history, belief, of_all, weighing.figure)
         pending = np.array(list(history.pending), dtype=np.int64)
         doubted = predictions.doubted(history, belief) if history.limits.may_doubt else {}
         again = np.array(list(doubted), dtype=np.int64)
@@ -365,11 +380,11 @@ class GuidedProposer(Proposer):
         fitting = predicted.rows(np.arange(len(free)))
         mean = belief.physical_mean(free)
         values = predictions.objectives.values(free, mean, fitting.peak_mean_bytes)
-        likely = fitting.probability > _LIKELY
-        ranged = values[likely] if likely.any() else values
-        weighing = predictions.objectives.weighing(ranged, history.num_taken + turn, rng)
-        figures = weighing.figure(values)
-        best = self._incumbent(history, weighing, figures)
+        if looked is None:
+            weighing, figures = self._weighed(history, values, fitting, rng, turn)
+            best = self._incumbent(history, weighing, figures)
+        else:
+            (weighing, best), figures = looked, looked[0].figure(values)
         sound = predictions.sound(belief, free)
         penalty = np.log(fitting.probability) + np.log(sound)
         places = largest(figures + penalty, MAX_FIRST_LOOK)
@@ -401,6 +416,16 @@ class GuidedProposer(Proposer):
             weighing=weighing,
             best=best,
         )
+
+    def _weighed(
+        self, history: History, values: Floats, fits: Fitting, rng: np.random.Generator, turn: int
+    ) -> tuple[Weighing, Floats]:
+        """The weights of the objectives, and the figures of these layouts by them."""
+        likely = fits.probability > _LIKELY
+        ranged = values[likely] if likely.any() else values
+        number = history.num_taken + turn
+        weighing = self._predictions.objectives.weighing(ranged, number, rng)
+        return weighing, weighing.figure(values)
 
     def _draw_figures(self, candidates: _Candidates, rows: Ints, fitting: Fitting) -> Floats:
         log_s_SN = candidates.belief.draws(rows, NUM_DRAWS, candidates.rng)

@@ -52,6 +52,7 @@ class ObjectiveValues:
 
     def __init__(self, problem: SearchProblem, columns: LayoutColumns) -> None:
         self._names = problem.objectives
+        self._layout_rows = problem.layout_rows
         self._memory_bytes = float(problem.cluster.device_memory_bytes)
         throughputs = [name for name in self._names if name != MEMORY_HEADROOM]
         self._log_factors = {
@@ -67,7 +68,8 @@ class ObjectiveValues:
         if observation.step_time_s is not None:
             return float(np.log(observation.step_time_s))
         assert observation.objective is not None, "it completed"
-        return float(self._log_factors[self._names[0]][row] - np.log(observation.objective))
+        (at,) = self._layout_rows(np.array([row]))
+        return float(self._log_factors[self._names[0]][at] - np.log(observation.objective))
 
     def values(self, rows: Ints, log_s: Floats, peak_bytes: Floats) -> Floats:
         """Every objective of some layouts, along an added last axis.
@@ -75,6 +77,10 @@ class ObjectiveValues:
         The last axis of `log_s`, logarithms of their step times, is the layouts; their peaks of
         memory are of the same shape.
         """
+        return self.values_of_layouts(self._layout_rows(rows), log_s, peak_bytes)
+
+    def values_of_layouts(self, rows: Ints, log_s: Floats, peak_bytes: Floats) -> Floats:
+        """The same by positions among the layouts without their jobs' settings."""
         return np.stack(
             [
                 1.0 - peak_bytes / self._memory_bytes

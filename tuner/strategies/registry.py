@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from layout_tuner.tuner.errors import StrategyUnavailableError, StrategyUnknownError
 from layout_tuner.tuner.strategies.ask_and_tell import History, LayoutSearch, Proposer
@@ -35,15 +35,33 @@ def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSear
 class FixedOrderProposer(Proposer):
     """Proposes each layout once, in an order that no measurement changes."""
 
-    def __init__(self, order: Sequence[int] | NDArray[np.int64]) -> None:
-        self._order = order
-        self._next = 0
+    def __init__(self, order: Iterable[int]) -> None:
+        self._order = iter(order)
+        self._next: int | None = None
 
     def propose(self, history: History) -> int:
         """The first free layout of the order. A taken layout never becomes free again."""
-        while not history.is_free[self._order[self._next]]:
-            self._next += 1
-        return int(self._order[self._next])
+        while self._next is None or not history.is_free(self._next):
+            position = next(self._order, None)
+            assert position is not None, "the order has every layout"
+            self._next = int(position)
+        return self._next
+
+
+def _random(problem: SearchProblem, seed: int) -> Proposer:
+    """Every layout is equally likely to be next; with job knobs, every job."""
+    rng, count = np.random.default_rng(seed), len(problem.layouts)
+    order = rng.permutation(count) if problem.jobs is None else _shuffled(count, rng)
+    return FixedOrderProposer(order)
+
+
+def _shuffled(count: int, rng: np.random.Generator) -> Iterator[int]:
+    """The numbers below `count` in random order (Fisher and Yates), in memory of those drawn."""
+    moved: dict[int, int] = {}
+    for place in range(count):
+        drawn = int(rng.integers(place, count))
+        yield moved.get(drawn, drawn)
+        moved[drawn] = moved.pop(place, place)
 
 
 def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
@@ -55,7 +73,10 @@ def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
 def _communication(problem: SearchProblem, _seed: int) -> Proposer:
     from layout_tuner.tuner.strategies.communication import order_by_communication
 
-    return FixedOrderProposer(order_by_communication(problem))
+    order = order_by_communication(problem)
+    if (jobs := problem.jobs) is None:
+        return FixedOrderProposer(order)
+    return FixedOrderProposer(job for row in order for job in jobs.jobs_of(np.array([row])))
 
 
 def _deephyper(problem: SearchProblem, seed: int, **known: Any) -> Proposer:
@@ -67,15 +88,19 @@ def _deephyper(problem: SearchProblem, seed: int, **known: Any) -> Proposer:
 
 def _deephyper_with_memory(problem: SearchProblem, seed: int) -> Proposer:
     from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
-    from layout_tuner.predictions.estimates.storage import storage_of
+    from layout_tuner.predictions.estimates.trainer_storage import storage_of
     from layout_tuner.tuner.strategies.deephyper import NUM_WARM
     from layout_tuner.tuner.strategies.predictions import order_by_estimate
 
     storage = storage_of(problem.software, problem.cluster)
-    peaks = peak_memory_bytes(problem.layouts.columns(), problem.model, storage)
+    peaks = peak_memory_bytes(problem.without_jobs.columns(), problem.model, storage)
     fits = peaks <= problem.allowed_memory_bytes
-    ranked = [index for index in order_by_estimate(problem).tolist() if fits[index]]
-    return _deephyper(problem, seed, fits=fits, warm_start=ranked[:NUM_WARM])
+    ranked = (
+        int(index)
+        for index in order_by_estimate(problem)
+        if fits[problem.layout_rows(np.array([index]))[0]]
+    )
+    return _deephyper(problem, seed, fits=fits, warm_start=list(islice(ranked, NUM_WARM)))
 
 
 def _guided(problem: SearchProblem, seed: int) -> Proposer:
@@ -91,8 +116,6 @@ STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "exhaustive": lambda problem, _seed: FixedOrderProposer(range(len(problem.layouts))),
     "guided": _guided,
     "model-only": _model_only,
-    "random": lambda problem, seed: FixedOrderProposer(
-        np.random.default_rng(seed).permutation(len(problem.layouts))
-    ),
+    "random": _random,
 }
 """A function for each strategy, which imports the strategy's packages when it is called."""

@@ -5,17 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
 from layout_tuner.predictions.estimates.step_time import step_time_s as estimated_step_time_s
 from layout_tuner.protocol.outcome import Outcome
-from layout_tuner.results_db.records import Analysis, CampaignRecord
+from layout_tuner.results_db.records import Analysis, CampaignRecord, KnobStepRead
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.fidelity import fidelities
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.tuner.analysis.analysis import analyse, calibrated_step_time
+from layout_tuner.search_spaces.spaces.job_set import JobSet
+from layout_tuner.tuner.analysis.analysis import (
+    Tried,
+    analyse,
+    calibrated_step_time,
+    knob_steps,
+)
 from layout_tuner.tuner.analysis.importance import importances, knobs_of
 from layout_tuner.tuner.driver import driver as driver_module
 from tests.kit.postgres import upgraded
@@ -189,3 +197,68 @@ def test_the_same_trials_have_the_same_importances_and_knobs_that_follow_have_no
     first, second = (importances(legal, knobs, measured, seed=3) for _ in range(2))
     assert first == second
     assert importances(legal, knobs, dict.fromkeys(layouts, 1.0), seed=3) == {}
+
+
+class TestJobs:
+    """The analysis of a campaign that searches job knobs."""
+
+    SPEC = make_spec(
+        space={
+            "global_batch_size": 16,
+            "tp": [1, 2],
+            "dp": [1, 2],
+            "micro_batch_size": [1, 2],
+            "job": {
+                "compile": {"search": [False, True], "kind": "switch", "default": False},
+                "threads": {
+                    "search": [2, 1, 4],
+                    "kind": "count",
+                    "values": [1, 2, 4],
+                    "default": 1,
+                    "when": "tp > 1",
+                },
+            },
+        }
+    )
+
+    @classmethod
+    def jobs(cls) -> JobSet:
+        jobs = cls.SPEC.jobs(cls.SPEC.legal_set())
+        assert isinstance(jobs, JobSet)
+        return jobs
+
+    def steps(self, winner: Layout, tried: dict[str, Tried]) -> dict[str, KnobStepRead]:
+        jobs = self.jobs()
+        found = knob_steps(
+            self.SPEC, jobs, knobs_of(jobs), winner, 100.0, tried, lambda layout: 1.0 / layout.tp
+        )
+        return {f"{step.knob} {step.direction}": step for step in found}
+
+    def test_a_value_of_a_job_knob_is_one_step(self) -> None:
+        winner = next(
+            each
+            for each in map(self.jobs().layout, range(len(self.jobs())))
+            if each.tp == 2 and each.job == JobSettings({"compile": True, "threads": 2})
+        )
+        other = replace(winner, job=JobSettings({"threads": 2}))
+        measured = Tried(trial_id=7, state="completed", value=80.0, is_apart=True)
+        steps = self.steps(winner, {other.key: measured})
+        assert (steps["threads down"].value, steps["threads down"].stepped_value) == ("2", "1")
+        assert steps["threads up"].stepped_value == "4"
+        off = steps["compile down"]
+        assert (off.value, off.stepped_value, off.also) == ("true", "false", ())
+        assert (off.source, off.trial_id, off.effect) == ("measured", 7, pytest.approx(-0.2))
+        # Without tensor parallelism the trainer has no threads: they follow.
+        assert steps["tp down"].also == ("threads",)
+        assert Layout.of_key(steps["tp down"].layout_key).job == JobSettings({"compile": True})
+
+    def test_the_knob_that_moves_the_objective_most_is_the_most_important(self) -> None:
+        jobs = self.jobs()
+        measured = {
+            job: 100.0 * (1.5 if job.job.get("compile") else 1.0) * (1.1 if job.tp > 1 else 1.0)
+            for job in map(jobs.layout, range(len(jobs)))
+        }
+        found = importances(jobs, knobs_of(jobs), measured, seed=0)
+        assert max(found, key=lambda name: found[name]) == "compile"
+        assert found["compile"] > 0.6
+        assert sum(found.values()) == pytest.approx(1.0)

@@ -58,7 +58,7 @@ class PartFirst(Proposer):
             and history.limits.left_node_s < self.least_node_s
         ):
             return None
-        waiting = [index for index in range(len(history.layouts)) if history.is_free[index]]
+        waiting = [index for index in range(len(history.layouts)) if history.is_free(index)]
         probed = [index for index in waiting if index in history.cheap]
         is_exploring = len(history.cheap) + len(history.pending) < NUM_CHEAP
         chosen = waiting[0]
@@ -221,7 +221,7 @@ def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
     campaign.step()
     history = live_history(campaign)
     assert first.full_layout not in [history.layouts.layout(index) for index in history.pending]
-    assert not history.is_free[0]
+    assert not history.is_free(0)
 
 
 @pytest.mark.usefixtures("proposers")

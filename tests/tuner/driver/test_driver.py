@@ -15,6 +15,7 @@ from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.driver.campaign_search import CampaignSearch, observe
 from layout_tuner.tuner.driver.driver import Driver
@@ -49,6 +50,38 @@ def test_a_campaign_runs_to_its_end_and_says_so(
     assert (record.state, record.reason, record.message) == ("COMPLETED", reason, said)
     assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * trials
     assert len(set(layouts_of(campaign.trials))) == trials
+
+
+def test_a_campaign_tries_each_layout_with_each_setting_of_its_job(store: Store) -> None:
+    knob = {
+        "search": [False, True],
+        "kind": "switch",
+        "default": False,
+        "when": "tp > 1",
+    }
+    space = {"global_batch_size": 16, "tp": [1, 2], "micro_batch_size": [1, 2]}
+    spec = make_spec(strategy="exhaustive", budget={}, space={**space, "job": {"overlap": knob}})
+
+    def judge(layout: Layout) -> Outcome:
+        faster = 1.5 if layout.job.get("overlap") else 1.0
+        return completed(layout, tokens_per_s=100.0 * faster * layout.num_devices)
+
+    campaign = DrivenCampaign(store, spec, judge)
+    record = campaign.to_end()
+    assert record.message == "all 6 legal jobs were tried (6 completed)"
+    tried = layouts_of(campaign.trials)
+    assert sorted((each.tp, each.job.get("overlap", False)) for each in tried) == [
+        *[(1, False)] * 2,
+        *[(2, False)] * 2,
+        *[(2, True)] * 2,
+    ]
+    best, *_ = store.leaderboard.ranked_layouts(record.id, record.objective)
+    assert best.trial.layout.job == JobSettings({"overlap": True})
+    analysis = store.reports.analysis(record.id)
+    assert analysis is not None
+    step = next(each for each in analysis.steps if each.knob == "overlap")
+    assert (step.direction, step.stepped_value, step.source) == ("down", "false", "measured")
+    assert step.effect == pytest.approx(1 / 1.5 - 1)
 
 
 def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> None:

@@ -18,6 +18,7 @@ from layout_tuner.predictions.belief.known_measurements import Knowledge, knowle
 from layout_tuner.predictions.belief.observation import Observation
 from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief
 from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import (
     CellKey,
@@ -484,7 +485,8 @@ def true_cell(*, slower: float = 1.0, source: str = "Megatron-LM") -> TableCell:
     cell = make_cell([1.0] * 24, source=source, cluster="a100-sxm", device_memory_gb=80)
     cell_layouts = CellLayouts(cell)
     columns = cell_layouts.columns()
-    times = slower * step_time_s(columns, cell.model, cell.cluster)
+    kernels = kernels_of(source, cell.cluster)
+    times = slower * step_time_s(columns, cell.model, cell.cluster, kernels=kernels)
     peaks, _ = MemoryBelief.prior(cell.cluster, software=source).peak_bytes(columns, cell.model)
     layouts = [row.layout for row in cell_layouts.truth]
     return make_measured_cell(layouts, cell.model, cell.cluster, times, peaks, source=source)
@@ -587,3 +589,10 @@ def test_a_cell_with_a_layout_that_a_column_parts_is_not_replayed() -> None:
     (parted,) = read_table(make_text(*(make_row(mode=mode) for mode in "ab"))).cells
     with pytest.raises(ReplayFailedError, match=r"rows of the layout n2-.* differ in 'mode'"):
         CellLayouts(parted)
+
+
+def test_estimates_are_judged_row_by_row_where_a_column_parts_a_layout() -> None:
+    rows = (make_row(mode="a", step_time_s=0.5), make_row(mode="b", step_time_s=5.0))
+    whole, *each = (read_table(make_text(*own)).cells for own in (rows, rows[:1], rows[1:]))
+    errors = [figures(*cells)["time"]["mean_error"] for cells in each]
+    assert figures(*whole)["time"]["mean_error"] == pytest.approx(sum(errors) / 2)

@@ -9,19 +9,25 @@ from statistics import median
 import numpy as np
 import pytest
 
+from benchmarks.search.search_disturbances import NoisyProbes
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.observation import FAILED, INFEASIBLE, Observation
+from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, time_terms
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import TableCell, TableRow
 from layout_tuner.tuner.replay.cell_layouts import CellLayouts
 from layout_tuner.tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
 from layout_tuner.tuner.strategies.ask_and_tell import AskLimits, LayoutSearch
+from layout_tuner.tuner.strategies.cheap_probes import Candidate
 from layout_tuner.tuner.strategies.registry import make_strategy
 from layout_tuner.workers.simulation.scenarios import simulated_part, simulated_table
 
 SCENARIO = "frontier-175b"
 COSTS = ProbeCosts()
+FRONTIER = replace(CLUSTER_PRESETS["frontier"], num_nodes=16)
 
 
 @cache
@@ -236,7 +242,7 @@ def test_what_a_search_knows_of_cheap_probes_does_not_depend_on_the_way(
                 ran = replace(seen, step_time_s=(1.0 + 0.1 * (run or 0)) * seen.step_time_s)
                 told = FAILED if event == FAILS else ran
                 search.tell(layout, told, run=run, fidelity=fidelity)
-        assert search._history.is_free[search._index(layout)], "it may be measured in full"
+        assert search._history.is_free(search._index(layout)), "it may be measured in full"
     assert searches[0]._history.cheap == searches[1]._history.cheap
     assert ask(searches[0]) == ask(searches[1])
 
@@ -313,6 +319,86 @@ def test_several_workers_do_not_all_measure_in_full_at_once() -> None:
     run = make_task(pending=4, probes=60, budget_node_s=40 * 3600.0).run()
     assert sum(probe.node_seconds for probe in run.probes) < 44 * 3600.0
     assert run.probes[-1].leader_regret is not None
+
+
+def test_little_gain_of_others_does_not_keep_a_layout_from_being_measured_in_full() -> None:
+    """What a cheap probe finds costs a full one, too, before it counts."""
+    cheap = make_search()._proposer._cheap
+    costs = {"left_node_s": np.inf, "node_s": 60e3, "cheap_node_s": 5e3}
+    assert cheap.is_turn_of_full(gain=0.004, cheap_gain=0.001, **costs)
+    assert cheap.is_turn_of_full(gain=0.004, cheap_gain=0.004, **costs)
+    assert not cheap.is_turn_of_full(gain=0.004, cheap_gain=0.006, **costs)
+    assert not cheap.is_turn_of_full(gain=0.004, cheap_gain=0.02, **costs)
+
+
+def part_of(layout: Layout) -> Fidelity:
+    """The part with all layers and the fewest micro-batches."""
+    parts = fidelities(layout, cell().model, cell().cluster)
+    return next(part for part in parts if part.keeps_memory(cell().model))
+
+
+def test_a_quicker_reduction_than_estimated_makes_no_layout_without_one_look_slow() -> None:
+    """After few micro-batches it is up to a third of what cheap probes of most layouts measure."""
+    once = np.array([name.startswith(("data_", "weights_", "gather_")) for name in TERM_NAMES])
+    factors, kernels = PRIOR * np.where(once, 0.1, 1.0), kernels_of(cell().key.software, FRONTIER)
+
+    def takes_s(layout: Layout) -> float:
+        terms = time_terms(layout, cell().model, FRONTIER, kernels=kernels)
+        return float(terms.step_time_s(factors)[0])
+
+    def seen(layout: Layout) -> Observation:
+        step_s = takes_s(layout)
+        return Observation.completed(1.0 / step_s, step_time_s=step_s, peak_memory_bytes=2**30)
+
+    search = make_search()
+    ran = [row.layout for row in cell().merged if row.step_time_s is not None]
+    reducing = [each for each in ran if each.dp == 4 and each.pp < 16 and each.micro_batch_size < 4]
+    alone = next(each for each in ran if each.dp == 1)
+    for layout in (*reducing[:6], alone):
+        part = part_of(layout)
+        search.tell(layout, seen(part.reduced(layout)), fidelity=part)
+    for layout in reducing[:3]:
+        search.tell(layout, seen(layout))
+    assert search.predict(alone).step_time_s == pytest.approx(takes_s(alone), rel=0.02)
+
+
+def test_a_part_runs_the_longer_the_more_of_it_is_fixed() -> None:
+    search = make_search()
+    proposer = search._proposer
+    belief = proposer._predictions.belief(search._history)
+
+    def times_fewest(dp: int, zero_stage: int) -> float:
+        """Micro-batches of the chosen part over the fewest that could be chosen."""
+        knobs = {"tp": 8, "vpp": 1, "micro_batch_size": 1, "dp": dp, "zero_stage": zero_stage}
+        layouts = (row.layout for row in cell().merged)
+        layout = next(one for one in layouts if knobs.items() <= one.to_mapping().items())
+        figures = {"log_s": 6.0, "log_sd": 0.05, "above_best": 0.0, "runs": 1.0}
+        candidate = Candidate(row=search._index(layout), **figures)
+        part, _ = proposer._cheap.choose(belief, candidate)
+        return part.num_microbatches / part_of(layout).num_microbatches
+
+    assert times_fewest(dp=1, zero_stage=0) == 1, "one replica has no gradients to reduce"
+    assert times_fewest(dp=4, zero_stage=1) >= 2, "of the shortest part it may be half"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_searches_end_near_the_best_where_cheap_probes_of_others_looked_faster() -> None:
+    """Of these three machines 60 probes, of which 55 and more were cheap, found none."""
+    found = []
+    for seed in (4, 19, 21):
+        machine = simulated_table(SCENARIO, seed).cells[0]
+        parts = partial(simulated_part, SCENARIO, seed)
+        run = make_task(
+            cell=machine,
+            seed=seed,
+            parts=parts,
+            probes=60,
+            stop_within=0.02,
+            disturbance=NoisyProbes(),
+        ).run()
+        found.append(run.probes_to(0.02) is not None)
+    assert sum(found) >= 2
 
 
 def test_jobs_of_few_micro_batches_and_searches_without_costs_probe_in_full() -> None:

@@ -184,7 +184,7 @@ def test_what_cannot_run_does_not_count_for_the_ranges_of_the_objectives() -> No
 def test_before_anything_ran_layouts_fit_as_likely_as_the_belief_says() -> None:
     problem = make_search(memory_gib=12.0)
     columns = problem.layouts.columns()
-    fitting = FittingBelief(problem, columns, knob_coordinates(columns))
+    fitting = FittingBelief(problem, columns, knob_coordinates(columns).__getitem__)
     rows = np.arange(len(problem.layouts))
     probability = fitting.predict(History(problem.layouts), rows).probability
     memory = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
@@ -196,7 +196,7 @@ def test_before_anything_ran_layouts_fit_as_likely_as_the_belief_says() -> None:
 def test_a_failure_that_memory_does_not_explain_casts_doubt_on_its_neighbours() -> None:
     problem = make_search(memory_gib=80.0)
     columns = problem.layouts.columns()
-    fitting = FittingBelief(problem, columns, knob_coordinates(columns))
+    fitting = FittingBelief(problem, columns, knob_coordinates(columns).__getitem__)
     search = make_strategy("random", problem, seed=0)
     broken = int(np.flatnonzero((columns.pp == 32) & (columns.micro_batch_size == 1))[0])
     search.tell(problem.layouts.layout(broken), FAILED)
@@ -211,7 +211,7 @@ def test_doubt_does_not_depend_on_how_many_are_judged_at_once() -> None:
     layouts = make_layouts(devices=256, micro_batch_sizes=(1, 2, 4, 8))
     problem = make_problem(layouts, cluster=make_cluster(device_memory_bytes=80 * GIB))
     columns = layouts.columns()
-    fitting = FittingBelief(problem, columns, knob_coordinates(columns))
+    fitting = FittingBelief(problem, columns, knob_coordinates(columns).__getitem__)
     search = make_strategy("random", problem, seed=0)
     for row in range(0, len(layouts), 40):
         search.tell(layouts.layout(row), (FAILED, INFEASIBLE)[row % 80 // 40])

@@ -25,7 +25,7 @@ from layout_tuner.predictions.belief.observation import (
     ObservationInvalidError,
 )
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
-from layout_tuner.predictions.estimates.storage import storage_of
+from layout_tuner.predictions.estimates.trainer_storage import storage_of
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_presets import resolve_model
@@ -500,7 +500,7 @@ def test_with_memory_the_search_starts_with_the_ten_best_estimates_that_fit() ->
     problem = make_problem(legal)
     search, fitting = make_memory_search(legal, problem)
     assert 20 < len(fitting) < len(legal), "some fit and some do not"
-    ranked = [legal.layout(index) for index in order_by_estimate(problem).tolist()]
+    ranked = [legal.layout(index) for index in order_by_estimate(problem)]
     assert [search.ask() for _ in range(10)] == [each for each in ranked if each in fitting][:10]
 
 
