@@ -157,8 +157,8 @@ class GroupLauncher:
     def _measurement_of_rank_0(self, precision: Precision, end: GroupEnd) -> _Measured:
         result = end.results[0]
         measurement = Measurement.from_mapping(result["measurement"])
-        if measurement.peak_source.startswith(MEASURED_PEAK):
-            # The ranks may have measured it again.
+        if measurement.peak_source == f"{MEASURED_PEAK} ({precision})":
+            # The ranks may have measured it again. That of several threads is another peak.
             tflops = measurement.peak_tflops_per_device
             self.keep_measured_peak(precision, tflops, measurement.peak_source)
         return measurement, Environment.from_mapping(result["environment"])

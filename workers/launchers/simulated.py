@@ -32,6 +32,7 @@ from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
 from layout_tuner.workers.launchers.group_launcher import outcome_of
 from layout_tuner.workers.launchers.launcher_nodes import Node
 from layout_tuner.workers.packing.request import Placement
+from layout_tuner.workers.simulation.knob_effects import HiddenEffects
 from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster, SimulatedProbe
 from layout_tuner.workers.trainer.revision import GIT_REVISION
 
@@ -128,6 +129,7 @@ class SimulatedLauncher:
                 started_s=started_at,
                 run_seed=run_seed,
                 deadline_s=request.deadline_s,
+                effects=HiddenEffects(seed=request.simulation_seed or 0, trainer=request.trainer),
             )
 
         probe = simulated(request.iterations + MAX_EXTRA_WARMUP)

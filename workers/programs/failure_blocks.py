@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from layout_tuner.trainers.failure_texts import (
     LIBRARY,
-    PEER_ENDED,
     RAISED,
     Place,
     Resource,
-    mentions,
     row_of,
+    says_peer_ended,
 )
 from layout_tuner.trainers.log_patterns import without_colour
 
@@ -40,7 +39,7 @@ _LAST_LINES: Final = 5
 
 _PREFIX: Final = re.compile(
     r"\[(?:rank|default)\d+\]:? ?"  # torch's exception hook; torchrun --tee
-    r"|\[\d+,\d+\]<std(?:err|out)>: ?"  # mpirun --tag-output
+    r"|\[(?:[\w.-]+@)?\d+,\d+\]<std(?:err|out)>: ?"  # mpirun --tag-output; 5: with the host
     r"|\([\w.]+ pid=\d+[^)]*\) ?"  # Ray
     r"| *\d+:(?: |$)"  # srun -l
     r"| {2,4}[|+] (?=.*\(most recent call last\):| |\S+(?:Error|Exception)\b)"  # exception groups
@@ -126,9 +125,9 @@ class ErrorLines:
         self._steps = 0
 
     def take(self, line: str, steps: int) -> None:
-        """Takes a line that was printed after so many steps.
+        """Keeps a line that was printed after so many steps.
 
-        A program that reports a later step has got over what it printed before.
+        Lines before the last step are not why the program ended: they are dropped.
         """
         if steps > self._steps:
             self._lines.clear()
@@ -157,12 +156,13 @@ class ErrorLines:
             )
             return next(filter(None, causes), None)
         found = [error for each in errors for error in each]
-        ended_itself &= all(_WRAPPER.match(error.message[0]) for error in found)  # or peers' ends
+        # Errors other than wrappers report the end of a peer here.
+        ended_itself &= all(_WRAPPER.match(error.message[0]) for error in found)
         first = min((error.start for error in found), default=len(lines))
         return _without_error(lines, first, ended_itself=ended_itself)
 
 
-def _normalised(raw: Sequence[str] | deque[str]) -> list[_Line]:
+def _normalised(raw: Iterable[str]) -> list[_Line]:
     """The lines without what launchers put before them."""
     lines = []
     for each in raw:
@@ -241,7 +241,7 @@ def _end_of_stream(errors: Sequence[_Error]) -> list[_Error]:
     aside: list[_Error] = []
     for last in range(len(errors) - 1, -1, -1):
         message = errors[last].message
-        if _WRAPPER.match(message[0]) or mentions(" ".join(message), PEER_ENDED):
+        if _WRAPPER.match(message[0]) or says_peer_ended(" ".join(message)):
             continue
         first = last
         while errors[first].is_chained and max(last - _LONGEST_CHAIN, 0) < first:

@@ -10,7 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final, Self
 
+from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.statistics.early_stop import shows_enough
+from layout_tuner.predictions.statistics.rank_steps import (
+    MEMORY_UNITS,
+    RankSteps,
+    StepLine,
+    StepNumberError,
+    in_seconds_and_bytes,
+)
 from layout_tuner.predictions.statistics.step_times import (
     MAX_EXTRA_WARMUP,
     has_settled,
@@ -24,8 +32,8 @@ from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerJob
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.parameters import parameter_texts
 from layout_tuner.trainers.placeholders import placeholder_values
-from layout_tuner.trainers.program import ARGUMENTS, ProgramTrainer
-from layout_tuner.workers.programs.rank_steps import RankSteps, StepLine, StepNumberError
+from layout_tuner.trainers.program import ARGUMENTS, LAYOUT_ARGUMENTS, ProgramTrainer
+from layout_tuner.trainers.trainer_knob import RanCheck
 from layout_tuner.workers.ranks.json_lines import Document
 from layout_tuner.workers.ranks.rank_task import RankTask
 from layout_tuner.workers.ranks.scratch import PROGRAM
@@ -37,8 +45,8 @@ whole steps, or not in seconds."""
 _LONGEST_SHARE: Final = 1.2
 _LARGEST: Final = 1e15
 """More bytes than a device has, more tokens than a step, and more than any loss."""
-_LEAST_TOLD_S: Final = 0.05
-"""Differences below this are the clock's and the scheduler's."""
+_LEAST_DIFFERENCE_S: Final = 0.05
+"""Smaller differences are the clock's and the scheduler's."""
 
 
 class ResultRefusedError(Exception):
@@ -69,12 +77,15 @@ class ProgramTask:
     """The directory that each path among the values must lie in, by the value's name."""
     memory_limit_bytes: int | None
     """Memory of each rank's device; None: no limit."""
+    ran: tuple[RanCheck, ...] = ()
+    """How the log says that a setting of the job was dropped."""
 
     @classmethod
     def of(cls, task: RankTask) -> Self:
         values = task.job[PROGRAM]
         log = LogPatterns(variants=tuple(StepPattern(**each) for each in values["log"]["variants"]))
-        return cls(**{**values, "command": tuple(values["command"]), "log": log})
+        ran = tuple(RanCheck(**each) for each in values["ran"])
+        return cls(**{**values, "command": tuple(values["command"]), "log": log, "ran": ran})
 
     def to_job(self) -> dict[str, Any]:
         return {"kind": PROGRAM, PROGRAM: asdict(self)}
@@ -98,29 +109,48 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         ParameterInvalidError: the campaign's parameters are not those of the trainer.
         ResultRefusedError: the trainer refuses the layout.
     """
-    job = job_of(request)
-    if reasons := [*trainer.of.all_lacking(job).values(), *trainer.of.every_refusal(job)]:
+    job, adapter = job_of(request), trainer.of
+    if reasons := [*adapter.all_lacking(job).values(), *adapter.refusals(job)]:
         raise ResultRefusedError("unsupported", "; ".join(reasons))
-    given = {f"_argument_{place}": each for place, each in enumerate(trainer.of.arguments(job))}
+    items = {ARGUMENTS: adapter.arguments, LAYOUT_ARGUMENTS: adapter.placement_arguments}
+    given: dict[str, str] = {}
+    variables = adapter.environment(job)
+    of_variables = {name: f"_variable_{place}" for place, name in enumerate(variables)}
+    settings = {
+        name: word_of(knob.knob.value_of(job.layout.job))
+        for name, knob in trainer.added_knobs.items()
+    }
     command: list[str] = [*trainer.container]
     for word in trainer.command:
-        command += [f"{{{name}}}" for name in given] if word == ARGUMENTS else [word]
+        if word not in items:
+            command.append(word)
+            continue
+        names = {f"_argument_{len(given) + at}": each for at, each in enumerate(items[word](job))}
+        command += [f"{{{name}}}" for name in names]
+        given |= names
+    steps = request.warmup + MAX_EXTRA_WARMUP + request.iterations
     values = {
         **placeholder_values(job),
+        **settings,
         **parameter_texts(trainer.parameters, request.parameters),
-        "steps": str(request.warmup + MAX_EXTRA_WARMUP + request.iterations),
+        "steps": str(steps),
         "_least_steps": str(request.warmup + request.iterations),  # no parameter has such a name
         "trainers_directory": trainer.directory,
         **given,
+        **{of_variables[name]: value for name, value in variables.items()},
     }
     return ProgramTask(
         command=tuple(command),
-        environment=trainer.environment,
+        environment={
+            **trainer.environment,
+            **{name: f"{{{value}}}" for name, value in of_variables.items()},
+        },
         working_directory=trainer.working_directory,
         values=values,
-        configuration=dict(trainer.of.values(job)),
+        configuration=trainer.configured(job, steps),
         log=trainer.patterns,
         memory_limit_bytes=request.memory_limit_bytes,
+        ran=tuple(adapter.ran_checks(job)),
         paths={
             name: each.below for name, each in trainer.parameters.items() if each.type == "path"
         },
@@ -147,7 +177,7 @@ class ProgramRun:
         """The lines that are nearest to a pattern, of the rank whose are."""
         self._started: float | None = None
         """When the ranks had been started; None: the machine's peak is still measured."""
-        self._num_told = 0
+        self._num_sent = 0
         self._sampled_bytes = 0
         self._wrong: tuple[FailureReason, str] | None = None
         self.step_times_s: list[float] = []
@@ -179,11 +209,12 @@ class ProgramRun:
                 of_source[rank] = RankSteps(
                     most=self._most,
                     ranks_share_output=self._trainer.processes_per == "node",
-                    tokens_per_device=self._assumed_tokens / self.request.layout.num_devices,
                 )
             line = StepLine(
                 since_start_s=event["since_start_s"],
-                figures=figures,
+                figures=in_seconds_and_bytes(
+                    figures, self._assumed_tokens / self.request.layout.num_devices
+                ),
                 others=event.get("others"),
                 repeats_first=event.get("repeats_first", False),
             )
@@ -206,8 +237,8 @@ class ProgramRun:
             step_time_s = max(steps.seconds(index) for steps in by_rank.values())
             self.step_times_s.append(step_time_s)
             self._is_skipped.append(any(steps.is_skipped(index) for steps in by_rank.values()))
-            if index >= self._num_told:
-                self._num_told = index + 1
+            if index >= self._num_sent:
+                self._num_sent = index + 1
                 is_warm_up = self._num_warmup is None or index < self._num_warmup
                 yield {
                     "event": "iteration",
@@ -306,7 +337,7 @@ class ProgramRun:
     ) -> Measurement:
         """What was measured, once the program has ended or `is_enough`.
 
-        `peak_again` tells the better peak, where the one that is known is exceeded.
+        `peak_again` returns a better peak where the known one is exceeded.
 
         Raises:
             ResultRefusedError: there are too few steps, or the reports contradict each other or the
@@ -401,21 +432,21 @@ class ProgramRun:
         """Refuses step times that the time between the reports contradicts."""
         for rank, steps in sorted(self._by_rank.items()):
             first = steps.ends[0]  # before the first line is the start of the program
-            told_s = sum(steps.seconds(step) for step in range(first, last))
+            stated_s = sum(steps.seconds(step) for step in range(first, last))
             seen_s = sum(steps.clock_s(step) for step in range(first, last))
-            if abs(told_s - seen_s) <= _LEAST_TOLD_S:
+            if abs(stated_s - seen_s) <= _LEAST_DIFFERENCE_S:
                 continue
             # Lines of a log may arrive late, all together; reports carry their time.
-            is_short = told_s < _SHORTEST_SHARE * seen_s
+            is_short = stated_s < _SHORTEST_SHARE * seen_s
             longest_s = seen_s if self._reports["report"] else steps.line_of(last - 1).since_start_s
-            is_long = told_s > _LONGEST_SHARE * longest_s + _LEAST_TOLD_S
-            if is_short or is_long or told_s <= 0:
+            is_long = stated_s > _LONGEST_SHARE * longest_s + _LEAST_DIFFERENCE_S
+            if is_short or is_long or stated_s <= 0:
                 mean = (
                     ", the mean of the steps of a line" if steps.ends[-1] > len(steps.ends) else ""
                 )
                 raise ResultRefusedError(
                     "implausible",
-                    f"rank {rank} reported {told_s:.4g} s for {last - first} steps, and {seen_s:.4g} "
+                    f"rank {rank} reported {stated_s:.4g} s for {last - first} steps, and {seen_s:.4g} "
                     f"s passed between its reports: report the whole step, in seconds{mean}",
                 )
 
@@ -460,15 +491,8 @@ class ProgramRun:
 
     def _memory(self) -> tuple[int, str]:
         """The largest peak of a rank in bytes, and its kind: as reported, or else as sampled."""
-        scales = {"peak_memory_bytes": 1, "peak_memory_mib": 1 << 20, "peak_memory_gib": 1 << 30}
-        reported = [
-            line.figures[name] * scale
-            for steps in self._by_rank.values()
-            for line in steps.lines
-            for name, scale in scales.items()
-            if name in line.figures
-        ]
-        largest = max(reported, default=0.0)
+        lines = [line for steps in self._by_rank.values() for line in steps.lines]
+        largest = max((line.figures.get("peak_memory_bytes", 0.0) for line in lines), default=0.0)
         if largest >= 1:
             return int(largest), "reported"
         if self._sampled_bytes:
@@ -504,8 +528,7 @@ def _wrong_figures(
         return "implausible", (
             f"{where}: loss is {loss:g}; report the mean loss in nats a token, or none"
         )
-    memory = ("peak_memory_bytes", "peak_memory_mib", "peak_memory_gib")
-    for name in ("tokens", "skipped", "skipped_total", *memory):
+    for name in ("tokens", "skipped", "skipped_total", *MEMORY_UNITS):
         if not 0 <= figures.get(name, 0.0) <= _LARGEST:
             return "implausible", f"{where}: {name} is {figures[name]:g}"
     for name in ("step_time_s", "step_time_ms", "tokens_per_s_per_device"):

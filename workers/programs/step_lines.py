@@ -1,8 +1,9 @@
-"""The steps that a program's log and its reports tell, as events for the worker.
+"""The steps of a program by its log and its reports, as events for the worker.
 
 A line may stand for several steps, as trainers print every nth step: two lines with the numbers
 j < i stand for i - j steps. Ranks that print into one output, and trainers that repeat a line,
-print the same number again, which is no further step. `rank_steps` makes steps of the events.
+print the same number again, which is no further step. `predictions.statistics.rank_steps` makes
+steps of the events.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StepLines:
         return max(self._counts.values(), default=0)
 
     def read_line(self, text: str, rank: int) -> Document | None:
-        """The event of a line of the log: "iteration" or "unmatched"; None: it tells nothing new.
+        """The event of a line of the log: "iteration" or "unmatched"; None: nothing is new.
 
         Raises:
             ValueError: a group of the pattern matches a text that is no number.
@@ -56,7 +57,7 @@ class StepLines:
         return None if nearest is None else {"event": "unmatched", **nearest}
 
     def take(self, source: str, rank: int, figures: Mapping[str, float]) -> Document | None:
-        """The event of a report or of a line's figures; None: the probe can't use it.
+        """The event of a report or of a line's figures; None: the probe does not need it.
 
         NaN and infinity travel as texts, for strict readers.
         """

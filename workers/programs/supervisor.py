@@ -29,12 +29,11 @@ from layout_tuner import step_reports
 from layout_tuner.protocol.outcome import FailureReason
 from layout_tuner.timing_mark import timing
 from layout_tuner.trainers.failure_texts import (
-    PEER_ENDED,
     RAISED,
     lacking,
-    mentions,
     reason_of,
     row_of,
+    says_peer_ended,
 )
 from layout_tuner.trainers.placeholders import filled
 from layout_tuner.units import memory
@@ -92,7 +91,7 @@ def run_program(task: RankTask, line: JsonLines) -> Document:
     program = ProgramTask.of(task)
     directory = make_directory(task)
     with _rendezvous(task, line) as reserved:
-        port = reserved.getsockname()[1] if task.rank == 0 else told_rendezvous(line)["port"]
+        port = reserved.getsockname()[1] if task.rank == 0 else receive_rendezvous(line)["port"]
         return _Supervisor(task, program, directory, port, line).run()
 
 
@@ -112,7 +111,7 @@ def _rendezvous(task: RankTask, line: JsonLines) -> socket.socket:
     return reserved
 
 
-def told_rendezvous(line: JsonLines) -> Document:
+def receive_rendezvous(line: JsonLines) -> Document:
     """Waits for the address and the port of rank 0; ConnectionError if they do not come."""
     if (rendezvous := line.receive()) is None:
         raise ConnectionError("the node's agent closed the line before it sent the port of rank 0")
@@ -295,8 +294,11 @@ class _Supervisor:
         if not (text := text.strip()):
             return
         self._last_line = text
-        if mentions(text, PEER_ENDED):
+        if says_peer_ended(text):
             self._peer_ended = text
+        for check in self._program.ran:
+            if dropped := check.dropped(text):
+                raise ProgramFailedError("unsupported", dropped)
         try:
             event = self._lines.read_line(text, self._task.rank)
         except ValueError as error:
@@ -354,9 +356,9 @@ class _Supervisor:
         return range(first, min(first + per_node, num))
 
     def _send(self, event: Document, at_s: float) -> None:
-        """Sends what a line or a report tells to the worker."""
+        """Sends the event of a line or a report to the worker."""
         if event["event"] == "iteration":
-            self._peer_ended = ""  # it has got over it
+            self._peer_ended = ""  # the program went on after it
             event |= {
                 "since_start_s": at_s - self._started,
                 "sampled_bytes": self._memory.peak_bytes,

@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.workers.programs.supervisor import (
     ProgramFailedError,
+    receive_rendezvous,
     run_program,
-    told_rendezvous,
 )
 from layout_tuner.workers.rank_jobs.health_job import measure_between, measure_node
 from layout_tuner.workers.rank_jobs.machine_timings import time_machine
@@ -124,7 +124,7 @@ def _meet(task: RankTask, line: JsonLines) -> Store:
         )
         line.send({"event": "listening", "port": port})
         return store
-    rendezvous = told_rendezvous(line)
+    rendezvous = receive_rendezvous(line)
     return TCPStore(
         rendezvous["address"],
         rendezvous["port"],

@@ -215,7 +215,7 @@ class BlockTimes:
         precision = "bf16" if layout.precision == "fp8" else layout.precision
         blocks = max(b * heads * m.seq_length / 128 / layout.cp, 1.0)
         fused_s = device.attention_s(blocks, flops, m.head_size, precision)
-        if self.machine.software.fused_attention:
+        if m.fuses_attention(self.machine.software.fused_attention):
             return fused_s
         # Five passes over the scores: product, mask and scaling, softmax, dropout, and product.
         return fused_s + device.stream_s(5 * self._size * heads * positions * self.tokens, 5)

@@ -153,14 +153,8 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
         for number, (layout, peak, step_s) in enumerate(zip(layouts, peaks, steps, strict=True), 1)
     )
     first = layouts[0]
-    key = CellKey(
-        source=f"{SIMULATED} {chosen.name}, seed {seed}",
-        cluster=chosen.cluster.name,
-        model=chosen.model.name,
-        seq_length=chosen.model.seq_length,
-        num_devices=first.num_devices,
-        global_batch_size=first.global_batch_size,
-    )
+    source = f"{SIMULATED} {chosen.name}, seed {seed}"
+    key = CellKey.of(source, chosen.cluster, chosen.model, first)
     cluster = replace(chosen.cluster, num_nodes=first.num_nodes)
     cell = TableCell(key=key, model=chosen.model, cluster=cluster, rows=rows)
     return MeasurementTable(cells=(cell,), notes=(f"{SIMULATED}: nobody has measured these rows",))

@@ -20,6 +20,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.simulator import SIMULATOR_VERSION
 from layout_tuner.units import memory
+from layout_tuner.workers.simulation.knob_effects import NO_EFFECTS, HiddenEffects
 from layout_tuner.workers.simulation.machine import Machine, node_slowness
 from layout_tuner.workers.simulation.simulated_peaks import device_bytes, rank_memory
 from layout_tuner.workers.simulation.steps import steps
@@ -97,6 +98,7 @@ class SimulatedCluster:
         started_s: float,
         run_seed: int,
         deadline_s: float,
+        effects: HiddenEffects = NO_EFFECTS,
     ) -> SimulatedProbe:
         """Runs a probe.
 
@@ -109,9 +111,10 @@ class SimulatedCluster:
             started_s: simulated time of its start.
             run_seed: of its noise and its hangs.
             deadline_s: seconds from its start until it is ended.
+            effects: what the job knobs of the layout do.
         """
         machine = Machine.of(self.cluster)
-        peaks = rank_memory(layout, model, machine, seed=self.seed)
+        peaks = rank_memory(layout, model, machine, seed=self.seed, effects=effects)
         up_s = min(started_s + _START_S, started_s + deadline_s)
         fullest = max(device_bytes(layout, machine, rank) for rank in peaks)
         if fullest > self.cluster.device_memory_bytes:
@@ -119,7 +122,7 @@ class SimulatedCluster:
             message = f"a rank needs {memory(round(fullest))} of a device's {has}"
             return SimulatedProbe(ended_s=up_s, failure="out_of_memory", message=message)
         slowness = [self.slowness[node] for node in nodes]
-        step = steps([layout], model, machine, node_slowness=slowness)[0]
+        step = steps([layout], model, machine, node_slowness=slowness, effects=effects)[0]
         rng = np.random.default_rng([self.seed, run_seed])
         count = warmup_iterations + timed_iterations
         iteration_s = step.step_s * np.exp(machine.noise * rng.standard_normal(count))

@@ -17,6 +17,7 @@ import numpy as np
 from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.workers.simulation.knob_effects import NO_EFFECTS, HiddenEffects
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.steps import Held, held_parameters, stage_layers
 from layout_tuner.workers.simulation.walk import Schedule, held_passes
@@ -37,13 +38,19 @@ class RankMemory:
 
 
 def rank_memory(
-    layout: Layout, model: ModelShape, machine: Machine, *, seed: int
+    layout: Layout,
+    model: ModelShape,
+    machine: Machine,
+    *,
+    seed: int,
+    effects: HiddenEffects = NO_EFFECTS,
 ) -> list[RankMemory]:
-    """The peaks of each pipeline rank, first stage first."""
+    """The peaks of each pipeline rank, first stage first; `effects` are those of job knobs."""
     layers = stage_layers(layout, model, by_work=machine.software.splits_by_work)
     held = held_parameters(layout, model, layers)
-    tensors = _Tensors(layout, model, machine.software.fused_attention)
-    lost = machine.fragmentation * zlib.crc32(f"{seed} {layout.key}".encode()) / 2**32
+    tensors = _Tensors(layout, model, model.fuses_attention(machine.software.fused_attention))
+    lost = machine.fragmentation * zlib.crc32(f"{seed} {layout.without_job.key}".encode()) / 2**32
+    by_knobs = effects.of(layout).memory
     found = []
     for rank, pairs in enumerate(held_passes(Schedule.of(layout))):
         chunks = range(rank, len(layers), layout.pp)
@@ -58,7 +65,7 @@ def rank_memory(
         held_at_once = [
             in_flight * kept + late * waiting + (in_flight - 1) * head for in_flight, late in pairs
         ]
-        in_use, in_blocks = (np.max(held_at_once, axis=0) + beside).tolist()
+        in_use, in_blocks = (by_knobs * (np.max(held_at_once, axis=0) + beside)).tolist()
         found.append(
             RankMemory(
                 allocated_bytes=allocated + in_use, reserved_bytes=reserved + in_blocks * (1 + lost)
@@ -151,14 +158,16 @@ class _Tensors:
         if self.layout.recompute != "selective":
             attention += [m.query_size / t, statistics]
             if not self.fused_attention:
-                attention += [m.num_heads / t * m.seq_length] * 2
+                scores = m.num_heads / t * m.seq_length
+                attention += [scores, scores, *([scores / self._size] * bool(m.attention_dropout))]
         parts = 3 if m.family == "llama" else 2
         inside = [self._feed_forward(has_experts) / t] * parts
         if has_experts:
             came = [m.hidden_size * self._rows] if self.layout.ep > 1 else []
             inside += [m.moe_ffn_hidden_size / self.layout.etp * self._rows] * 2 + came
+        masks = [part / self._size] * (2 if m.hidden_dropout else 0)  # of two sums, a byte each
         # The inputs of two norms, and of two products, which are gathered where tokens are cut.
-        return [part, part, self._width, self._width, *attention, *inside]
+        return [part, part, self._width, self._width, *masks, *attention, *inside]
 
     def kept(self, has_experts: bool) -> Floats:
         """Bytes that a layer keeps from its forward to its backward pass."""

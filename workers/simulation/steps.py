@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.simulation.blocks import AXES, DP, BlockTimes
+from layout_tuner.workers.simulation.knob_effects import NO_EFFECTS, HiddenEffect, HiddenEffects
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.placement import Place, Placement
 from layout_tuner.workers.simulation.walk import (
@@ -230,6 +231,17 @@ class _Sum:
             is_inside=all(place.is_inside for _, place, *_ in held),
         )
 
+    def scaled(self, effect: HiddenEffect) -> Self:
+        """The same with job knobs."""
+        dp = effect.of("dp")
+        return replace(
+            self,
+            reduce_s=dp * self.reduce_s,
+            scatter_s=dp * self.scatter_s,
+            gather_s=dp * self.gather_s,
+            update_s=effect.of("optimizer") * self.update_s,
+        )
+
 
 def steps(
     layouts: Sequence[Layout],
@@ -238,6 +250,7 @@ def steps(
     *,
     node_slowness: Sequence[float] = (),
     spans: list[TracedSpan] | None = None,
+    effects: HiddenEffects = NO_EFFECTS,
 ) -> list[SimulatedStep]:
     """A step of each layout.
 
@@ -248,6 +261,7 @@ def steps(
         node_slowness: time of each node's slowest device, relative to a usual one; empty: all are
             usual.
         spans: where to note the passes and messages, of one layout.
+        effects: what the job knobs of the layouts do.
     """
     groups: dict[Schedule, list[int]] = defaultdict(list)
     for index, layout in enumerate(layouts):
@@ -255,7 +269,10 @@ def steps(
     shared: dict[tuple[object, ...], tuple[BlockTimes, BlockTimes]] = {}
     result: list[SimulatedStep | None] = [None] * len(layouts)
     for schedule, members in groups.items():
-        built = [_built(layouts[i], model, machine, node_slowness, shared) for i in members]
+        built = [
+            _built(layouts[i], model, machine, node_slowness, shared, effects.of(layouts[i]))
+            for i in members
+        ]
         for index, step in zip(members, _walked(schedule, built, machine, spans), strict=True):
             result[index] = step
     return [step for step in result if step is not None]
@@ -277,11 +294,18 @@ def _built(
     machine: Machine,
     node_slowness: Sequence[float],
     shared: dict[tuple[object, ...], tuple[BlockTimes, BlockTimes]],
+    effect: HiddenEffect,
 ) -> _Built:
+    if (host := effect.of("host")) != 1.0:
+        machine = replace(
+            machine,
+            host_s=host * machine.host_s,
+            host_collective_s=host * machine.host_collective_s,
+        )
     placement = Placement(layout, machine.cluster.devices_per_node)
     crosses = layout.pp > 1 and any(placement.senders(rank)[1] for rank in range(layout.pp))
     key: tuple[object, ...] = (
-        crosses, layout.tp, layout.tp_columns, layout.cp, layout.cp_comm_type, layout.ep, layout.etp,
+        crosses, host, layout.tp, layout.tp_columns, layout.cp, layout.cp_comm_type, layout.ep, layout.etp,
         layout.micro_batch_size, layout.sequence_parallel, layout.recompute, layout.precision,
         layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 else (),
     )  # fmt: skip
@@ -294,12 +318,15 @@ def _built(
     stages = StagePasses(layout, model, machine, shared[key])
     sums = stages.sums(placement)
     passes = stages.passes(sums)
+    # After the passes, which have what is exposed of ZeRO's messages.
+    passes = [kind * np.array([effect.of(axis) for axis in AXES]) for kind in passes]
+    sums = [each.scaled(effect) for each in sums]
     if node_slowness:
         slow_S = np.tile(_stage_slowness(placement, node_slowness), layout.vpp)
         passes = [kind * slow_S[:, None] for kind in passes]
     return _Built(
         passes=passes,
-        hops=stages.hops(placement, sums),
+        hops=[effect.of("pp") * hop_s for hop_s in stages.hops(placement, sums)],
         sums=sums,
         zero_stage=layout.zero_stage,
     )

@@ -31,6 +31,8 @@ _AWAY: Final = (
     "Connection refused",
     "Socket timed out",
     "Zero Bytes were transmitted",
+    "temporarily unable to accept job",
+    "Resource temporarily unavailable",
 )
 
 _NO_DATABASE: Final = ("There is a problem talking to the database", "Could not get cluster info")

@@ -41,7 +41,9 @@ def matmul_peak(device: str, precision: Precision, *, again: bool = False) -> tu
         return DEVICE_PEAKS[known][precision] / 1e12, f"table ({known}, {precision})"
     counts = _COUNTS_AGAIN if again else 1
     tflops = max(measured_tflops(device, precision)[0] for _ in range(counts))
-    return tflops, f"{MEASURED_PEAK} ({precision})"
+    threads = torch.get_num_threads() if device == "cpu" else 1
+    counted = f", {threads} threads" if threads > 1 else ""
+    return tflops, f"{MEASURED_PEAK} ({precision}{counted})"
 
 
 def measured_tflops(device: str, precision: Precision) -> tuple[float, float]:

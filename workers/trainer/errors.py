@@ -21,6 +21,10 @@ class CompilerMissingError(TrainerError):
     """Compilation was requested, and torch finds no compiler."""
 
 
+class TrainerOptionInvalidError(TrainerError):
+    """An option of the trainer is unknown, has a wrong value, or cannot be used here."""
+
+
 class LayoutUnsupportedError(TrainerError):
     """The trainer cannot run this layout or model."""
 

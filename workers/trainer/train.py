@@ -40,13 +40,16 @@ def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any]
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
         CompilerMissingError: compilation was requested, and torch has no compiler.
+        TrainerOptionInvalidError: a knob of the job changes nothing here, or the ranks of a host
+            have more threads than cores.
         LossDivergedError: the loss or the gradient norm is not finite.
         TrainingTokensInvalidError: the token file is missing, or has an id outside the vocabulary.
         CheckpointInvalidError: this job can't use the newest checkpoint, or the directory.
         CheckpointFailedError: a checkpoint could not be read or written.
     """
-    training = open_training(_settings(job), ctx)
-    peak_tflops, peak_source = peak_of(ctx, job.layout)
+    settings = _settings(job)
+    training = open_training(settings, ctx)
+    peak_tflops, peak_source = peak_of(ctx, settings)
     checkpoints, first_step, first_sample = None, 0, 0
     if job.checkpoint is not None:
         checkpoints = JobCheckpoints(job, job.checkpoint, training, report)
@@ -74,7 +77,11 @@ def _settings(job: TrainJob) -> TrainingSettings:
         clip_grad_norm=job.clip_grad_norm,
     )
     return TrainingSettings(
-        model=job.model, layout=job.layout, seed=job.seed, optimizer=optimizer, compile=job.compile
+        model=job.model,
+        layout=job.layout,
+        seed=job.seed,
+        optimizer=optimizer,
+        options=job.options,
     )
 
 

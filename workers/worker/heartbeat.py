@@ -201,8 +201,11 @@ class Heartbeat:
         if worker_id != self._session:
             self._session, self._known = worker_id, {}
         try:
+            # An attempt whose trial is leased here again is being ended. The service would have its
+            # trial stopped, which it names by its number: that would be the new attempt too.
+            newest = {trial.lease.trial_id: trial for trial in news.trials}
             body = HeartbeatBody(
-                trials=[trial.beat() for trial in news.trials], status=news.status(self._known)
+                trials=[trial.beat() for trial in newest.values()], status=news.status(self._known)
             )
             answer = self._send(worker_id, body)
         except (ServiceUnreachableError, TokenRefusedError):

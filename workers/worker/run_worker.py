@@ -316,6 +316,10 @@ def _identity(
             trainer.name: {name: each.for_service() for name, each in trainer.parameters.items()}
             for trainer in machine.trainers.values()
         },
+        trainer_knobs={
+            trainer.name: {name: knob.to_mapping() for name, knob in trainer.of.job_knobs.items()}
+            for trainer in machine.trainers.values()
+        },
         allocation=AllocationBody(
             scheduler="none" if allocation is None else "slurm",
             job_id=None if allocation is None else allocation.job_id,

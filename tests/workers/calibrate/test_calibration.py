@@ -154,7 +154,7 @@ def test_a_probe_lays_its_matrix_products_out_as_calibrated(
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path))
     arguments = ["probe", "--model", "tiny-llama", "--num-microbatches=1", "--steps=2", "--json"]
     probed = json.loads(printed_by("from layout_tuner.cli.main import main; main()", *arguments))
-    assert "matrix products laid out as calibrated: [['output', 'fp32'," in probed["log_tail"]
+    assert "calibrated layouts of matrix products: [['output', 'fp32'," in probed["log_tail"]
 
 
 def test_a_timing_that_lacks_a_field_is_named(

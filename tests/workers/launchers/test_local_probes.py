@@ -15,11 +15,21 @@ import psutil
 import pytest
 
 from layout_tuner.cli.processes.worker import probe_document
+from layout_tuner.process_resources import usable_cores
 from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout, Precision
 from layout_tuner.workers.launchers.group_launcher import GroupLauncher
 from layout_tuner.workers.launchers.local import LocalNodes
-from tests.kit.local_ranks import below_zygote, local_nodes, make_cluster, make_probe, run_probe
+from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
+from tests.kit.local_ranks import (
+    NEVER_S,
+    below_zygote,
+    local_nodes,
+    make_cluster,
+    make_probe,
+    run_probe,
+)
 from tests.kit.python_process import printed_by
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive
@@ -89,6 +99,34 @@ def test_devices_that_are_not_there_fail_the_probe_with_the_numbers(nodes: Local
     outcome = run_probe(strict, make_probe(layout=Layout(tp=4)))
     assert (outcome.state, outcome.reason) == ("failed", "unsupported")
     assert "4 ranks on num_nodes=1 are 4 a node" in outcome.message
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="two threads need two cores")
+@pytest.mark.slow  # two threads wait for each other where others use a core
+def test_a_rank_has_two_threads_on_a_device_of_two_cores() -> None:
+    layout = Layout(num_microbatches=2, job=JobSettings({"threads": 2}))
+    with local_nodes(1, rank_entry=RANK_ENTRY) as nodes:
+        cluster = make_cluster(devices_per_node=1)
+        launcher = GroupLauncher(nodes, cluster, allow_sharing=False)
+        outcomes = [
+            run_probe(launcher, make_probe(layout=each, deadline_s=NEVER_S))
+            for each in (layout, layout.without_job)
+        ]
+    assert "threads 2" in outcomes[0].log_tail
+    # The peak of one thread is another one.
+    sources = [each.measurement and each.measurement.peak_source for each in outcomes]
+    assert sources == ["measured matmul (fp32, 2 threads)", "measured matmul (fp32)"]
+
+
+def test_settings_that_ranks_cannot_have_are_unsupported(launcher: GroupLauncher) -> None:
+    layout = Layout(tp=2, job=JobSettings({"threads": 1000}))
+    outcome = run_probe(launcher, make_probe(layout=layout))
+    assert (outcome.state, outcome.reason) == ("failed", "unsupported")
+    assert "threads=1000 of each of 2 ranks are 2000 threads on a host" in outcome.message
+    unknown = Layout(tp=2, job=JobSettings({"cuda_graphs": "none"}))
+    outcome = run_probe(launcher, make_probe(layout=unknown))
+    assert (outcome.state, outcome.reason) == ("failed", "unsupported")
+    assert "the embedded trainer has no knob 'cuda_graphs'; its knobs are" in outcome.message
 
 
 def test_an_outcome_has_what_the_ranks_printed(launcher: GroupLauncher, orders: Path) -> None:

@@ -212,6 +212,9 @@ UNNAMED: Final = {
     "a hint in an error of another kind": (
         f"{TRACE}ValueError: too large a batch; smaller ones help against CUDA out of memory"
     ),
+    "an error of another kind that names an earlier one": (
+        f"{TRACE}ValueError: batch 64 is taken out: CUDA error: out of memory in run 7"
+    ),
     "a hint after the error": f"{TRACE}ValueError: too small\n{HINT}",
     "a kernel's own shared memory": (
         f"{TRACE}triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456"
@@ -251,7 +254,8 @@ def test_what_is_no_such_error_names_none(name: str) -> None:
 
 @pytest.mark.parametrize(
     "prefix",
-    ["[rank{}]: ", "[default{}]:", "{}: ", " {}: ", "[1,{}]<stderr>:", "(Rank pid={}, ip=1.2.3.4) ",
+    ["[rank{}]: ", "[default{}]:", "{}: ", " {}: ", "[1,{}]<stderr>:",
+     "[node12-4711@1,{}]<stderr>: ", "(Rank pid={}, ip=1.2.3.4) ",
      "node-{}: ", "[default{0}]:[rank{0}]: ", "2026-01-02T03:04:05.678 {}: ",
      "i.train/{0} [default{0}]:[rank{0}]: ", "[20260102 03:04:05][rank-{}/8][ERROR] [x.py:7] : ",
      "2026-01-02 03:04:05,678 ERROR rank {}: "],

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from layout_tuner.protocol.connection.service_address import PRIVATE_VARIABLES
+from layout_tuner.search_spaces.jobs.job_knob import JobKnob
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.parameters import Parameter
+from layout_tuner.trainers.trainer_knob import TrainerKnob, Writing
 from layout_tuner.workers.launchers.local import LocalNodes
 from tests.kit.python_process import ROOT
 from tests.workers.programs.programs import MODEL, python_trainer, run
@@ -103,6 +107,66 @@ def test_values_reach_the_program_as_parts_of_one_word(nodes: LocalNodes, tmp_pa
         f"--tag={evil}", evil, '{"json": {"tp": 1}}', str(MODEL.hidden_size),
     ]  # fmt: skip
     assert rank["environment"]["TAG"] == f"<{evil}>"
+
+
+def test_settings_of_a_job_reach_the_program_by_every_way(
+    nodes: LocalNodes, tmp_path: Path
+) -> None:
+    knob = JobKnob(name="chunk", kind="count", values=(8, 64), default=8)
+    ways = {
+        "word": TrainerKnob(knob=replace(knob, name="word"), source="here"),
+        "chunk": TrainerKnob(
+            knob=knob,
+            source="here",
+            writings=(
+                Writing(
+                    arguments=("--chunk={value}",),
+                    keys={"loop.chunk": "{value}"},
+                    environment={"CHUNK": "{{tp}}{value}"},
+                ),
+            ),
+        ),
+    }
+    words = ("{word}", "{arguments}", "{values_file}")
+    for settings in ({}, {"chunk": 64, "word": 9}):
+        layout = Layout(job=JobSettings(settings))
+        (rank,) = told(nodes, tmp_path, *words, knobs=ways, changes={"layout": layout}).values()
+        word, *arguments, _ = rank["argv"]
+        assert word == str(settings.get("word", 8))
+        assert arguments == (["--chunk=64"] if settings else [])
+        assert ("loop" in rank["values"]) == bool(settings)
+        assert rank["environment"].get("CHUNK") == ("{{tp}}64" if settings else None)
+    assert rank["values"]["loop"] == {"chunk": 64}
+    for refused in ({"chunck": 64}, {"chunk": "many"}):
+        trainer = python_trainer("train()", *words, knobs=ways)
+        outcome = run(nodes, trainer, layout=Layout(job=JobSettings(refused)))
+        assert outcome.reason == "unsupported", outcome
+        assert next(iter(refused)) in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"), [("True", None), ("False", "unsupported"), ("perhaps", None)]
+)
+def test_a_setting_that_the_log_calls_dropped_is_not_measured(
+    nodes: LocalNodes, printed: str, reason: str | None
+) -> None:
+    fused = TrainerKnob(
+        knob=JobKnob(name="fused", kind="switch", values=(False, True), default=False),
+        source="here",
+        ran=((r"^\s*fused \.+ (?P<value>True|False)\s*$", None),),
+    )
+    code = f"print('  fused ............. {printed}', flush=True); train()"
+    trainer = python_trainer(code, "{fused}", knobs={"fused": fused})
+    layout = Layout(job=JobSettings({"fused": True}))
+    outcome = run(nodes, trainer, layout=layout)
+    assert outcome.reason == reason, outcome
+    if reason:
+        said = (
+            "dropped the knob fused: true was asked for, and its log says that it runs with False"
+        )
+        assert said in outcome.message
+    plain = run(nodes, trainer, layout=Layout())
+    assert plain.state == "completed", "a probe that does not set the knob is not checked"
 
 
 def test_a_path_may_not_leave_its_directory_by_a_link(nodes: LocalNodes, tmp_path: Path) -> None:

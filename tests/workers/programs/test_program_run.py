@@ -15,7 +15,12 @@ from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.parameters import Parameter, ParameterInvalidError
 from layout_tuner.trainers.program import ProgramTrainer
-from layout_tuner.workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
+from layout_tuner.workers.programs.program_run import (
+    ProgramRun,
+    ResultRefusedError,
+    job_of,
+    program_task,
+)
 from tests.workers.programs.programs import MODEL, make_request
 
 TRAINER = ProgramTrainer(name="theirs", version="7", command=("train", "{steps}"))
@@ -293,6 +298,27 @@ def test_the_arguments_of_an_adapter_are_words_of_their_own_and_no_templates() -
     words = [task.values[word.strip("{}")] for word in task.command[1:-1]]
     assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
     assert task.command[-1] == "--x"
+
+
+def test_the_arguments_of_the_layout_alone_leave_the_model_to_the_command() -> None:
+    command = ("pretrain", "--num-layers=3", "{layout_arguments}", "--train-iters={steps}")
+    trainer = replace(TRAINER, adapter="megatron-lm", command=command)
+    task = program_task(make_request(layout=Layout(tp=2, precision="bf16")), trainer)
+    assert task.command[:2] == ("pretrain", "--num-layers=3")
+    assert task.command[-1] == "--train-iters={steps}"
+    words = [task.values[word.strip("{}")] for word in task.command[2:-1]]
+    assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
+    assert "--bf16" in words
+    assert not {"--num-layers", "--seq-length", "--seed", "--tokenizer-type"} & set(words)
+
+
+def test_both_items_of_arguments_have_words_of_their_own() -> None:
+    command = ("pretrain", "{arguments}", "{layout_arguments}")
+    trainer = replace(TRAINER, adapter="megatron-lm", command=command)
+    task = program_task(make_request(layout=Layout(tp=2, precision="bf16")), trainer)
+    words = [task.values[word.strip("{}")] for word in task.command[1:]]
+    adapter, job = trainer.of, job_of(make_request(layout=Layout(tp=2, precision="bf16")))
+    assert words == [*adapter.arguments(job), *adapter.placement_arguments(job)]
 
 
 def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

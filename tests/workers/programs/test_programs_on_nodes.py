@@ -112,6 +112,7 @@ OF_LLAMA = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # several probes of real ranks, beside other tests
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [(MODEL, OF_GPT), (replace(MODEL, family="llama", num_kv_heads=2), OF_LLAMA)],

@@ -141,6 +141,32 @@ def test_recomputation_costs_about_a_forward_pass_and_frees_most_of_the_activati
     assert peak(again).allocated_bytes < 0.75 * peak(kept).allocated_bytes
 
 
+def test_attention_is_fused_as_the_model_says_and_else_as_the_trainer_does() -> None:
+    layout = make_layout(dp=8, micro_batch_size=4)
+    unfusing = replace(MACHINE, software=replace(MACHINE.software, fused_attention=False))
+    for name in ("fused", "unfused"):
+        model = replace(MODEL, attention=name)
+        trainer = MACHINE if name == "fused" else unfusing
+        for machine in (MACHINE, unfusing):
+            assert peak(layout, model, machine) == peak(layout, machine=trainer)
+            assert step(layout, model, machine) == step(layout, machine=trainer)
+
+
+def test_dropout_keeps_a_byte_of_mask_for_each_score_and_each_feature() -> None:
+    layout, model = make_layout(tp=2, micro_batch_size=4), replace(MODEL, vocab_size=128)
+
+    def more(**fields: Any) -> float:
+        before = replace(model, attention=fields.get("attention"))
+        grown = peak(layout, replace(model, **fields)), peak(layout, before)
+        return (grown[0].allocated_bytes - grown[1].allocated_bytes) / model.num_layers
+
+    tokens = 4 * model.seq_length
+    assert more(hidden_dropout=0.1) == pytest.approx(2 * tokens * model.hidden_size)
+    scores = tokens * model.seq_length * model.num_heads / 2
+    assert more(attention="unfused", attention_dropout=0.1) == pytest.approx(scores)
+    assert more(attention="fused", attention_dropout=0.1) == 0
+
+
 def test_memory_grows_with_what_is_in_flight_and_shrinks_with_zero() -> None:
     # Few words: the logits of the last stage shall not be the peak.
     model = replace(MODEL, vocab_size=128)

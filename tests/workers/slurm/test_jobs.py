@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from layout_tuner.workers.errors import JobNotOursError, SlurmUnavailableError
-from layout_tuner.workers.slurm.jobs import cancel, current_allocation, ends_in_s, list_jobs
+from layout_tuner.workers.slurm.jobs import call, cancel, current_allocation, ends_in_s, list_jobs
 
 STAND_IN: Final = """#!{python}
 import json, os, sys
@@ -150,6 +150,22 @@ def test_filters_of_the_user_hide_no_job_and_spare_none(
     assert [job.job_id for job in list_jobs()] == ["4711"]
     cancel("4711")
     assert ends_in_s("4711", os.environ) == 55 * 60
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+        "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
+    ],
+)
+def test_a_controller_with_too_much_work_is_to_be_asked_again_later(
+    tmp_path: Path, said: str
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    with pytest.raises(SlurmUnavailableError, match="try again later"):
+        call("sbatch", environ={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
 
 
 def test_a_cluster_that_the_database_does_not_know_is_named(

@@ -25,6 +25,7 @@ from layout_tuner.workers.trainer.model.parameters import (
     local_parts,
 )
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.trainer_options import TrainerOptions
 from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import TrainingTolerance, norm_error, training_tolerance
@@ -140,6 +141,7 @@ def on_layout(
 ) -> list[Any]:
     """What `work(training)` returns on each rank of a layout."""
     model = shape or make_shape()
+    mesh_options.setdefault("options", TrainerOptions.from_knobs(layout.job))
 
     def run(rank: int) -> Any:
         mesh = build_mesh(

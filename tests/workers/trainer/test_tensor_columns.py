@@ -14,8 +14,9 @@ from layout_tuner.predictions.estimates.tensor_sums import Sums, layer_sums
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.comm import collectives
-from layout_tuner.workers.trainer.comm.mesh import EVERY_OVERLAP, build_mesh
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
 from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
+from layout_tuner.workers.trainer.trainer_options import OVERLAPS, TrainerOptions
 from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     COLUMNS,
@@ -82,8 +83,8 @@ def test_communication_beside_computation_changes_no_bit(axes: dict[str, Any], f
         return [(each.loss, each.grad_norm) for each in stats]
 
     found = [
-        on_layout(layout, steps, shape, overlaps=overlaps)
-        for overlaps in (EVERY_OVERLAP, *(EVERY_OVERLAP - {name} for name in EVERY_OVERLAP), set())
+        on_layout(layout, steps, shape, options=TrainerOptions(**dict.fromkeys(awaited, False)))
+        for awaited in ((), *((name,) for name in OVERLAPS), OVERLAPS)
     ]
     assert all(each == found[0] for each in found)
 

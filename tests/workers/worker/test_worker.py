@@ -232,6 +232,46 @@ def test_a_trial_that_is_leased_again_ends_its_older_attempt(service: WorkedServ
     assert body["attempt"] == 2, "the older one has nothing to say"
 
 
+def test_a_stopped_older_attempt_does_not_stop_the_one_that_waits_for_its_devices(
+    service: WorkedService,
+) -> None:
+    """A heartbeat between the new lease and the end of the older attempt; cancels name trials."""
+    service.add(1)
+    ends_first, has_new = threading.Event(), threading.Event()
+    answered: list[list[int]] = []
+
+    def run(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
+        if len(launcher.requests) == 1:
+            ends_first.wait(30)  # its ranks take a while to end
+            return Outcome(state="cancelled", reason="cancelled", message="cancelled")
+        return FAILED
+
+    def stop_older_attempts(path: list[str], body: Any) -> tuple[int, Any] | None:
+        if path[-1] != "heartbeats" or not has_new.is_set():
+            return None
+        older = [beat["trial_id"] for beat in body["trials"] if beat["attempt"] != 2]
+        answered.append([beat["attempt"] for beat in body["trials"]])
+        return 200, {"stop": older, "release": [], "quarantine": []}
+
+    def watch() -> bool:
+        if launcher.requests and not has_new.is_set():
+            service.add_trial(1, launcher.requests[0].to_mapping(), attempt=2)
+            has_new.set()
+        if sum(2 in attempts for attempts in answered) > 1:
+            ends_first.set()  # an answer to the first has been taken
+        return bool(service.outcomes)
+
+    launcher = FakeLauncher(run)
+    service.intercept(stop_older_attempts)
+    try:
+        service.work(launcher, until=watch)
+    finally:
+        ends_first.set()
+    (body,) = service.outcomes
+    assert body["attempt"] == 2
+    assert body["outcome"]["reason"] == FAILED.reason, "it ran, and was not stopped"
+
+
 def test_a_probe_that_hangs_does_not_keep_the_worker_for_ever(
     service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_worker_reports_what_campaigns_may_set(
     assert said["trainers"] == {"theirs": "1", "plain": "2"}
     assert said["trainer_parameters"].keys() == {"theirs", "plain"}
     assert said["trainer_parameters"]["plain"] == {}
+    assert said["trainer_knobs"] == {"theirs": {}, "plain": {}}
     assert read_declarations(said["trainer_parameters"]["theirs"]) == {
         "rate": Parameter(type="float", minimum=0.001, default=0.01),
         "tag": Parameter(type="text", pattern=".*"),

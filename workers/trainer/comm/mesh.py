@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final, Literal, get_args
+from typing import Final
 
 from torch import Tensor
 from torch import distributed as dist
@@ -22,6 +22,7 @@ from layout_tuner.search_spaces.layouts.rank_mesh import (
 from layout_tuner.workers.trainer.batches import own_chunks
 from layout_tuner.workers.trainer.comm.groups import AxisGroup, make_groups
 from layout_tuner.workers.trainer.errors import RankContextInvalidError
+from layout_tuner.workers.trainer.trainer_options import DEFAULT_OPTIONS, TrainerOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +69,6 @@ class Copies:
         return self.size // self.num_shards
 
 
-Overlap = Literal["all_reduce", "scatter", "gather"]
-"""Communication that runs beside computation: the sum of a layer's input gradients beside its
-weight gradient, the sum of a bucket's gradients over ranks with the same weights beside the
-backward pass that follows, and the gather of a layer's weights (ZeRO-3) beside the layer before."""
-
-EVERY_OVERLAP: Final[frozenset[Overlap]] = frozenset(get_args(Overlap))
-
 NO_OTHER: Final = Copies()
 """One rank holds the parameters."""
 
@@ -111,8 +105,8 @@ class Mesh:
     """Ranks of dp and cp, which hold the same weights."""
     expert_copies: Copies = NO_OTHER
     """Ranks that hold the same experts; the same object where these are the same ranks."""
-    overlaps: frozenset[Overlap] = EVERY_OVERLAP
-    """What runs beside computation; the numbers are the same without."""
+    options: TrainerOptions = DEFAULT_OPTIONS
+    """How the ranks train."""
 
     @property
     def cuts_tokens(self) -> bool:
@@ -161,7 +155,7 @@ def build_mesh(
     has_experts: bool = False,
     timeout: timedelta | None = None,
     shares_memory: bool = True,
-    overlaps: frozenset[Overlap] = EVERY_OVERLAP,
+    options: TrainerOptions = DEFAULT_OPTIONS,
 ) -> Mesh:
     """Makes the process groups of every axis longer than one. All ranks call it.
 
@@ -175,7 +169,7 @@ def build_mesh(
         timeout: how long a collective of these groups waits for a peer; None: torch's default.
             torch does not apply the default group's timeout to new groups.
         shares_memory: whether ranks of one host exchange CPU tensors through shared memory.
-        overlaps: what communication runs beside computation.
+        options: how the ranks train.
 
     Raises:
         RankContextInvalidError: the size of the default group differs from the layout's.
@@ -218,7 +212,7 @@ def build_mesh(
         place=coordinates(rank, layout),
         copies=copies,
         expert_copies=expert_copies,
-        overlaps=overlaps,
+        options=options,
         **{f"{name}_group": groups.get(name) for name in names},
     )
 

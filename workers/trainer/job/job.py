@@ -21,7 +21,12 @@ from layout_tuner.documents.reading import (
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.workers.trainer.errors import TrainerError, TrainJobInvalidError
+from layout_tuner.trainers.embedded import JOB_FORMAT, JOB_VERSION
+from layout_tuner.workers.trainer.errors import (
+    TrainerError,
+    TrainerOptionInvalidError,
+    TrainJobInvalidError,
+)
 from layout_tuner.workers.trainer.job.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointRecord,
@@ -29,9 +34,7 @@ from layout_tuner.workers.trainer.job.checkpoint_directory import (
 )
 from layout_tuner.workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
 from layout_tuner.workers.trainer.job.training_tokens import TokenFile, TokenFileSettings
-
-FORMAT: Final = "layout-tuner/trainer"
-VERSION: Final = 1
+from layout_tuner.workers.trainer.trainer_options import TrainerOptions
 
 _PARTS: Final[Mapping[str, tuple[type[Any], str, str]]] = {
     "data": (TokenFileSettings, "tokens", "the path of the file"),
@@ -80,6 +83,7 @@ class TrainJob:
             _refuse_unless_finite("clip_grad_norm", self.clip_grad_norm, allow_zero=False)
         if not isinstance(self.compile, bool):
             raise TrainJobInvalidError(f"compile={shown(self.compile)} is not true or false")
+        _ = self.options
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -87,12 +91,20 @@ class TrainJob:
             "layout": self.layout.to_mapping(),
             "model": self.model.to_mapping(),
         }
-        return {"format": FORMAT, "version": VERSION, **values}
+        return {"format": JOB_FORMAT, "version": JOB_VERSION, **values}
+
+    @property
+    def options(self) -> TrainerOptions:
+        """The knobs of the job, with its switch `compile`."""
+        try:
+            return TrainerOptions.from_knobs(self.layout.job, compiled=self.compile)
+        except TrainerOptionInvalidError as error:
+            raise TrainJobInvalidError(str(error)) from error
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the document back; TrainJobInvalidError for another version or a wrong field."""
-        values = fields_of_version(mapping, FORMAT, VERSION, TrainJobInvalidError)
+        values = fields_of_version(mapping, JOB_FORMAT, JOB_VERSION, TrainJobInvalidError)
         refuse_unknown_fields(values, cls, "job field")
         for name, kind in (("model", ModelShape), ("layout", Layout)):
             if not isinstance(values.get(name), Mapping):

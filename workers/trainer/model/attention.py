@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 from layout_tuner.workers.trainer.model.backward import recomputed
 from layout_tuner.workers.trainer.model.matrix_products import multiplies_in_fp32
+from layout_tuner.workers.trainer.trainer_options import AttentionChoice, AttentionKernel
 
 _POSITIONS_AT_ONCE: Final = 64
 _SCORES_AT_ONCE: Final = 1 << 19
@@ -35,28 +37,82 @@ AttentionCore = Callable[[Tensor, int], Tensor]
 """Attention of fused queries, keys and values (B, S, M, D) with N query heads: (B, S, N, D)."""
 
 
-def causal_attention(qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D); fused where torch has a kernel.
+def causal_attention(
+    qkv_BSMD: Tensor,
+    num_heads: int,
+    window_SS: Tensor | None = None,
+    choice: AttentionChoice = "auto",
+) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D), by the kernel of the choice.
 
-    On CPUs it has its own backward pass, unless query heads share key heads or there is a window:
-    `window_SS` says where query i sees key j.
+    `window_SS` says where query i sees key j. The own kernel has no windows; where query heads
+    share key heads, it copies these for each.
     """
     num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
+    heads, is_grouped = [num_heads, num_kv_heads, num_kv_heads], num_heads != num_kv_heads
+    kernel = _kernel_of(qkv_BSMD, choice, is_grouped=is_grouped, has_window=window_SS is not None)
+    if kernel == "own" and not is_grouped:
+        return _cpu_attention(qkv_BSMD)
+    q_BSND, *kv_BSKD = torch.split(qkv_BSMD, heads, dim=2)
+    if kernel == "own":
+        copies = (x.repeat_interleave(num_heads // num_kv_heads, dim=2) for x in kv_BSKD)
+        return _cpu_attention(torch.cat((q_BSND, *copies), dim=2))
+    attend: Callable[..., Any] = F.scaled_dot_product_attention
+    if kernel == "math":
+        attend = _attend_by_math
+    y_BNSD: Tensor = attend(
+        *(x.transpose(1, 2) for x in (q_BSND, *kv_BSKD)),
+        attn_mask=window_SS,
+        is_causal=window_SS is None,
+        enable_gqa=is_grouped,
+    )
+    return y_BNSD.transpose(1, 2)
+
+
+def _attend_by_math(*inputs_BNSD: Tensor, attn_mask: Tensor | None, **how: Any) -> Any:
+    if attn_mask is not None:  # the operator adds the mask to the scores
+        unseen = torch.zeros(attn_mask.shape, dtype=inputs_BNSD[0].dtype, device=attn_mask.device)
+        attn_mask = unseen.masked_fill_(~attn_mask, -math.inf)
+    return torch.ops.aten._scaled_dot_product_attention_math(
+        *inputs_BNSD, attn_mask=attn_mask, **how
+    )[0]
+
+
+def _kernel_of(
+    qkv_BSMD: Tensor, choice: AttentionChoice, *, is_grouped: bool, has_window: bool
+) -> AttentionKernel:
+    if choice in ("fused", "math"):
+        return choice
     # The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) also covers the CPU's.
     has_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash and window_SS is None:
-        return _cpu_attention(qkv_BSMD)
+    has_own = qkv_BSMD.is_cpu and has_flash and not has_window
+    return "own" if has_own and (choice == "own" or not is_grouped) else "fused"
+
+
+def running_kernel(
+    qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None, choice: AttentionChoice
+) -> AttentionKernel:
+    """The kernel that `causal_attention` runs for such an input.
+
+    It is another than that of the choice if there is a window, or if torch has no fused kernel for
+    the input, or is not to use one.
+    """
+    num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
+    is_grouped, has_window = num_heads != num_kv_heads, window_SS is not None
+    kernel = _kernel_of(qkv_BSMD, choice, is_grouped=is_grouped, has_window=has_window)
+    if kernel != "fused":
+        return kernel
     heads = [num_heads, num_kv_heads, num_kv_heads]
     q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
-    y_BNSD = F.scaled_dot_product_attention(
+    chosen = torch._fused_sdp_choice(
         q_BNSD,
         k_BKSD,
         v_BKSD,
         attn_mask=window_SS,
-        is_causal=window_SS is None,
-        enable_gqa=num_heads != num_kv_heads,
+        is_causal=not has_window,
+        enable_gqa=is_grouped,
     )
-    return y_BNSD.transpose(1, 2)
+    return "math" if chosen == SDPBackend.MATH.value else "fused"
 
 
 class Rotate(Function):

@@ -61,12 +61,11 @@ def attention_core(mesh: Mesh, window_SS: Tensor | None = None) -> AttentionCore
     """Attention of a rank, with selective recomputation if the layout has it.
 
     `window_SS` says where query i sees key j of the whole sequence. Over cp, only a2a has windows
-    (`search_spaces.legality_rules`).
+    (`search_spaces.legality_rules`) and a choice of kernels: the others merge blocks of one kernel.
     """
     recomputes, group = mesh.layout.recompute == "selective", mesh.cp_group
-    core: AttentionCore = causal_attention
-    if window_SS is not None:
-        core = partial(causal_attention, window_SS=window_SS)
+    choice = mesh.options.attention
+    core: AttentionCore = partial(causal_attention, window_SS=window_SS, choice=choice)
     if recomputes:
         core = partial(recomputed_attention, attend=core)
     if group is None:

@@ -89,7 +89,7 @@ class StageBuilder:
         return {
             "columns": self.mesh.column_group,
             "cuts_tokens": self.mesh.cuts_tokens,
-            "overlaps": "all_reduce" in self.mesh.overlaps,
+            "overlaps": self.mesh.options.overlap_all_reduce,
         }
 
     @property

@@ -41,7 +41,8 @@ ALIGNMENT: Final = 64
 arithmetic of a shard has no remainder loop."""
 
 BUCKET_ELEMENTS: Final = 4 << 20
-"""A bucket is closed once it holds this many elements: 16 MiB of gradients."""
+"""A bucket is closed once it holds this many elements, unless the job's option says another number:
+16 MiB of gradients."""
 
 MAX_BUCKETS: Final = 64
 """About the largest number of buckets, of a large model: more kernels and messages would cost more
@@ -353,6 +354,7 @@ def plan_model(model: RankModel, mesh: Mesh) -> FlatPlan:
         edp=mesh.expert_copies.size,
         shared=index,
         experts=apart,
+        bucket_elements=mesh.options.bucket_elements,
     )
     if not mesh.shards_gradients:
         return plan_with()

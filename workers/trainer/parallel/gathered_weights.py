@@ -46,7 +46,7 @@ class GatheredWeights:
         self._works: dict[int, list[Pending | None]] = {}
         self._views: dict[tuple[int, Span], list[Tensor]] = {}
         self._at = -1
-        self._looks_ahead = "gather" in model.mesh.overlaps
+        self._looks_ahead = model.mesh.options.overlap_gather
         for number, layer in enumerate(model.layers):
             layer[0].register_forward_pre_hook(partial(self.use, number))
             if not isinstance(layer[0], Embedding):

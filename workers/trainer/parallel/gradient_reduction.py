@@ -99,7 +99,7 @@ class GradientReduction:
             self._pending.append(start_sum_of_shares(whole, copies.shard_group, tag=index))
         else:
             self._pending.append(start_all_reduce(whole, copies.replica_group))
-        if "scatter" not in self.mesh.overlaps:
+        if not self.mesh.options.overlap_scatter:
             self._end_scatter(index)
             finish(self._pending[index])
             self._pending[index] = None

@@ -134,7 +134,7 @@ class ShardedGradients(GradientReduction):
             work = start_sum_of_shares(
                 whole, group, tag=bucket, into=share, accumulates=accumulates
             )
-            if "scatter" not in self.mesh.overlaps:
+            if not self.mesh.options.overlap_scatter:
                 finish(work)
                 work = None
         self._sent.append(_Sent(bucket, span, work))

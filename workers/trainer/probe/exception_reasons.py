@@ -13,13 +13,12 @@ from layout_tuner.errors import OutcomeInvalidError
 from layout_tuner.protocol.outcome import FailureReason
 from layout_tuner.trainers.failure_texts import (
     LIBRARY,
-    PEER_ENDED,
     RAISED,
     Resource,
     lacking,
-    mentions,
     reason_of,
     row_of,
+    says_peer_ended,
 )
 from layout_tuner.workers.trainer.errors import (
     CompilerMissingError,
@@ -28,6 +27,7 @@ from layout_tuner.workers.trainer.errors import (
     MemoryLimitExceededError,
     PeerLostError,
     ResultImplausibleError,
+    TrainerOptionInvalidError,
 )
 
 _LAST_FRAMES: Final = 4
@@ -46,7 +46,9 @@ def classify(error: BaseException, *, device: str = "cpu") -> FailureReason:
             return "diverged"
         if isinstance(cause, (ResultImplausibleError, OutcomeInvalidError)):
             return "implausible"
-        if isinstance(cause, (LayoutUnsupportedError, CompilerMissingError)):
+        if isinstance(
+            cause, (LayoutUnsupportedError, CompilerMissingError, TrainerOptionInvalidError)
+        ):
             return "unsupported"
         if reason := reason_of(_resource(cause), on_cpu=device == "cpu"):
             return reason
@@ -80,7 +82,7 @@ def is_transport_error(error: BaseException) -> bool:
         isinstance(
             cause, (PeerLostError, ConnectionError, dist.DistNetworkError, dist.DistStoreError)
         )
-        or (isinstance(cause, RuntimeError) and mentions(str(cause), PEER_ENDED))
+        or (isinstance(cause, RuntimeError) and says_peer_ended(str(cause)))
         for cause in _chain(error)
     )
 

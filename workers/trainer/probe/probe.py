@@ -32,12 +32,8 @@ from layout_tuner.workers.trainer.probe.measurement import (
     summarise,
     watch_device,
 )
-from layout_tuner.workers.trainer.probe.timing import (
-    TimedStep,
-    break_down,
-    stops_early,
-    timed_step,
-)
+from layout_tuner.workers.trainer.probe.timing import TimedStep, break_down, stops_early, timed_step
+from layout_tuner.workers.trainer.trainer_options import TrainerOptions
 from layout_tuner.workers.trainer.training import Training
 
 Report = Callable[[dict[str, Any]], None]
@@ -66,13 +62,16 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     Raises:
         LayoutUnsupportedError: the trainer cannot run the layout.
         CompilerMissingError: compilation was requested, and torch has no compiler.
+        TrainerOptionInvalidError: a knob is unknown or wrong, changes nothing in this layout, or
+            asks for more threads than there are cores.
         MemoryLimitExceededError: a rank needs more than `request.memory_limit_bytes`.
         LossDivergedError: the loss or the gradient norm is not finite; or fp16 skipped every timed
             step.
         ResultImplausibleError: the result is above the device's peak.
     """
-    training = open_training(_settings(request), ctx)
-    peak_tflops, peak_source = peak_of(ctx, request.layout)
+    settings = _settings(request)
+    training = open_training(settings, ctx)
+    peak_tflops, peak_source = peak_of(ctx, settings)
     environment = describe_environment(training.device) if ctx.rank == 0 else None
     logical_peak_bytes = _begin_memory(training, request)
     warmups = _warm_up(training, request, report)
@@ -124,7 +123,7 @@ def _settings(request: ProbeRequest) -> TrainingSettings:
         optimizer=OptimizerSettings(),
         memory_limit_bytes=request.memory_limit_bytes,
         timeout_s=request.deadline_s,
-        compile=request.compile,
+        options=TrainerOptions.from_knobs(request.layout.job, compiled=request.compile),
         balanced_routing=request.balanced_routing,
     )
 

@@ -160,7 +160,11 @@ def test_every_preset_has_the_peaks_by_which_the_trainer_judges_its_device() -> 
     for cluster in CLUSTER_PRESETS.values():
         known = known_device(cluster.device)
         assert known is not None, cluster.device
-        assert cluster.peak_flops_per_s == DEVICE_PEAKS[known]
+        sheet = DEVICE_PEAKS[known]
+        if cluster.name == "h100-hbm2e":  # its power is limited
+            assert all(peak < sheet[each] for each, peak in cluster.peak_flops_per_s.items())
+        else:
+            assert cluster.peak_flops_per_s == sheet
 
 
 def test_a_rocm_build_says_that_rccl_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
