@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +11,8 @@ from layout_tuner.documents.not_covered import known_word
 from layout_tuner.documents.reading import shown, word_of
 from layout_tuner.search_spaces.models.foreign_words import (
     ACTIVATIONS,
+    ATTENTION_KINDS,
+    ATTENTION_WORDS,
     CLASS_DEFAULTS,
     EXPERTS,
     GATED,
@@ -42,6 +44,12 @@ from layout_tuner.terminal.plurals import listed
 _TIED_WITHOUT: Final = "no untie_embeddings_and_output_weights"
 _MOST_FIELDS: Final = 5
 """Most fields of ours in one sentence."""
+_WHOLE_FILE: Final = (
+    "or give the file itself: `model put FILE --seq-length N`, --model FILE, or model: {config: FILE, "
+    "seq_length: N}"
+)
+_ONE_VALUE: Final = ("num_experts", "rotary_base")
+"""Fields of which transformers 4, when it saves a file of transformers 5, adds a second value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +67,8 @@ class ForeignModel:
     without_effect: tuple[str, ...] = ()
     """Words that say nothing that affects a layout."""
     unknown: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    """Words that state two values of a field, as sentences; neither value is in `fields`."""
 
     @property
     def is_whole_model(self) -> bool:
@@ -88,6 +98,7 @@ class ForeignModel:
         for what in list(dict.fromkeys(self.not_covered.values()))[:2]:
             word = next(word for word, each in self.not_covered.items() if each == what)
             parts.append(f"{shown(word)} is not covered: {what}")
+        parts += self.contradictions
         if most := max(_MOST_FIELDS - len(missing), 0):
             said = [
                 f"{self._said(ours)} for {shown(self.words[ours])}"
@@ -102,10 +113,12 @@ class ForeignModel:
         if self.unknown:
             unknown = [f"{shown(word)}{known_word(word)}" for word in self.unknown]
             parts.append(f"no fields of a model here: {listed(unknown, 3)}")
+        if self.source == HUGGING_FACE:
+            parts.append(_WHOLE_FILE)
         return "; ".join(parts)
 
     def _said(self, ours: str) -> str:
-        value = self.fields[ours]
+        value = self.fields.get(ours)
         is_plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and value)
         return f"{ours}={word_of(value)[:80]}" if is_plain else ours
 
@@ -144,7 +157,10 @@ def read_foreign(document: Mapping[str, Any], known: Sequence[str]) -> ForeignMo
     stated |= {"full_attention_every"} if "layer_types" in values else set()
     implied = {key: each for key, each in _defaults(values).items() if key not in stated}
     fields = _without_contradictions(implied | fields, values)
-    words = {each.field: word for word, each in said.items() if each.field in fields}
+    twice = _contradictions(document)
+    fields = {ours: value for ours, value in fields.items() if ours not in twice}
+    taken = {*fields, *twice}
+    words = {each.field: word for word, each in said.items() if each.field in taken}
     words |= dict.fromkeys(implied, named.get("model_type", (_TIED_WITHOUT,))[0])
     return ForeignModel(
         source=_source(values),
@@ -154,9 +170,10 @@ def read_foreign(document: Mapping[str, Any], known: Sequence[str]) -> ForeignMo
         without_effect=tuple(
             word
             for word, each in said.items()
-            if not each.not_covered and each.field not in fields and word not in words.values()
+            if not each.not_covered and each.field not in taken and word not in words.values()
         ),
         unknown=tuple(unknown),
+        contradictions=tuple(twice.values()),
     )
 
 
@@ -170,6 +187,33 @@ def _flat(document: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
         else:
             found[name] = (word, value)
     return found
+
+
+def _contradictions(document: Mapping[str, Any]) -> dict[str, str]:
+    """By field of ours, that words state two values of it."""
+    pairs, found = [*_pairs(document)], {}
+    for ours in _ONE_VALUE:
+        stated = {
+            word: value
+            for word, value in pairs
+            if isinstance(value, (int, float))
+            and value
+            and OUR_FIELDS.get(name := _name_of(word.rpartition(".")[2]), name) == ours
+        }
+        if len(set(stated.values())) > 1:
+            said = " and ".join(
+                f"{word[:80]}={word_of(value)[:80]}" for word, value in stated.items()
+            )
+            found[ours] = f"{said} state two values of {ours}: look up which one is right"
+    return found
+
+
+def _pairs(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Words and values of a document and its parts, each word after those that lead to it."""
+    for word, value in document.items():
+        yield f"{path}{word}", value
+        if _name_of(word) in NESTED and isinstance(value, Mapping):
+            yield from _pairs(value, f"{path}{word}.")
 
 
 def _name_of(word: str) -> str:
@@ -245,7 +289,8 @@ def _frequency(value: Any, _: _Document) -> _Said:
         return _Said("num_dense_layers", int(found[1]))
     if isinstance(value, list):
         return _dense_first([not each for each in value])
-    return _NOTHING if value in (None, 1, "1") else _Said(not_covered=EXPERTS)
+    everywhere = value in (None, 1) or re.fullmatch(r"1|\(?\[1\]\*\d+\)?", str(value))
+    return _NOTHING if everywhere else _Said(not_covered=EXPERTS)
 
 
 def _dense_layers(value: Any, _: _Document) -> _Said:
@@ -332,6 +377,13 @@ def _attention_types(value: Any, _: _Document) -> _Said:
     return _full_attention([each == "global" for each in kinds])
 
 
+def _attention(value: Any, values: _Document) -> _Said:
+    """How attention is computed; Megatron-LM's local layers are unfused with any backend."""
+    is_local = values.get("transformer_impl") == "local"
+    kind = "unfused" if is_local else ATTENTION_KINDS.get(str(value)[:80].lower())
+    return _Said("attention", kind) if kind else _NOTHING
+
+
 def _rounded_width(_: Any, values: _Document) -> _Said:
     """Llama's width: two thirds of 4 h, times a factor, rounded up to a multiple."""
     multiple, factor = values.get("multiple_of") or 256, values.get("ffn_dim_multiplier") or 1
@@ -416,6 +468,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, _Document], _Said]]] = {
     "window_attn_skip_freq": _window_skips,
     "window_size": _window_size,
     "sliding_window": _sliding_window,
+    **dict.fromkeys(ATTENTION_WORDS, _attention),
+    "dropout": lambda value, _: _Said("hidden_dropout", value) if value else _NOTHING,
     "multi_query": lambda value, _: _Said("num_kv_heads", 1) if value else _NOTHING,
     "untie_embeddings_and_output_weights": lambda value, _: _Said("tied_embeddings", not value),
 }

@@ -42,10 +42,33 @@ SAME_VALUE: Final[Mapping[str, str]] = {
     "shared_expert_ffn_hidden_size": "shared_expert_intermediate_size shared_intermediate_size "
     "moe_shared_expert_intermediate_size",
     "num_dense_layers": "first_k_dense_replace moe_layer_start_index n_dense_layers",
+    "attention_dropout": "attn_pdrop attn_dropout attention_probs_dropout_prob",
+    "hidden_dropout": "resid_pdrop resid_dropout residual_dropout hidden_dropout_prob",
 }
 """Words by the field of ours whose value they have."""
 
 OUR_FIELDS: Final = {word: ours for ours, words in SAME_VALUE.items() for word in words.split()}
+
+ATTENTION_KINDS: Final = {
+    "auto": "",
+    **dict.fromkeys(words_of("unfused local eager torch false"), "unfused"),
+    **dict.fromkeys(
+        words_of("flash fused sdpa flash_attention_2 flash_attention_3 flex_attention triton true"),
+        "fused",
+    ),
+}
+"""Our `attention` by the words of Megatron-LM (`--attention-backend`), of transformers
+(attn_implementation), of llm-foundry (attn_impl) and of switches. Megatron-LM's auto takes a fused
+kernel where one supports the job, which is the trainer's default."""
+MEGATRON_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
+    "attention_backend": ATTENTION_KINDS,
+    "transformer_impl": {"transformer_engine": "", "local": "unfused"},
+}
+"""Our `attention` by option and word of Megatron-LM, a later option over an earlier one.
+`--transformer-impl local` has no fused kernel, whatever the backend."""
+ATTENTION_WORDS: Final = words_of(
+    "attention_backend transformer_impl attn_implementation attn_impl use_flash_attn"
+)
 
 NESTED: Final = (
     "text_config",

@@ -127,6 +127,12 @@ def resolve_model(described: str | Mapping[str, Any]) -> ModelShape:
     if isinstance(described, str):
         return model_preset(described)
     values = read_mapping(described, ModelShapeInvalidError, "the model")
+    if "config" in values:
+        raise ModelShapeInvalidError.of_field(
+            "config",
+            f"config={shown(values['config'])} names a file, which only commands and the Python client "
+            "read: give the campaign's file to them, or store the model with `layout-tuner model put`",
+        )
     if "preset" not in values:
         return ModelShape.from_mapping(values)
     preset = values.pop("preset")

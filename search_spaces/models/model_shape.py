@@ -27,6 +27,11 @@ Family = Literal["gpt", "llama"]
 
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 
+Attention = Literal["fused", "unfused"]
+"""fused: scores are never stored (arXiv:2205.14135). unfused: their matrix is written to memory."""
+
+ATTENTIONS: Final[tuple[Attention, ...]] = get_args(Attention)
+
 MODEL_RANGES: Final[Mapping[str, Range]] = {
     "num_layers": Range(1, 1 << 14),
     "hidden_size": Range(1, 1 << 20),
@@ -44,6 +49,8 @@ MODEL_RANGES: Final[Mapping[str, Range]] = {
     "moe_ffn_hidden_size": Range(1, 1 << 20),
     "shared_expert_ffn_hidden_size": Range(1, 1 << 20),
     "num_dense_layers": Range(1, 1 << 14),
+    "attention_dropout": Range(1e-6, 0.999),
+    "hidden_dropout": Range(1e-6, 0.999),
 }
 """The range of each number; `_MOST` bounds the products that ranges do not."""
 
@@ -58,6 +65,9 @@ EXPERT_FIELDS: Final = (
     "num_dense_layers",
 )
 """The fields of a mixture of experts; all are 0 in a dense model."""
+
+ATTENTION_FIELDS: Final = ("attention", "attention_dropout", "hidden_dropout")
+"""The fields of how a model is trained, which leave its parameters and FLOPs as they are."""
 
 _LLAMA_ONLY: Final[Mapping[str, str]] = {
     "rotary_base": "learned positions",
@@ -121,6 +131,12 @@ class ModelShape:
     """Inner width of the expert that every token takes besides; 0: there is none."""
     num_dense_layers: int = 0
     """First layers, whose feed-forward is dense."""
+    attention: Attention | None = None
+    """How attention is computed; None: as the trainer does by default."""
+    attention_dropout: float | None = None
+    """Probability that an attention score is dropped; None: as the trainer does by default."""
+    hidden_dropout: float = 0.0
+    """Probability that a feature is dropped before each residual sum."""
     lacks: str = ""
     """What the published model of this name has and this shape lacks, for people to read."""
 
@@ -199,6 +215,10 @@ class ModelShape:
             )
 
     @property
+    def title(self) -> str:
+        return model_title(self.to_mapping())
+
+    @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads
 
@@ -211,6 +231,10 @@ class ModelShape:
     def kv_hidden_size(self) -> int:
         """Width of all key heads together (and of all value heads)."""
         return self.num_kv_heads * self.head_size
+
+    def fuses_attention(self, by_default: bool) -> bool:
+        """Whether attention never stores its scores, under a trainer that does so by default."""
+        return by_default if self.attention is None else self.attention == "fused"
 
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward of a layer, counted from 0, is a mixture of experts."""
@@ -438,13 +462,21 @@ class ModelShape:
         return cls(**values)
 
 
+def model_title(stated: Mapping[str, Any]) -> str:
+    """The name in a model's document, and in brackets what it states of `ATTENTION_FIELDS`."""
+    words = ", ".join(f"{name}={stated[name]}" for name in ATTENTION_FIELDS if name in stated)
+    return f"{stated['name']} ({words})" if words else str(stated["name"])
+
+
 _NUM_FIRST_FIELDS: Final = 11
 """Fields that every document states; those after them are left out at their defaults."""
 
-_UNSTATED: Final[Mapping[str, int | None]] = dict.fromkeys(
-    ("head_dim", "attention_window", "full_attention_every")
-) | dict.fromkeys(EXPERT_FIELDS, 0)
-"""Numbers that a model may lack, each with the value that says so."""
+_UNSTATED: Final[Mapping[str, tuple[int | None, ...]]] = {
+    **dict.fromkeys(("head_dim", "attention_window", "full_attention_every"), (None,)),
+    **dict.fromkeys((*EXPERT_FIELDS, "hidden_dropout"), (0,)),
+    "attention_dropout": (None, 0),
+}
+"""Numbers that a model may lack, each with the values outside of its range that it may have."""
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
@@ -458,9 +490,11 @@ def _problem(name: str, value: object) -> str | None:
         return f"{shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
     if name == "family" and value not in FAMILIES:
         return f"{shown(value)} is not one of {', '.join(FAMILIES)}{known_word(value)}"
+    if name == "attention" and value is not None and value not in ATTENTIONS:
+        return f"{shown(value)} is not one of {', '.join(ATTENTIONS)}"
     if name == "lacks" and not is_line(value):
         return f"{shown(value)} is not a line of text"
     if name in ("tied_embeddings", "qk_norm"):
         return switch_problem(value)
-    is_unstated = name in _UNSTATED and value == _UNSTATED[name] and not isinstance(value, bool)
+    is_unstated = value in _UNSTATED.get(name, ()) and not isinstance(value, bool)
     return None if name not in MODEL_RANGES or is_unstated else MODEL_RANGES[name].problem(value)

@@ -50,6 +50,24 @@ def refusal(document: dict[str, Any]) -> SearchSpaceError:
     return caught.value
 
 
+def test_words_that_state_two_values_of_a_field_are_named_and_neither_is_taken() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    again = {"num_local_experts": 24, "rope_parameters": rope}  # transformers 5's, read by 4
+    said = str(refusal(CONFIG | again))
+    assert "n_routed_experts=32 and num_local_experts=24 state two values of num_experts" in said
+    assert "rope_theta=500000 and rope_parameters.rope_theta=1000000.0 state two values" in said
+    nested = {"text_config": {"rope_theta": 10000, "rope_parameters": rope}}
+    said = str(refusal({"model_type": "ours_vl", **nested}))
+    assert "text_config.rope_theta=10000 and text_config.rope_parameters.rope_theta=1" in said
+    known = read_foreign(CONFIG | again, KNOWN).fields
+    assert not {"num_experts", "rotary_base"} & set(known)
+    for agreeing in ({"num_local_experts": 32}, {"rope_parameters": rope | {"rope_theta": 5e5}}):
+        assert "two values" not in str(refusal(CONFIG | agreeing))
+        assert read_foreign(CONFIG | agreeing, KNOWN).fields["num_experts"] == 32
+    beside = str(refusal({"preset": "tiny-moe", "--num-experts": 3}))
+    assert "unknown model field '--num-experts' (here it is num_experts)" in beside
+
+
 def test_a_config_json_is_answered_with_one_sentence_and_at_most_five_fields() -> None:
     refused = refusal(CONFIG)
     assert len(refused.parts) == 1
@@ -60,6 +78,7 @@ def test_a_config_json_is_answered_with_one_sentence_and_at_most_five_fields() -
     assert "num_layers=10 for 'num_hidden_layers'" in said
     assert " and 9 more; state seq_length, which no word says" in said
     assert "without effect here: 'architectures', 'bos_token_id'" in said
+    assert said.endswith("--model FILE, or model: {config: FILE, seq_length: N}")
     assert len(said) < 500
 
 
@@ -143,6 +162,7 @@ NOT_COVERED: Final[list[tuple[dict[str, Any], dict[str, Any], str]]] = [
     ({"moe_layer_freq": 2}, {"moe_layer_freq": 1}, "every n-th layer"),
     ({"moe_layer_freq": [0, 1, 0, 1]}, {"moe_layer_freq": [0, 0, 1, 1]}, "every n-th layer"),
     ({"moe_layer_freq": "([0,1]*2)"}, {"moe_layer_freq": "[0]*2+[1]*2"}, "every n-th layer"),
+    ({"moe_layer_freq": "([0]*4)"}, {"moe_layer_freq": "([1]*4)"}, "every n-th layer"),
     ({"mlp_only_layers": [3]}, {"mlp_only_layers": []}, "every n-th layer"),
     ({"moe_layers": [1, 3]}, {"moe_layers": [2, 3]}, "every n-th layer"),
     ({"moe_layers_enum": "1,3"}, {"moe_layers_enum": "1,2,3"}, "every n-th layer"),
