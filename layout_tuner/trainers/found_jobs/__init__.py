@@ -1,0 +1,1 @@
+"""Readers of the files of jobs that people run: launch scripts and trainers' configurations."""

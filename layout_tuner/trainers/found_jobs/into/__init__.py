@@ -1,0 +1,1 @@
+"""Writes layouts into copies of the files that jobs were read from (`export --into`)."""

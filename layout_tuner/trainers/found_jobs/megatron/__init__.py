@@ -1,0 +1,1 @@
+"""Jobs of Megatron-LM and Megatron-DeepSpeed, from the options of their programs."""

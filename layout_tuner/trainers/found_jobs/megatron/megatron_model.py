@@ -1,0 +1,486 @@
+"""The shape of a model from the options of Megatron's family.
+
+Where an option is absent the trainer's default counts (megatron/training/arguments.py and
+megatron/core/transformer/transformer_config.py at d98e8a64; Megatron-DeepSpeed's
+megatron/arguments.py at f4157bea). What a shape cannot say goes into its `lacks` where it is at
+most `MOST_LACKING` of the parameters, and else is not understood.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.models.foreign_words import ATTENTION_KINDS, MLA, MTP, OTHER_LAYERS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.trainers.found_jobs.found_job import MODEL
+from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
+from layout_tuner.trainers.found_jobs.megatron.megatron_vocabulary import read_vocabulary
+from layout_tuner.trainers.megatron_lm import MODEL_FLAGS
+
+MOST_LACKING: Final = 0.005
+"""Share of the parameters that a shape may lack."""
+_DROPOUT: Final = 0.1
+"""Of attention and of features, in both trainers, where no option states it."""
+_FAMILY: Final = "model.family"
+_MOST_LAYERS: Final = 1 << 14
+
+_NOT_COVERED: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("--multi-latent-attention", "--multi-head-latent-attention", "--kv-lora-rank"),
+        ("model.multi_latent_attention", MLA),
+    ),
+    "--mtp-num-layers": ("model.mtp_num_layers", MTP),
+    "--num-experts-switch": ("model.num_experts", "experts of SwitchMLP"),
+    **dict.fromkeys(
+        ("--hybrid-layer-pattern", "--hybrid-override-pattern", "--is-hybrid-model"),
+        ("model.hybrid_layer_pattern", OTHER_LAYERS),
+    ),
+    **dict.fromkeys(
+        ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--linear-attention-freq"),
+        ("model.hybrid_layer_pattern", OTHER_LAYERS),
+    ),
+    "--experimental-attention-variant": ("model.hybrid_layer_pattern", OTHER_LAYERS),
+    "--spec": (_FAMILY, "a module of the user's builds the layers"),
+    "--heterogeneous-layers-config-path": ("model.num_layers", "layers of different shapes"),
+    "--heterogeneous-layers-config-encoded-json": (
+        "model.num_layers",
+        "layers of different shapes",
+    ),
+    "--moe-latent-size": ("model.moe_ffn_hidden_size", "experts on a projection of the features"),
+    "--enable-mhc-connections": (_FAMILY, "several residual streams"),
+    "--retro-add-retriever": (_FAMILY, "a retriever beside the decoder"),
+    "--encoder-num-layers": (_FAMILY, "models other than decoders"),
+    "--decoder-num-layers": (_FAMILY, "models other than decoders"),
+    "--vision-pretraining": (_FAMILY, "models other than decoders"),
+    "--language-model-type": (_FAMILY, "a tower beside the decoder"),
+    "--vision-model-type": (_FAMILY, "a tower beside the decoder"),
+    "--mos": (_FAMILY, "a teacher beside the model"),
+    "--kd": (_FAMILY, "a teacher beside the model"),
+}
+"""Options of what no shape says, each with the field that is open then."""
+
+_USUAL_SPEC: Final = "gpt_layer_specs"
+"""Megatron's own module, which builds the layers that the other options say."""
+
+_OTHER_PROGRAMS: Final = re.compile(
+    r"(pretrain|finetune|train)_(bert|t5|ict|retro|vision|vlm|mimo|bark|siglip|clip)\w*\.py"
+)
+_HYBRID_PROGRAMS: Final = re.compile(r"pretrain_(mamba|hybrid)\w*\.py")
+
+
+def read_model(arguments: Arguments) -> None:
+    """Notes the fields of the model; the vocabulary needs `tp`."""
+    sizes = [flag for name, flag in MODEL_FLAGS.items() if name != "seq_length"]
+    is_stated = arguments.is_given(*sizes)
+    for name, flag in MODEL_FLAGS.items():
+        if name != "ffn_hidden_size":
+            others = ("--encoder-seq-length",) if name == "seq_length" else ()
+            _needed(arguments, f"{MODEL}{name}", flag, *others)
+    _read_family(arguments)
+    arguments.is_given("--topk", "--expert-interval", "--mlp-type")
+    if arguments.is_given("--num-experts"):
+        _read_experts(arguments)
+    _read_heads(arguments)
+    _read_widths(arguments)
+    _read_windows(arguments)
+    _read_training(arguments)
+    read_vocabulary(arguments)
+    _note_lacking(arguments)
+    _note_not_covered(arguments)
+    if not is_stated:
+        arguments.findings.forget(MODEL, keeps="model.seq_length")
+
+
+def _note_not_covered(arguments: Arguments) -> None:
+    for flag, (name, what) in _NOT_COVERED.items():
+        if (option := arguments.switch(name, flag)) is None:
+            continue
+        if option.values and option.values[0].text in ("0", "local"):
+            continue
+        if flag == "--spec" and _USUAL_SPEC in option.said:
+            arguments.miss(option, "it builds the layers, and the other options count here")
+            continue
+        arguments.miss(option, f"{what}: no shape of a model says it yet", name)
+    for programs, name, what in (
+        (_OTHER_PROGRAMS, _FAMILY, "models other than decoders"),
+        (_HYBRID_PROGRAMS, "model.hybrid_layer_pattern", OTHER_LAYERS),
+    ):
+        if programs.fullmatch(arguments.program) and not arguments.findings.is_open(name):
+            why = f"{what}: no shape of a model says it yet"
+            arguments.findings.miss(arguments.program, why, name=name)
+
+
+def _needed(arguments: Arguments, name: str, *flags: str) -> int | None:
+    found = arguments.whole(name, *flags)
+    if found is None and not arguments.findings.is_open(name):
+        why = f"{arguments.trainer} needs it, and the command does not have it"
+        arguments.findings.miss(f"no {flags[0]}", why, name=name)
+    return found
+
+
+def _read_family(arguments: Arguments) -> None:
+    """The family by the feed-forward: with three matrices or with two."""
+    gated = arguments.switch(_FAMILY, "--swiglu", "--quick-geglu")
+    if gated is not None:
+        arguments.note(_FAMILY, "llama", gated)
+    else:
+        arguments.assume(_FAMILY, "gpt", "--swiglu: two matrices and GELU")
+
+
+def _positions(arguments: Arguments) -> str:
+    """The kind of positions: learned_absolute, rope (also of its relatives), or another."""
+    rotary = arguments.is_given("--use-rotary-position-embeddings")
+    is_none = arguments.is_given("--no-position-embedding")
+    is_kind = arguments.is_given("--position-embedding-type")
+    if rotary or not is_kind:  # the kind counts over --no-position-embedding
+        return "rope" if rotary else "none" if is_none else "learned_absolute"
+    kind = arguments.text(_FAMILY, "--position-embedding-type") or "learned_absolute"
+    if kind in ("relative", "alibi"):
+        option = arguments.options["--position-embedding-type"]
+        arguments.miss(option, f"{kind} positions: no shape of a model says them", _FAMILY)
+    return "rope" if kind in ("rope", "mrope", "yarn") else kind
+
+
+def _read_experts(arguments: Arguments) -> None:
+    name = "model.num_experts"
+    num_experts = arguments.whole(name, "--num-experts")
+    is_deepspeed = arguments.trainer == "Megatron-DeepSpeed"
+    if num_experts is None or (is_deepspeed and num_experts == 1):
+        arguments.findings.read.pop(name, None)
+        return
+    if arguments.findings.value(_FAMILY) == "gpt":
+        option = arguments.options["--num-experts"]
+        why = "experts of two matrices: those of a shape are gated (--swiglu)"
+        arguments.miss(option, why, _FAMILY)
+    top = arguments.whole("model.experts_per_token", "--moe-router-topk", "--topk")
+    if top is None:
+        default = 1 if is_deepspeed else 2
+        arguments.assume("model.experts_per_token", default, "--moe-router-topk")
+    arguments.whole("model.moe_ffn_hidden_size", "--moe-ffn-hidden-size")
+    shared = "model.shared_expert_ffn_hidden_size"
+    arguments.whole(shared, "--moe-shared-expert-intermediate-size")
+    if is_deepspeed:
+        _read_interval(arguments)
+    else:
+        _read_frequency(arguments)
+
+
+def _read_frequency(arguments: Arguments) -> None:
+    """The layers with experts: each n-th from the first on, or a list, also as text of Python."""
+    name, flag = "model.num_dense_layers", "--moe-layer-freq"
+    words = arguments.texts(name, flag)
+    if words is None:
+        return
+    option, text = arguments.options[flag], ",".join(words)
+    if re.fullmatch(r"0*1", text):
+        return
+    pattern = layers_of_text(text)
+    if pattern is None:
+        arguments.miss(option, "only 1, and lists of 0 and 1 with + and * are read", name)
+        return
+    dense = pattern.index(1) if 1 in pattern else len(pattern)
+    if 0 in pattern[dense:]:
+        arguments.miss(option, "dense layers behind layers with experts", name)
+    elif len(pattern) != (arguments.findings.value("model.num_layers") or len(pattern)):
+        arguments.miss(option, f"it has {len(pattern)} layers, and the model other ones", name)
+    elif dense:
+        arguments.note(name, dense, option)
+
+
+def layers_of_text(text: str) -> list[int] | None:
+    """What a text such as `([0]*3+[1]*58)` lists, without running it; None: it is of another form.
+
+    Digits, brackets, commas, * and + alone are read, and no more than a model can have layers.
+    """
+    tokens = re.findall(r"\d+|[\[\]()*+,]", text.replace(" ", ""))
+    if "".join(tokens) != text.replace(" ", "") or len(tokens) > _MOST_LAYERS:
+        return None
+    try:
+        found = _sum(tokens := tokens[::-1])
+    except (IndexError, ValueError, RecursionError):
+        return None
+    return found if not tokens and found and set(found) <= {0, 1} else None
+
+
+def _sum(tokens: list[str]) -> list[int]:
+    found = _product(tokens)
+    while tokens and tokens[-1] == "+":
+        tokens.pop()
+        found += _product(tokens)
+    return found
+
+
+def _product(tokens: list[str]) -> list[int]:
+    found = _list(tokens)
+    while tokens and tokens[-1] == "*":
+        tokens.pop()
+        times = int(tokens.pop())
+        if len(found) * times > _MOST_LAYERS:
+            raise ValueError
+        found = found * times
+    return found
+
+
+def _list(tokens: list[str]) -> list[int]:
+    opening = tokens.pop()
+    if opening == "(":
+        found = _sum(tokens)
+        if tokens.pop() != ")":
+            raise ValueError
+        return found
+    if opening != "[":
+        raise ValueError
+    found = [int(tokens.pop())]
+    while (mark := tokens.pop()) == ",":
+        found.append(int(tokens.pop()))
+    if mark != "]":
+        raise ValueError
+    return found
+
+
+def _read_interval(arguments: Arguments) -> None:
+    """Megatron-DeepSpeed has experts in every second layer, unless the option says otherwise."""
+    name = "model.num_dense_layers"
+    interval = arguments.whole(name, "--expert-interval", notes=False)
+    if arguments.findings.is_open(name) or interval == 1:
+        return
+    said = f"--expert-interval {interval}" if interval else "no --expert-interval"
+    arguments.findings.miss(said, f"experts in every layer {interval or 2} alone", name=name)
+
+
+def _read_heads(arguments: Arguments) -> None:
+    name, is_deepspeed = "model.num_kv_heads", arguments.trainer == "Megatron-DeepSpeed"
+    if is_deepspeed:
+        arguments.whole(name, "--num-key-value-heads")
+    elif arguments.switch(name, "--group-query-attention") is not None:
+        if arguments.whole(name, "--num-query-groups") is None:
+            arguments.assume(name, 1, "--num-query-groups")
+    else:
+        arguments.asked.add("--num-query-groups")
+    heads = arguments.findings.value("model.num_heads")
+    if heads is not None:
+        without = "--num-key-value-heads" if is_deepspeed else "--group-query-attention"
+        arguments.assume(name, heads, without)
+    arguments.whole("model.head_dim", "--kv-channels")
+    norm = arguments.switch("model.qk_norm", "--qk-layernorm")
+    if norm is not None and arguments.findings.value(_FAMILY) == "llama":
+        arguments.note("model.qk_norm", True, norm)
+    if arguments.findings.value(_FAMILY) == "llama":
+        flags = ("--rotary-base", "--rotary-position-embeddings-theta")
+        base = arguments.number("model.rotary_base", *flags)
+        if base is not None:
+            found = arguments.word("model.rotary_base", *flags)
+            assert found is not None, "it was read above"
+            arguments.note("model.rotary_base", base, *found)
+        arguments.assume("model.rotary_base", 10_000.0, flags[int(is_deepspeed)])
+    else:
+        arguments.is_given("--rotary-base", "--rotary-position-embeddings-theta")
+
+
+def _read_widths(arguments: Arguments) -> None:
+    value = arguments.findings.value
+    ours, flag = "model.ffn_hidden_size", MODEL_FLAGS["ffn_hidden_size"]
+    arguments.whole(ours, flag)
+    hidden = value("model.hidden_size")
+    if hidden and value(_FAMILY) == "llama" and arguments.is_given("--swiglu"):
+        # arguments.py, validate_args: two thirds of 4 h, down to a multiple of 64.
+        arguments.assume(ours, int(4 * hidden * 2 / 3 / 64) * 64, flag)
+    elif hidden and value(_FAMILY):
+        arguments.assume(ours, 4 * hidden, flag)
+    if not value("model.num_experts") or value(ours) is None:
+        return
+    arguments.assume("model.moe_ffn_hidden_size", value(ours), "--moe-ffn-hidden-size")
+    if not value("model.num_dense_layers"):  # no layer has it
+        for found in (arguments.findings.read, arguments.findings.assumed):
+            found.pop(ours, None)
+
+
+def _read_windows(arguments: Arguments) -> None:
+    name, flag = "model.attention_window", "--window-size"
+    words = arguments.texts(name, flag)
+    every, skips = "model.full_attention_every", "--window-attn-skip-freq"
+    frequency = arguments.texts(every, skips)
+    if words is None:
+        return
+    option = arguments.options[flag]
+    ends = re.fullmatch(r"\(?(-?\d{1,9}),(-?\d{1,9})\)?", ",".join(words).replace(" ", ""))
+    if ends is None or int(ends[2]) > 0:
+        arguments.miss(option, "it is not a number of tokens before, and 0", name)
+        return
+    if int(ends[1]) < 0:
+        return
+    # Megatron counts the positions before a token's own.
+    arguments.note(name, int(ends[1]) + 1, option)
+    if frequency is None:
+        return
+    option, text = arguments.options[skips], ",".join(frequency)
+    if re.fullmatch(r"\d{1,5}", text) and int(text) != 1:
+        if int(text):
+            arguments.whole(every, skips)
+        return
+    pattern = layers_of_text(text) or []
+    found = pattern.index(0) + 1 if 0 in pattern else 0
+    wanted = [int((layer + 1) % found > 0) if found else 1 for layer in range(len(pattern))]
+    if not pattern or pattern != wanted or found == 1:
+        arguments.miss(option, "windows in other layers than all, or all but every n-th", every)
+    elif found:
+        arguments.note(every, found, option)
+
+
+def _read_training(arguments: Arguments) -> None:
+    tied = "model.tied_embeddings"
+    untied = arguments.switch(tied, "--untie-embeddings-and-output-weights")
+    if untied is not None:
+        arguments.note(tied, False, untied)
+    arguments.assume(tied, True, "--untie-embeddings-and-output-weights")
+    for name in ("attention_dropout", "hidden_dropout"):
+        flag = f"--{name.replace('_', '-')}"
+        found = arguments.number(f"{MODEL}{name}", flag)
+        if found:
+            pair = arguments.word(f"{MODEL}{name}", flag)
+            assert pair is not None, "it was read above"
+            arguments.note(f"{MODEL}{name}", found, *pair)
+        elif found is None:
+            arguments.assume(f"{MODEL}{name}", _DROPOUT, flag)
+    _read_attention(arguments)
+
+
+_FLASH: Final = (
+    "--use-flash-attn",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+    "--use-flash-attn-builder",
+)
+
+
+def _read_attention(arguments: Arguments) -> None:
+    """Whether scores are kept; Megatron-LM's default takes a fused kernel where one can be."""
+    name = "model.attention"
+    flash = arguments.switch(name, *_FLASH)
+    backend = arguments.word(name, "--attention-backend")
+    local = arguments.text(name, "--transformer-impl") == "local"
+    kernels = [arguments.environment.get(f"NVTE_{each}_ATTN") for each in ("FLASH", "FUSED")]
+    if kernels == ["0", "0"] and not local:
+        said = "NVTE_FLASH_ATTN=0 NVTE_FUSED_ATTN=0"
+        arguments.findings.note(name, "unfused", said)
+    elif flash is not None:
+        arguments.note(name, "fused", flash)
+    elif local:
+        arguments.note(name, "unfused", arguments.options["--transformer-impl"])
+    elif backend is not None:
+        word = backend[1].text or ""
+        kind = "fused" if word == "auto" else ATTENTION_KINDS.get(word)
+        if kind:
+            arguments.note(name, kind, *backend)
+        else:
+            arguments.miss(backend[0], "a kernel that is not known", name)
+    elif arguments.trainer == "Megatron-DeepSpeed":
+        arguments.assume(name, "unfused", "--use-flash-attn-v2")
+
+
+_Lacking = Iterator[tuple[str, str, int]]
+"""What the model has otherwise than the shape: an option, words, and parameters that differ."""
+
+
+def _note_lacking(arguments: Arguments) -> None:
+    """Small differences go into `lacks`; the family is open where one is large."""
+    is_gated = arguments.findings.value(_FAMILY) == "llama"
+    found = [*(_beside_llama if is_gated else _beside_gpt)(arguments), *_beside_both(arguments)]
+    total, small = _parameters(arguments), []
+    for said, what, parameters in found:
+        share = parameters / total if total else 0.0
+        if share > MOST_LACKING:
+            why = f"{what}: {share:.1%} of the parameters, more than a shape may lack"
+            arguments.findings.miss(said, why, name=_FAMILY)
+        else:
+            small.append((said, what))
+    if small and not arguments.findings.is_open(_FAMILY):
+        said = ", ".join(each for each, _ in small)
+        arguments.findings.note("model.lacks", ", ".join(what for _, what in small), said)
+
+
+def _beside_llama(arguments: Arguments) -> _Lacking:
+    hidden, layers, rows, _ = _sizes(arguments)
+    if (arguments.text(_FAMILY, "--normalization") or "").lower() != "rmsnorm":
+        said = "no --normalization RMSNorm"
+        yield said, "LayerNorm in place of RMSNorm", (2 * layers + 1) * hidden
+    positions = _positions(arguments)
+    if positions == "learned_absolute":
+        yield "no --position-embedding-type rope", "learned positions", rows * hidden
+    elif positions != "rope":
+        yield f"positions of the kind {positions}", "no rotation of positions", 0
+    if arguments.switch(_FAMILY, "--disable-bias-linear") is None:
+        yield "no --disable-bias-linear", "biases", _biases(arguments, 2)
+    elif (option := arguments.switch(_FAMILY, "--add-qkv-bias")) is not None:
+        yield option.said, "biases of queries, keys and values", 3 * layers * hidden
+
+
+def _beside_gpt(arguments: Arguments) -> _Lacking:
+    hidden, layers, rows, seq = _sizes(arguments)
+    if (arguments.text(_FAMILY, "--normalization") or "").lower() == "rmsnorm":
+        said = "--normalization RMSNorm"
+        yield said, "RMSNorm in place of LayerNorm", (2 * layers + 1) * hidden
+    positions = _positions(arguments)
+    if positions != "learned_absolute":
+        what = "rotary positions" if positions == "rope" else "no positions"
+        yield f"positions of the kind {positions}", f"{what} in place of learned ones", seq * hidden
+    elif rows != seq:
+        said = f"--max-position-embeddings {rows}"
+        yield said, f"learned positions of {rows} tokens", abs(rows - seq) * hidden
+    if (option := arguments.switch(_FAMILY, "--disable-bias-linear")) is not None:
+        yield option.said, "no biases", _biases(arguments, 1)
+    if (option := arguments.switch(_FAMILY, "--squared-relu")) is not None:
+        yield option.said, "squared ReLU in place of GELU", 0
+    if (option := arguments.switch(_FAMILY, "--qk-layernorm")) is not None:
+        yield option.said, "norms of queries and keys", 4 * layers * hidden
+
+
+def _beside_both(arguments: Arguments) -> _Lacking:
+    value, (hidden, layers, _, _) = arguments.findings.value, _sizes(arguments)
+    heads = value("model.num_heads") or 0
+    width = heads * (value("model.head_dim") or hidden // max(heads, 1))
+    for flag, what, each in (
+        ("--apply-residual-connection-post-layernorm", "residual sums behind the norms", 0),
+        ("--softmax-type", "attention sinks", heads),
+        ("--moe-shared-expert-gate", "a gate of the shared expert", hidden),
+        ("--attention-output-gate", "a gate of attention's output", hidden * width),
+        ("--no-rope-freq", "layers without rotation of positions", 0),
+    ):
+        option = arguments.switch(_FAMILY, flag)
+        if option is not None and "vanilla" not in option.said:
+            yield option.said, what, each * layers
+    arguments.is_given("--squared-relu")
+
+
+def _sizes(arguments: Arguments) -> tuple[int, int, int, int]:
+    """Width, layers, rows of learned positions, and tokens of a sequence; 0: not known."""
+    names = ("hidden_size", "num_layers", "seq_length")
+    hidden, layers, seq = (arguments.findings.value(f"{MODEL}{name}") or 0 for name in names)
+    rows = arguments.whole(_FAMILY, "--max-position-embeddings", notes=False)
+    return hidden, layers, rows or seq, seq
+
+
+def _biases(arguments: Arguments, num_inner: int) -> int:
+    """Biases of all products, with `num_inner` of the feed-forward's inner width."""
+    value = arguments.findings.value
+    hidden, layers, _, _ = _sizes(arguments)
+    experts = value("model.num_experts") or 1
+    width = value("model.moe_ffn_hidden_size") or value("model.ffn_hidden_size") or 0
+    return layers * (4 * hidden + experts * (num_inner * width + hidden))
+
+
+def _parameters(arguments: Arguments) -> int:
+    """Those of the shape as far as it is read; 0: too little is."""
+    values: dict[str, Any] = {
+        name.removeprefix(MODEL): arguments.findings.value(name)
+        for name in (*arguments.findings.read, *arguments.findings.assumed)
+        if name.startswith(MODEL)
+    }
+    try:
+        return ModelShape.from_mapping({"vocab_size": 32_000, **values}).num_parameters
+    except SearchSpaceError:
+        return 0

@@ -1,0 +1,1 @@
+"""Users' own scripts with DeepSpeed, Accelerate or Trainer, and what we export for them."""
