@@ -22,7 +22,14 @@ from layout_tuner.trainers.adapter import (
     shape_rules,
 )
 
-_MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+
+PLUGIN_KEYS: Final = {
+    "tp_degree": "tp",
+    "pp_degree": "pp",
+    "num_micro_batches": "num_microbatches",
+}
+"""Keys of its plugin for Megatron-LM by fields of the layout, without their prefix."""
 
 _FP8: Final = {"backend": "TE", "fp8_format": "HYBRID"}
 """Products by Transformer Engine, which has to be installed."""
@@ -134,7 +141,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": backend,
-        "mixed_precision": _MIXED_PRECISION[layout.precision],
+        "mixed_precision": MIXED_PRECISION[layout.precision],
         "num_machines": layout.num_nodes,
         "num_processes": layout.num_devices,
         "rdzv_backend": "static",
@@ -151,10 +158,8 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
 
 def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
     layout = job.layout
-    values = {
-        "tp_degree": layout.tp,
-        "pp_degree": layout.pp,
-        "num_micro_batches": layout.num_microbatches,
+    values: dict[str, Any] = {
+        **{key: getattr(layout, name) for key, name in PLUGIN_KEYS.items()},
         "sequence_parallelism": layout.sequence_parallel,
         "use_distributed_optimizer": layout.zero_stage == 1,
         "gradient_clipping": 1.0,
@@ -205,6 +210,14 @@ def _notes(job: TrainerJob) -> list[str]:
     ]
     if accelerate_backend(layout) == "DEEPSPEED":
         notes.append("zero_stage=1 is DeepSpeed's: install deepspeed and transformers")
+        if layout.precision == "bf16" and layout.num_microbatches > 1:
+            # Its plugin has no key for the type (DeepSpeedEngine.get_data_types).
+            notes.append(
+                f"bf16 with zero_stage=1: DeepSpeed adds up the gradients of its {layout.num_microbatches} "
+                "micro-batches in bf16, and the probe did in fp32: set accelerator.state."
+                'deepspeed_plugin.deepspeed_config["data_types"] = {"grad_accum_dtype": "fp32"} before '
+                "prepare()"
+            )
     if accelerate_backend(layout) == "FSDP":
         notes.append(
             f"zero_stage={layout.zero_stage} is FSDP's: a model without _no_split_modules needs the "
@@ -230,6 +243,6 @@ ACCELERATE: Final = TrainerAdapter(
     needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
     rules=_RULES,
-    values=_values,
+    layout_values=_values,
     notes=_notes,
 )

@@ -5,17 +5,27 @@ It is pure: api writes the files of an export from it, and workers start the pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from layout_tuner.documents.reading import word_of
+from layout_tuner.search_spaces.jobs.job_knob import JobKnob
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValue
 from layout_tuner.search_spaces.layouts.layout import KNOBS, RANK_ORDERS, Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
 from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
+from layout_tuner.trainers.trainer_knob import (
+    RanCheck,
+    TrainerKnob,
+    Writing,
+    with_arguments,
+    with_keys,
+)
 
 INITIAL_LOSS_SCALE: Final = 1 << 16
-"""At which fp16 starts in the embedded trainer. Megatron's default, 2^32, overflows in the first 16
-steps or so, which do not train."""
+"""The first loss scale of fp16 in the embedded trainer. With Megatron's default, 2^32, about the
+first 16 steps overflow and do not train."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +46,12 @@ class TrainerJob:
         return -(-self.layout.num_devices // self.layout.num_nodes)
 
     def without(self, knobs: Collection[str]) -> TrainerJob:
-        """The job with these knobs of the layout at their defaults."""
-        dropped = {knob: KNOBS[knob].default for knob in knobs}
+        """The job with these knobs, of the layout or of the job, at their defaults."""
+        settings = {name: each for name, each in self.layout.job.items() if name not in knobs}
+        dropped = {knob: KNOBS[knob].default for knob in knobs if knob in KNOBS}
         if "zero_stage" in dropped:
             dropped["zero_replicas"] = KNOBS["zero_replicas"].default
-        return replace(self, layout=replace(self.layout, **dropped))
+        return replace(self, layout=replace(self.layout, **dropped, job=JobSettings(settings)))
 
 
 def lacking_knobs(layout: Layout, trainer: str, *knobs: str) -> dict[str, str]:
@@ -93,21 +104,69 @@ def kv_heads_rule(trainer: str, source: str) -> TrainerRule:
     )
 
 
-def shape_rules(trainer: str, source: str) -> tuple[TrainerRule, ...]:
-    """The rules of a trainer without experts, and with plain attention."""
+SHAPE_FIELDS: Final = ("num_experts", "head_dim", "qk_norm", "attention_window")
+"""Fields of a model that some trainers do not have."""
+
+
+def shape_rules(
+    trainer: str, source: str, names: Sequence[str] = (*SHAPE_FIELDS, *ATTENTION_FIELDS)
+) -> tuple[TrainerRule, ...]:
+    """The rules of a trainer that has no counterpart of some fields of a model.
+
+    A model leaves out fields at their defaults. Such a trainer has fused attention and no dropout.
+    """
 
     def rule(name: str) -> TrainerRule:
         return TrainerRule(
             name=name,
             source=source,
-            broken=lambda _, model: name in model.to_mapping(),
+            broken=lambda _, model: model.to_mapping().get(name) not in (None, "fused", 0),
             sentence=lambda _, model: (
                 f"{name}={str(model.to_mapping()[name]).lower()} has no counterpart in {trainer}; "
-                "use the format megatron-lm, or megatron-bridge"
+                f"use the format megatron-lm{'' if name == 'attention' else ', or megatron-bridge'}"
             ),
         )
 
-    return tuple(map(rule, ("num_experts", "head_dim", "qk_norm", "attention_window")))
+    return tuple(map(rule, names))
+
+
+def _no_groups(_job: TrainerJob) -> Sequence[Sequence[str]]:
+    return ()
+
+
+def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the values of another one in its place, section by section."""
+    found = dict(values)
+    for name, value in over.items():
+        own = found.get(name)
+        is_section = isinstance(value, Mapping) and isinstance(own, Mapping)
+        found[name] = merged(cast("Mapping[str, Any]", own), value) if is_section else value
+    return found
+
+
+def _part(values: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The part of a configuration at a path; empty: it has none."""
+    first, *rest = path
+    if first not in values:
+        return {}
+    if not rest:
+        return {first: values[first]}
+    inner = values[first]
+    part = _part(inner, rest) if isinstance(inner, Mapping) else {}
+    return {first: part} if part else {}
+
+
+def overrides(values: Mapping[str, Any], form: Callable[[str, Any], list[str]]) -> list[list[str]]:
+    """Values as words of the command line, as `form` writes a dotted path and its value."""
+    return [form(path, value) for path, value in _flat(values)]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,27 +191,108 @@ class TrainerAdapter:
     """The trainer's own legality, beyond the rules that every exported layout keeps."""
     has_columns: bool = False
     """Whether it divides weights over tensor columns."""
-    values: Callable[[TrainerJob], Mapping[str, Any]] = lambda _job: {}
-    """The trainer's configuration: plain JSON values under the trainer's own keys."""
-    argument_groups: Callable[[TrainerJob], Sequence[Sequence[str]]] = lambda _job: ()
+    layout_values: Callable[[TrainerJob], Mapping[str, Any]] = lambda _job: {}
+    """The trainer's configuration, without the settings of the job: plain JSON values under the
+    trainer's own keys."""
+    layout_arguments: Callable[[TrainerJob], Sequence[Sequence[str]]] = _no_groups
     """Command-line arguments that set the layout, the model and the batch, a line for each group;
     empty for a trainer that is configured by a file."""
+    placement_groups: Callable[[TrainerJob], Sequence[Sequence[str]]] = _no_groups
+    """Those of `layout_arguments` that set layout, batch and precision, for a script of the user's
+    that states the model and the data by itself; empty: the trainer has none."""
+    values_are_arguments: bool = False
+    """Whether its arguments state the values of `layout_values`, as overrides of them."""
     notes: Callable[[TrainerJob], Sequence[str]] = lambda _job: ()
     """What the user must know or add, in one sentence each."""
     log: LogPatterns = NO_PATTERNS
     """How to read what it prints."""
+    knobs: Sequence[TrainerKnob] = ()
+    """Its catalogue of job knobs."""
+    placement_paths: Sequence[str] = ()
+    """Dotted paths in `layout_values`, of values or whole sections, that set layout, batch and
+    precision; empty: the trainer has no configuration of its own."""
+    any_settings: bool = False
+    """Whether it takes every setting, as a program does that reads them in its environment."""
+    version: str = ""
+    """The version that is run, where a knob is written otherwise in some; empty: the target's."""
+
+    @property
+    def has_placement(self) -> bool:
+        """Whether it has `placement_arguments`; a trainer that is configured by a file has none."""
+        return self.placement_groups is not _no_groups
+
+    def placement_values(self, job: TrainerJob) -> dict[str, Any]:
+        """The values of layout, batch, precision and job knobs, without model, seed and data."""
+        keys = {path for each in self._writings(job) for path, _ in dict(each.keys).items()}
+        placed: dict[str, Any] = {}
+        values = self.values(job)
+        for path in (*self.placement_paths, *sorted(keys)):
+            placed = merged(placed, _part(values, path.split(".")))
+        return placed
+
+    @property
+    def job_knobs(self) -> dict[str, JobKnob]:
+        """The job knobs that campaigns may search, by name."""
+        return {each.knob.name: each.knob for each in self.knobs}
+
+    def _writing(self, name: str, value: JobValue) -> Writing | None:
+        """How a setting is written; None: the trainer has no such knob or value."""
+        found = (each for each in self.knobs if each.knob.name == name)
+        unknown = Writing() if self.any_settings else None
+        return unknown if (knob := next(found, None)) is None else knob.writing(value, self.version)
+
+    def _writings(self, job: TrainerJob) -> list[Writing]:
+        """How the settings of a job are written; `all_lacking` names those that are not."""
+        found = (self._writing(name, value) for name, value in job.layout.job.items())
+        return [each for each in found if each is not None]
+
+    def values(self, job: TrainerJob) -> Mapping[str, Any]:
+        """The trainer's configuration, as plain JSON values."""
+        return with_keys(self.layout_values(job), self._writings(job))
+
+    def argument_groups(self, job: TrainerJob) -> Sequence[Sequence[str]]:
+        """All command-line arguments, a line for each group."""
+        return with_arguments(self.layout_arguments(job), self._writings(job))
+
+    def placement_arguments(self, job: TrainerJob) -> list[str]:
+        """The arguments of layout, batch, precision and job knobs, without model, seed and data."""
+        groups = with_arguments(self.placement_groups(job), self._writings(job))
+        return [word for group in groups for word in group]
+
+    def environment(self, job: TrainerJob) -> dict[str, str]:
+        """Variables that set the job's knobs."""
+        found: dict[str, str] = {}
+        for writing in self._writings(job):
+            found |= dict(writing.environment)
+        return found
+
+    def ran_checks(self, job: TrainerJob) -> list[RanCheck]:
+        """The lines of the log that say whether the settings of a job were dropped."""
+        settings = job.layout.job
+        return [
+            RanCheck(name=each.knob.name, asked=settings[each.knob.name], pattern=pattern, ran=ran)
+            for each in self.knobs
+            if each.knob.name in settings
+            for pattern, ran in each.ran
+        ]
 
     def arguments(self, job: TrainerJob) -> list[str]:
         """All groups of arguments."""
         return [word for group in self.argument_groups(job) for word in group]
 
     def refusals(self, job: TrainerJob) -> list[str]:
-        """Why the trainer refuses the job, with its numbers; empty if it does not."""
+        """Why the trainer cannot have the job, with its numbers; empty if it can."""
         broken = (rule for rule in self.rules if rule.broken(job.layout, job.model))
-        return [rule.sentence(job.layout, job.model) for rule in broken]
+        reasons = [rule.sentence(job.layout, job.model) for rule in broken]
+        if job.layout.tp_columns > 1 and not self.has_columns:
+            reasons.append(
+                f"tp_columns={job.layout.tp_columns} has no counterpart in {self.name}; export a "
+                "trial with tp_columns=1, or use the format embedded"
+            )
+        return reasons
 
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
-        """The knobs that the trainer does not have: `lacking`, the schedule, the order of ranks."""
+        """What the trainer does not have: `lacking`, schedule, order of ranks, settings."""
         found = dict(self.lacking(job))
         if job.layout.schedule not in self.schedules:
             found["schedule"] = (
@@ -164,14 +304,17 @@ class TrainerAdapter:
                 f"{self.name} numbers ranks by tp, cp, dp and pp; without rank_order="
                 f"{job.layout.rank_order} the replicas of a stage are neighbours, not its pipeline"
             )
+        for name, value in job.layout.job.items():
+            if self._writing(name, value) is None:
+                known = self.job_knobs.get(name)
+                what, default = f"knob {name}", "default"
+                if known is not None and known.default is not None:
+                    what, default = (
+                        f"{name}={word_of(value)}",
+                        f"default of {word_of(known.default)}",
+                    )
+                found[name] = (
+                    f"{' '.join(filter(None, (self.name, self.version)))} has no {what}; without it "
+                    f"the trainer does as by its {default}"
+                )
         return found
-
-    def every_refusal(self, job: TrainerJob) -> list[str]:
-        """Why the trainer cannot have the job; empty if it can."""
-        reasons = self.refusals(job)
-        if job.layout.tp_columns > 1 and not self.has_columns:
-            reasons.append(
-                f"tp_columns={job.layout.tp_columns} has no counterpart in {self.name}; export a "
-                "trial with tp_columns=1, or use the format embedded"
-            )
-        return reasons

@@ -82,6 +82,15 @@ _RULES: Final = (
 )
 
 
+AXES: Final = {"G_intra_r": "tp", "G_intra_c": "tp_columns"}
+"""Axes of the grid that are fields of a layout."""
+BATCH_KEYS: Final = {
+    "micro_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "num_microbatches",
+    "global_batch_size": "global_batch_size",
+}
+
+
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """axonn.json: the grid, and the batch of each rank."""
     layout = job.layout
@@ -90,13 +99,10 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "grid": {
             "G_inter": 1,
             "G_data": layout.dp // depth,
-            "G_intra_r": layout.tp,
-            "G_intra_c": layout.tp_columns,
+            **{key: getattr(layout, name) for key, name in AXES.items()},
             "G_intra_d": depth,
         },
-        "micro_batch_size": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.num_microbatches,
-        "global_batch_size": layout.global_batch_size,
+        **{key: getattr(layout, name) for key, name in BATCH_KEYS.items()},
         "recompute": layout.recompute,
         "precision": layout.precision,
     }
@@ -131,6 +137,6 @@ AXONN: Final = TrainerAdapter(
     has_columns=True,
     lacking=_lacking,
     rules=_RULES,
-    values=_values,
+    layout_values=_values,
     notes=_notes,
 )

@@ -18,6 +18,7 @@ from layout_tuner.trainers.adapter import (
     TrainerRule,
     lacking_knobs,
 )
+from layout_tuner.trainers.knobs.deepspeed import DEEPSPEED_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 _LOG: Final = LogPatterns(
@@ -127,6 +128,30 @@ _RULES: Final = (
 )
 
 
+ENGINE_PATHS: Final = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "steps_per_print",
+    "zero_optimization.stage",
+    "data_types",
+    "bf16",
+    "fp16",
+    "tensor_parallel",
+    "expert_parallel",
+    "pipeline",
+)
+"""The keys of ds_config.json that set layout, batch and precision, and those of a probe's log."""
+
+
+BATCH_KEYS: Final = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "num_microbatches",
+}
+"""The keys of the batch by what they are here; any two of them give the third."""
+
+
 def precision_keys(layout: Layout, precision: str) -> dict[str, Any]:
     """The section of a precision; up to 0.17.0 fp16 without further keys starts at 2^32."""
     is_on = layout.precision == precision
@@ -139,10 +164,8 @@ def batch_zero_and_types(layout: Layout) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": layout.zero_stage}
     if layout.zero_stage >= 2:
         zero["overlap_comm"] = True  # the default of stage 3 alone
-    values = {
-        "train_batch_size": layout.global_batch_size,
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.num_microbatches,
+    values: dict[str, Any] = {
+        **{key: getattr(layout, name) for key, name in BATCH_KEYS.items()},
         "steps_per_print": 1,
         "zero_optimization": zero,
     }
@@ -230,7 +253,9 @@ DEEPSPEED: Final = TrainerAdapter(
     needs="DeepSpeed, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
     rules=_RULES,
-    values=_values,
+    layout_values=_values,
+    placement_paths=ENGINE_PATHS,
     notes=_notes,
     log=_LOG,
+    knobs=DEEPSPEED_KNOBS,
 )

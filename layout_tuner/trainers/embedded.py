@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, shape_rules
+from layout_tuner.trainers.knobs.embedded import EMBEDDED_KNOBS
 
 EMBEDDED_TRAINER: Final = "embedded"
 """Name of the trainer of this project."""
@@ -43,6 +45,8 @@ EMBEDDED: Final = TrainerAdapter(
     needs="layout-tuner itself, on every node",
     rank_orders=RANK_ORDERS,
     schedules=SCHEDULES,
-    values=_values,
+    rules=shape_rules("the embedded trainer", "search_spaces/legality_rules.py", ATTENTION_FIELDS),
+    layout_values=_values,
     has_columns=True,
+    knobs=EMBEDDED_KNOBS,
 )

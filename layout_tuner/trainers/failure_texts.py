@@ -8,7 +8,7 @@ Patterns ignore case. The texts were read in the sources of the stated versions.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
 
 Resource = Literal[
@@ -192,7 +192,7 @@ PEER_ENDED: Final = (
 """Of gloo, NCCL and torch's store: a consequence of another rank's failure."""
 
 
-def mentions(text: str, texts: Sequence[str]) -> bool:
-    """Whether a text contains one of these, in capital or small letters."""
+def says_peer_ended(text: str) -> bool:
+    """Whether a text contains one of `PEER_ENDED`, in capital or small letters."""
     lowered = text.lower()
-    return any(each in lowered for each in texts)
+    return any(each in lowered for each in PEER_ENDED)

@@ -74,7 +74,7 @@ class StepPattern:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """Words in small letters that the lines of the pattern have, as far as it shows them."""
+        """Lower-case words of the lines that the pattern matches, as far as it shows them."""
         parts = (each.strip() for each in _NO_WORDS.sub("\n", self.pattern).lower().split("\n"))
         return tuple(dict.fromkeys(each for each in parts if len(each) > 2))
 

@@ -6,13 +6,20 @@ The keys are fields of the configurations in `megatron/bridge/training/config.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from layout_tuner.documents.reading import word_of
-from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout
+from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.adapter import INITIAL_LOSS_SCALE, TrainerAdapter, TrainerJob
+from layout_tuner.trainers.adapter import (
+    INITIAL_LOSS_SCALE,
+    TrainerAdapter,
+    TrainerJob,
+    overrides,
+    shape_rules,
+)
+from layout_tuner.trainers.knobs.megatron import MEGATRON_BRIDGE_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.megatron_lm import (
     ARGUMENT_RULES,
@@ -28,7 +35,30 @@ from layout_tuner.trainers.megatron_lm import (
 RECIPE: Final = "vanilla_gpt_pretrain_config"
 """The recipe without assumptions about the model, and with mock data."""
 
-_MIXED_PRECISION: Final = {
+LAYOUT_KEYS: Final[Mapping[str, str]] = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "sequence_parallel": "sequence_parallel",
+    "micro_batch_size": "micro_batch_size",
+    "global_batch_size": "global_batch_size",
+    "zero_replicas": "num_distributed_optimizer_instances",
+}
+"""The settings that state one field of a layout each; `found_jobs.recipes` reads them."""
+SIZE_KEYS: Final[Mapping[str, str]] = {
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "ffn_hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_query_groups",
+    "seq_length": "seq_length",
+    "vocab_size": "vocab_size",
+}
+"""Those of a model's sizes."""
+MIXED_PRECISION: Final[Mapping[Precision, str | None]] = {
     "fp32": None,
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
@@ -62,14 +92,13 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "model": {**_model(model), **expert_values(job), **_parallelism(layout)},
         "train": {
             "train_iters": 100,
-            "micro_batch_size": layout.micro_batch_size,
-            "global_batch_size": layout.global_batch_size,
+            **_stated(layout, "micro_batch_size", "global_batch_size"),
         },
         "ddp": {
             "use_distributed_optimizer": has_zero,
             "overlap_grad_reduce": has_zero,
             "overlap_param_gather": has_zero,
-            "num_distributed_optimizer_instances": layout.zero_replicas,
+            **_stated(layout, "zero_replicas"),
             **(fsdp if strategy else {}),
         },
         **({"dist": distributed} if distributed else {}),
@@ -77,7 +106,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "optimizer": {"use_distributed_optimizer": has_zero},
         "dataset": {"seq_length": model.seq_length},
         "tokenizer": {"vocab_size": model.vocab_size},
-        "mixed_precision": _MIXED_PRECISION[layout.precision],
+        "mixed_precision": MIXED_PRECISION[layout.precision],
         "rng": {"seed": job.seed + 1},
         "logger": {"log_interval": 1},
     }
@@ -86,20 +115,14 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
 def _model(model: ModelShape) -> dict[str, Any]:
     is_llama = model.family == "llama"
     values: dict[str, Any] = {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_heads,
-        "num_query_groups": model.num_kv_heads,
-        "seq_length": model.seq_length,
-        "vocab_size": model.vocab_size,
+        **{key: getattr(model, name) for name, key in SIZE_KEYS.items()},
         "should_pad_vocab": False,
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "normalization": "RMSNorm" if is_llama else "LayerNorm",
         "layernorm_epsilon": NORM_EPSILON,
         "init_method_std": INIT_STD,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
+        "attention_dropout": model.attention_dropout or 0.0,
+        "hidden_dropout": model.hidden_dropout,
         "add_bias_linear": not is_llama,
         "gated_linear_unit": is_llama,
         "activation_func": "silu" if is_llama else "gelu",
@@ -117,18 +140,21 @@ def _model(model: ModelShape) -> dict[str, Any]:
     return values
 
 
+def _stated(layout: Layout, *names: str) -> dict[str, Any]:
+    return {LAYOUT_KEYS[name]: getattr(layout, name) for name in names}
+
+
 def _parallelism(layout: Layout) -> dict[str, Any]:
     is_full = layout.recompute == "full"
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
-    context = {"context_parallel_size": layout.cp, "cp_comm_type": layout.cp_comm_type}
+    context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
     return {
         **{name: True for name, counts in counted if counts},
         **({} if layout.cp == 1 else context),
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "sequence_parallel": layout.sequence_parallel,
+        **_stated(layout, "tp", "pp"),
+        LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
+        **_stated(layout, "sequence_parallel"),
         "recompute_granularity": None if layout.recompute == "none" else layout.recompute,
         "recompute_method": "uniform" if is_full else None,
         "recompute_num_layers": 1 if is_full else None,
@@ -137,17 +163,51 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
 
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
     """The values as overrides of the command line, such as "train.micro_batch_size=2"."""
-    flat = _flat(_values(job))
-    return [[f"{key}={'null' if value is None else word_of(value)}"] for key, value in flat]
+    return overrides(MEGATRON_BRIDGE.values(job), _override)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _placement_groups(job: TrainerJob) -> list[list[str]]:
+    return overrides(MEGATRON_BRIDGE.placement_values(job), _override)
 
+
+def _override(path: str, value: Any) -> list[str]:
+    return [f"{path}={'null' if value is None else word_of(value)}"]
+
+
+_PLACEMENT: Final = (
+    *(
+        f"model.{name}"
+        for name in (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+            "context_parallel_size",
+            "cp_comm_type",
+            "expert_model_parallel_size",
+            "expert_tensor_parallel_size",
+            "sequence_parallel",
+            "recompute_granularity",
+            "recompute_method",
+            "recompute_num_layers",
+        )
+    ),
+    "train.micro_batch_size",
+    "train.global_batch_size",
+    "ddp",
+    "dist",
+    "checkpoint.ckpt_format",
+    "optimizer.use_distributed_optimizer",
+    "mixed_precision",
+)
+
+
+_UNFUSED: Final = shape_rules(
+    "Megatron-Bridge's overrides, which stay words where megatron-core compares its AttnBackend",
+    "training/utils/omegaconf_utils.py, _apply_overrides; megatron-core's LanguageModule",
+    ("attention",),
+)
 
 _FP16: Final = (
     "mixed_precision=fp16_mixed starts at a loss scale of 2^32, so that the first 16 steps or so do not "
@@ -160,13 +220,17 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,
-    rules=ARGUMENT_RULES,
-    values=_values,
-    argument_groups=_argument_groups,
+    rules=(*ARGUMENT_RULES, *_UNFUSED),
+    layout_values=_values,
+    layout_arguments=_argument_groups,
+    placement_groups=_placement_groups,
+    placement_paths=_PLACEMENT,
+    values_are_arguments=True,
     notes=lambda job: [
         *notes(job, "Megatron-Bridge"),
         *([_FP16] if job.layout.precision == "fp16" else []),
         "this format was compared with the source of Megatron-Bridge, and never read by it",
     ],
     log=LogPatterns(variants=(*STEP_LINES, _NEMO)),
+    knobs=MEGATRON_BRIDGE_KNOBS,
 )

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import (
+    SHAPE_FIELDS,
     TrainerAdapter,
     TrainerJob,
     TrainerRule,
@@ -19,11 +21,13 @@ from layout_tuner.trainers.adapter import (
     shape_rules,
 )
 from layout_tuner.trainers.deepspeed import (
+    ENGINE_PATHS,
     ENGINE_RULES,
     batch_zero_and_types,
     notes_of_types,
     precision_keys,
 )
+from layout_tuner.trainers.knobs.deepspeed import DEEPSPEED_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns
 from layout_tuner.trainers.megatron_lm import (
     ARGUMENT_RULES,
@@ -35,6 +39,10 @@ from layout_tuner.trainers.megatron_lm import (
     recompute_flags,
     shape_flags,
 )
+
+CONTEXT_FLAG: Final = "--ds-sequence-parallel-size"
+"""The option of cp: Ulysses, which is cp_comm_type=a2a."""
+ZERO_FLAG: Final = "--zero-stage"
 
 
 def _lacking(job: TrainerJob) -> Mapping[str, str]:
@@ -52,7 +60,16 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
 _RULES: Final = (
     *ARGUMENT_RULES,
     *ENGINE_RULES,
-    *shape_rules("this Megatron-DeepSpeed", "megatron/arguments.py has no such flag"),
+    *shape_rules("this Megatron-DeepSpeed", "megatron/arguments.py has no such flag", SHAPE_FIELDS),
+    TrainerRule(
+        name="flash_precision",
+        source="megatron/model/transformer.py, FlashSelfAttention.forward",
+        broken=lambda layout, model: model.attention == "fused" and layout.precision == "fp32",
+        sentence=lambda *_: (
+            "attention=fused with precision=fp32: Megatron-DeepSpeed's flash attention takes 16-bit "
+            "numbers alone; search with precision bf16 or fp16"
+        ),
+    ),
     TrainerRule(
         name="cp_alone",
         source="megatron/core/parallel_state.py, initialize_model_parallel",
@@ -90,8 +107,7 @@ def _argument_groups(job: TrainerJob) -> list[list[str]]:
     """All but --deepspeed_config, which is the launcher's."""
     layout, model = job.layout, job.model
     groups = [
-        *parallel_flags(layout),
-        *([["--ds-sequence-parallel-size", str(layout.cp)]] if layout.cp > 1 else []),
+        *_mesh_flags(layout),
         *batch_flags(layout),
         *shape_flags(model),
         # Its NullTokenizer adds a token of its own to --vocab-size.
@@ -99,13 +115,41 @@ def _argument_groups(job: TrainerJob) -> list[list[str]]:
         *_family_flags(model),
         *recompute_flags(layout),
         ["--seed", str(job.seed + 1)],  # as Megatron-LM it refuses 0
-        ["--deepspeed", "--zero-stage", str(layout.zero_stage)],
+        *_engine_flags(layout),
     ]
-    if layout.pp == 1:
-        groups.append(["--no-pipeline-parallel"])
-    if layout.recompute == "full":
-        groups.append(["--deepspeed-activation-checkpointing"])
-    return groups
+    if _is_fused(job):
+        groups.append(["--use-flash-attn-v2"])
+    return groups + _checkpointing_flags(layout)
+
+
+def _placement_groups(job: TrainerJob) -> list[list[str]]:
+    layout = job.layout
+    return [
+        *_mesh_flags(layout),
+        *batch_flags(layout, with_loss_scale=False),
+        *recompute_flags(layout),
+        *_engine_flags(layout),
+        *_checkpointing_flags(layout),
+    ]
+
+
+def _mesh_flags(layout: Layout) -> list[list[str]]:
+    context = [[CONTEXT_FLAG, str(layout.cp)]] if layout.cp > 1 else []
+    return [*parallel_flags(layout), *context]
+
+
+def _engine_flags(layout: Layout) -> list[list[str]]:
+    flags = [["--deepspeed", ZERO_FLAG, str(layout.zero_stage)]]
+    return flags if layout.pp > 1 else [*flags, ["--no-pipeline-parallel"]]
+
+
+def _checkpointing_flags(layout: Layout) -> list[list[str]]:
+    return [["--deepspeed-activation-checkpointing"]] if layout.recompute == "full" else []
+
+
+def _is_fused(job: TrainerJob) -> bool:
+    """Whether attention is fused: as the probe's, unless the model or the precision says no."""
+    return job.model.attention != "unfused" and job.layout.precision != "fp32"
 
 
 def _family_flags(model: ModelShape) -> list[list[str]]:
@@ -129,6 +173,10 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     return values
 
 
+_NEEDS_FLASH: Final = (
+    "--use-flash-attn-v2 needs flash-attn 2 on every node; without it attention keeps its scores, "
+    "which need more memory: state attention: unfused to plan for that"
+)
 _RATE: Final = r"(?:.*? tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+) \|)?"
 
 MEGATRON_DEEPSPEED: Final = TrainerAdapter(
@@ -137,15 +185,17 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     needs="a checkout of Megatron-DeepSpeed in MEGATRON_DEEPSPEED_DIR, DeepSpeed, and tokenized data",
     lacking=_lacking,
     rules=_RULES,
-    values=_values,
-    argument_groups=_argument_groups,
+    layout_values=_values,
+    layout_arguments=_argument_groups,
+    placement_groups=_placement_groups,
+    placement_paths=ENGINE_PATHS,
     notes=lambda job: [
         *notes(job, "Megatron-DeepSpeed"),
         *notes_of_types(job.layout),
-        "the probe's attention is fused: add --use-flash-attn-v2 where flash-attn is installed, or "
-        "attention keeps its scores, which need more memory",
+        *([_NEEDS_FLASH] if _is_fused(job) else []),
     ],
     log=LogPatterns(
         variants=tuple(replace(each, pattern=each.pattern + _RATE) for each in STEP_LINES),
     ),
+    knobs=DEEPSPEED_KNOBS,
 )

@@ -6,6 +6,7 @@ and the refusals are its asserts and those of megatron-core's configurations.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from layout_tuner.trainers.adapter import (
     TrainerJob,
     TrainerRule,
 )
+from layout_tuner.trainers.knobs.megatron import MEGATRON_LM_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 
 NORM_EPSILON: Final = 1e-5
@@ -125,6 +127,17 @@ def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, st
     )
 
 
+UNFUSED_OVER_CP: Final = TrainerRule(
+    name="unfused_over_cp",
+    source="transformer_engine/pytorch/attention/dot_product_attention/utils.py, "
+    "get_attention_backend; core/transformer/dot_product_attention.py",
+    broken=lambda layout, model: layout.cp > 1 and model.attention == "unfused",
+    sentence=lambda layout, _: (
+        f"attention=unfused with cp={layout.cp}: neither Transformer Engine's unfused attention nor "
+        "Megatron-LM's own has context parallelism; export a trial with cp=1"
+    ),
+)
+
 ARGUMENT_RULES: Final = (
     TrainerRule(
         name="ranks_of_nodes",
@@ -166,6 +179,37 @@ ARGUMENT_RULES: Final = (
 the trainer are nearly equal to."""
 
 
+LAYOUT_FLAGS: Final[Mapping[str, str]] = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
+    "etp": "--expert-tensor-parallel-size",
+    "vpp": "--num-virtual-stages-per-pipeline-rank",
+    "cp_comm_type": "--cp-comm-type",
+    "sequence_parallel": "--sequence-parallel",
+    "zero_replicas": "--num-distributed-optimizer-instances",
+    "micro_batch_size": "--micro-batch-size",
+    "global_batch_size": "--global-batch-size",
+}
+"""The options that state one field of a layout each; `found_jobs.megatron` reads them."""
+MODEL_FLAGS: Final[Mapping[str, str]] = {
+    "num_layers": "--num-layers",
+    "hidden_size": "--hidden-size",
+    "ffn_hidden_size": "--ffn-hidden-size",
+    "num_heads": "--num-attention-heads",
+    "seq_length": "--seq-length",
+}
+"""The options of a model's sizes that all of the family share."""
+SPLIT_FLAGS: Final = (
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+)
+"""They count embedding and head as layers of the pipeline's split."""
+PIPELINE_FIRST_FLAG: Final = "--use-tp-pp-dp-mapping"
+"""It numbers the stages of a pipeline before its replicas."""
+
+
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     return [
@@ -184,17 +228,36 @@ def _argument_groups(job: TrainerJob) -> list[list[str]]:
     ]
 
 
+_OF_THE_PLACEMENT: Final = re.compile(r"--(expert-\S+-size|moe-grouped-gemm|moe-token-\S+)")
+"""Options of experts that belong to the layout, and those that job knobs replace."""
+
+
+def _placement_groups(job: TrainerJob) -> list[list[str]]:
+    layout = job.layout
+    return [
+        *parallel_flags(layout),
+        *_mesh_and_split_flags(layout),
+        *_interleaving_and_zero_flags(layout),
+        *batch_flags(layout, with_loss_scale=False),
+        *(words for words in _expert_flags(job) if _OF_THE_PLACEMENT.fullmatch(words[0])),
+        *recompute_flags(layout),
+    ]
+
+
 def parallel_flags(layout: Layout) -> list[list[str]]:
     """Degrees, and sequence parallelism."""
     flags = [
-        ["--tensor-model-parallel-size", str(layout.tp)],
-        ["--pipeline-model-parallel-size", str(layout.pp)],
+        [LAYOUT_FLAGS["tp"], str(layout.tp)],
+        [LAYOUT_FLAGS["pp"], str(layout.pp)],
     ]
     if layout.sequence_parallel:
-        flags.append(["--sequence-parallel"])
+        flags.append([LAYOUT_FLAGS["sequence_parallel"]])
     return flags
 
 
+CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""A variable that Megatron-LM asks to be 1 with tp or cp above 1, and Megatron-FSDP refuses as 1
+(megatron/training/arguments.py, validate_args)."""
 SHARDING_STRATEGIES: Final[Mapping[int, str]] = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's strategy by ZeRO stage; in Megatron Core from 0.14 on."""
 FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
@@ -204,19 +267,19 @@ FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
     flags = []
     if layout.cp > 1:
-        words = ["--context-parallel-size", str(layout.cp), "--cp-comm-type", layout.cp_comm_type]
-        flags.append(words)
+        named = [(LAYOUT_FLAGS[name], getattr(layout, name)) for name in ("cp", "cp_comm_type")]
+        flags.append([str(word) for pair in named for word in pair])
     if layout.rank_order == "tp_cp_pp_dp":
-        flags.append(["--use-tp-pp-dp-mapping"])
-    names = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
-    flags += [[name] for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
+        flags.append([PIPELINE_FIRST_FLAG])
+    counted_ends = zip(SPLIT_FLAGS, layout.counted_ends, strict=True)
+    flags += [[name] for name, counts in counted_ends if counts]
     return flags
 
 
 def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     flags = []
     if layout.vpp > 1:
-        flags.append(["--num-virtual-stages-per-pipeline-rank", str(layout.vpp)])
+        flags.append([LAYOUT_FLAGS["vpp"], str(layout.vpp)])
     if layout.zero_stage:
         flags += [
             ["--use-distributed-optimizer"],
@@ -230,7 +293,7 @@ def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
             ["--ckpt-format", FSDP_CHECKPOINTS],
         ]
     if layout.zero_replicas > 1:
-        flags.append(["--num-distributed-optimizer-instances", str(layout.zero_replicas)])
+        flags.append([LAYOUT_FLAGS["zero_replicas"], str(layout.zero_replicas)])
     return flags
 
 
@@ -242,26 +305,28 @@ _PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = {
 }
 
 
-def batch_flags(layout: Layout) -> list[list[str]]:
+def batch_flags(layout: Layout, *, with_loss_scale: bool = True) -> list[list[str]]:
     """Batch and precision; the number of micro-batches follows from the number of ranks."""
+    precision = _PRECISION_FLAGS[layout.precision]
+    if layout.precision == "fp16" and not with_loss_scale:
+        precision = [["--fp16"]]
     return [
-        ["--micro-batch-size", str(layout.micro_batch_size)],
-        ["--global-batch-size", str(layout.global_batch_size)],
-        *_PRECISION_FLAGS[layout.precision],
+        [LAYOUT_FLAGS["micro_batch_size"], str(layout.micro_batch_size)],
+        [LAYOUT_FLAGS["global_batch_size"], str(layout.global_batch_size)],
+        *precision,
     ]
 
 
 def shape_flags(model: ModelShape) -> list[list[str]]:
     """The sizes of the model, and what the embedded one fixes, under names that all share."""
     flags = [
-        ["--num-layers", str(model.num_layers)],
-        ["--hidden-size", str(model.hidden_size)],
-        ["--ffn-hidden-size", str(model.ffn_hidden_size)],
-        ["--num-attention-heads", str(model.num_heads)],
-        ["--seq-length", str(model.seq_length)],
+        *([flag, str(getattr(model, name))] for name, flag in MODEL_FLAGS.items()),
         ["--max-position-embeddings", str(model.seq_length)],
         ["--make-vocab-size-divisible-by", "1"],
-        ["--attention-dropout", "0.0", "--hidden-dropout", "0.0"],
+        [
+            *("--attention-dropout", str(model.attention_dropout or 0.0)),
+            *("--hidden-dropout", str(model.hidden_dropout)),
+        ],
         ["--init-method-std", str(INIT_STD)],
     ]
     if model.family == "llama":
@@ -285,6 +350,8 @@ def _family_flags(model: ModelShape) -> list[list[str]]:
 
 def _attention_flags(model: ModelShape) -> list[list[str]]:
     flags = []
+    if backend := {"fused": "auto", "unfused": "unfused"}.get(model.attention or ""):
+        flags.append(["--attention-backend", backend])
     if model.head_dim is not None:
         flags.append(["--kv-channels", str(model.head_dim)])
     if model.qk_norm:
@@ -381,6 +448,11 @@ def _notes(job: TrainerJob) -> list[str]:
         )
     if job.model.family == "llama":
         found.append("rotary positions need Transformer Engine 1.4 or later, or --no-rope-fusion")
+    if job.model.attention == "fused":
+        found.append(
+            "attention=fused is --attention-backend auto: where neither fused kernel supports the job, "
+            "it takes the unfused one; flash or fused in its place would fail then"
+        )
     if job.model.num_experts:
         found.append(
             "--moe-grouped-gemm is refused on devices of compute capability below 8.0, such as V100: "
@@ -401,8 +473,10 @@ MEGATRON_LM: Final = TrainerAdapter(
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
     rank_orders=RANK_ORDERS,
-    rules=ARGUMENT_RULES,
-    argument_groups=_argument_groups,
+    rules=(*ARGUMENT_RULES, UNFUSED_OVER_CP),
+    layout_arguments=_argument_groups,
+    placement_groups=_placement_groups,
     notes=_notes,
     log=LogPatterns(variants=STEP_LINES),
+    knobs=MEGATRON_LM_KNOBS,
 )

@@ -25,7 +25,7 @@ _STEPS: Final = 100
 _ROTARY_BASE: Final = 10000.0
 """nanotron 0.4 has no key for it."""
 
-_ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
+ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
 """The names that nanotron gives to schedules."""
 
 _LOG: Final = LogPatterns(
@@ -173,7 +173,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
             "tp": layout.tp,
             "pp": layout.pp,
             "expert_parallel_size": 1,
-            "pp_engine": _ENGINES[layout.schedule],
+            "pp_engine": ENGINES[layout.schedule],
             "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
             # nanotron refuses it with ALL_REDUCE
             "tp_linear_async_communication": layout.sequence_parallel,
@@ -259,9 +259,15 @@ NANOTRON: Final = TrainerAdapter(
     target_version="nanotron 0.4",
     needs="nanotron 0.4 with flash-attn, its repository in NANOTRON_DIR, and a GPU",
     lacking=_lacking,
-    schedules=_ENGINES,
+    schedules=ENGINES,
     rules=_RULES,
-    values=_values,
+    layout_values=_values,
+    placement_paths=(
+        "parallelism",
+        "tokens.micro_batch_size",
+        "tokens.batch_accumulation_per_replica",
+        "optimizer.zero_stage",
+    ),
     notes=_notes,
     log=_LOG,
 )

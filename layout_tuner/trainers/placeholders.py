@@ -60,7 +60,7 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: getattr(job.model, field) for name, field in _MODEL.items()},
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
-    values["head_dim"] = job.model.head_size
+    values |= {"head_dim": job.model.head_size, "attention": job.model.attention or "default"}
     # None: a model without an attention window.
     return {name: "0" if value is None else word_of(value) for name, value in values.items()}
 
@@ -69,14 +69,16 @@ def environment_values(job: TrainerJob) -> Mapping[str, str]:
     """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on.
 
     New knobs at their default are left out (`Knob.is_new`), and fields of experts and others that a
-    model may lack are there if it states them.
+    model may lack are there if it states them. A setting of the job is LAYOUT_JOB_COMPILE and so
+    on; settings at the trainer's default are left out.
     """
     stated = job.layout.to_mapping().keys() | job.model.to_mapping().keys()
     unstated = {*LAYOUT_FIELDS, *_MODEL.values()} - stated
+    values = {k: v for k, v in placeholder_values(job).items() if k not in unstated}
+    settings = {f"job_{name}": word_of(value) for name, value in job.layout.job.items()}
     return {
         f"{ENVIRONMENT_PREFIX}{name.upper()}": value
-        for name, value in placeholder_values(job).items()
-        if name not in unstated
+        for name, value in (*values.items(), *settings.items())
     }
 
 

@@ -6,7 +6,6 @@ brings a command.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, get_args
@@ -26,18 +25,31 @@ from layout_tuner.documents.reading import (
     word_of,
 )
 from layout_tuner.errors import SearchSpaceError
-from layout_tuner.trainers.adapter import TrainerAdapter
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, merged
 from layout_tuner.trainers.embedded import EMBEDDED
+from layout_tuner.trainers.knobs.declared_knobs import (
+    allowed_names,
+    code_problem,
+    offered,
+    read_knobs,
+    variable_name_problem,
+)
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
 from layout_tuner.trainers.parameters import Parameter, read_declarations
 from layout_tuner.trainers.placeholders import PLACEHOLDERS, filled
 from layout_tuner.trainers.registry import ADAPTERS
 from layout_tuner.trainers.simulator import is_simulator
+from layout_tuner.trainers.trainer_knob import TrainerKnob
 
 ProcessesPer = Literal["device", "node"]
 
 ARGUMENTS: Final = "{arguments}"
 """An item of the command that stands for all arguments of the trainer's adapter."""
+
+LAYOUT_ARGUMENTS: Final = "{layout_arguments}"
+"""An item of the command that stands for the adapter's arguments of layout, batch, precision and
+job knobs alone: model and data stand in the command."""
+_ITEMS: Final = (ARGUMENTS, LAYOUT_ARGUMENTS)
 
 RUN_PLACEHOLDERS: Final[Mapping[str, str]] = {
     "steps": "optimizer steps to run: warm-up, the steps that may be added to it, and the timed",
@@ -56,11 +68,8 @@ RUN_PLACEHOLDERS: Final[Mapping[str, str]] = {
 }
 """Placeholders that only a probe has, besides those of the job, and their meaning."""
 
-_VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CODE_FOLLOWS: Final = ("-c", "-e", "-lc", "-ec", "--eval")
-"""Options by which shells and interpreters take code."""
-_OURS: Final = "LAYOUT_TUNER_"
-"""Prefix of environment variables that the worker sets."""
+VALUES_FILE: Final = "{values_file}"
+STEPS: Final = "{steps}"
 
 
 class TrainersFileInvalidError(SearchSpaceError):
@@ -93,8 +102,15 @@ class ProgramTrainer:
     """Seconds from the start of the program to its first step; None: only the probe's deadline."""
     log: LogPatterns | None = None
     """How it prints its steps; None: as the adapter says."""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """The owner's own configuration, which {values_file} has with the layout's values in it; empty:
+    {values_file} is the adapter's whole configuration. The text `{steps}` stands for the number."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     """What campaigns may set."""
+    knobs: Mapping[str, TrainerKnob] = field(default_factory=dict)
+    """Job knobs besides those of the adapter, or in their place with fewer values."""
+    knobs_allowed: tuple[str, ...] | None = None
+    """The job knobs that campaigns may set; None: all."""
     same_data: bool = False
     """Whether all layouts read the same data in the same order, so that their losses are equal."""
     directory: str = ""
@@ -133,28 +149,47 @@ class ProgramTrainer:
                 field="start_limit_s",
             )
         problems.note(switch_problem(self.same_data), field="same_data")
-        for name in self.parameters:
-            if name in (*PLACEHOLDERS, *RUN_PLACEHOLDERS, ARGUMENTS.strip("{}")):
+        for name in (*self.parameters, *self.added_knobs):
+            if f"{{{name}}}" in _ITEMS or name in (*PLACEHOLDERS, *RUN_PLACEHOLDERS):
                 problem = f"{{{name}}} is a placeholder already; choose another name"
-                problems.note(problem, field="parameters")
+                problems.note(problem, field="parameters" if name in self.parameters else "knobs")
+        for name, knob in self.added_knobs.items():
+            if name in self.parameters:
+                problems.note("there is a parameter of this name", field=f"knobs.{name}")
+            elif not self._is_given(knob):
+                problem = (
+                    "the program would not get it: write it with `arguments` where the command has "
+                    f"{ARGUMENTS} or {LAYOUT_ARGUMENTS}, with `keys` where something has "
+                    f"{VALUES_FILE}, with `environment`, or put {{{name}}} into the command"
+                )
+                problems.note(problem, field=f"knobs.{name}")
+        self._note_placement(problems)
         self._note_templates(problems)
         problems.refuse()
+
+    def _note_placement(self, problems: Problems) -> None:
+        adapter = ADAPTERS.get(self.adapter)
+        if LAYOUT_ARGUMENTS in self.command and adapter and not adapter.has_placement:
+            problem = (
+                f"{self.adapter} has no {LAYOUT_ARGUMENTS}: write placeholders such as {{tp}}, or "
+                f"{VALUES_FILE}"
+            )
+            problems.note(problem, field="command")
+        if self.configuration and adapter and not adapter.placement_paths:
+            problem = f"{self.adapter} has no configuration in a file; leave it out"
+            problems.note(problem, field="configuration")
 
     def _note_templates(self, problems: Problems) -> None:
         if not self.command:
             problems.note("it is empty", field="command")
         for name in self.environment:
-            if not _VARIABLE_NAME.fullmatch(name) or name.startswith(_OURS):
-                problems.note(
-                    f"{shown(name)} is not the name of a variable, or begins with {_OURS}, which "
-                    "the worker sets",
-                    field="environment",
-                )
+            problems.note(variable_name_problem(name), field="environment")
         for where in ("command", "container"):
             problems.note(self._code_problem(getattr(self, where)), field=where)
-        known = dict.fromkeys((*PLACEHOLDERS, *RUN_PLACEHOLDERS, *self.parameters), "")
+        names = (*PLACEHOLDERS, *RUN_PLACEHOLDERS, *self.parameters, *self.added_knobs)
+        known = dict.fromkeys(names, "")
         for where, templates in (
-            ("command", [each for each in self.command if each != ARGUMENTS]),
+            ("command", [each for each in self.command if each not in _ITEMS]),
             ("container", self.container),
             ("environment", self.environment.values()),
             ("working_directory", filter(is_line, (self.working_directory,))),
@@ -165,20 +200,60 @@ class ProgramTrainer:
 
     def _code_problem(self, words: Sequence[str]) -> str | None:
         """Why a campaign's parameter would choose the program, or be read as a program."""
-        for place, word in enumerate(words):
-            named = next((name for name in self.parameters if f"{{{name}}}" in word), None)
-            if named is not None and place == 0:
-                return f"the parameter {{{named}}} cannot be in the name of the program"
-            if named is not None and words[place - 1] in _CODE_FOLLOWS:
-                return (
-                    f"the parameter {{{named}}} would be read as code in the text after "
-                    f"{words[place - 1]}; give it as an argument of its own"
-                )
-        return None
+        names = (*self.parameters, *self.added_knobs)
+        for name in names:
+            if words and f"{{{name}}}" in words[0]:
+                return f"the parameter {{{name}}} cannot be in the name of the program"
+        return code_problem(words, {f"{{{name}}}": f"the parameter {{{name}}}" for name in names})
+
+    @property
+    def added_knobs(self) -> dict[str, TrainerKnob]:
+        """The job knobs that the adapter does not have."""
+        adapter = ADAPTERS.get(self.adapter)
+        known = adapter.job_knobs if adapter else {}
+        return {name: each for name, each in self.knobs.items() if name not in known}
+
+    def _is_given(self, knob: TrainerKnob) -> bool:
+        """Whether the program gets the knob's values."""
+        texts = (*self.command, *self.container, *self.environment.values())
+        has_values = any(VALUES_FILE in text for text in texts)
+        is_added = knob.knob.name in self.added_knobs
+        # Of an adapter's name the placeholder may be another, as {compile} is the probe's switch.
+        if is_added and any(f"{{{knob.knob.name}}}" in text for text in texts):
+            return True
+        if not knob.writings:  # in the layout's document
+            return has_values and not is_added
+        adapter = ADAPTERS[self.adapter]
+        is_placed = LAYOUT_ARGUMENTS in self.command
+        has_arguments = is_placed or ARGUMENTS in self.command
+        has_keys = has_values or (has_arguments and adapter.values_are_arguments)
+        return all(
+            (has_arguments or not (each.arguments or each.without)) and (has_keys or not each.keys)
+            for each in knob.writings
+        )
 
     @property
     def of(self) -> TrainerAdapter:
-        return ADAPTERS[self.adapter]
+        """The adapter, with the job knobs and the version of this program."""
+        adapter = ADAPTERS[self.adapter]
+        knobs = {each.knob.name: each for each in adapter.knobs} | dict(self.knobs)
+        return replace(
+            adapter,
+            knobs=offered(knobs.values(), self._is_given, self.knobs_allowed),
+            any_settings=False,
+            version=self.version,
+        )
+
+    @property
+    def named(self) -> TrainerAdapter:
+        """The same under this trainer's own name and version."""
+        return replace(self.of, name=self.name, target_version=self.version)
+
+    def configured(self, job: TrainerJob, steps: int) -> dict[str, Any]:
+        """The configuration of {values_file}: the adapter's, or the owner's with the layout's."""
+        if not self.configuration:
+            return dict(self.of.values(job))
+        return merged(_with_steps(self.configuration, steps), self.of.placement_values(job))
 
     @property
     def patterns(self) -> LogPatterns:
@@ -203,12 +278,22 @@ class ProgramTrainer:
             values["version"] = str(values["version"])
         for name, read in (
             ("environment", _texts),
+            ("configuration", _configuration),
             ("parameters", read_declarations),
             ("log", _patterns),
         ):
             if name in values:
                 with problems.collecting(name):
                     values[name] = read(values[name])
+        adapter = ADAPTERS.get(str(values.get("adapter", "command")))
+        catalogue = {} if adapter is None else {each.knob.name: each for each in adapter.knobs}
+        if "knobs" in values:
+            with problems.collecting("knobs"):
+                values["knobs"] = read_knobs(values["knobs"], catalogue)
+        if "knobs_allowed" in values:
+            with problems.collecting("knobs_allowed"):
+                names = [*catalogue, *values.get("knobs", ())]
+                values["knobs_allowed"] = allowed_names(values["knobs_allowed"], names)
         problems.refuse()
         return cls(**values)
 
@@ -233,6 +318,13 @@ def read_trainers(document: object, directory: str = "") -> dict[str, ProgramTra
     return trainers
 
 
+def _with_steps(value: Any, steps: int) -> Any:
+    """A configuration with the number in place of the text `{steps}`."""
+    if isinstance(value, Mapping):
+        return {name: _with_steps(each, steps) for name, each in value.items()}
+    return steps if value == STEPS else value
+
+
 def _words(value: object) -> tuple[str, ...]:
     """A command as a list of texts; a string would need a shell."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -252,6 +344,10 @@ def _texts(value: object) -> dict[str, str]:
                 f"{shown(each)} is not a text, a number or a switch", field=shown(name)
             )
     return {name: word_of(each) for name, each in given.items()}
+
+
+def _configuration(value: object) -> dict[str, Any]:
+    return read_mapping(value, TrainersFileInvalidError, "the configuration")
 
 
 def _patterns(value: object) -> LogPatterns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 from layout_tuner.trainers.accelerate import ACCELERATE
 from layout_tuner.trainers.adapter import TrainerAdapter
 from layout_tuner.trainers.axonn import AXONN
@@ -47,3 +48,15 @@ def full_name(name: str) -> str:
 def adapter_named(name: str) -> TrainerAdapter | None:
     """The adapter of a trainer's name or alias; None: a program of a worker, a table's source."""
     return ADAPTERS.get(full_name(name))
+
+
+def knobs_of_software(software: str) -> Mapping[str, JobKnob]:
+    """The catalogue of the trainer that a software's name has; empty: of no known trainer.
+
+    The embedded trainer is nameless in tables, or has its own name.
+    """
+    words = software.lower()
+    named = [name for name in ADAPTERS if name in words] or ["torchtitan"] * ("torchtitan" in words)
+    # The longest: "megatron-deepspeed" has the name of another trainer in it.
+    adapter = adapter_named(max(named, key=len) if named else "" if words else "embedded")
+    return {} if adapter is None else adapter.job_knobs

@@ -8,25 +8,42 @@ instead of sequences. The keys are those of `config/job_config.py` (0.2.2) and `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, Final
 
+from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.model_shape import MODEL_RANGES, ModelShape
 from layout_tuner.trainers.adapter import (
     TrainerAdapter,
     TrainerJob,
     TrainerRule,
     kv_heads_rule,
+    overrides,
     shape_rules,
 )
+from layout_tuner.trainers.knobs.torchtitan import TORCHTITAN_0_2_KNOBS, TORCHTITAN_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
+from layout_tuner.trainers.trainer_knob import TrainerKnob
 
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
 
 _STEPS: Final = 100
-_FLOAT8: Final = "quantize.linear.float8"
+DEGREE_KEYS: Final[Mapping[str, str]] = {
+    "cp": "context_parallel_degree",
+    "tp": "tensor_parallel_degree",
+    "pp": "pipeline_parallel_degree",
+}
+"""Keys of `[parallelism]`, by the layout's field."""
+REPLICATE: Final = "data_parallel_replicate_degree"
+SHARD: Final = "data_parallel_shard_degree"
+BY_OPERATOR: Final = "op"
+"""The option of 0.2's selective checkpointing that `recompute: selective` is; others take whole
+layers."""
+FLOAT8: Final = "quantize.linear.float8"
 
 _LOG: Final = LogPatterns(
     variants=(
@@ -71,11 +88,6 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["cp_comm_type"] = (
             "torchtitan gathers keys and values or passes them around a ring, and does not exchange "
             "tokens for heads; without the choice it gathers them"
-        )
-    if layout.recompute == "selective":
-        lacking["recompute"] = (
-            "torchtitan's selective mode saves every other matrix product, which is something else "
-            "than recomputing attention; without it no activations are recomputed"
         )
     if layout.precision == "fp16":
         lacking["precision"] = (
@@ -148,7 +160,7 @@ _RULES: Final = (
         name="copies_of_shards",
         source="distributed/parallel_dims.py, ParallelDims",
         broken=lambda layout, _: (
-            layout.zero_stage in _RESHARD and layout.dp % layout.zero_replicas != 0
+            layout.zero_stage in RESHARD and layout.dp % layout.zero_replicas != 0
         ),
         sentence=lambda layout, _: (
             f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}: "
@@ -241,35 +253,79 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
     return {
         "pipeline_parallel_schedule": "Interleaved1F1B"
         if layout.vpp > 1
-        else _SCHEDULES[layout.schedule],
+        else SCHEDULES[layout.schedule],
         "pipeline_parallel_layers_per_stage": counted // (layout.pp * layout.vpp),
         "pipeline_parallel_first_stage_less_layers": embedding,
         "pipeline_parallel_last_stage_less_layers": head,
     }
 
 
-_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe"}
+SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe"}
 """Its schedules of one stage a rank; those without bubbles have two."""
-_RESHARD: Final[Mapping[int, str]] = {2: "never", 3: "always"}
+RESHARD: Final[Mapping[int, str]] = {2: "never", 3: "always"}
 """When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
-_ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
+ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
 """The names that torch gives them, which 0.2 alone reads. Its all-to-all is the step of a ring."""
+
+
+_LAYER: Final = re.compile(r"layers\.(\d{1,9})")
+
+
+def stage_layers(
+    num_layers: int,
+    number: int,
+    modules: Any,
+    points: Sequence[str],
+    per_stage: int | None,
+    first: int,
+    last: int,
+) -> list[int] | None:
+    """Transformer layers of each stage; None: there are no such stages.
+
+    As in `distributed/pipeline_parallel.py`: pipeline_llm, generate_llm_fqn_per_model_part.
+
+    Args:
+        num_layers: those of the model.
+        number: of stages, where the others do not state it.
+        modules: names of modules by stage.
+        points: names of the layers with which stages begin, but for the first one.
+        per_stage: layers of each stage, counted ends included.
+        first: layers that the embedding counts as.
+        last: layers that the head counts as.
+    """
+    if modules:
+        if not isinstance(modules, list) or not all(isinstance(each, list) for each in modules):
+            return None
+        return [sum(str(name).startswith("layers.") for name in each) for each in modules]
+    if points:
+        starts = [_LAYER.fullmatch(each) for each in points]
+        ends = [int(each[1]) for each in starts if each]
+        whole = len(ends) == len(points)
+        return [end - start for start, end in pairwise([0, *ends, num_layers])] if whole else None
+    counted = num_layers + first + last
+    number = -(-counted // per_stage) if per_stage else number
+    if number > MODEL_RANGES["num_layers"].high:
+        return None
+    each, more = divmod(counted, number)
+    stages = [each + (index < more) for index in range(number)]
+    stages[0] -= first
+    stages[-1] -= last
+    return stages
 
 
 def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
     """Degrees; `replicas` without FSDP, which has the copies of the shards."""
     more: dict[str, Any] = {}
-    if layout.zero_stage in _RESHARD:
+    if layout.zero_stage in RESHARD:
         replicas = layout.zero_replicas
-        more["fsdp_reshard_after_forward"] = _RESHARD[layout.zero_stage]
+        more["fsdp_reshard_after_forward"] = RESHARD[layout.zero_stage]
     if layout.cp > 1:
-        more["context_parallel_degree"] = layout.cp
+        more[DEGREE_KEYS["cp"]] = layout.cp
     return {
         **more,
-        "data_parallel_replicate_degree": replicas,
-        "data_parallel_shard_degree": layout.dp // replicas,
-        "tensor_parallel_degree": layout.tp,
-        "pipeline_parallel_degree": layout.pp,
+        REPLICATE: replicas,
+        SHARD: layout.dp // replicas,
+        **{DEGREE_KEYS[name]: getattr(layout, name) for name in ("tp", "pp")},
     }
 
 
@@ -300,13 +356,13 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
     layout = job.layout
     replicas = 1 if _is_parallel_beyond_data(layout) else layout.dp
     has_fp8 = layout.precision == "fp8"
-    rotation = _ROTATE_METHODS.get(layout.cp_comm_type)
+    rotation = ROTATE_METHODS.get(layout.cp_comm_type)
     exchange = {"context_parallel_rotate_method": rotation} if layout.cp > 1 else {}
     return {
         "model": {
             "name": "llama3",
             "flavor": "layout",
-            **({"converters": [_FLOAT8]} if has_fp8 else {}),
+            **({"converters": [FLOAT8]} if has_fp8 else {}),
         },
         "experimental": {"custom_import": "torchtitan_model"},
         "training": {**_sequences(job), **_training(job), "dataset": "c4"},
@@ -316,7 +372,10 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
             **_pipeline(job),
             **_micro_batch(layout),
         },
-        "activation_checkpoint": {"mode": "full" if layout.recompute == "full" else "none"},
+        "activation_checkpoint": {
+            "mode": layout.recompute,
+            **({"selective_ac_option": BY_OPERATOR} if layout.recompute == "selective" else {}),
+        },
         **({"quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}} if has_fp8 else {}),
         "compile": {"enable": job.compile},
         "metrics": {"log_freq": 1},
@@ -383,6 +442,20 @@ def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
     return _sections_of_0_3(job, batch, pipeline)
 
 
+def _notes(job: TrainerJob) -> list[str]:
+    notes = [
+        "the data is torchtitan's c4, and learning rate and optimizer are torchtitan's: set your own "
+        "in the file or as further arguments",
+        "the tokenizer of TOKENIZER_DIR must have no more tokens than the model's vocabulary",
+    ]
+    if job.layout.recompute == "selective":
+        notes.append(
+            "torchtitan's selective recomputation keeps attention and every second matrix product, "
+            "and repeats all else"
+        )
+    return notes
+
+
 def _adapter(
     name: str,
     target_version: str,
@@ -390,22 +463,34 @@ def _adapter(
     *,
     lacking: Callable[[TrainerJob], Mapping[str, str]] = _lacking_in_0_3,
     rules: Sequence[TrainerRule] = _RULES_OF_0_3,
+    knobs: Sequence[TrainerKnob] = TORCHTITAN_KNOBS,
+    **placement: Any,
 ) -> TrainerAdapter:
     return TrainerAdapter(
         name=name,
         target_version=target_version,
         needs=f"{target_version}, a tokenizer's folder in TOKENIZER_DIR, and a GPU",
         lacking=lacking,
-        schedules=_SCHEDULES,
+        schedules=SCHEDULES,
         rules=rules,
-        values=values,
-        notes=lambda _job: [
-            "the data is torchtitan's c4, and learning rate and optimizer are torchtitan's: set your own "
-            "in the file or as further arguments",
-            "the tokenizer of TOKENIZER_DIR must have no more tokens than the model's vocabulary",
-        ],
+        layout_values=values,
+        notes=_notes,
         log=_LOG,
+        knobs=knobs,
+        **placement,
     )
+
+
+def _placement_of_0_2(job: TrainerJob) -> list[list[str]]:
+    """Overrides of the command line, which tyro reads: `--section.no-switch` turns one off."""
+    return overrides(TORCHTITAN_0_2.placement_values(job), _override)
+
+
+def _override(path: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        section, _, name = path.rpartition(".")
+        return [f"--{path}" if value else f"--{section}.no-{name}"]
+    return [f"--{path}", *map(word_of, value if isinstance(value, list) else [value])]
 
 
 TORCHTITAN_0_2: Final = _adapter(
@@ -414,6 +499,17 @@ TORCHTITAN_0_2: Final = _adapter(
     _values_of_0_2,
     lacking=_lacking_in_0_2,
     rules=_RULES_OF_0_2,
+    knobs=TORCHTITAN_0_2_KNOBS,
+    placement_groups=_placement_of_0_2,
+    values_are_arguments=True,
+    placement_paths=(
+        "training.local_batch_size",
+        "training.global_batch_size",
+        "training.mixed_precision_param",
+        "model.converters",
+        "parallelism",
+        "activation_checkpoint",
+    ),
 )
 TORCHTITAN_0_3: Final = _adapter("torchtitan-0.3", "torchtitan 0.3.0", _values_of_0_3)
 TORCHTITAN_MAIN: Final = _adapter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.adapter import TrainerJob
-from layout_tuner.trainers.exports.export import FORMATS
+from layout_tuner.trainers.exports.export import FORMATS, export
 from layout_tuner.trainers.exports.export_source import ExportSource
 
 _SIZES = {"num_layers": 16, "hidden_size": 1024, "ffn_hidden_size": 2816, "num_heads": 16}
@@ -82,8 +82,12 @@ def written(folder: Path, format_name: str, chosen: Sequence[Layout]) -> list[Pa
     return paths
 
 
-def written_job(folder: Path, format_name: str, job: TrainerJob) -> Path:
+def written_job(
+    folder: Path, format_name: str, job: TrainerJob, fields: Sequence[str] = ()
+) -> Path:
     """Writes the files of a job, refused or not; the path of the file that its trainer reads.
+
+    The reader's answer then has these fields of the trainer's configuration too.
 
     Beside them lie arguments that scripts give to the trainer, and the shape that they hand on.
     """
@@ -92,9 +96,26 @@ def written_job(folder: Path, format_name: str, job: TrainerJob) -> Path:
     for file in form.render(ExportSource(campaign="wide", trial=7, job=job)).files:
         (folder / file.name).write_text(file.content)
     (folder / "arguments.json").write_text(json.dumps(form.adapter.arguments(job)))
+    (folder / "fields.json").write_text(json.dumps(fields))
     (folder / "model.json").write_text(json.dumps(job.model.to_mapping()))
     (folder / "bridge.json").write_text(json.dumps(form.adapter.values(job).get("model")))
     return folder / READERS[format_name][0]
+
+
+def exported_texts(
+    format_name: str, job: TrainerJob, *, without: Collection[str] = ()
+) -> dict[str, str]:
+    """The files of a job's export by name, as users get them."""
+    source = ExportSource(campaign="c", trial=1, job=job)
+    return {file.name: file.content for file in export(format_name, source, without=without).files}
+
+
+def write_export(
+    folder: Path, format_name: str, job: TrainerJob, *, without: Collection[str] = ()
+) -> None:
+    """Writes these files to a folder."""
+    for name, text in exported_texts(format_name, job, without=without).items():
+        (folder / name).write_text(text)
 
 
 def expected(layout: Layout, *names: str) -> dict[str, Any]:

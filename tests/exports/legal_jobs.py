@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from hypothesis import assume
 from hypothesis import strategies as st
 
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
@@ -21,6 +23,7 @@ from layout_tuner.search_spaces.layouts.layout import (
 from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
 from layout_tuner.trainers.registry import ADAPTERS
 
 SCOPES: Final = OTHER_TRAINER_SCOPES - {"machine"}
@@ -36,16 +39,29 @@ CHOICES: Final[dict[str, Sequence[Any]]] = {
     "cp": (1, 1, 2),
     "dp": (1, 2, 3, 4, 8),
     "precision": ("fp32", "bf16", "bf16", "fp16"),
+    "attention": (None, "fused", "unfused"),
+    "dropout": (0.0, 0.1),
 }
 """The values that a job has in equal parts; the others follow from them."""
+
+FUSED: Final[dict[str, Sequence[Any]]] = {"attention": (None, "fused"), "dropout": (0.0,)}
 
 NARROWED: Final[dict[str, dict[str, Sequence[Any]]]] = {
     "deepspeed": {"cp": (1,)},
     "megatron-deepspeed": {"experts": (False,), "head_dim": (None,), "cp": (1,)},
-    "nanotron": {"family": ("llama",), "experts": (False,), "cp": (1,), "precision": ("bf16",)},
-    "torchtitan-0.2": {"family": ("llama",), "experts": (False,), "head_dim": (None,)},
-    "torchtitan-0.3": {"family": ("llama",), "experts": (False,), "head_dim": (None,)},
+    "megatron-bridge": {"attention": (None, "fused")},
+    "nanotron": {
+        **FUSED,
+        "family": ("llama",),
+        "experts": (False,),
+        "cp": (1,),
+        "precision": ("bf16",),
+    },
+    "torchtitan-0.2": {**FUSED, "family": ("llama",), "experts": (False,), "head_dim": (None,)},
+    "torchtitan-0.3": {**FUSED, "family": ("llama",), "experts": (False,), "head_dim": (None,)},
+    "accelerate": FUSED,
     "axonn": {
+        **FUSED,
         "experts": (False,),
         "head_dim": (None,),
         "tp_columns": (1, 2),
@@ -73,7 +89,7 @@ def legal_jobs(draw: Callable[[st.SearchStrategy[Any]], Any], name: str) -> Trai
         model=model, layout=layout, compile=pick(False, True), balanced_routing=pick(False, True)
     )
     job = job.without(adapter.all_lacking(job))
-    assume(not adapter.every_refusal(job))
+    assume(not adapter.refusals(job))
     return job
 
 
@@ -125,6 +141,9 @@ def _model(pick: Callable[..., Any], layout: Layout, degree: dict[str, Any]) -> 
         "seq_length": tp * (2 * cp if cp > 1 else 1) * pick(1, 9, 64, 250),
         "vocab_size": layout.tp_ranks * pick(125, 4000, 32064),
         "tied_embeddings": pick(False, True),
+        "attention": degree["attention"],
+        "attention_dropout": degree["dropout"],
+        "hidden_dropout": 2 * degree["dropout"],
     }
     if not is_llama:
         return ModelShape(**shape)
@@ -146,3 +165,18 @@ def _model(pick: Callable[..., Any], layout: Layout, degree: dict[str, Any]) -> 
         else:
             del shape["ffn_hidden_size"]
     return ModelShape.from_mapping(shape)
+
+
+@st.composite
+def legal_jobs_with_settings(
+    draw: Callable[[st.SearchStrategy[Any]], Any], name: str
+) -> TrainerJob:
+    """The same with random job knobs of the trainer's catalogue."""
+    job, adapter = draw(legal_jobs(name)), ADAPTERS[name]
+    drawn = {
+        knob_name: value
+        for knob_name, knob in adapter.job_knobs.items()
+        if not knob.is_default(value := draw(st.sampled_from(knob.every_value)))
+    }
+    kept = settings_in_effect(drawn, adapter.knobs, job.layout, job.model)
+    return replace(job, layout=replace(job.layout, job=JobSettings(kept)))

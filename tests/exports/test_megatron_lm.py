@@ -29,6 +29,8 @@ LAYOUTS = (
 EXPERTS = model_preset("mixtral-8x7b")
 ONE_EXPERT = replace(EXPERTS, experts_per_token=1)
 """Without --moe-router-pre-softmax megatron-core refuses it."""
+DROPPING = replace(GPT, attention="fused", attention_dropout=0.1, hidden_dropout=0.25)
+UNFUSED = replace(DROPPING, attention="unfused")
 LAYOUTS_OF_EXPERTS = (
     Layout(tp=2, dp=4, ep=4, sequence_parallel=True, zero_stage=1, precision="bf16"),
     Layout(tp=2, pp=2, dp=4, ep=2, etp=2, sequence_parallel=True, precision="bf16"),
@@ -48,6 +50,8 @@ def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path, name
         *((model, layout) for model in (GPT, LLAMA) for layout in LAYOUTS),
         *((EXPERTS, layout) for layout in LAYOUTS_OF_EXPERTS),
         *((ONE_EXPERT, layout) for layout in LAYOUTS_OF_EXPERTS),
+        *((DROPPING, layout) for layout in LAYOUTS),
+        *((UNFUSED, layout) for layout in LAYOUTS if name == "megatron-lm"),
     ]
     jobs = [TrainerJob(model=model, layout=layout) for model, layout in chosen]
     sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads")
@@ -61,7 +65,8 @@ def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path, name
             "pre_softmax": model.experts_per_token == 1,
             "norm_epsilon": 1e-5,
             "init_std": 0.02,
-            "dropout": [0.0, 0.0],
+            "dropout": [model.attention_dropout or 0.0, model.hidden_dropout or 0.0],
+            "attention_backend": "unfused" if model.attention == "unfused" else "auto",
         }
 
 

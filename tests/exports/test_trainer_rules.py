@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.registry import ADAPTERS
 from tests.exports.exported_files import ENVIRONMENTS, LLAMA, READERS, written_job
@@ -21,6 +22,7 @@ SHAPE: Final = dict.fromkeys(
     ("num_experts", "head_dim", "qk_norm", "attention_window"),
     "the export writes no such field, and would train another model",
 )
+ATTENTION: Final = dict.fromkeys(ATTENTION_FIELDS, SHAPE["num_experts"])
 
 Case = tuple[dict[str, Any], dict[str, Any], str]
 """Of a job that breaks a rule: fields of the model, knobs, and a part of the builder's message."""
@@ -90,20 +92,24 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "ranks_of_nodes": "the launcher's",
         "rank_order_of_fsdp": "Megatron-Bridge's, which needs Transformer Engine",
         "whole_rotary_base": "the export rounds it, for a flag of whole numbers",
+        "unfused_over_cp": "Transformer Engine's, on the device",
     },
     "torchtitan-0.2": {
         **SHAPE,
+        **ATTENTION,
         "family": "the export trains llama3",
         "kv_heads": "the first step, on the device",
         "tied_embeddings": "the export writes no such field, and would train another model",
     },
     "torchtitan-0.3": {
         **SHAPE,
+        **ATTENTION,
         "family": "the export trains llama3",
         "fp8": "the export writes no such field",
     },
     "nanotron": {
         **SHAPE,
+        **ATTENTION,
         "family": "the export trains Llama",
         "cp": "the configuration has no key for it",
         "precision": "flash-attn, on the device",
@@ -113,15 +119,18 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
     },
     "axonn": {
         **SHAPE,
+        **ATTENTION,
         "pp": "the layers have no stages",
         "cp": "the layers have no such axis",
         "fp8": "the script's",
     },
-    "accelerate": {**SHAPE, "fp8": "the plugin does not pass it on"},
+    "embedded": dict.fromkeys(ATTENTION_FIELDS, "its own tests refuse it"),
+    "accelerate": {**SHAPE, **ATTENTION, "fp8": "the plugin does not pass it on"},
     "megatron-deepspeed": {
         **SHAPE,
         "fp8": "the configuration has no key for it",
         "zero_in_pipeline": "DeepSpeed's, as above",
+        "flash_precision": "the first step, on the device",
         **dict.fromkeys(
             ("ranks_of_nodes", "sizes_divide", "rank_order_of_fsdp", "whole_rotary_base"),
             "Megatron-LM's, as above",

@@ -56,7 +56,7 @@ def export(format_name: str, source: ExportSource, *, without: Collection[str] =
         )
     adapter = form.adapter
     source = _with_knobs_dropped(adapter, source, without)
-    if refusals := adapter.every_refusal(source.job):
+    if refusals := adapter.refusals(source.job):
         raise ExportImpossibleError("; ".join(refusals))
     rendered = form.render(source)
     model = source.job.model
@@ -65,6 +65,8 @@ def export(format_name: str, source: ExportSource, *, without: Collection[str] =
         format=adapter.name,
         trial=source.trial,
         target_version=adapter.target_version,
+        model=model.to_mapping(),
+        layout=source.job.layout.to_mapping(),
         files=[*rendered.files],
         commands=[*rendered.commands],
         notes=[*source.remarks, *lacks, *adapter.notes(source.job), *rendered.notes],

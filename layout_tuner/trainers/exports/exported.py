@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,3 +37,7 @@ class ExportRead:
     files: list[ExportFileRead]
     commands: list[ExportCommandRead]
     notes: list[str]
+    model: dict[str, Any] = field(default_factory=dict)
+    """The shape of the model that is trained; empty: from a service that does not say it."""
+    layout: dict[str, Any] = field(default_factory=dict)
+    """The layout that it is trained in, with the settings of the job; empty: likewise."""

@@ -114,7 +114,9 @@ class LaunchScript:
             usage="".join(f"{name}={shlex.quote(example)} " for name, (example, _) in examples),
             usage_lines="".join(f"#   {line}\n" for line in self.usage),
             name=self._name,
-            setup="\n".join((*checks, *self.setup)),
+            setup="\n".join(
+                (*checks, *self.setup, *exported(self.adapter.environment(source.job)))
+            ),
             program="\n".join(self.program),
             arguments="".join(f" {each}" for each in self.arguments),
             num_nodes=layout.num_nodes,

@@ -40,31 +40,42 @@ def torchtitan_0_2(source: ExportSource) -> RenderedJob:
     )
 
 
-def _toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Sections of strings, numbers and switches.
+def _toml_lines(sections: Mapping[str, Mapping[str, Any]], above: str = "") -> Iterator[str]:
+    """Sections of strings, numbers, switches and sections, below those of the path `above`.
 
     TOML writes them as JSON does, but for two things: it has no pairs of surrogates, and refuses
     DEL as it is.
     """
     for section, values in sections.items():
-        yield f"\n[{section}]"
+        inner = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+        if len(inner) < len(values) or not values:
+            yield f"\n[{above}{section}]"
         for key, value in values.items():
-            written = json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
-            yield f"{key} = {written}"
+            if key not in inner:
+                written = json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+                yield f"{key} = {written}"
+        yield from _toml_lines(inner, f"{above}{section}.")
 
 
 def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: str) -> RenderedJob:
-    job = source.job
+    job, sections = source.job, dict(adapter.values(source.job))
+    budget = sections.pop("activation_checkpoint", None)
+    checkpointing = "SelectiveAC" if job.layout.recompute == "selective" else "FullAC"
+    checkpointed = None if job.layout.recompute == "none" else f"{checkpointing}.Config()"
+    if budget is not None:
+        checkpointing = "MemoryBudgetAC"
+        checkpointed = f"{checkpointing}.Config(memory_budget={budget['memory_budget']})"
     settings = [
         f"    config.{section}.{key} = {value!r}"
-        for section, values in adapter.values(job).items()
+        for section, values in sections.items()
         for key, value in values.items()
     ]
     content = template(_LAYOUT_FILE).format(
         head=head_of(adapter, source),
         longest=longest,
         settings="\n".join(settings),
-        activation_checkpoint="FullAC.Config()" if job.layout.recompute == "full" else None,
+        activation_checkpoint=checkpointed,
+        checkpointing=checkpointing,
         **job.model.to_mapping(),
     )
     return _rendered(

@@ -1,6 +1,7 @@
 """What every reader does: it answers in JSON, and has stand-ins for modules that it never uses."""
 
 import contextlib
+import enum
 import gc
 import io
 import json
@@ -8,6 +9,8 @@ import os
 import sys
 import traceback
 import types
+from functools import reduce
+from pathlib import Path
 
 
 class StandIn(types.ModuleType):
@@ -24,6 +27,21 @@ class StandIn(types.ModuleType):
 def stand_in(*names):
     """For modules that a trainer imports and that reading its configuration never uses."""
     sys.modules |= {name: StandIn(name) for name in names}
+
+
+def asked_fields(path, configuration):
+    """The fields of a configuration that a file fields.json beside the exported one names."""
+    file = Path(path).with_name("fields.json")
+    names = json.loads(file.read_text()) if file.exists() else []
+    return {name: _plain(reduce(getattr, name.split("."), configuration)) for name in names}
+
+
+def _plain(value):
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, enum.Enum):
+        return value.name
+    return value if isinstance(value, (bool, int, float, type(None))) else str(value)
 
 
 def print_answers(layout_of, *refusals, forks=False):

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
-from answers import print_answers
+from answers import asked_fields, print_answers
 from small_model import ADAM, LAYERS_TO_SHARD, FeedForward, SmallModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -82,6 +82,7 @@ def layout_of(path, num_devices):
         "precision": half if is_half else "fp32",
         "accumulates": str(engine.get_data_types()[1]).removeprefix("torch."),
         "recompute_interval": config.pipeline["activation_checkpoint_interval"],
+        **asked_fields(path, config),
     }
     if pp == 1:
         weight = engine.module.model.layers[0].mlp.up_proj.weight

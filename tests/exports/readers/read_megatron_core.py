@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
-from answers import print_answers, stand_in
+from answers import asked_fields, print_answers, stand_in
 
 # Releases for Python 3.12 are read with 3.11, and without triton.
 typing.override = getattr(typing, "override", lambda method: method)
@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnBackend
 
 NAMES = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
 """Fields that have another name than their flag."""
@@ -29,12 +30,18 @@ NAMES = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
 
 def values_of(words):
     """The values of flags by their names; a flag without one is true."""
-    found = {}
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
+    given = {}
+    for word in words:
         if word.startswith("--"):
-            found[word[2:].replace("-", "_")] = True if after.startswith("--") else after
-    return found
+            values = given[word[2:].replace("-", "_")] = []
+        else:
+            values.append(word)
+    lists = {name: values for name, values in given.items() if name in LISTS or len(values) > 1}
+    return {name: values[0] if values else True for name, values in given.items()} | lists
 
+
+LISTS = {"cuda_graph_scope", "cuda_graph_modules"}
+"""Flags that take several words."""
 
 PROVIDED = {
     "seq_length",
@@ -50,8 +57,11 @@ PROVIDED = {
 def bridged(model):
     known = {name: value for name, value in model.items() if name not in PROVIDED}
     known["activation_func"] = getattr(torch.nn.functional, known["activation_func"])
+    # Its mixed precision sets both.
     if known["pipeline_model_parallel_size"] > 1:
-        known["pipeline_dtype"] = torch.float32  # its mixed precision sets it
+        known["pipeline_dtype"] = torch.float32
+    if known.get("overlap_moe_expert_parallel_comm"):
+        known["bf16"] = True
     return TransformerConfig(**known)
 
 
@@ -68,6 +78,8 @@ def configured(words):
         known["virtual_pipeline_model_parallel_size"] = stages
     if "disable_bias_linear" in values:
         known["add_bias_linear"] = False
+    if "attention_backend" in known:
+        known["attention_backend"] = AttnBackend[known["attention_backend"]]
     dtype = torch.bfloat16 if "bf16" in values else torch.float16 if "fp16" in values else None
     if known["pipeline_model_parallel_size"] > 1:
         known["pipeline_dtype"] = dtype or torch.float32
@@ -82,7 +94,8 @@ def _is_number(value):
 
 def layout_of(path, _num_devices):
     said = json.loads(Path(path).read_text())
-    return described(configured(said) if isinstance(said, list) else bridged(said))
+    config = configured(said) if isinstance(said, list) else bridged(said)
+    return {**described(config), **asked_fields(path, config)}
 
 
 def described(config):
@@ -104,6 +117,7 @@ def described(config):
         "norm_epsilon": config.layernorm_epsilon,
         "init_std": config.init_method_std,
         "dropout": [config.attention_dropout, config.hidden_dropout],
+        "attention_backend": config.attention_backend.name,
     }
 
 

@@ -5,7 +5,7 @@ import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
-from answers import print_answers, stand_in
+from answers import asked_fields, print_answers, stand_in
 from titan_stages import build_schedule, check_stages
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
@@ -108,6 +108,7 @@ def layout_of(path, num_devices):
         "vocab_size": model.vocab_size,
         "norm_epsilon": block.ffn_norm.eps,
         "rotary_base": model.rope_theta,
+        **asked_fields(path, config),
         "seed": config.debug.seed,
     }
 

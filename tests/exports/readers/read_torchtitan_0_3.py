@@ -4,7 +4,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from answers import print_answers, stand_in
+from answers import asked_fields, print_answers, stand_in
 from titan_stages import build_schedule, check_stages
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, the others for figures.
@@ -127,6 +127,7 @@ def layout_of(path, num_devices):
         "norm_epsilon": block.ffn_norm.eps,
         "rotary_base": block.attention.rope.theta,
         "seed": config.debug.seed,
+        **asked_fields(path, config),
     }
 
 

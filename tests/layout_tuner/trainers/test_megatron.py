@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.accelerate import ACCELERATE
@@ -108,6 +109,25 @@ def test_every_knob_of_the_layout_reaches_megatron(layout: Layout, said: str, un
     assert not set(unsaid.split()) & set(words)
 
 
+def test_the_arguments_of_the_placement_leave_out_model_seed_and_data() -> None:
+    model, settings = model_preset("tiny-moe"), JobSettings({"moe_dispatcher": "deepep"})
+    layout = Layout(tp=2, sequence_parallel=True, dp=8, ep=4, precision="fp16", job=settings)
+    words = " ".join(MEGATRON_LM.placement_arguments(TrainerJob(model=model, layout=layout)))
+    assert words == (
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1 --sequence-parallel "
+        "--micro-batch-size 1 --global-batch-size 8 --fp16 --expert-model-parallel-size 4 "
+        "--expert-tensor-parallel-size 1 --moe-grouped-gemm --moe-token-dispatcher-type flex "
+        "--moe-flex-dispatcher-backend deepep"
+    )
+    job = TrainerJob(model=LLAMA, layout=Layout(pp=2, zero_stage=1, recompute="full"))
+    words = " ".join(MEGATRON_DEEPSPEED.placement_arguments(job))
+    assert words == (
+        "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --micro-batch-size 1 "
+        "--global-batch-size 1 --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --deepspeed --zero-stage 1 --deepspeed-activation-checkpointing"
+    )
+
+
 def test_the_rotary_base_and_the_vocabulary_of_the_model_reach_every_trainer() -> None:
     job = TrainerJob(model=LLAMA, layout=Layout())
     assert value_after(MEGATRON_DEEPSPEED, job, "--rotary-position-embeddings-theta") == "500000"
@@ -151,7 +171,7 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(adapter: TrainerAda
         said = adapter.refusals(TrainerJob(model=model, layout=Layout(**layout)))
         assert any(why in sentence for sentence in said), (why, said)
     # 46 layers, the embedding and the head are 48 on 4 stages.
-    other = replace(EVERY_KNOB, ep=1, etp=1)
+    other = replace(EVERY_KNOB, ep=1, etp=1, tp_columns=1)
     if adapter is MEGATRON_DEEPSPEED:
         # It asserts that its sequence parallelism is alone.
         alone = "cp=2 with tp=2 and pp=2"

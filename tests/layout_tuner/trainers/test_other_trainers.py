@@ -11,6 +11,8 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.exports.export import export
+from layout_tuner.trainers.exports.export_source import ExportSource
 from layout_tuner.trainers.registry import ADAPTERS
 from tests.kit.layouts import EVERY_KNOB
 
@@ -41,7 +43,7 @@ FP8 = {"precision": "fp8", "dp": 2}
 EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 
 
-OF_TITANS = {"zero_stage", "recompute", "schedule", "rank_order"}
+OF_TITANS = {"zero_stage", "schedule", "rank_order"}
 STAGES = {"schedule", "rank_order", "pipeline_split", "zero_replicas"}
 LACKING = [
     ("torchtitan-0.2", EVERYTHING, OF_TITANS),
@@ -101,7 +103,7 @@ def test_a_plain_layout_of_a_llama_is_accepted_by_all_and_tensor_columns_by_few(
     if name != "megatron-lm":
         assert lacking(name, dp=2, num_microbatches=4, **BF16) == {}
         assert refusals(name, dp=2, num_microbatches=4, **BF16) == ""
-    said = "; ".join(ADAPTERS[name].every_refusal(job(tp_columns=2)))
+    said = "; ".join(ADAPTERS[name].refusals(job(tp_columns=2)))
     is_refused = f"tp_columns=2 has no counterpart in {name}" in said
     assert is_refused == (name not in ("embedded", "axonn", "command"))
 
@@ -188,6 +190,16 @@ def test_torchtitan_0_2_shards_where_it_cannot_replicate_and_says_so() -> None:
     assert both["data_parallel_shard_degree"] == 4
     alone = values("torchtitan-0.2", dp=4)["parallelism"]
     assert alone["data_parallel_replicate_degree"] == 4
+
+
+def test_selective_recomputation_of_torchtitan_is_by_operator() -> None:
+    checkpointing = values("torchtitan-0.2", recompute="selective")["activation_checkpoint"]
+    assert checkpointing == {"mode": "selective", "selective_ac_option": "op"}
+    for name in TITANS[1:]:
+        source = ExportSource(campaign="c", trial=1, job=job(recompute="selective"))
+        content = next(each for each in export(name, source).files if each.name.endswith(".py"))
+        assert "import SelectiveAC\n" in content.content
+        assert "activation_checkpoint = SelectiveAC.Config()\n" in content.content
 
 
 def test_fp8_under_the_keys_of_those_who_have_it() -> None:
@@ -306,6 +318,19 @@ def test_what_a_users_script_must_do_itself_is_noted() -> None:
     sharded = " ".join(ADAPTERS["accelerate"].notes(job(dp=2, zero_stage=1)))
     assert "install deepspeed and transformers" in sharded
     assert "batch_size=3" in " ".join(ADAPTERS["accelerate"].notes(job(micro_batch_size=3)))
+
+
+def test_a_file_of_accelerate_says_that_deepspeed_adds_up_micro_batches_in_bf16() -> None:
+    def said(**layout: Any) -> str:
+        return " ".join(ADAPTERS["accelerate"].notes(job(dp=2, precision="bf16", **layout)))
+
+    assert "grad_accum_dtype" in said(zero_stage=1, num_microbatches=4)
+    assert "its 4 micro-batches" in said(zero_stage=1, num_microbatches=4)
+    for other in ({"zero_stage": 2}, {"zero_stage": 0}, {"zero_stage": 1, "tp": 2}):
+        assert "grad_accum_dtype" not in said(num_microbatches=4, **other)
+    assert "grad_accum_dtype" not in said(zero_stage=1, num_microbatches=1)
+    wide = ADAPTERS["accelerate"].notes(job(dp=2, zero_stage=1, num_microbatches=4))
+    assert "grad_accum_dtype" not in " ".join(wide)
 
 
 RED, GREEN, OFF = "\x1b[31m", "\x1b[32m", "\x1b[39m"
