@@ -484,6 +484,19 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="trainer_attention",
+        scope="trainer",
+        illegal=lambda _, x: (
+            x.model.attention == "unfused"
+            or bool(x.model.attention_dropout or x.model.hidden_dropout)
+        ),
+        sentence=lambda _, x: (
+            f"the model is {x.model.title}, and the embedded trainer has fused attention and no "
+            "dropout: leave these fields out, or name another trainer (probe.trainer; for an "
+            "estimate --software)"
+        ),
+    ),
+    Rule(
         name="trainer_precision",
         scope="trainer",
         illegal=lambda c, _: np.isin(

@@ -15,11 +15,15 @@ from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.factor_regression import term_factors
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job, predicted_step
 from layout_tuner.predictions.belief.known_measurements import Knowledge
-from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import (
+    DecidingProperty,
+    TrainerMemory,
+    quantiles,
+)
 from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts
-from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -83,8 +87,16 @@ class LayoutEstimate:
     """Expected peak of the fullest device."""
     peak_memory_deviation_bytes: float
     """One standard deviation of it."""
+    peak_memory_median_bytes: float
+    """Median of the peak. Where the trainer is not known the mean may be far from it."""
+    peak_memory_low_bytes: float
+    """Lower end of its 80 % interval."""
+    peak_memory_high_bytes: float
+    """Upper end of it."""
     fits: float
     """Probability that it fits into a device."""
+    fits_depend_on: DecidingProperty | None
+    """The property of an unknown trainer on which it depends most whether the layout fits."""
     stages: tuple[Mapping[str, float], ...]
     """The memory of each pipeline stage by parts, as `Estimator.stages` has it."""
     time_parts: tuple[TimePart, ...]
@@ -116,11 +128,11 @@ class Estimator:
     """The training software; empty: the embedded trainer."""
     calibration: Calibration = field(default_factory=Calibration)
 
-    def peaks(self, columns: LayoutColumns) -> tuple[Floats, Floats, Floats]:
-        """Mean and standard deviation of each layout's peak, and its probability of fitting."""
-        mean, deviation = self._memory.peak_bytes(columns, self.model)
+    def peaks(self, columns: LayoutColumns) -> tuple[Floats, Floats]:
+        """10, 50 and 90 % of each layout's peak in bytes, and its probability of fitting."""
         capacity = self.cluster.device_memory_bytes
-        return mean, deviation, self._memory.fits(columns, self.model, capacity)
+        fits = self._memory.fits(columns, self.model, capacity)
+        return quantiles(self._memory.each_peak_bytes(columns, self.model)), fits
 
     def step_times(self, columns: LayoutColumns) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of each layout's seconds a step."""
@@ -136,7 +148,10 @@ class Estimator:
         self, layout: Layout, job: TrainingJob | None = None, *, warnings: Iterable[str] = ()
     ) -> LayoutEstimate:
         """All that is predicted of one layout; `warnings` are further ones."""
-        (peak,), (deviation,), (fits,) = self.peaks(LayoutColumns.of(layout))
+        columns = LayoutColumns.of(layout)
+        (peak,), (deviation,) = self._memory.peak_bytes(columns, self.model)
+        ((low,), (median,), (high,)), (fits,) = self.peaks(columns)
+        capacity = self.cluster.device_memory_bytes
         step = self.step(layout)
         tokens = layout.global_batch_size * self.model.seq_length
         flops = self.cluster.peak_flops_per_s.get(layout.precision)
@@ -161,10 +176,14 @@ class Estimator:
             step_time_s=step.expected_s,
             step_time_low_s=step.low_s,
             step_time_high_s=step.high_s,
-            device_memory_bytes=self.cluster.device_memory_bytes,
+            device_memory_bytes=capacity,
             peak_memory_bytes=float(peak),
             peak_memory_deviation_bytes=float(deviation),
+            peak_memory_median_bytes=float(median),
+            peak_memory_low_bytes=float(low),
+            peak_memory_high_bytes=float(high),
             fits=float(fits),
+            fits_depend_on=self._memory.deciding(columns, self.model, capacity),
             stages=tuple(self.stages(layout)),
             time_parts=tuple(self.time_parts(layout, step.expected_s)),
             calibrated_on=_calibrated_on(self.calibration),
@@ -180,22 +199,24 @@ class Estimator:
         """The memory of each pipeline stage, the first one first.
 
         Its parts are those of the closed form. Its calibrated figures are `peak_bytes`, the
-        expected peak of its fullest rank, and `deviation_bytes`, one standard deviation of that.
+        expected peak of its fullest rank, `deviation_bytes`, one standard deviation of that, and
+        `low_bytes`, `median_bytes` and `high_bytes`, its 80 % interval.
         """
         means, deviations = self._memory.stage_peak_bytes(layout, self.model)
         parts = stage_memory(layout, self.model, self._memory.storage)
-        for memory, mean, deviation in zip(parts, means, deviations, strict=True):
-            figures = {"peak_bytes": float(mean), "deviation_bytes": float(deviation)}
-            yield asdict(memory) | figures
+        ends = quantiles(self._memory.each_stage_peak_bytes(layout, self.model))
+        names = ("peak_bytes", "deviation_bytes", "low_bytes", "median_bytes", "high_bytes")
+        for memory, *figures in zip(parts, means, deviations, *ends, strict=True):
+            yield asdict(memory) | dict(zip(names, map(float, figures), strict=True))
 
     def time_parts(self, layout: Layout, total_s: float) -> Iterator[TimePart]:
         """The parts under the calibrated factors, scaled so that they add up to the step time."""
         factors = self.calibration.time.factors(
             self.model, self.cluster, num_devices=layout.num_devices, software=self.software
         )
-        traffic = score_traffic_of(self.software, self.cluster)
+        kernels = kernels_of(self.software, self.cluster)
         parts = step_time_parts(
-            layout, self.model, self.cluster, term_factors(factors.mean), traffic
+            layout, self.model, self.cluster, term_factors(factors.mean), kernels
         )
         scale = total_s / sum(part.seconds for part in parts)
         for part in parts:
@@ -215,8 +236,8 @@ class Estimator:
         if not any(each.software == self.software for each in known):
             yield "not calibrated on this software, but on other software"
         if not any(each.model == self.model for each in known):
-            models = sorted({each.model.name for each in known})[:5]
-            yield f"not calibrated on model {self.model.name}, but on {', '.join(models)}"
+            models = sorted({each.model.title for each in known})[:5]
+            yield f"not calibrated on model {self.model.title}, but on {', '.join(models)}"
         if not any(each.peak_memory_bytes for each in known):
             yield "no measured peak of memory is used: only which layouts ran and which did not"
         here = (self.cluster.name, self.software)
@@ -277,7 +298,7 @@ def with_predictions(
 
 
 def _predicted(cell: TableCell, columns: LayoutColumns, estimator: Estimator) -> TableCell:
-    peaks, _, fits = estimator.peaks(columns)
+    (_, peaks, _), fits = estimator.peaks(columns)
     times = np.exp(estimator.step_times(columns)[0])
     rows = []
     for row, *predicted in zip(cell.rows, times, peaks, fits, strict=True):

@@ -17,10 +17,11 @@ from layout_tuner.documents.reading import read_mapping, refuse_all, shown
 from layout_tuner.errors import CampaignInvalidError, LayoutInvalidError
 from layout_tuner.predictions.belief.known_measurements import (
     Knowledge,
+    Sample,
     knowledge_of,
     read_calibrating_cells,
 )
-from layout_tuner.predictions.estimates.storage import storage_hypotheses
+from layout_tuner.predictions.estimates.trainer_storage import storage_hypotheses
 from layout_tuner.predictions.estimator import Calibration, Estimator, LayoutEstimate
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.connection.data_home import default_data_dir
@@ -31,6 +32,7 @@ from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.search_spaces.layouts.layout import DEGREES, Layout
 from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
+from layout_tuner.search_spaces.models.model_files import described_model, with_model
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.trainers.embedded import software_named
 from layout_tuner.trainers.registry import ADAPTERS, adapter_named
@@ -57,6 +59,7 @@ def plan(
     probe_start_s: float | None = None,
     job: TrainingJob | None = None,
     compare: tuple[str, str] | None = None,
+    measured: Iterable[Sample] = (),
 ) -> Plan:
     """Ranks the legal layouts of a campaign by predictions, without running any.
 
@@ -71,6 +74,7 @@ def plan(
         probe_start_s: seconds that a probe is taken to last besides its steps; None: a minute.
         job: a training job, to be predicted with each listed layout.
         compare: two layouts, by rank or key, whose difference is explained.
+        measured: further measurements that calibrate them.
 
     Raises:
         SearchSpaceError: a file, a name or a field is wrong, or no layout is legal.
@@ -78,7 +82,7 @@ def plan(
     from layout_tuner.predictions.belief.plan import make_plan
 
     spec = read_campaign(campaign, cluster=cluster, data_dir=data_dir)
-    known = read_knowledge(calibrate_from)
+    known = Knowledge(samples=(*read_knowledge(calibrate_from), *measured))
     stated: dict[str, Any] = {"top": top, "probe_start_s": probe_start_s}
     ran_by = software_named(software) if software else None
     found = make_plan(
@@ -99,7 +103,9 @@ def read_campaign(
     """The campaign of a file or of fields, with the constants that were measured on its cluster."""
     from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 
-    document = campaign if isinstance(campaign, Mapping) else read_file(Path(campaign))
+    file = None if isinstance(campaign, Mapping) else Path(campaign)
+    document = campaign if file is None else read_file(file)
+    document = with_model(document, None if file is None else file.parent)
     fields = read_mapping(document, CampaignInvalidError, "the campaign")
     if cluster is not None:
         fields["cluster"] = cluster
@@ -112,6 +118,7 @@ def estimate(
     model: Described,
     layout: Layout | Mapping[str, Any],
     *,
+    seq_length: int | None = None,
     cluster: Described = LOCAL_CPU,
     software: str = "",
     calibrate_from: Tables = (),
@@ -121,9 +128,10 @@ def estimate(
     """Predicts throughput, step time and memory of one layout, without running it.
 
     Args:
-        model: the shape of the model.
+        model: the shape of the model; a file may be its config.json of Hugging Face.
         layout: a layout, or knobs of it, as `{"tp": 8, "global_batch_size": 64}`: knobs that are
             left out have their defaults, and as many nodes are taken as its ranks fill.
+        seq_length: tokens per sequence, which a config.json does not say; None: the model's own.
         cluster: what it would run on.
         software: what would run it; empty: this project's trainer.
         calibrate_from: measurements that calibrate the estimates.
@@ -135,7 +143,7 @@ def estimate(
     """
     known = read_knowledge(calibrate_from)
     machine, guessed = resolve_cluster(_measured(cluster, data_dir))
-    shape = resolve_model(described(model))
+    shape = resolve_model(described_model(model, seq_length=seq_length))
     if not isinstance(layout, Layout):
         knobs = read_mapping(layout, LayoutInvalidError, "the layout")
         degrees = [each for name in DEGREES if isinstance(each := knobs.get(name), int)]

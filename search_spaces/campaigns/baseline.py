@@ -15,10 +15,14 @@ from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, SearchSpac
 
 
 def read_stated_knobs(described: object) -> dict[str, Any]:
-    """A baseline's knobs by name; CampaignInvalidError if a knob or value is unknown."""
+    """A baseline's knobs by name; CampaignInvalidError if a knob or value is unknown.
+
+    Its job's settings are below `job`, as they are stated (`stated_settings` reads them).
+    """
     stated = read_mapping(described, CampaignInvalidError, "the baseline")
     problems = Problems(CampaignInvalidError)
-    problems.add(*unknown_names(stated, LAYOUT_FIELDS, CampaignInvalidError, "layout field"))
+    known = (*LAYOUT_FIELDS, "job")
+    problems.add(*unknown_names(stated, known, CampaignInvalidError, "layout field"))
     for name, value in stated.items():
         if name in KNOBS:
             problems.note(KNOBS[name].problem(value), field=name)

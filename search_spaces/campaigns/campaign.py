@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final, Self, cast
 
 from layout_tuner.documents.dataclass_documents import within
@@ -48,6 +49,14 @@ from layout_tuner.search_spaces.campaigns.fidelity import (
     cheap_iterations,
     with_layers,
 )
+from layout_tuner.search_spaces.campaigns.stated_jobs import (
+    MAX_LISTED,
+    read_layouts,
+    read_parts,
+    read_searched,
+    refuse_unsearched,
+    with_settings,
+)
 from layout_tuner.search_spaces.clusters.calibration_file import MEASURED_FIELDS
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
@@ -62,6 +71,7 @@ from layout_tuner.search_spaces.objectives import (
     Objective,
     read_objectives,
 )
+from layout_tuner.search_spaces.spaces.job_set import JobSet
 from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
 from layout_tuner.search_spaces.spaces.space_presets import resolve_space, space_knobs
 from layout_tuner.terminal.plurals import listed
@@ -70,8 +80,6 @@ from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, software_named
 from layout_tuner.trainers.registry import ADAPTERS
 from layout_tuner.units import GIB
 
-MAX_LISTED: Final = 1000
-"""Most layouts that a campaign lists one by one."""
 MAX_RUNS: Final = 100
 MAX_WARNINGS: Final = 16
 
@@ -84,6 +92,8 @@ FEW_LAYOUTS: Final = 5
 """A campaign with fewer legal layouts has a warning."""
 
 FEW: Final = "the space has few layouts:"
+IMPOSSIBLE: Final = "no legal layout can have "
+"""The beginning of a warning about values of job knobs."""
 
 UNKNOWN_TRAINER: Final = "the trainer is none of "
 """The beginning of a warning of a campaign whose trainer has a name of its owner's."""
@@ -145,6 +155,9 @@ class CampaignSpec:
             # Otherwise their readers have refused them.
             routing = self.model.routing_problem(self.probe.balanced_routing)
             problems.note(routing, field="probe.balanced_routing")
+            if isinstance(self.space, SearchSpace):
+                problem = self.probe.compile_problem(self.space.job.values("compile"))
+                problems.note(problem, field="space.job.compile")
         with problems.collecting("objective"):
             object.__setattr__(self, "objectives", read_objectives(self.objectives))
         with problems.collecting():
@@ -242,7 +255,7 @@ class CampaignSpec:
             with problems.collecting("baseline"):
                 values["baseline"] = _read_baseline(given["baseline"], values)
         with problems.collecting("layouts"):
-            values["layouts"] = _read_layouts(given.get("layouts", ()))
+            values["layouts"] = read_layouts(given.get("layouts", ()), values)
         with problems.collecting():
             spec = cls(**{**dict.fromkeys(("model", "cluster", "space")), **values})
         problems.refuse()
@@ -317,8 +330,13 @@ class CampaignSpec:
     @property
     def baseline_is_outside(self) -> bool:
         """Whether there is a baseline that is not among the layouts of the space."""
-        devices_per_node = self.cluster.devices_per_node
-        return self.baseline is not None and not self.space.holds(self.baseline, devices_per_node)
+        return self.baseline is not None and not self.has_job(self.baseline)
+
+    def has_job(self, layout: Layout) -> bool:
+        """Whether a legal layout is one of the space, and its settings are among those of it."""
+        return self.space.holds(layout, self.cluster.devices_per_node) and self.space.job.holds(
+            layout, self.model, self.cluster
+        )
 
     @property
     def rule_scopes(self) -> frozenset[Scope]:
@@ -347,9 +365,27 @@ class CampaignSpec:
         legal.refuse_if_empty()
         return self.listed(legal)
 
-    def warned_of_few(self, legal: LegalSet) -> Self:
-        """The campaign, with a warning where its space leaves next to nothing to choose from."""
-        warnings = [each for each in self.warnings if not each.startswith(FEW)]
+    def jobs(self, legal: LegalSet) -> LegalSet | JobSet:
+        """The legal layouts with the settings that each may have: what a search proposes."""
+        if not self.space.job:
+            return legal
+        return JobSet(legal, self.space.job, self.model, self.cluster, listed=self.layouts)
+
+    def warned_of_space(self, legal: LegalSet, jobs: LegalSet | JobSet | None = None) -> Self:
+        """The campaign, with warnings of what its space leaves out, though it asks for it.
+
+        That is nearly every layout, or values of job knobs. `jobs` are its jobs, if the caller has
+        them already.
+
+        Raises:
+            SpaceInvalidError: no legal layout has any value of a job knob but the default.
+        """
+        warnings = [each for each in self.warnings if not each.startswith((FEW, IMPOSSIBLE))]
+        jobs = self.jobs(legal) if jobs is None and not self.layouts else jobs
+        if isinstance(jobs, JobSet) and not self.layouts and len(legal):
+            impossible = partial(within, "job", self.space.job.impossible)
+            if sentences := within("space", impossible, jobs.settings):
+                warnings.append(IMPOSSIBLE + listed(sentences, 2))
         if len(legal) < FEW_LAYOUTS and not self.layouts:
             why = [
                 f"{each.rule} excludes {each.count}, as: {each.example}"
@@ -362,8 +398,15 @@ class CampaignSpec:
         return self if tuple(warnings) == self.warnings else replace(self, warnings=tuple(warnings))
 
     def listed(self, legal: LegalSet) -> LegalSet:
-        """The listed layouts, all where none is listed; SpaceInvalidError if one is illegal."""
-        return within("layouts", legal.only, self.layouts) if self.layouts else legal
+        """The listed layouts, all where none is listed, without settings of jobs.
+
+        Raises:
+            SpaceInvalidError: a layout is illegal, or the space does not have a job's settings.
+        """
+        if not self.layouts:
+            return legal
+        refuse_unsearched(self.layouts, self.space.job, self.model, self.cluster)
+        return within("layouts", legal.only, [each.without_job for each in self.layouts])
 
     @property
     def allowed_memory_bytes(self) -> float:
@@ -475,19 +518,6 @@ _UNSTATED: Final[Mapping[str, Any]] = {"simulated": None}
 """What a section is that the document leaves out; others have their defaults."""
 
 
-def _read_layouts(described: object) -> tuple[Layout, ...]:
-    """The listed layouts, each with all knobs that differ from their defaults."""
-    if not isinstance(described, (list, tuple)):
-        raise CampaignInvalidError(f"{shown(described)} is not a list of layouts")
-    problems = Problems(CampaignInvalidError)
-    layouts = []
-    for place, each in enumerate(described[: MAX_LISTED + 1]):
-        with problems.collecting(str(place)):
-            layouts.append(Layout.from_mapping(each))
-    problems.refuse()
-    return tuple(layouts)
-
-
 def _read_space(
     given: Mapping[str, Any],
     values: Mapping[str, Any],
@@ -499,10 +529,12 @@ def _read_space(
     model and cluster are not readable.
     """
     model, cluster = values.get("model"), values.get("cluster")
+    described = space_knobs(given["space"])
+    if "job" in described:
+        described["job"] = within("job", partial(read_searched, values=values), described["job"])
     # A field that could not be read is still the plain value of the document.
     if not isinstance(cluster, Cluster):
-        return resolve_space(given["space"])
-    described = given["space"]
+        return resolve_space(described)
     if largest_allocation is not None and isinstance(model, ModelShape):
         constraints = values.get("constraints")
         headroom = constraints if isinstance(constraints, Constraints) else Constraints()
@@ -515,7 +547,7 @@ def _read_space(
             and given["cluster"].get("num_nodes") is not None,
             objectives=tuple(objectives) if isinstance(objectives, list) else (objectives,),
             largest_allocation=largest_allocation,
-        ).filled(space_knobs(described))
+        ).filled(described)
     return resolve_space(described, precision=cluster.default_precision)
 
 
@@ -527,17 +559,16 @@ def scopes_for(trainer: str) -> frozenset[Scope]:
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
     """The baseline; None where a wrong field keeps it from being checked."""
     stated = read_stated_knobs(described)
-    # A field that could not be read is still the plain value of the document.
-    space, model, cluster = (values.get(name) for name in ("space", "model", "cluster"))
-    if not (
-        isinstance(space, SearchSpace)
-        and isinstance(model, ModelShape)
-        and isinstance(cluster, Cluster)
-    ):
+    if (parts := read_parts(values)) is None:
         return None
+    space, model, cluster = parts
     probe = values.get("probe")
     scopes = scopes_for(probe.trainer) if isinstance(probe, ProbeSettings) else ALL_SCOPES
-    return complete_baseline(stated, space=space, model=model, cluster=cluster, scopes=scopes)
+    settings = stated.pop("job", None)
+    layout = complete_baseline(stated, space=space, model=model, cluster=cluster, scopes=scopes)
+    if settings is None:
+        return layout
+    return with_settings(layout, settings, values)
 
 
 def _unknown_trainer(trainer: str) -> str | None:

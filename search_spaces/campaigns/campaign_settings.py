@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, Self, TypeVar, cast, get_args
 
@@ -240,6 +240,12 @@ class ProbeSettings:
             seconds = read_duration_s(self.deadline_s, field="deadline_s")
             object.__setattr__(self, "deadline_s", seconds)
         problems.refuse()
+
+    def compile_problem(self, searched: Collection[object]) -> str | None:
+        """Why these values of the job knob `compile` contradict the switch, or None."""
+        if self.compile and any(value is not True for value in searched):
+            return "probe.compile=true compiles every job; leave it out, or search the value true alone"
+        return None
 
     def to_mapping(self) -> dict[str, Any]:
         """The settings by name; balanced_routing only where it is not the default."""

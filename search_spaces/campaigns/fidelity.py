@@ -112,8 +112,12 @@ class ProbeCosts:
 
 
 def is_cheap(key: str) -> bool:
-    """Whether the key of a trial is that of a cheap probe (`Fidelity.key`)."""
-    return PART in key
+    """Whether the key of a trial is that of a cheap probe (`Fidelity.key`).
+
+    A job's settings have a `~` and a dot each (`JobSettings.key`), the part of a cheap probe has no
+    dot.
+    """
+    return key.count(PART) > key.count(".")
 
 
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:

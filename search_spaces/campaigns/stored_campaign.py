@@ -18,13 +18,14 @@ from layout_tuner.search_spaces.campaigns.campaign_settings import (
     SimulationSettings,
 )
 from layout_tuner.search_spaces.clusters.cluster import Cluster
-from layout_tuner.search_spaces.layouts.knobs import auto_words
+from layout_tuner.search_spaces.layouts.knobs import auto_words, searched_words
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, software_named
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
+    from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 
 MOST_READ: Final = 1024
 """Campaigns that a process keeps as they were read: reading one takes as long as a lease."""
@@ -168,6 +169,46 @@ class StoredCampaign:
     @property
     def precisions(self) -> tuple[str, ...]:
         return _texts(self._section("space").get("precision"))
+
+    @cached_property
+    def searched_knobs(self) -> Mapping[str, JobKnob]:
+        """The job knobs of the space by name."""
+        described = self._section("space").get("job")
+        if not described:
+            return {}
+        from layout_tuner.search_spaces.jobs.job_choices import JobChoices  # it imports numpy
+
+        try:
+            return JobChoices.of(described, {}, "").knobs
+        except SearchSpaceError:
+            return {}
+
+    @property
+    def counted_noun(self) -> str:
+        """What is counted of its space: jobs where it searches job knobs."""
+        return "legal job" if self._section("space").get("job") else "legal layout"
+
+    @cached_property
+    def job_knobs(self) -> Mapping[str, JobKnob]:
+        """The job knobs of the space, and others that the trainer has, by name."""
+        from layout_tuner.trainers.registry import adapter_named  # slow: all trainers
+
+        adapter = adapter_named(self.probe.trainer) if self.probe else None
+        return {**(adapter.job_knobs if adapter else {}), **self.searched_knobs}
+
+    @property
+    def searched_words(self) -> str:
+        """The job knobs of the space with their values, in a line; empty: there are none."""
+        return searched_words(self._section("space"))
+
+    @property
+    def shown_knobs(self) -> Mapping[str, JobKnob]:
+        """The job knobs that the space searches, or the baseline sets."""
+        stated = self.baseline.job if self.baseline else {}
+        if not stated:
+            return self.searched_knobs
+        of_baseline = {name: knob for name, knob in self.job_knobs.items() if name in stated}
+        return {**of_baseline, **self.searched_knobs}
 
     @property
     def auto_words(self) -> str:

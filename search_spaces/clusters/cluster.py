@@ -79,6 +79,9 @@ class Cluster:
     """Memory bandwidth of one device."""
     intra_node_bandwidth_bytes_per_s: Mapping[int, float] = field(default_factory=dict)
     """Effective collective bandwidth inside a node, by the number of ranks in the group."""
+    shared_intra_node_path: bool = False
+    """Whether all groups of a node share one path, as over PCIe without NVLink or a switch. Groups
+    that lie across each other then divide the bandwidth of a whole node."""
     inter_node_bandwidth_bytes_per_s: float = 25e9
     """Effective collective bandwidth between nodes, per device."""
     host_operation_s: float = 10e-6
@@ -167,6 +170,8 @@ def _problems(name: str, value: object) -> Iterator[str]:
         )
     elif name in _TABLES:
         yield from _problems_of_table(name, value)
+    elif name == "shared_intra_node_path" and not isinstance(value, bool):
+        yield f"{name}={shown(value)} is not true or false"
     elif name in CLUSTER_RANGES and (problem := CLUSTER_RANGES[name].problem(value)):
         yield f"{name}={problem}"
 

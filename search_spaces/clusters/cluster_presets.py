@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final
 
@@ -41,6 +41,12 @@ _of_eight: Final = partial(Cluster, num_nodes=128, devices_per_node=8)
 def _reached(nominal_bytes_per_s: float) -> float:
     """Bandwidth of collectives inside a node: 80 % of the nominal rate in one direction."""
     return 0.8 * nominal_bytes_per_s
+
+
+def _between(device: str, other: str) -> dict[str, float]:
+    """The geometric means of two devices' peaks, in the precisions of both."""
+    one, two = DEVICE_PEAKS[device], DEVICE_PEAKS[other]
+    return {name: (one[name] * two[name]) ** 0.5 for name in one if name in two}
 
 
 _CLUSTERS: Final = (
@@ -195,6 +201,87 @@ _CLUSTERS: Final = (
         source="CSCS documentation and NVIDIA's GH200 data sheet; bandwidths are nominal, inside a node "
         "80 % of that",
     ),
+    _of_eight(
+        name="h800",
+        device="NVIDIA H800-SXM5-80GB",
+        device_memory_bytes=80 * GIB,
+        peak_flops_per_s=DEVICE_PEAKS["H800"],
+        memory_bandwidth_bytes_per_s=3.35e12,  # H800 data sheet, HBM3
+        # NVLink of 400 GB/s, 200 each way; about 160 are reached (arXiv:2505.09343, section 4.1).
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(200e9)),
+        inter_node_bandwidth_bytes_per_s=50e9,  # one NDR-400 port a device, likewise
+        source=_DATA_SHEET.format("NVIDIA H800"),
+    ),
+    _of_eight(
+        name="h100-hbm2e",
+        # The device of torchtitan's benchmarks, limited to 500 W: 96 GB, 2.4 TB/s.
+        device="NVIDIA H100 96GB HBM2e",
+        device_memory_bytes=96 * GIB,
+        peak_flops_per_s=_between("H100", "H100 NVL"),
+        memory_bandwidth_bytes_per_s=2.4e12,
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(450e9)),
+        inter_node_bandwidth_bytes_per_s=50e9,  # 400 Gb/s a device, likewise
+        source="arXiv:2410.06511: a peak between those of NVIDIA's data sheets of H100 SXM and NVL; "
+        "bandwidths are nominal, inside a node 80 % of that",
+    ),
+    _of_eight(
+        name="a100-pcie",
+        device="NVIDIA A100-PCIE-80GB",
+        device_memory_bytes=80 * GIB,
+        peak_flops_per_s=DEVICE_PEAKS["A100"],
+        memory_bandwidth_bytes_per_s=1.935e12,  # A100 80GB PCIe data sheet
+        # All-reduces of 2, 4 and 8 devices of one node in SimuMax (github.com/MooreThreads/SimuMax,
+        # 4dcaae51, configs/system/a100_pcie.json): 69, 69 and 41 % of 30 GB/s.
+        intra_node_bandwidth_bytes_per_s={2: 20.7e9, 4: 20.7e9, 8: 12.4e9},
+        # There, groups of 4 beside tp 2 get 7 to 7.7 GB/s, and groups of 2 beside tp 4 get 4.
+        shared_intra_node_path=True,
+        inter_node_bandwidth_bytes_per_s=12.5e9,  # a 100 Gb/s port a device
+        source="NVIDIA A100 80GB PCIe data sheet; collectives as measured for SimuMax",
+    ),
+    _of_eight(
+        name="mi355x",
+        device="AMD Instinct MI355X",
+        device_memory_bytes=288 * GIB,
+        peak_flops_per_s=DEVICE_PEAKS["MI355X"],
+        memory_bandwidth_bytes_per_s=8e12,  # MI355X data sheet, HBM3E
+        # As MI300X, with links of 76.8 GB/s each way.
+        intra_node_bandwidth_bytes_per_s={
+            2: _reached(76.8e9),
+            4: _reached(3 * 76.8e9),
+            8: _reached(7 * 76.8e9),
+        },
+        inter_node_bandwidth_bytes_per_s=50e9,  # one 400 Gb/s port a device
+        source=_DATA_SHEET.format("AMD Instinct MI355X"),
+    ),
+    _of_eight(
+        name="v100",
+        device="NVIDIA V100-SXM2-32GB",
+        device_memory_bytes=32 * GIB,
+        peak_flops_per_s=DEVICE_PEAKS["V100"],
+        memory_bandwidth_bytes_per_s=0.9e12,  # V100 data sheet
+        # DGX-1: six NVLink 2 links of 25 GB/s each way a device. Of the other devices of its half
+        # of the node, one has two of them and the others one each.
+        intra_node_bandwidth_bytes_per_s={
+            2: _reached(25e9),
+            4: _reached(100e9),
+            8: _reached(150e9),
+        },
+        inter_node_bandwidth_bytes_per_s=6.25e9,  # four 100 Gb/s ports a node
+        source=_DATA_SHEET.format("NVIDIA V100 and DGX-1"),
+    ),
+    Cluster(
+        name="gh200",
+        # Nodes of four superchips, as in JUPITER and Alps.
+        device="NVIDIA GH200-96GB",
+        num_nodes=128,
+        devices_per_node=4,
+        device_memory_bytes=96 * GIB,
+        peak_flops_per_s=DEVICE_PEAKS["GH200"],
+        memory_bandwidth_bytes_per_s=4e12,  # GH200 data sheet, HBM3
+        intra_node_bandwidth_bytes_per_s={2: _reached(150e9), 4: _reached(450e9)},  # as in alps
+        inter_node_bandwidth_bytes_per_s=25e9,  # one 200 Gb/s port a device
+        source=_DATA_SHEET.format("NVIDIA GH200"),
+    ),
 )
 
 CLUSTER_PRESETS: Final[Mapping[str, Cluster]] = {cluster.name: cluster for cluster in _CLUSTERS}
@@ -249,6 +336,36 @@ def resolve_cluster(described: str | Mapping[str, Any]) -> tuple[Cluster, str | 
 def is_cluster_preset(name: object) -> bool:
     """Whether a name is a cluster preset, or local-cpu."""
     return isinstance(name, str) and (name == LOCAL_CPU or name in CLUSTER_PRESETS)
+
+
+_OF_A_DEVICE: Final = (
+    "device",
+    "peak_flops_per_s",
+    "memory_bandwidth_bytes_per_s",
+    "intra_node_bandwidth_bytes_per_s",
+    "shared_intra_node_path",
+    "source",
+)
+"""Fields of a cluster that its device decides."""
+
+
+def with_speeds_of(cluster: Cluster, device: str) -> Cluster | None:
+    """The cluster with the speeds of another device; None: no preset is for the device.
+
+    The device is the name of a preset, or its device with or without the vendor, in any case and
+    spacing; what follows a comma may describe it. Its peaks, memory bandwidth and links inside a
+    node replace the cluster's.
+    """
+    asked = _squeezed(device.partition(",")[0])
+    for preset in _CLUSTERS:
+        names = (preset.name, preset.device, preset.device.partition(" ")[2])
+        if asked in map(_squeezed, names):
+            return replace(cluster, **{name: getattr(preset, name) for name in _OF_A_DEVICE})
+    return None
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split()).lower()
 
 
 def unknown_cluster(

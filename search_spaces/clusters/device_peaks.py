@@ -10,7 +10,7 @@ Peaks = Mapping[str, float]
 
 _A100: Final[Peaks] = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
 _HOPPER: Final[Peaks] = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12}
-_HOPPER_NVL: Final[Peaks] = {"fp32": 60e12, "bf16": 835.5e12, "fp16": 835.5e12}
+_HOPPER_NVL: Final[Peaks] = {"fp32": 60e12, "bf16": 835.5e12, "fp16": 835.5e12, "fp8": 1670.5e12}
 _BLACKWELL: Final[Peaks] = {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12}
 _GRACE_BLACKWELL: Final[Peaks] = {
     "fp32": 80e12,
@@ -25,6 +25,8 @@ DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
     "H100 PCIe": {"fp32": 51e12, "bf16": 756e12, "fp16": 756e12},
     "H100 NVL": _HOPPER_NVL,
     "H100": _HOPPER,
+    # H800 data sheet: the H100's matrix units, with fewer links.
+    "H800": _HOPPER,
     "H200 NVL": _HOPPER_NVL,
     # H200 data sheet: 67 fp32, 1,979 bf16 with sparsity (half of it dense); the H100's die.
     "H200": _HOPPER,
@@ -41,6 +43,8 @@ DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
     "MI250X": {"fp32": 47.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
     # MI300X data sheet: matrix units.
     "MI300X": {"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
+    # MI355X data sheet: matrix units.
+    "MI355X": {"fp32": 157.3e12, "bf16": 2516.6e12, "fp16": 2516.6e12, "fp8": 5033.2e12},
 }
 """Dense matrix peaks of one device, without sparsity, by a part of the device's name."""
 

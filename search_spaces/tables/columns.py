@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.models.model_shape import EXPERT_FIELDS
+from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, EXPERT_FIELDS
 
 COLUMNS: Final = (
     "source",
@@ -46,6 +46,7 @@ EXTRA_MODEL_COLUMNS: Final = (
     "attention_window",
     "full_attention_every",
     *EXPERT_FIELDS,
+    *ATTENTION_FIELDS,
 )
 """Fields of the model's shape that a table has if some model states them."""
 

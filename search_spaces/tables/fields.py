@@ -60,7 +60,7 @@ class Fields:
 
     def whole(self, column: str, low: int = 1) -> int:
         """A whole number; "8.0" is one, as pandas writes a column with gaps."""
-        number = self._number(column)
+        number = self.number(column)
         if number != int(number) or number < low:
             raise TableInvalidError(
                 f"{column}={shown(self._stated(column))} is not a whole number of at least {low}"
@@ -69,14 +69,15 @@ class Fields:
 
     def figure(self, column: str) -> float:
         """A finite number over 0."""
-        number = self._number(column)
+        number = self.number(column)
         if number <= 0:
             raise TableInvalidError(
                 f"{column}={shown(self._stated(column))} is not a number over 0"
             )
         return number
 
-    def _number(self, column: str) -> float:
+    def number(self, column: str) -> float:
+        """A finite number."""
         value = self._stated(column)
         try:
             return read_number(value)

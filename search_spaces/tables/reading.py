@@ -14,8 +14,10 @@ from layout_tuner.documents.not_covered import our_name
 from layout_tuner.documents.reading import shown
 from layout_tuner.errors import SearchSpaceError, TableInvalidError
 from layout_tuner.search_spaces.models.foreign_words import OUR_FIELDS
+from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
 from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
 from layout_tuner.search_spaces.tables.fields import Fields
+from layout_tuner.search_spaces.tables.knob_columns import NO_TABLE_KNOBS, KnobReader, TableKnobs
 from layout_tuner.search_spaces.tables.plausibility import refuse_impossible_cell
 from layout_tuner.search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
 from layout_tuner.search_spaces.tables.table import CellKey, MeasurementTable, TableCell
@@ -27,11 +29,14 @@ MAX_TABLE_BYTES: Final = 32 << 20
 _REQUIRED: Final = tuple(name for name in COLUMNS if name not in OPTIONAL_COLUMNS)
 
 
-def read_table(path_or_text: Path | str | bytes) -> MeasurementTable:
+def read_table(
+    path_or_text: Path | str | bytes, knobs: TableKnobs = NO_TABLE_KNOBS
+) -> MeasurementTable:
     """Reads a measurement table.
 
     Bytes, or a string that holds a line break (or nothing), are the table itself; any other string
-    names a file.
+    names a file. Columns that `knobs` declares, and those called `job.NAME`, are job knobs: the
+    layouts of the rows have their values as settings.
 
     Raises:
         TableInvalidError: the file cannot be read, is no measurement table, or a row is wrong; the
@@ -41,7 +46,7 @@ def read_table(path_or_text: Path | str | bytes) -> MeasurementTable:
     if isinstance(text, Path) or (isinstance(text, str) and text.strip() and "\n" not in text):
         name, text = str(text), _content(Path(text))
     try:
-        return _parsed(_decoded(text) if isinstance(text, bytes) else text)
+        return _parsed(_decoded(text) if isinstance(text, bytes) else text, knobs)
     except SearchSpaceError as error:
         raise TableInvalidError(f"{name}: {error}") from error
 
@@ -75,12 +80,14 @@ def _decoded(content: bytes) -> str:
     return text
 
 
-def _parsed(text: str) -> MeasurementTable:
+def _parsed(text: str, knobs: TableKnobs) -> MeasurementTable:
     lines = _lines(text)
     _, header = next(lines, (0, []))
     _refuse_wrong_header(header)
-    reader, cells = RowReader(), _Cells()
-    for number, (line, values) in enumerate(lines, 1):
+    rows = list(lines)
+    job = KnobReader.of(knobs, header, rows)
+    reader, cells = RowReader(job), _Cells(job)
+    for number, (line, values) in enumerate(rows, 1):
         try:
             if len(values) != len(header):
                 raise TableInvalidError(
@@ -95,7 +102,9 @@ def _parsed(text: str) -> MeasurementTable:
     return MeasurementTable(
         cells=built,
         notes=tuple(f"{note} ({counted(rows, 'row')})" for note, rows in notes.items()),
-        aside_columns=tuple(name for name in header if name not in KNOWN_COLUMNS),
+        aside_columns=tuple(
+            name for name in header if name not in KNOWN_COLUMNS and name not in job.columns
+        ),
     )
 
 
@@ -176,16 +185,18 @@ def _refuse_wrong_header(header: list[str]) -> None:
 class _Cells:
     """Rows by cell; a name must mean the same model or machine everywhere in a source."""
 
-    def __init__(self) -> None:
+    def __init__(self, knobs: KnobReader) -> None:
+        self._knobs = knobs
         self._rows: dict[CellKey, list[ReadRow]] = {}
         self._facts: dict[tuple[str, ...], tuple[str, dict[str, object]]] = {}
         """By source and kind of name: the first row with the name, and what it says of it."""
 
     def add(self, read: ReadRow) -> None:
         shape = asdict(read.model)
-        del shape["seq_length"]  # it is part of a cell's key, and not of the named model
+        for name in ("seq_length", *ATTENTION_FIELDS):
+            del shape[name]  # it is part of a cell's key, and not of the named model
         self._refuse_other(read, "model", read.model.name, shape)
-        columns = ("device_memory_bytes", "devices_per_node")
+        columns = ("device_memory_bytes", "devices_per_node", "device")
         machine = {column: getattr(read.cluster, column) for column in columns}
         self._refuse_other(read, "cluster", read.cluster.name, machine)
         self._rows.setdefault(read.key, []).append(read)
@@ -198,6 +209,7 @@ class _Cells:
                 model=reads[0].model,
                 cluster=reads[0].cluster,
                 rows=tuple(read.row for read in reads),
+                job=self._knobs.choices(key.source, [read.row.layout for read in reads]),
             )
             for key, reads in self._rows.items()
         )

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
+from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.errors import TableInvalidError
 from layout_tuner.search_spaces.clusters.cluster import Cluster, detect_local_cpu
 from layout_tuner.search_spaces.clusters.cluster_presets import (
     CLUSTER_PRESETS,
     LOCAL_CPU,
     resolve_cluster,
+    with_speeds_of,
 )
 from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, Layout
-from layout_tuner.search_spaces.models.model_shape import FAMILIES, Family, ModelShape
+from layout_tuner.search_spaces.models.foreign_words import MEGATRON_COLUMNS
+from layout_tuner.search_spaces.models.model_shape import (
+    ATTENTION_FIELDS,
+    FAMILIES,
+    Family,
+    ModelShape,
+)
 from layout_tuner.search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
@@ -24,12 +33,16 @@ from layout_tuner.search_spaces.tables.columns import (
     UNSTATED_KNOBS,
 )
 from layout_tuner.search_spaces.tables.fields import Fields
+from layout_tuner.search_spaces.tables.knob_columns import KnobReader
 from layout_tuner.search_spaces.tables.plausibility import (
     refuse_impossible_row,
     refuse_wrong_device_memory,
 )
 from layout_tuner.search_spaces.tables.table import CellKey, Status, TableRow
 from layout_tuner.units import GIB
+
+DEVICE: Final = "device"
+"""An unknown column that is read too: a machine's device, where it is another than its preset's."""
 
 KNOWN_COLUMNS: Final = (*COLUMNS, *EXTRA_COLUMNS)
 
@@ -50,10 +63,11 @@ class ReadRow:
 class RowReader:
     """Reads rows; caches models and clusters, which repeat, and records its assumptions."""
 
+    knobs: KnobReader
     notes: dict[str, int] = field(default_factory=dict)
     """Assumptions, with the number of rows that needed each."""
     _models: dict[tuple[Any, ...], ModelShape] = field(default_factory=dict)
-    _clusters: dict[tuple[Any, ...], Cluster] = field(default_factory=dict)
+    _clusters: dict[tuple[Any, ...], tuple[Cluster, list[str]]] = field(default_factory=dict)
 
     def read(self, text: dict[str, str], *, number: int, line: int) -> ReadRow:
         """The row, its fields checked against each other; SearchSpaceError if one is wrong."""
@@ -61,18 +75,17 @@ class RowReader:
         model = self._model(fields)
         layout, unstated = self._layout(fields)
         cluster = self._cluster(fields, layout)
+        source = fields.word("source") if fields.has("source") else ""
+        if self.knobs.columns:
+            settings, notes = self.knobs.settings(fields, source, layout, model, cluster)
+            layout = replace(layout, job=settings)
+            for note in notes:
+                self._note(note)
         row = self._row(fields, layout, unstated, model, number, line)
         for column in row.aside:
             fields.refuse_formula(column)
         refuse_impossible_row(row, model, cluster)
-        key = CellKey(
-            source=fields.word("source") if fields.has("source") else "",
-            cluster=cluster.name,
-            model=model.name,
-            seq_length=model.seq_length,
-            num_devices=layout.num_devices,
-            global_batch_size=layout.global_batch_size,
-        )
+        key = CellKey.of(source, cluster, model, layout)
         return ReadRow(row=row, key=key, model=model, cluster=cluster, num_nodes=layout.num_nodes)
 
     def _note(self, sentence: str) -> None:
@@ -100,11 +113,35 @@ class RowReader:
         }
         for name in EXTRA_MODEL_COLUMNS:
             if fields.has(name):
-                values[name] = fields.truth(name) if name == "qk_norm" else fields.whole(name)
+                values[name] = _READ.get(name, Fields.whole)(fields, name)
+        values |= self._megatron_words(fields, values)
         named = tuple(values.items())
         if named not in self._models:
             self._models[named] = ModelShape.from_mapping(values)
         return self._models[named]
+
+    def _megatron_words(self, fields: Fields, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """What columns of Megatron-LM's options say of attention; see `MEGATRON_COLUMNS`."""
+        found: dict[str, Any] = {}
+        for column, words in MEGATRON_COLUMNS.items():
+            if fields.has(column):
+                word = fields.word(column, words)
+                found |= {"attention": words[word]} if words[word] else {}
+        if fields.has("dropout"):
+            first, slash, second = fields.word("dropout").partition("/")
+            halves = first, second if slash else first
+            for name, half in zip(ATTENTION_FIELDS[1:], halves, strict=True):
+                said = f"{name} in the column dropout, one number or ATTENTION/HIDDEN as 0.1/0.1,"
+                found[name] = Fields({said: half}).number(said)
+        for name, value in found.items():
+            if stated.get(name, value) != value:
+                raise TableInvalidError(
+                    f"{name}={stated[name]} contradicts the columns of Megatron-LM's options, which "
+                    f"say {name}={value}; leave one of them out"
+                )
+        if found:
+            self._note("attention and dropout follow from columns of Megatron-LM's options")
+        return found
 
     def _layout(self, fields: Fields) -> tuple[Layout, tuple[str, ...]]:
         degrees = {
@@ -139,8 +176,8 @@ class RowReader:
 
     def _cluster(self, fields: Fields, layout: Layout) -> Cluster:
         name, per_node = fields.word("cluster"), fields.whole("devices_per_node")
-        gigabytes = fields.figure("device_memory_gb")
-        named = (name, gigabytes, per_node, layout.num_nodes)
+        gigabytes, device = fields.figure("device_memory_gb"), fields.text.get(DEVICE, "").strip()
+        named = (name, gigabytes, per_node, layout.num_nodes, device)
         if named not in self._clusters:
             refuse_wrong_device_memory(gigabytes)
             self._clusters[named] = _machine(
@@ -149,17 +186,16 @@ class RowReader:
                     "devices_per_node": per_node,
                     "device_memory_bytes": max(int(gigabytes * GIB), 1),
                     "num_nodes": layout.num_nodes,
-                }
+                },
+                device,
             )
-        cluster = self._clusters[named]
-        if name != LOCAL_CPU and name not in CLUSTER_PRESETS:
-            self._note(
-                f"cluster {name!r} is not a preset: generic constants stand in for its speeds"
-            )
+        cluster, notes = self._clusters[named]
+        for note in notes:
+            self._note(note)
         return cluster
 
-    @staticmethod
     def _row(
+        self,
         fields: Fields,
         layout: Layout,
         unstated: tuple[str, ...],
@@ -185,8 +221,20 @@ class RowReader:
             number=number,
             line=line,
             unstated=unstated,
-            aside={name: value for name, value in fields.text.items() if name not in KNOWN_COLUMNS},
+            aside={
+                name: value
+                for name, value in fields.text.items()
+                if name not in KNOWN_COLUMNS and name not in self.knobs.columns
+            },
         )
+
+
+_READ: Final[Mapping[str, Callable[[Fields, str], Any]]] = {
+    "qk_norm": Fields.truth,
+    "attention": Fields.word,
+    **dict.fromkeys(ATTENTION_FIELDS[1:], Fields.number),
+}
+"""How fields of the model are read that are no whole numbers."""
 
 
 def _knob_value(fields: Fields, knob: Knob) -> Any:
@@ -203,10 +251,27 @@ def inferred_family(*, hidden_size: int, ffn_hidden_size: int) -> Family:
     return "gpt" if ffn_hidden_size == 4 * hidden_size else "llama"
 
 
-def _machine(stated: dict[str, Any]) -> Cluster:
-    """The preset of that name, or generic constants, with the values that the table states."""
-    name = stated["name"]
+def _machine(stated: dict[str, Any], device: str) -> tuple[Cluster, list[str]]:
+    """The machine that a table states, and what is assumed of it.
+
+    It has the speeds of the preset of its name, or generic ones; those of `device` replace them.
+    """
+    name, notes = stated["name"], []
     if name == LOCAL_CPU:
         # The cores of another machine: of the detected values only the constants remain.
-        return Cluster.from_mapping(detect_local_cpu(1).to_mapping() | stated)
-    return resolve_cluster({"preset": name, **stated} if name in CLUSTER_PRESETS else stated)[0]
+        cluster = Cluster.from_mapping(detect_local_cpu(1).to_mapping() | stated)
+    elif name in CLUSTER_PRESETS:
+        cluster = resolve_cluster({"preset": name, **stated})[0]
+    else:
+        cluster = resolve_cluster(stated)[0]
+        notes.append(f"cluster {name!r} is not a preset: generic constants stand in for its speeds")
+    if not device:
+        return cluster, notes
+    other = with_speeds_of(cluster, device)
+    if other is None:
+        hint = nearest(device, CLUSTER_PRESETS)
+        notes.append(f"no preset is for device={shown(device)}, which is left aside{hint}")
+    elif other.device != cluster.device:
+        notes.append(f"the speeds are those of device={shown(device)}, not of cluster {name!r}")
+        return other, notes
+    return cluster, notes

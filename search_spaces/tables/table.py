@@ -6,14 +6,15 @@ import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from layout_tuner.documents.reading import is_positive_number, shown
 from layout_tuner.errors import TableInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.jobs.job_choices import NO_CHOICES, JobChoices
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
 from layout_tuner.search_spaces.tables.columns import STATUSES
 from layout_tuner.search_spaces.tables.variants import (
     Identity,
@@ -98,6 +99,25 @@ class CellKey:
     seq_length: int
     num_devices: int
     global_batch_size: int
+    attention: str = ""
+    """As `ModelShape.attention`; empty: not stated."""
+    attention_dropout: float | None = None
+    hidden_dropout: float = 0.0
+
+    @classmethod
+    def of(cls, source: str, cluster: Cluster, model: ModelShape, layout: Layout) -> Self:
+        """The key of the cell that a layout belongs to."""
+        return cls(
+            source=source,
+            cluster=cluster.name,
+            model=model.name,
+            seq_length=model.seq_length,
+            num_devices=layout.num_devices,
+            global_batch_size=layout.global_batch_size,
+            attention=model.attention or "",
+            attention_dropout=model.attention_dropout,
+            hidden_dropout=model.hidden_dropout,
+        )
 
     @property
     def is_simulated(self) -> bool:
@@ -116,10 +136,12 @@ class CellKey:
         return software_of_source(self.source)
 
     def __str__(self) -> str:
-        return (
-            f"{self.model} on {self.num_devices} x {self.cluster}, "
-            f"seq_length={self.seq_length}, global_batch_size={self.global_batch_size}"
-        )
+        names = ("seq_length", "global_batch_size", *ATTENTION_FIELDS)
+        values = {name: getattr(self, name) for name in names}
+        if self.attention_dropout == 0:
+            values["attention_dropout"] = "0"
+        stated = [f"{name}={value}" for name, value in values.items() if value]
+        return ", ".join((f"{self.model} on {self.num_devices} x {self.cluster}", *stated))
 
 
 def own_source(campaign: str, trainer: str, *, seed: int = 0) -> str:
@@ -148,6 +170,8 @@ class TableCell:
     """The machine, with as many nodes as the layouts take."""
     rows: tuple[TableRow, ...]
     """In the order of the table."""
+    job: JobChoices = NO_CHOICES
+    """The job knobs that some row sets, with the values that rows have."""
 
     def __post_init__(self) -> None:
         for row in self.rows:

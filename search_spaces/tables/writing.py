@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import (
@@ -37,9 +38,13 @@ def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] =
 def columns_of(
     rows: Sequence[Mapping[str, Any]], aside_columns: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The columns of a table; an extra column is included if some row has a value for it."""
+    """The columns of a table; an extra column is included if some row has a value for it.
+
+    So is the column of a job knob that some row sets.
+    """
     extra = [name for name in EXTRA_COLUMNS if any(row.get(name) is not None for row in rows)]
-    return (*COLUMNS, *extra, *aside_columns)
+    knobs = {name for row in rows for name in row if name.startswith(JOB_PREFIX)}
+    return (*COLUMNS, *extra, *sorted(knobs), *aside_columns)
 
 
 def write_table(table: MeasurementTable) -> str:
@@ -92,7 +97,12 @@ def layout_values(layout: Layout) -> dict[str, Any]:
             values[name] = None
         elif knob.table_column != "derived":
             values[name] = value
-    return values
+    # Switches as words: 1 and 0 would be read as numbers where the knob is not known.
+    job = {
+        name: str(value).lower() if value is True or value is False else value
+        for name, value in layout.job.items()
+    }
+    return values | {f"{JOB_PREFIX}{name}": value for name, value in job.items()}
 
 
 def row_values(row: TableRow) -> dict[str, Any]:

@@ -193,7 +193,21 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
     assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
     names = {rule.name for rule in RULES if rule.scope == "trainer"}
-    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
+    assert names == {"trainer_precision", "trainer_window_over_cp", "trainer_attention"}
+
+
+@pytest.mark.parametrize(
+    "stated", [{"attention": "unfused"}, {"attention_dropout": 0.1}, {"hidden_dropout": 0.1}]
+)
+def test_the_embedded_trainer_refuses_unfused_attention_and_dropout(stated: dict[str, Any]) -> None:
+    model = make_model(**stated)
+    (said,) = violations(Layout(), model, NODES, scopes={"trainer"})
+    assert said == (
+        f"the model is {model.title}, and the embedded trainer has fused attention and no dropout: "
+        "leave these fields out, or name another trainer (probe.trainer; for an estimate --software)"
+    )
+    assert violations(Layout(), model, NODES, scopes=WITHOUT_TRAINER) == []
+    assert violations(Layout(), make_model(attention="fused"), NODES, scopes={"trainer"}) == []
 
 
 @pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero_replicas": 2}])

@@ -121,13 +121,15 @@ def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path) -> None:
             call()
 
 
-def test_the_example_of_the_guide_runs(
+def test_the_examples_of_the_guide_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (ROOT / "docs/guides/plan.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     monkeypatch.chdir(ROOT)
-    exec(program, {})
-    plan, one = capsys.readouterr().out.splitlines()
+    for program in programs:
+        exec(program, {})
+    plan, one, of_job = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+ n\d+-tp\S+", of_job)
     assert re.fullmatch(r"n\d+-tp\S+ [\d.]+ [\d.]+", plan)
     assert re.fullmatch(r"[\d.]+ 0\.\d+ [\d.]+", one)

@@ -62,7 +62,7 @@ def test_every_preset_has_layouts_that_fit(cluster: str, num_nodes: int, model: 
     assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
     assert num_nodes in spec.space.values("num_nodes")
     assert spec.space.values("precision") == (spec.cluster.default_precision,)
-    assert spec.warned_of_few(legal).warnings == spec.warnings
+    assert spec.warned_of_space(legal).warnings == spec.warnings
     assert (len(set(legal.column("ep"))) > 1) == (spec.model.num_experts > 0)
 
 
@@ -75,6 +75,14 @@ def test_a_batch_of_fewer_sequences_than_devices_splits_a_model_that_fits(
     node = {"preset": "h100-sxm", "num_nodes": 1}
     space = spec_of(model="gpt-125m", cluster=node, space={"global_batch_size": batch}).space
     assert space.values("tp") == space.values("pp") == degrees
+
+
+def test_no_knob_of_the_trainer_is_proposed_that_the_document_does_not_name() -> None:
+    spec = spec_of(model="llama-8b", cluster={"preset": "h100-sxm", "num_nodes": 2})
+    assert spec.space.auto
+    assert not spec.space.job
+    asked = spec_of(space=BATCH | {"job": {"compile": [False, True]}})
+    assert list(asked.space.job.knobs) == ["compile"]
 
 
 def test_a_large_model_has_every_axis_and_a_small_one_keeps_degrees_of_one() -> None:
@@ -282,10 +290,10 @@ def test_few_legal_layouts_are_a_warning_once() -> None:
     spec = spec_of(space={**BATCH, **few, "recompute": "full"})
     legal = spec.legal_set()
     assert len(legal) == 2
-    warned = spec.warned_of_few(legal)
+    warned = spec.warned_of_space(legal)
     (warning,) = warned.warnings
     assert warning.startswith("the space has few layouts: 2 of 2 combinations legal")
-    assert warned.warned_of_few(legal) == warned
+    assert warned.warned_of_space(legal) == warned
 
 
 GPU: dict[str, Any] = {"name": "ours", "device": "a device", "num_nodes": 1}
@@ -295,7 +303,7 @@ GPU |= {"devices_per_node": 2, "device_memory_bytes": 8 << 30}
 @pytest.mark.parametrize(
     ("cluster", "peaks", "expected"),
     [
-        *((name, {}, "bf16") for name in CLUSTER_PRESETS),
+        *((name, {}, "fp16" if name == "v100" else "bf16") for name in CLUSTER_PRESETS),
         ("local-cpu", {}, "fp32"),
         ("local-cpu", {"fp32": 1e11, "bf16": 1e12}, "fp32"),
         ("local-cpu", {"bf16": 1e12}, "bf16"),

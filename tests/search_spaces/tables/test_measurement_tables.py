@@ -302,6 +302,46 @@ def test_a_cluster_that_is_a_preset_has_its_constants_on_the_nodes_of_the_row() 
     assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
 
 
+def test_a_device_that_a_preset_is_for_has_its_speeds_in_place_of_the_clusters() -> None:
+    h100 = make_row(cluster="h100-sxm", device_memory_gb=80)
+    for device, preset in (
+        ("H800", "h800"),
+        ("nvidia h100 96GB HBM2e, 2.4 TB/s, 500 W", "h100-hbm2e"),
+        ("A100-PCIE-80GB", "a100-pcie"),
+    ):
+        table = read_table(make_text({**h100, "device": device}))
+        (cell,), other = table.cells, CLUSTER_PRESETS[preset]
+        for name in ("device", "peak_flops_per_s", "memory_bandwidth_bytes_per_s"):
+            assert getattr(cell.cluster, name) == getattr(other, name)
+        near = cell.cluster.intra_node_bandwidth_bytes_per_s
+        assert near == other.intra_node_bandwidth_bytes_per_s
+        assert cell.cluster.shared_intra_node_path == other.shared_intra_node_path
+        # The row says the rest, and its cluster's network is between the nodes.
+        assert (cell.cluster.name, cell.cluster.devices_per_node) == ("h100-sxm", 4)
+        assert cell.cluster.inter_node_bandwidth_bytes_per_s == 50e9
+        assert any(
+            note.startswith(f"the speeds are those of device='{device}'") for note in table.notes
+        )
+        assert cell.rows[0].aside["device"] == device, "it is written back"
+    for device in ("H100", "a card of 500 W"):
+        table = read_table(make_text({**h100, "device": device}))
+        assert table.cells[0].cluster.device == CLUSTER_PRESETS["h100-sxm"].device
+        assert any(f"no preset is for device='{device}'" in note for note in table.notes)
+    # A cluster's own device leaves its links as they are, whichever preset has the same device.
+    four = make_row(cluster="a100-sxm-4", device_memory_gb=40)
+    (cell,) = read_table(make_text({**four, "device": CLUSTER_PRESETS["a100-sxm"].device})).cells
+    near = CLUSTER_PRESETS["a100-sxm-4"].intra_node_bandwidth_bytes_per_s
+    assert cell.cluster.intra_node_bandwidth_bytes_per_s == near
+    own = read_table(make_text(make_row(device="H800")))
+    assert own.cells[0].cluster.peak_flops_per_s == CLUSTER_PRESETS["h800"].peak_flops_per_s
+    with pytest.raises(TableInvalidError, match="'h100-sxm' has device=NVIDIA H100"):
+        read_table(
+            make_text(
+                {**h100, "device": "H800"}, {**h100, "micro_batch_size": 2, "num_microbatches": 2}
+            )
+        )
+
+
 def test_one_of_throughput_and_step_time_follows_from_the_other() -> None:
     for missing in ("tokens_per_s", "step_time_s"):
         told = make_row(step_time_s=0.5, tokens_per_s=8192) | {missing: ""}
