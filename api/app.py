@@ -40,6 +40,7 @@ from layout_tuner.api.routes import (
     models_and_clusters,
     plans,
     reports,
+    trainers,
     trials,
     workers,
 )
@@ -161,6 +162,7 @@ def _all_routes() -> Sequence[BaseRoute]:
         imports,
         reports,
         models_and_clusters,
+        trainers,
         trials,
         leaderboard,
         events,

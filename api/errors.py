@@ -86,6 +86,10 @@ class CampaignOwnedError(ApiError):
     """The campaign belongs to another user."""
 
 
+class TrainerNotFoundError(ApiError):
+    """No trainer of that name is known."""
+
+
 class PresetFixedError(ApiError):
     """A preset cannot be replaced or deleted."""
 

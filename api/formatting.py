@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from layout_tuner.protocol.measurement import IMPORTED_TRAINER, Environment
+from layout_tuner.predictions.statistics.disturbance import disturbance_words
+from layout_tuner.protocol.measurement import (
+    IMPORTED_TRAINER,
+    Environment,
+    routing_words,
+    skipped_words,
+)
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM
@@ -40,6 +46,16 @@ def made_by(measured: MeasurementRecord) -> str:
         return f"simulated by {measured.trainer}, not measured"
     words = trainer_words(measured)
     return f"measured by the trainer {words}" if words else ""
+
+
+def measured_words(measured: MeasurementRecord) -> Iterator[tuple[str, str]]:
+    """What a reader of a measurement's figures must know: other load, routing, skipped steps."""
+    if words := disturbance_words(measured.others_share, measured.throttled, measured.own_share):
+        yield "taken by others", words
+    if words := routing_words(measured.balanced_routing, measured.expert_load):
+        yield "routing", words
+    if words := skipped_words(measured.skipped_steps):
+        yield "skipped steps", words
 
 
 _ROUNDING_NODE_S: Final = 1e-3
@@ -248,10 +264,10 @@ def zero(layout: Layout) -> str:
 
 
 def other_knobs(layout: Layout) -> str:
-    """The knobs without a column that are not at their default, as one text."""
+    """The knobs without a column that are not at their default, also the job's, as one text."""
     words = [
         knob.words(getattr(layout, knob.name))
         for knob in KNOBS.values()
         if knob.is_shown and not knob.heading and getattr(layout, knob.name) != knob.default
     ]
-    return ", ".join(words)
+    return ", ".join(filter(None, (*words, layout.job.words)))

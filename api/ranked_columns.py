@@ -23,6 +23,7 @@ from layout_tuner.api.formatting import (
 )
 from layout_tuner.documents.reading import word_of
 from layout_tuner.protocol.metrics import METRICS
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, OBJECTIVES, measured_objective
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import RankedTrial, TrialOfLayout
     from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
     from layout_tuner.results_db.records import TrialRecord
+    from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 
     Shown = RankedLayout | RankedTrial | TrialRecord | TrialOfLayout
     """A ranked layout of the store or the API; for knobs and metrics also any trial."""
@@ -104,12 +106,26 @@ def _layout_columns() -> Iterator[RankedColumn]:
     yield _column("num_devices", "", label="devices", value=attrgetter("layout.num_devices"))
 
 
+def job_columns(knobs: Mapping[str, JobKnob]) -> dict[str, RankedColumn]:
+    """Columns of job knobs by the names that filters and sort keys have for them."""
+    return {
+        JOB_PREFIX + name: _column(
+            JOB_PREFIX + name,
+            name,
+            value=lambda shown, knob=knob: knob.value_of(shown.layout.job),
+            text=word_of,
+            is_number=knob.kind == "count",
+        )
+        for name, knob in knobs.items()
+    }
+
+
 def _also(shown: Shown) -> str:
     return ", ".join(filter(None, (other_knobs(shown.layout), variant(shown))))
 
 
 def variant(shown: Shown) -> str:
-    """What parts the rows of an imported table from others of their layout; empty: nothing."""
+    """What distinguishes a row of an imported table from others of its layout; empty: nothing."""
     trial: Any = getattr(shown, "trial", shown)
     from layout_tuner.search_spaces.tables.variants import variant_words  # slow: numpy
 
@@ -117,7 +133,7 @@ def variant(shown: Shown) -> str:
 
 
 def _metric(name: str, shown: Shown) -> float | None:
-    """A figure of the measurement; what goes as the speed is scaled to the median step time."""
+    """A figure of the measurement; rates are scaled to the median step time."""
     measured = shown.measurement
     if measured is None:
         return None

@@ -18,6 +18,7 @@ from layout_tuner.search_spaces.tables import (
     TableInvalidError,
     read_table,
 )
+from layout_tuner.search_spaces.tables.knob_columns import NO_TABLE_KNOBS, TableKnobs
 from layout_tuner.search_spaces.tables.selection import CellFilter, select
 
 MAX_IMPORTED_ROWS: Final = 5_000
@@ -30,7 +31,11 @@ SIMULATED_NOTE: Final = "its source says that the table is simulated: nothing wa
 
 
 def read_import(
-    body: bytes, *, name: str | None, cells: Sequence[str]
+    body: bytes,
+    *,
+    name: str | None,
+    cells: Sequence[str],
+    knobs: TableKnobs = NO_TABLE_KNOBS,
 ) -> tuple[tuple[NewImport, ...], tuple[str, ...]]:
     """The campaigns that a table becomes, and the assumptions that were made to read it.
 
@@ -39,12 +44,13 @@ def read_import(
         name: of the campaign, or the beginning of the names of several; None: names are made of
             the model, the cluster and the batch.
         cells: selects cells, such as `model=GPT-3.6B,num_devices=64`; empty: all.
+        knobs: the columns that are job knobs.
 
     Raises:
         TableInvalidError: the table or a row is invalid, or no cell is selected.
         CampaignInvalidError: the name is not a valid name of a campaign.
     """
-    table = read_table(body)
+    table = read_table(body, knobs)
     chosen = select(table, [CellFilter.read(text) for text in cells])
     num_rows = sum(len(cell.rows) for cell in chosen)
     if len(chosen) > MAX_IMPORTED_CELLS or num_rows > MAX_IMPORTED_ROWS:
@@ -107,5 +113,6 @@ def _space(cell: TableCell) -> SearchSpace:
     return SearchSpace(
         global_batch_size=cell.key.global_batch_size,
         allow_tp_across_nodes=any(layout.tp_ranks > per_node for layout in layouts),
+        job=cell.job,
         **knobs,
     )

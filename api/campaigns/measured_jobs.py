@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from layout_tuner.api.schemas.campaigns_and_trials import RankedTrial
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job, extrapolated
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.predictions.statistics.job_duration import StepInterval, TrainingJob
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.layouts.layout import Layout
-
-
-class RankedStep(NamedTuple):
-    """A layout on the leaderboard."""
-
-    rank: int
-    layout: Layout
-    step_time_s: float
-    """The median over all of its runs."""
-    value: float
-    """Its throughput, which is inverse to the step time."""
-    low: float | None
-    """Lower end of the throughput's 95 % interval; None: unknown, and the median is the end."""
-    high: float | None
 
 
 def measured_jobs(
-    job: TrainingJob, spec: CampaignSpec, ranked: Iterable[RankedStep]
+    job: TrainingJob, spec: CampaignSpec, ranked: Iterable[RankedLayout | RankedTrial]
 ) -> list[tuple[str, JobEstimate]]:
-    """The job with each layout, by the name of its rank."""
+    """The job with each layout of a leaderboard, by the name of its rank."""
     model, cluster, across = spec.model, spec.cluster, spec.space.allow_tp_across_nodes
-    found = []
-    for rank, layout, step_time_s, value, low, high in ranked:
+    found, kernels = [], kernels_of(spec.software, cluster)
+    for each in ranked:
+        # The value is a throughput, which is inverse to the step time.
         measured = StepInterval(
-            expected_s=step_time_s,
-            low_s=step_time_s * value / (high or value),
-            high_s=step_time_s * value / (low or value),
+            expected_s=each.step_time_s,
+            low_s=each.step_time_s * each.value / each.value_high,
+            high_s=each.step_time_s * each.value / each.value_low,
         )
-        step = extrapolated(measured, layout, model, cluster)
+        step = extrapolated(measured, each.layout, model, cluster, kernels)
         estimate = estimate_job(
-            job, layout, model, cluster, step, is_measured=True, allow_tp_across_nodes=across
+            job, each.layout, model, cluster, step, is_measured=True, allow_tp_across_nodes=across
         )
-        found.append((f"rank {rank}", estimate))
+        found.append((f"rank {each.rank}", estimate))
     return found

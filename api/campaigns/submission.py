@@ -13,8 +13,9 @@ from typing import Any, Final
 from layout_tuner.api.campaigns.named_models_and_clusters import with_own
 from layout_tuner.documents.limits import name_problem
 from layout_tuner.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
-from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
+from layout_tuner.errors import CampaignInvalidError, SearchSpaceError, SpaceInvalidError
 from layout_tuner.predictions.belief.plan import Plan
+from layout_tuner.protocol.worker_messages import declared_knobs
 from layout_tuner.results_db.campaigns.campaigns import name_taken
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
 from layout_tuner.results_db.campaigns.plans import PlanOptions
@@ -27,14 +28,19 @@ from layout_tuner.results_db.records import CampaignRecord, PlanRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import (
     FEW,
+    IMPOSSIBLE,
     MAX_WARNINGS,
     UNKNOWN_TRAINER,
     CampaignSpec,
 )
 from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
 from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
+from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
+from layout_tuner.search_spaces.jobs.job_choices import SEARCHED, JobChoices
+from layout_tuner.search_spaces.spaces.space_presets import space_knobs
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 from layout_tuner.trainers.parameters import parameter_texts, read_declarations
+from layout_tuner.trainers.registry import adapter_named
 
 MAX_CLONES: Final = 1000
 """Names that are tried for a clone without a name."""
@@ -111,7 +117,8 @@ class Submission:
         names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]
-        spec = self.resolve(document)
+        keeps_knobs = not given.keys() & {"space", "probe"}
+        spec = self.resolve(document, keeps_knobs=keeps_knobs)
         return self._keep(spec, request, notes=f"clone of {original.name}", names=names)
 
     def free_name(self, name: str) -> str:
@@ -124,10 +131,12 @@ class Submission:
             return free
         return ""
 
-    def resolve(self, document: Any) -> CampaignSpec:
+    def resolve(self, document: Any, *, keeps_knobs: bool = False) -> CampaignSpec:
         """Reads a document, with users' models and clusters and measured constants in it.
 
-        Its warnings are marked as the submitter's, but for those that the service once wrote.
+        The declarations of job knobs that it brings count where it `keeps_knobs`, as clones do, and
+        no worker has declared any. Its warnings are marked as the submitter's, but for those that
+        the service once wrote.
 
         Raises SearchSpaceError with all wrong fields.
         """
@@ -136,6 +145,7 @@ class Submission:
         with problems.collecting():
             described = _with_measured_constants(described, self._data_dir)
         with problems.collecting():
+            described = self._with_declared_knobs(described, keeps_knobs=keeps_knobs)
             largest_allocation = partial(
                 self._store.workers.largest_allocation,
                 is_simulated=isinstance(described, Mapping) and bool(described.get("simulated")),
@@ -152,6 +162,52 @@ class Submission:
         problems.refuse()
         return spec
 
+    def _with_declared_knobs(self, document: Any, *, keeps_knobs: bool) -> Any:
+        """The document with its job knobs as workers with its trainer declare them.
+
+        Where no worker has declared any, the catalogue of the trainer's adapter counts, and not
+        what the document itself declares. A malformed document is left unchanged.
+
+        Raises:
+            SpaceInvalidError: no worker that has the trainer lets campaigns set the values.
+        """
+        if not isinstance(document, Mapping):
+            return document
+        trainer = _section(document, "probe").get("trainer", EMBEDDED_TRAINER)
+        listed = document.get("layouts")
+        layouts = [document.get("baseline"), *(listed if isinstance(listed, (list, tuple)) else ())]
+        jobs = [each.get("job") for each in layouts if isinstance(each, Mapping)]
+        stated = {name for job in jobs if isinstance(job, Mapping) for name in job}
+        try:
+            space = space_knobs(document.get("space", {}))
+            cluster = resolve_cluster(document.get("cluster", ""))[0].name
+        except SearchSpaceError:
+            return document
+        asked = space.get("job", {})
+        if not isinstance(trainer, str) or not isinstance(asked, Mapping) or not (asked or stated):
+            return document
+        plain = {name: _searched(value) for name, value in asked.items()}
+        declared = self._store.workers.declared_knobs(cluster, trainer)
+        if not declared or None in declared:
+            is_kept = keeps_knobs or not asked
+            return document if is_kept else {**document, "space": {**space, "job": plain}}
+        adapter, refusals = adapter_named(trainer), []
+        known = {} if adapter is None else adapter.job_knobs
+        for each in declared:
+            knobs = declared_knobs(each)
+            # Knobs that are set and not searched have their default, unless the adapter's count.
+            others = [k for k in sorted(stated - asked.keys()) if k in knobs]
+            plain |= {k: [knobs[k].default] for k in others if knobs[k] != known.get(k)}
+            if not plain:
+                return document
+            try:
+                choices = JobChoices.of(plain, knobs, trainer)
+            except SpaceInvalidError as error:
+                refusals.append(error)
+            else:
+                return {**document, "space": {**space, "job": choices.to_mapping()}}
+        raise refusals[0].within("job").within("space")
+
     def _with_marked(self, document: Any) -> Any:
         """The document, its warnings marked as the submitter's; those made anew are left out.
 
@@ -167,7 +223,7 @@ class Submission:
         marked = [
             each if each in own or each.startswith(_STATED) else f"{_STATED}{each}"
             for each in warnings
-            if not each.startswith((_UNCHECKED, UNKNOWN_TRAINER, FEW))
+            if not each.startswith((_UNCHECKED, UNKNOWN_TRAINER, FEW, IMPOSSIBLE))
         ]
         return {**document, "warnings": marked}
 
@@ -222,6 +278,7 @@ class Submission:
             return self._store.plans.make(spec, options, legal=legal)
         if by_driver:
             spec.refuse_if_too_large(legal)
+            spec.warned_of_space(legal)
             return self._store.plans.request(spec.to_mapping(), options)
         raise CampaignInvalidError(
             f"{len(legal):,} legal layouts are more than {MAX_AT_ONCE:,}, the most that this page "
@@ -260,9 +317,10 @@ class Submission:
         self.refuse_unknown_sources(spec)
         legal = spec.legal_set()
         spec.refuse_if_too_large(legal)
+        jobs = spec.jobs(legal)
         return self._store.campaigns.create(
-            spec.warned_of_few(legal).to_mapping(),
-            num_legal_layouts=len(legal),
+            spec.warned_of_space(legal, jobs).to_mapping(),
+            num_legal_layouts=len(jobs),
             request=request,
             notes=notes,
             names=names,
@@ -316,3 +374,14 @@ def _with_measured_constants(document: Any, data_dir: Path | None) -> Any:
         return {**document, "cluster": with_measured_constants(document["cluster"], data_dir)}
     except SearchSpaceError as error:
         raise error.within("cluster") from error
+
+
+def _section(document: Any, name: str) -> Mapping[str, Any]:
+    """A part of a document that may be malformed; empty: it is no mapping."""
+    part = document.get(name) if isinstance(document, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
+
+
+def _searched(value: Any) -> Any:
+    """The searched values of a knob, without a declaration that was stored with them."""
+    return value[SEARCHED] if isinstance(value, Mapping) and SEARCHED in value else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from layout_tuner.search_spaces.spaces.search_space import LegalSet, enumerate_l
 COUNTED_WITHIN_S: Final = 1.0
 """Seconds for which the layouts of a space are enumerated while a user types."""
 
-_OF_SPACE: Final = ("model", "cluster", "space", "constraints")
+_OF_SPACE: Final = ("model", "cluster", "space", "constraints", "probe")
 """Fields of the document that decide which layouts are legal and fit."""
 
 
@@ -79,17 +79,19 @@ def check_submission(
                 counts = _counts(counted, problems, within_s)
         except CountingSlowError:
             too_slow = counted.space.num_combinations
+    if counts is not None and len(counts.legal):
+        with problems.collecting():
+            warned = counts.spec.warned_of_space(counts.legal)
+            spec = None if spec is None else replace(spec, warnings=warned.warnings)
     return SubmissionCheck(
         problems=_parts(problems),
-        warnings=_warnings(spec, counts) if spec else (),
+        warnings=_warnings(spec) if spec else (),
         counts=counts,
         too_slow=too_slow,
     )
 
 
-def _warnings(spec: CampaignSpec, counts: LayoutCounts | None) -> tuple[str, ...]:
-    if counts is not None and counts.legal:
-        spec = spec.warned_of_few(counts.legal)
+def _warnings(spec: CampaignSpec) -> tuple[str, ...]:
     if not spec.baseline_is_outside:
         return spec.warnings
     return (

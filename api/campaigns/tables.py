@@ -11,6 +11,7 @@ from layout_tuner.api.ranked_columns import COLUMNS, variant
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.tables.columns import (
     INTERVAL_COLUMNS,
@@ -124,6 +125,7 @@ def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
         **dict.fromkeys(_TEXTS, arrow.string()),
         **dict.fromkeys(_FLOATS, arrow.float64()),
         **dict.fromkeys(_FLAGS, arrow.bool_()),
+        **{name: arrow.string() for name in columns if name.startswith(JOB_PREFIX)},
     }
     schema = arrow.schema([(name, types.get(name, arrow.int64())) for name in columns])
     values = {name: [_typed(name, row.get(name)) for row in rows] for name in columns}
@@ -137,4 +139,6 @@ def _typed(column: str, value: Any) -> Any:
         return None
     if column in _FLAGS:
         return bool(value)
+    if column.startswith(JOB_PREFIX):
+        return str(value)
     return float(value) if column in _FLOATS else value

@@ -96,5 +96,6 @@ def _probe(spec: CampaignSpec, trial: TrialRecord, layout: Layout, num_layers: i
         num_layers,
         spec.model,
         spec.cluster,
+        software=spec.software,
         measured_s=None if measured is None else measured.step_time_s,
     )

@@ -24,7 +24,7 @@ _ALWAYS_SHOWN: Final = ("name", "model", "cluster", "space", "objective", "strat
 _NAMES: Final = ("name", "model", "cluster", "strategy")
 """Fields whose text is taken as it stands."""
 BUDGET: Final = ("trials", "node_hours", "wall_time")
-SPACE: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes")
+SPACE: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes", "job")
 SECTIONS: Final[Mapping[str, Collection[str]]] = {
     "budget": BUDGET,
     "space": ("preset", *SPACE),
@@ -55,7 +55,7 @@ def document_of(form: Mapping[str, str]) -> dict[str, Any]:
             text = form.get(f"{section}.{name}", "")
             with problems.collecting(f"{section}.{name}"):
                 if text:
-                    values[name] = _value(text)
+                    values[name] = _value(text, is_mapping=name == "job")
         if values:
             document[section] = values
     with problems.collecting(REST):
@@ -123,6 +123,10 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
         for knob, value in stated.to_mapping(every_knob=True).items()
         if knob not in (*stated.auto, "auto")
     }
+    if stated.job:
+        document["space"]["job"] = {
+            each.knob.name: list(each.values) for each in campaign.stored.spec.space.job.searched
+        }
     for kind in PRESET_NAMES:
         named = document[kind].get("name")
         if _known(store, kind, named) == document[kind]:

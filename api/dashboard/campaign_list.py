@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from layout_tuner.api.campaigns.progress import trials_planned
+from layout_tuner.api.campaigns.progress_and_waiting import trials_planned
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.html.rendering import render
 from layout_tuner.api.schemas.text_types import QueryText

@@ -9,22 +9,23 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from layout_tuner.api.campaigns.progress import progress_of
+from layout_tuner.api.campaigns.progress_and_waiting import progress_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.html.leaderboard_table import CHOICES, PAGE, leaderboard_table
 from layout_tuner.api.html.rendering import campaign_path, go_to, page_url, render
 from layout_tuner.api.html.result_sentences import finding_of, lead
-from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.api.http.query_parameters import SortKeyOf, TrialFilterDep
 from layout_tuner.api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
-from layout_tuner.results_db.trials.filter import LeaderboardListing, ListingSortKey
+from layout_tuner.results_db.trials.filter import LISTING_SORT_KEYS, LeaderboardListing
+from layout_tuner.search_spaces.layouts.job_settings import MAX_JOB_KNOBS
 from layout_tuner.search_spaces.objectives import OBJECTIVES
 
 router = APIRouter()
 
-MAX_COLUMNS: Final = len(CHOICES)
+MAX_COLUMNS: Final = len(CHOICES) + MAX_JOB_KNOBS
 
 _OF_PAGE: Final = ("column", "facet", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""
@@ -80,7 +81,7 @@ def show_campaign(
     sort: Sort = None,
     order: Order = "asc",
     column: Annotated[list[str] | None, Query(max_length=MAX_COLUMNS)] = None,
-    facet: Annotated[ListingSortKey | None, Query()] = None,
+    facet: Annotated[Annotated[str, SortKeyOf(LISTING_SORT_KEYS)] | None, Query()] = None,
     offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     jump: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:

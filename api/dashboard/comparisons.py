@@ -20,7 +20,7 @@ from layout_tuner.api.html.result_sentences import (
     finding_of,
     ratio_interval,
 )
-from layout_tuner.api.html.trial_facts import TrialFacts, knob_text
+from layout_tuner.api.html.trial_facts import TrialFacts, job_text, knob_text
 from layout_tuner.api.plots.bars import keys, stacked
 from layout_tuner.api.schemas.text_types import id_in
 from layout_tuner.predictions.belief.plan_parts.layout_comparison import LayoutComparison
@@ -118,7 +118,9 @@ def show_trial_comparison(
                 for e in compared
             ],
         ),
-        knobs=_knobs([facts.trial.layout for facts in compared]),
+        knobs=_knobs(
+            [facts.trial.layout for facts in compared], [facts.campaign for facts in compared]
+        ),
         figures=_figures(compared),
         bars=[
             (facts, stacked(facts.parts, whole=whole), keys(facts.parts))
@@ -184,15 +186,21 @@ def show_campaign_comparison(
         "compare_campaigns.html",
         campaigns=[each.campaign for each in found],
         rows=_properties(store, found),
-        knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
+        knobs=_knobs(
+            [each.winner.trial.layout if each.winner else None for each in found],
+            [each.campaign for each in found],
+        ),
         verdicts=_verdicts(
             store, [(f"the winner of {e.campaign.name}", e.campaign, e.winner) for e in found]
         ),
     )
 
 
-def _knobs(layouts: Sequence[Layout | None]) -> list[Row]:
-    """Every knob that is not at its default in all of them; None: there is no layout."""
+def _knobs(layouts: Sequence[Layout | None], campaigns: Sequence[CampaignRecord]) -> list[Row]:
+    """Every knob that is not at its default in all of them; None: there is no layout.
+
+    Job knobs are those that the campaigns search, or that the layouts set.
+    """
     known = [layout for layout in layouts if layout is not None]
     rows = [
         Row(knob.label, ["-" if each is None else knob_text(each, knob.name) for each in layouts])
@@ -201,7 +209,16 @@ def _knobs(layouts: Sequence[Layout | None]) -> list[Row]:
         and (knob.heading or any(getattr(each, knob.name) != knob.default for each in known))
     ]
     batches = ["-" if each is None else str(each.global_batch_size) for each in layouts]
-    return [*rows, Row("global batch", batches)]
+    shown = [each.stored.shown_knobs for each in campaigns]
+    names = dict.fromkeys(
+        (*(name for each in shown for name in each), *(name for each in known for name in each.job))
+    )
+    pairs = list(zip(layouts, shown, strict=True))
+    of_jobs = [
+        Row(name, ["-" if each is None else job_text(each, name, knobs) for each, knobs in pairs])
+        for name in names
+    ]
+    return [*rows, Row("global batch", batches), *of_jobs]
 
 
 def _figures(trials: list[TrialFacts]) -> list[Row]:
@@ -234,7 +251,7 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
     return [
         Row("state", [state_words(each.state, each.reason) for each in campaigns]),
         *_simulated(campaigns),
-        Row("model", [each.model_name for each in campaigns]),
+        Row("model", [each.model_title for each in campaigns]),
         Row("cluster", [each.cluster_name for each in campaigns]),
         Row(
             "nodes of the cluster",
@@ -294,7 +311,7 @@ def _compared(store: Store, first: _Named, other: _Named) -> Compared:
     elif (by_one := _simulator_of(store, of_one)) != (by_two := _simulator_of(store, of_two)):
         why_not = f"one is {by_two or 'measured'}, the other {by_one or 'measured'}"
     elif (of_one.model_name, of_one.stored.model) != (of_two.model_name, of_two.stored.model):
-        why_not = f"they train {of_two.model_name} and {of_one.model_name}"
+        why_not = f"they train {of_two.model_title} and {of_one.model_title}"
     return Compared(
         name=two,
         first=one,

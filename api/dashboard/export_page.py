@@ -79,7 +79,11 @@ def show_export(
         campaign=campaign,
         asked=asked,
         formats=[form.adapter for form in FORMATS.values()],
-        lacking={name: KNOBS[name].label for name in lacking if name in KNOBS},
+        lacking={
+            name: KNOBS[name].label if name in KNOBS else name
+            for name in lacking
+            if name in KNOBS or name in campaign.stored.job_knobs
+        },
         best=best.trial.number if best else None,
         bundle=bundle,
         refusal=refusal,

@@ -15,9 +15,11 @@ from layout_tuner.api.dashboard import (
     campaign_tabs,
     comparisons,
     export_page,
+    job_upload,
     plot_pages,
     sign_in_page,
     submit,
+    trainer_page,
     trial_page,
 )
 from layout_tuner.api.html import assets
@@ -31,8 +33,10 @@ _PAGES: Final = (
     campaign_actions,
     comparisons,
     trial_page,
+    trainer_page,
     plot_pages,
     submit,
+    job_upload,
     export_page,
     allocation_list,
     access_pages,

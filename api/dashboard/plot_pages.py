@@ -39,9 +39,9 @@ def show_plots(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
     return show(
         "plots.html",
         plots=plots,
-        knobs=KNOBS,
+        knobs=plots.facts.knobs,
         objectives=[(name, unit(name)) for name in ALL_OBJECTIVES],
-        pairs=[(name, KNOBS[name].label) for name in plots.facts.varying or KNOBS],
+        pairs=[(name, plots.facts.knobs[name].label) for name in plots.facts.varying or KNOBS],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
@@ -28,6 +28,7 @@ from layout_tuner.api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
+from layout_tuner.api.dashboard.job_form import JobForm
 from layout_tuner.api.dependencies import StoreDep, get_campaign
 from layout_tuner.api.errors import ApiError
 from layout_tuner.api.html.rendering import go_to, render
@@ -69,6 +70,8 @@ class SubmitPage:
     submission: Submission
     form: dict[str, str]
     """The fields of the form by name; `view` is the view that they are of."""
+    job: JobForm = field(default_factory=JobForm)
+    """The form for the files of a job."""
 
     def show(
         self,
@@ -88,6 +91,7 @@ class SubmitPage:
             self.request,
             "submit.html",
             form=self.form,
+            job=self.job,
             sent=self.request.method == "POST",
             models=[*PRESET_NAMES["model"], *own["model"]],
             clusters=[*PRESET_NAMES["cluster"], *own["cluster"]],
@@ -121,7 +125,7 @@ class SubmitPage:
         with suppress(*_WRONG_DOCUMENT):
             document = self._document()
             if isinstance(document, dict):
-                page = replace(self, form=_fields(document, self.form["do"]))
+                page = replace(self, form=fields_of(document, self.form["do"]))
         return page.show()
 
     def open(self) -> Response:
@@ -218,7 +222,7 @@ def show_submit(
         original = get_campaign(campaign, store)
         document = like_campaign(store, original, submission.free_name(original.name))
     page = SubmitPage(
-        request=request, store=store, submission=submission, form=_fields(document, view)
+        request=request, store=store, submission=submission, form=fields_of(document, view)
     )
     return page.show(is_checked=bool(campaign) or any(given.values()))
 
@@ -242,7 +246,8 @@ def do_check(page: SubmitPageDep) -> HTMLResponse:
     return render(page.request, "submit_check.html", **page.findings(page.check()))
 
 
-def _fields(document: dict[str, Any], view: str) -> dict[str, str]:
+def fields_of(document: dict[str, Any], view: str) -> dict[str, str]:
+    """The fields of a page for a document, in a view."""
     fields = {YAML: yaml_of(document)} if view == YAML else form_of(document)
     return dict.fromkeys((*FORM_FIELDS, YAML), "") | fields | {"view": view, "key": uuid4().hex}
 

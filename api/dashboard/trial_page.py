@@ -26,6 +26,7 @@ from layout_tuner.api.routes.trials import TrialPath
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.search_spaces.campaigns.fidelity import cheap_iterations
 from layout_tuner.search_spaces.campaigns.stored_campaign import Damaged
 from layout_tuner.terminal.plurals import capitalised
 
@@ -59,7 +60,7 @@ def show_trial(
         detail=facts.detail,
         said="".join(_summary(facts)),
         meaning=REASONS.get(trial.reason or ""),
-        knobs=list(knob_pairs(trial.layout)),
+        knobs=list(knob_pairs(trial.layout, facts.campaign.stored.shown_knobs)),
         drawn=layout_map(trial.layout),
         schedule=schedule_plot(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
@@ -129,7 +130,12 @@ def _running(facts: TrialFacts) -> str:
     }.get(attempt.phase or "", "has been leased")
     why = f" ({attempt.waiting_because})" if attempt.waiting_because else ""
     probe = facts.campaign.stored.probe
-    asked = "" if probe is None else f", of about {probe.warmup + probe.iterations:,}"
+    asked = ""
+    if probe is not None:
+        timed = probe.iterations
+        if facts.cheap is not None:
+            timed = cheap_iterations(timed)
+        asked = f", of about {probe.warmup + timed:,}"
     return (
         f"Attempt {attempt.attempt} {words} on {attempt.worker_name}{why}: "
         f"{facts.trial.iterations_done:,} iterations are done{asked}. "

@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from layout_tuner.api.errors import ColumnUnknownError
-from layout_tuner.api.ranked_columns import COLUMNS, cells, device_peak_words, variant
+from layout_tuner.api.ranked_columns import (
+    COLUMNS,
+    RankedColumn,
+    device_peak_words,
+    job_columns,
+    variant,
+)
 from layout_tuner.documents.reading import nearest, shown, word_of
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
-from layout_tuner.results_db.trials.filter import KNOB_FIELDS, LeaderboardListing
+from layout_tuner.results_db.trials.filter import (
+    KNOB_FIELDS,
+    LeaderboardListing,
+    is_job_key,
+)
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 
 PAGE: Final = 100
@@ -117,30 +128,36 @@ def leaderboard_table(
     Without columns it shows the knobs that differ, and some metrics. The values of the knob
     `opened` are counted, however many layouts there are.
     """
+    of_jobs = job_columns(campaign.stored.shown_knobs)
+    choices = (*KNOB_FIELDS, *of_jobs, *METRICS)
+    known = {**COLUMNS, **of_jobs}
     for name in columns:
-        if name not in CHOICES:
-            raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, CHOICES)}")
+        if name not in choices:
+            raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, choices)}")
     page = store.leaderboard.page_of_layouts(
         campaign.id, objective, listing=listing, limit=PAGE, offset=offset
     )
-    constant = store.leaderboard.constant_knobs(campaign.id, objective, listing=listing)
+    constant = store.leaderboard.constant_knobs(
+        campaign.id, objective, listing=listing, knobs=campaign.stored.shown_knobs
+    )
     # Metrics come first: of a wide table, a narrow window shows the first columns.
-    names = [name for name in CHOICES if name in columns] or [
+    names = [name for name in choices if name in columns] or [
         *_SHOWN_METRICS,
-        *(name for name in KNOB_FIELDS if name not in constant),
+        *(name for name in (*KNOB_FIELDS, *of_jobs) if name not in constant),
     ]
+    shown_columns = [known[name] for name in names]
     return LeaderboardTable(
         objective=objective,
         listing=listing,
-        columns=[_column(name, listing) for name in names],
-        lines=_lines(page, names, has_front=len(campaign.objectives) > 1),
+        columns=[_column(each, listing) for each in shown_columns],
+        lines=_lines(page, shown_columns, has_front=len(campaign.objectives) > 1),
         constant={
-            COLUMNS[name].label: word_of(value)
+            known[name].label: "-" if value is None else word_of(value)
             for name, value in constant.items()
             if name not in names and not (name in KNOBS and value == KNOBS[name].default)
         },
-        facets=_facets(store, campaign, listing, opened),
-        choices=[(name, COLUMNS[name].label) for name in CHOICES],
+        facets=_facets(store, campaign, listing, known, opened),
+        choices=[(name, known[name].label) for name in choices],
         bounds=[(name, COLUMNS[name].label, *listing.wanted.bounds(name)) for name in METRICS],
         total=page.total,
         source=page.source,
@@ -150,36 +167,43 @@ def leaderboard_table(
     )
 
 
-def _column(name: str, listing: LeaderboardListing) -> LeaderboardColumn:
-    first = "asc" if name in _SMALL_IS_GOOD else "desc"
+def _column(shown: RankedColumn, listing: LeaderboardListing) -> LeaderboardColumn:
+    name = shown.name
+    first = "asc" if name in _SMALL_IS_GOOD or is_job_key(name) else "desc"
     is_sorted = listing.sort == name
     order = "desc" if listing.descending else "asc"
     return LeaderboardColumn(
         name=name,
-        heading=COLUMNS[name].label,
-        is_number=COLUMNS[name].is_number,
+        heading=shown.label,
+        is_number=shown.is_number,
         sorted=("descending" if listing.descending else "ascending") if is_sorted else "none",
         next_order=first if not is_sorted else ("asc" if order == "desc" else "desc"),
     )
 
 
 def _facets(
-    store: Store, campaign: CampaignRecord, listing: LeaderboardListing, opened: str | None
+    store: Store,
+    campaign: CampaignRecord,
+    listing: LeaderboardListing,
+    known: Mapping[str, RankedColumn],
+    opened: str | None,
 ) -> list[KnobFacet]:
-    same = store.leaderboard.constant_knobs(campaign.id)
-    chosen = {name: getattr(listing.wanted, name) for name in KNOB_FIELDS}
+    knobs = campaign.stored.shown_knobs
+    same = store.leaderboard.constant_knobs(campaign.id, knobs=knobs)
+    every = (*KNOB_FIELDS, *(JOB_PREFIX + name for name in knobs))
+    chosen = {name: listing.wanted.stated.get(name, ()) for name in every}
     num_ranked = store.leaderboard.ranked_summary(campaign.id).num_ranked
-    names = [name for name in KNOB_FIELDS if chosen[name] or (num_ranked and name not in same)]
+    names = [name for name in every if chosen[name] or (num_ranked and name not in same)]
     # Of many layouts, the values of all knobs would take longer than the rest of the page.
     is_short = num_ranked <= _COUNTED_AT_ONCE
     counted = store.leaderboard.knob_values(
-        campaign.id, *(name for name in names if is_short or name == opened)
+        campaign.id, *(name for name in names if is_short or name == opened), knobs=knobs
     )
     return [
         KnobFacet(
             name=name,
-            label=COLUMNS[name].label,
-            counts={word_of(value): number for value, number in counted[name].items()}
+            label=known[name].label,
+            counts={word_of(v): number for v, number in counted[name].items() if v is not None}
             if name in counted
             else None,
             chosen=frozenset(map(word_of, chosen[name])),
@@ -188,12 +212,14 @@ def _facets(
     ]
 
 
-def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> list[LeaderboardLine]:
+def _lines(
+    page: PageOfLayouts, columns: Sequence[RankedColumn], *, has_front: bool
+) -> list[LeaderboardLine]:
     place = _scale(page.layouts)
     return [
         LeaderboardLine(
             ranked=each,
-            cells=cells(names, each),
+            cells=[column.cell(each) for column in columns],
             marks=_marks(each, on_front=has_front and each.trial.id in page.front),
             drawn=(place(each.value_low), place(each.value), place(each.value_high)),
         )

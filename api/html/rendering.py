@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
-from layout_tuner.api.campaigns.progress import node_seconds_left
+from layout_tuner.api.campaigns.progress_and_waiting import node_seconds_left
 from layout_tuner.api.formatting import (
     cheap_count_words,
     duration,
@@ -35,6 +35,7 @@ from layout_tuner.api.html.assets import assets, maplibre_style_id
 from layout_tuner.api.html.result_sentences import peak_words, short_layout
 from layout_tuner.api.plots.svg import visible
 from layout_tuner.api.ranked_columns import COLUMNS
+from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.plan_parts.comparison_text import (
     comparison_tables,
     comparison_words,
@@ -44,14 +45,16 @@ from layout_tuner.predictions.belief.plan_text import (
     baseline_words,
     bought_words,
     chances_words,
+    gain_words,
     head_words,
+    jobs_words,
     knowledge_words,
     refusal_words,
 )
 from layout_tuner.predictions.statistics.disturbance import MEANING
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.records import EVENT_KINDS, CampaignRecord, ProbeCount
-from layout_tuner.search_spaces.layouts.knobs import auto_words
+from layout_tuner.search_spaces.layouts.knobs import auto_words, searched_words
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.terminal.plurals import capitalised
 from layout_tuner.version import version
@@ -195,9 +198,10 @@ def timestamp(at: datetime | None) -> Markup:
 
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
+    searched_words,
     *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
-    *(step_words, unit, used_words, cheap_words, count, labelled, timestamp),
-    *(head_words, baseline_words, refusal_words, bought_words),
+    *(step_words, unit, used_words, cheap_words, count, labelled, timestamp, word_of),
+    *(head_words, baseline_words, refusal_words, bought_words, gain_words, jobs_words),
     *(comparison_words, comparison_tables, capitalised),
 )
 """Functions that are filters of the templates under their own names."""

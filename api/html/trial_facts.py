@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from layout_tuner.api.campaigns.trials import cheap_probes
-from layout_tuner.api.formatting import memory_of, moment, step_words, trainer_words
+from layout_tuner.api.formatting import measured_words, memory_of, moment, step_words, trainer_words
 from layout_tuner.api.plot_data.estimates import memory_by_stage
 from layout_tuner.api.plots.bars import PlotPart, step_parts
 from layout_tuner.api.plots.static_plot import static_plot
@@ -15,12 +15,11 @@ from layout_tuner.api.plots.svg import Plot
 from layout_tuner.api.ranked_columns import COLUMNS, device_peak_words
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
-from layout_tuner.predictions.statistics.disturbance import disturbance_words
-from layout_tuner.protocol.measurement import routing_words, skipped_words
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
+from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
@@ -134,8 +133,11 @@ def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float
     return [stage.total_bytes for stage in stage_memory(layout, model)]
 
 
-def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
-    """The knobs of a layout; new ones and counts without a column only if not at their default."""
+def knob_pairs(layout: Layout, knobs: Mapping[str, JobKnob]) -> Iterator[tuple[str, str]]:
+    """The knobs of a layout; new ones and counts without a column only if not at their default.
+
+    Then those of its job: `knobs`, and others that it sets.
+    """
     for knob in KNOBS.values():
         is_default = getattr(layout, knob.name) == knob.default
         is_optional = knob.is_new or (knob.is_count and not knob.heading)
@@ -143,6 +145,15 @@ def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
             yield knob.label, knob_text(layout, knob.name)
         if knob.name == "num_microbatches":
             yield "global batch", str(layout.global_batch_size)
+    for name in dict.fromkeys((*knobs, *layout.job)):
+        yield name, job_text(layout, name, knobs)
+
+
+def job_text(layout: Layout, name: str, knobs: Mapping[str, JobKnob]) -> str:
+    """The value of a job knob; "-": the job does not state it, and no default is known."""
+    knob, settings = knobs.get(name), layout.job
+    value = settings.get(name) if knob is None else knob.value_of(settings)
+    return "-" if value is None else _text(value)
 
 
 def knob_text(layout: Layout, name: str) -> str:
@@ -151,7 +162,11 @@ def knob_text(layout: Layout, name: str) -> str:
         return f"{chosen} ({counted(layout.num_devices, 'device')})"
     if name == "zero_stage" and layout.zero_replicas > 1:
         return f"{chosen}, {layout.zero_replicas} copies"
-    return ("yes" if chosen else "no") if isinstance(chosen, bool) else str(chosen)
+    return _text(chosen)
+
+
+def _text(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def figure_pairs(
@@ -171,12 +186,7 @@ def figure_pairs(
         yield "peak of a device", words
     peak = COLUMNS["peak_memory_bytes"]
     yield peak.label, memory_of(peak.value(trial), stored.device_memory_bytes)
-    if words := disturbance_words(measured.others_share, measured.throttled, measured.own_share):
-        yield "taken by others", words
-    if words := routing_words(measured.balanced_routing, measured.expert_load):
-        yield "routing", words
-    if words := skipped_words(measured.skipped_steps):
-        yield "skipped steps", words
+    yield from measured_words(measured)
     if stored.model is not None and stored.model.lacks:
         yield "the model lacks", stored.model.lacks
     if words := trainer_words(measured):

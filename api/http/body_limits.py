@@ -34,6 +34,7 @@ class BodyLimits(NamedTuple):
 _SMALL: Final = BodyLimits(16 << 10)
 _DOCUMENT: Final = BodyLimits(256 << 10)  # `documents.json_and_yaml` counts its values
 _FORM: Final = BodyLimits(1 << 20)  # a document, whose encoding may triple it, and other fields
+_JOB_FILES: Final = BodyLimits(5 << 20)
 _NOTES: Final = BodyLimits(128 << 10)  # 10,000 characters, each written as two escapes
 
 BODY_LIMITS: Final[Mapping[str, BodyLimits]] = {
@@ -45,6 +46,8 @@ BODY_LIMITS: Final[Mapping[str, BodyLimits]] = {
     "put_cluster": _DOCUMENT,
     "do_submit": _FORM,
     "do_check": _FORM,
+    # A job's file and a config.json of 1 MiB each, whose texts a form may escape.
+    "do_read_job": _JOB_FILES,
     "update_campaign": _NOTES,
     "do_change_campaign": _NOTES,
     "import_campaigns": BodyLimits(4 << 20),  # 5,000 rows

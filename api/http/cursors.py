@@ -17,6 +17,7 @@ from layout_tuner.results_db.trials.filter import (
     SORT_KEYS,
     PageEnd,
     TrialOrder,
+    is_job_key,
 )
 
 MAX_CURSOR: Final = 200
@@ -88,7 +89,7 @@ def _parts(cursor: str) -> list[Any] | None:
     if not isinstance(parts, list) or len(parts) != 6:
         return None
     campaign_id, key, direction, ended_seq, value, trial_id = parts
-    texts_fit = key in SORT_KEYS and direction in ("asc", "desc")
+    texts_fit = (key in SORT_KEYS or is_job_key(str(key))) and direction in ("asc", "desc")
     numbers = (campaign_id, trial_id, ended_seq)
     numbers_fit = all(type(part) is int and 0 <= part <= MAX_KNOB for part in numbers)
     return parts if texts_fit and numbers_fit and _is_value(key, value) else None
@@ -100,5 +101,6 @@ def _is_value(key: str, value: object) -> bool:
         return True
     if key in _SECONDS_AND_RATES:
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-    most = MAX_BOUND if key in _WHOLE_METRICS else MAX_KNOB
-    return type(value) is int and 0 <= value <= most
+    most = MAX_BOUND if key in _WHOLE_METRICS or is_job_key(key) else MAX_KNOB
+    least = -1 if is_job_key(key) else 0
+    return type(value) is int and least <= value <= most

@@ -37,6 +37,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.SignInRoleError: HTTPStatus.FORBIDDEN,
     api_errors.SignInTooOftenError: HTTPStatus.TOO_MANY_REQUESTS,
     api_errors.PresetFixedError: HTTPStatus.CONFLICT,
+    api_errors.TrainerNotFoundError: HTTPStatus.NOT_FOUND,
     api_errors.AssetNotFoundError: HTTPStatus.NOT_FOUND,
     api_errors.ComparisonInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     api_errors.ColumnUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Final, Literal, get_args
 
+from annotated_types import GroupedMetadata
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints, WithJsonSchema
+from starlette.datastructures import QueryParams
 
 from layout_tuner.api.errors import QueryUnknownError
 from layout_tuner.documents.reading import MAX_COUNT, nearest, shown
@@ -27,6 +30,9 @@ from layout_tuner.results_db.trials.filter import (
     SINGULAR,
     TEXTS,
     TrialFilter,
+    is_job_key,
+    job_field,
+    job_knob_name,
 )
 from layout_tuner.search_spaces.layouts.layout import DEGREES
 
@@ -73,13 +79,23 @@ def _type_of(name: str) -> Any:
     return Annotated[int, Query(ge=0, le=MAX_KNOB)]
 
 
-def read_trial_filter(**query: Any) -> TrialFilter:
-    """The filter of a query; TrialFilterInvalidError if a lower bound is above its upper one."""
+def read_trial_filter(request: Request | None = None, **query: Any) -> TrialFilter:
+    """The filter of a query.
+
+    Job knobs are read from its other parameters: `job.NAME`, `min_job.NAME` and `max_job.NAME`.
+
+    Raises:
+        TrialFilterInvalidError: a lower bound is above its upper one, or a value of a job knob is
+            none that a job can have.
+    """
     stated: dict[str, Any] = {
         _FIELD_OF[name]: tuple(value) if isinstance(value, list) else value
         for name, value in query.items()
         if value is not None
     }
+    texts = QueryParams() if request is None else request.query_params
+    for name in filter(job_knob_name, texts):
+        stated[name] = job_field(name, texts.getlist(name))
     return TrialFilter(**stated)
 
 
@@ -87,10 +103,31 @@ def read_trial_filter(**query: Any) -> TrialFilter:
 # So each field is described once, and the OpenAPI document lists them all.
 read_trial_filter.__signature__ = Signature(  # type: ignore[attr-defined]
     [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _annotations()
+        Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=Request),
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in _annotations()
+        ),
     ]
 )
+
+
+@dataclass(frozen=True)
+class SortKeyOf(GroupedMetadata):
+    """Makes a text of a query a sort key: one of some keys, or that of a job knob."""
+
+    keys: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        choices = [{"enum": list(self.keys)}, {"pattern": r"^job\.[a-z][a-z0-9_]{0,40}$"}]
+        yield AfterValidator(self._checked)
+        yield WithJsonSchema({"type": "string", "anyOf": choices})
+
+    def _checked(self, value: str) -> str:
+        if value in self.keys or is_job_key(value):
+            return value
+        raise ValueError(f"{shown(value)} is no sort key{nearest(value, self.keys)}")
+
 
 TrialFilterDep = Annotated[TrialFilter, Depends(read_trial_filter)]
 
@@ -126,7 +163,7 @@ def _refuse_unknown(request: Request, also: frozenset[str]) -> None:
     for name, value in request.query_params.multi_items():
         if name in known:
             _refuse_lax_number("query", name, value, known[name])
-        elif name not in also:
+        elif name not in also and not (job_knob_name(name) and known.keys() >= FILTER_NAMES):
             hint = nearest(name, sorted(known)) if known else "; there is none here"
             raise QueryUnknownError(f"the query parameter {shown(name)} is unknown{hint}")
 

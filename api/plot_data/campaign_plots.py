@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel
 
+from layout_tuner.api.http.query_parameters import SortKeyOf
 from layout_tuner.api.plot_data import estimates, knobs, objectives
 from layout_tuner.api.plot_data.layout_points import PlotFacts
 from layout_tuner.api.plot_data.plot_data import PlottedData, mark_disturbed
 from layout_tuner.api.plot_data.step_times import time_parts
 from layout_tuner.api.plot_data.timeline import timeline
 from layout_tuner.results_db.campaigns.history_and_timeline import MAX_TIMELINE
-from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell, RankedLayout
 from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
 from layout_tuner.results_db.records import Analysis, CampaignRecord, PredictedTrial
 from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
 
@@ -41,11 +43,7 @@ MOST_BARS: Final = 12
 """Layouts whose time parts are drawn, besides the baseline."""
 
 
-if TYPE_CHECKING:
-    KnobName = str
-else:
-    # pydantic reads the choices from it.
-    KnobName = Literal[tuple(KNOBS)]
+_KnobName = Annotated[str, SortKeyOf(tuple(KNOBS))]
 
 
 class PlotChoices(BaseModel):
@@ -53,13 +51,13 @@ class PlotChoices(BaseModel):
 
     show: Literal["all"] | None = None
     """all: axes include values that are far out, timelines all attempts."""
-    x: KnobName | None = None
+    x: _KnobName | None = None
     """The knob across in the plot of two knobs."""
-    y: KnobName | None = None
+    y: _KnobName | None = None
     across: AnyObjective | None = None
     """The objective across in the plane of the front."""
     up: AnyObjective | None = None
-    knob: KnobName | None = None
+    knob: _KnobName | None = None
     """The knob of a slice."""
 
     @property
@@ -97,11 +95,10 @@ class CampaignPlots:
             return knobs.parallel(facts, show_all=show_all)
         if name == "slice":
             knob = knob or next(iter(facts.varying), "tp")
-            cells = self.store.leaderboard.knob_cells(self.campaign.id, knob)
+            cells = self._cells(knob)
             return knobs.slice_of(facts, knob, cells, show_all=show_all)
         if name == "two-knobs":
-            cells = self.store.leaderboard.knob_cells(self.campaign.id, *self.pair)
-            return knobs.two_knobs(facts, *self.pair, cells)
+            return knobs.two_knobs(facts, *self.pair, self._cells(*self.pair))
         if name == "pareto":
             return objectives.pareto(facts, *self.plane, show_all=show_all)
         if name == "estimated-time":
@@ -113,6 +110,10 @@ class CampaignPlots:
         limit = MAX_TIMELINE if show_all else NEWEST_ATTEMPTS
         found = self.store.history.timeline(self.campaign.id, limit=limit)
         return timeline(found, self.store.now(), facts.mark_of)
+
+    def _cells(self, *names: str) -> list[KnobCell]:
+        knobs = self.campaign.stored.shown_knobs
+        return self.store.leaderboard.knob_cells(self.campaign.id, *names, knobs=knobs)
 
     @cached_property
     def facts(self) -> PlotFacts:
@@ -131,15 +132,16 @@ class CampaignPlots:
             model=self.campaign.stored.model,
             device_memory_bytes=self.campaign.stored.device_memory_bytes,
             num_cheap=self.store.trials.ended_probes(self.campaign.id, cheap=True).number,
+            job_knobs=self.campaign.stored.shown_knobs,
         )
 
     def _baseline(self, points: Sequence[PlotPoint]) -> PlotPoint | None:
         layout = self.campaign.stored.baseline
         if layout is None:
             return None
-        knobs = layout.to_mapping(every_knob=True)
+        knobs = layout.without_job.to_mapping(every_knob=True)
         for point in points:
-            if point.knobs == knobs:
+            if (point.knobs, point.job) == (knobs, layout.job):
                 return point
         # A sample may lack it.
         ranked = self.ranked_baseline
@@ -151,6 +153,7 @@ class CampaignPlots:
             state=ranked.trial.state,
             reason=ranked.trial.reason,
             knobs=knobs,
+            job=layout.job,
             value=ranked.value,
             peak_memory_bytes=ranked.trial.measurement.peak_memory_bytes,
             shortened=ranked.shortened,
@@ -182,8 +185,9 @@ class CampaignPlots:
     def pair(self) -> tuple[str, str]:
         """The knobs across and up: the chosen ones, else the most important ones that vary."""
         important = () if self.analysis is None else tuple(self.analysis.importances)
+        important = tuple(name if name in KNOBS else JOB_PREFIX + name for name in important)
         likely = [*(name for name in important if name in self.facts.varying), *self.facts.varying]
-        likely += KNOBS
+        likely += self.facts.knobs
         x = self.choices.x or next(name for name in likely if name != self.choices.y)
         return x, self.choices.y or next(name for name in likely if name != x)
 

@@ -28,7 +28,7 @@ from layout_tuner.api.plot_data.plot_data import (
 )
 from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
 from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
-from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.layouts.knobs import Knob
 
 NUM_COLOURS: Final = 8
 """Colours of a value: `--scale1` is the lowest, `--scale8` the highest."""
@@ -51,7 +51,7 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlottedData:
         return PlottedData(says=[_why_no_knobs(facts)])
     objective = facts.objective
     ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
-    shown = [KNOBS[name] for name in facts.varying]
+    shown = [facts.knobs[name] for name in facts.varying]
     best = sorted(facts.ranked, key=lambda point: -(point.value or 0.0))[:MOST_ROWS]
     return PlottedData(
         traces=_parallel_traces(facts, ends),
@@ -74,7 +74,7 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlottedData:
             (
                 str(point.number),
                 objective_figure(objective, point.value),
-                *(knob_text(point.knobs[name]) for name in facts.varying),
+                *(knob_text(facts.value_of(name, point)) for name in facts.varying),
             )
             for point in best
         ],
@@ -134,7 +134,7 @@ def _lines(
     for point in found:
         part = _part(ends, point)
         for axis, (knob, values) in enumerate(facts.varying.items()):
-            place = values.index(point.knobs[knob]) / (len(values) - 1)
+            place = values.index(facts.value_of(knob, point)) / (len(values) - 1)
             room = min(_SPREAD, 0.3 / len(values))
             xs.append(axis)
             ys.append(round(place + room * (max(part, 0.0) - 0.5), 4))
@@ -164,7 +164,10 @@ def _parallel_layout(facts: PlotFacts, ends: AxisRange) -> dict[str, Any]:
         "xaxis": {
             "tickmode": "array",
             "tickvals": list(range(last + 1)),
-            "ticktext": [*(KNOBS[name].word for name in facts.varying), unit(facts.objective)],
+            "ticktext": [
+                *(facts.knobs[name].word for name in facts.varying),
+                unit(facts.objective),
+            ],
             "tickangle": 0,
             "range": [-0.5, last + 0.9],
             "side": "top",
@@ -203,14 +206,14 @@ def slice_of(
     ends = axis_range(facts.values, always=always, show_all=show_all)
 
     def spot(point: PlotPoint) -> Spot:
-        return facts.spot(point, knob_text(point.knobs[knob]), point.value)
+        return facts.spot(point, knob_text(facts.value_of(knob, point)), point.value)
 
     traces: list[Trace] = []
     for kind in ("measured", "stopped early"):
         of_kind = [spot(point) for point in facts.ranked if point.kind == kind]
         traces += points(kind, of_kind, **MARKERS[kind], opacity=0.6)
     by_value = {cell.values[0]: cell for cell in cells}
-    values = in_order(knob, [*facts.varying[knob], *by_value])
+    values = in_order(facts.knobs[knob], [*facts.varying[knob], *by_value])
     measured = [value for value in values if value in by_value]
     best = [by_value[value].best for value in measured]
     traces.append(line("best", map(knob_text, measured), best, color="--good", width=1.5))
@@ -218,12 +221,12 @@ def slice_of(
     return PlottedData(
         traces=traces + mark_traces(marks),
         layout={
-            "xaxis": _category_axis(knob, values),
+            "xaxis": _category_axis(facts.knobs[knob], values),
             "yaxis": objective_axis(facts.objective, ends),
             "showlegend": False,
         },
         says=hidden_words(ends, facts.objective),
-        headings=(KNOBS[knob].label, ">layouts", ">median shown", ">best"),
+        headings=(facts.knobs[knob].label, ">layouts", ">median shown", ">best"),
         rows=[_slice_row(facts, knob, value, by_value.get(value)) for value in values],
         hides=bool(ends.hidden),
     )
@@ -232,7 +235,9 @@ def slice_of(
 def _slice_row(
     facts: PlotFacts, knob: str, value: Any, cell: KnobCell | None
 ) -> tuple[str, str, str, str]:
-    found = [p.value for p in facts.ranked if p.knobs[knob] == value and p.value is not None]
+    found = [
+        p.value for p in facts.ranked if facts.value_of(knob, p) == value and p.value is not None
+    ]
     return (
         knob_text(value),
         f"{cell.num_layouts:,}" if cell else "0",
@@ -253,9 +258,11 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
     if across not in facts.varying or up not in facts.varying or across == up:
         return PlottedData(says=[_why_no_pair(facts, across, up)])
     measured: _Cells = {cell.values: cell for cell in cells}
-    columns = in_order(across, [*facts.varying[across], *(cell[0] for cell in measured)])
-    rows = in_order(up, [*facts.varying[up], *(cell[1] for cell in measured)])
-    tried = {(point.knobs[across], point.knobs[up]) for point in facts.points}
+    columns = in_order(
+        facts.knobs[across], [*facts.varying[across], *(cell[0] for cell in measured)]
+    )
+    rows = in_order(facts.knobs[up], [*facts.varying[up], *(cell[1] for cell in measured)])
+    tried = {(facts.value_of(across, point), facts.value_of(up, point)) for point in facts.points}
     has_numbers = (
         len(columns) <= _MOST_COLUMNS_WITH_NUMBERS
         and len(columns) * len(rows) <= _MOST_CELLS_WITH_NUMBERS
@@ -272,7 +279,7 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
     traces += points(words, crossed, **{**MARKERS["failed"], "size": 9})
     notes = []
     for name, point in facts.marks.items():
-        x, y = point.knobs[across], point.knobs[up]
+        x, y = facts.value_of(across, point), facts.value_of(up, point)
         if has_numbers:
             # Positions, since names that are numbers would be taken for positions.
             notes.append(_cell_mark(name, columns.index(x), rows.index(y)))
@@ -287,8 +294,8 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
     return PlottedData(
         traces=traces,
         layout={
-            "xaxis": _category_axis(across, columns),
-            "yaxis": _category_axis(up, rows),
+            "xaxis": _category_axis(facts.knobs[across], columns),
+            "yaxis": _category_axis(facts.knobs[up], rows),
             "annotations": notes,
         },
         says=[
@@ -296,7 +303,10 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
             "whatever their other knobs. Empty cells were not tried. A cross marks cells where "
             "layouts were tried and none is ranked."
         ],
-        headings=(KNOBS[up].label, *(f">{KNOBS[across].word} {knob_text(v)}" for v in columns)),
+        headings=(
+            facts.knobs[up].label,
+            *(f">{facts.knobs[across].word} {knob_text(v)}" for v in columns),
+        ),
         rows=[(knob_text(row), *(text((column, row)) for column in columns)) for row in rows],
     )
 
@@ -337,22 +347,21 @@ def _cell_mark(name: str, x: int, y: int) -> dict[str, Any]:
     return _note(x, y, f"{character} {name}", color=colour, size=11) | shift
 
 
-def _category_axis(knob: str, values: Sequence[Any]) -> dict[str, Any]:
+def _category_axis(knob: Knob, values: Sequence[Any]) -> dict[str, Any]:
     return {
         "type": "category",
         "categoryorder": "array",
         "categoryarray": [knob_text(value) for value in values],
         "range": [-0.5, len(values) - 0.5],
-        "title": {"text": KNOBS[knob].label},
+        "title": {"text": knob.label},
         "showgrid": False,
     }
 
 
 def _constant_words(facts: PlotFacts) -> list[str]:
-    knobs = facts.points[0].knobs
     same = [
-        f"{knob.word} {knob_text(knobs[name])}"
-        for name, knob in KNOBS.items()
+        f"{knob.word} {knob_text(facts.value_of(name, facts.points[0]))}"
+        for name, knob in facts.knobs.items()
         if name not in facts.varying and knob.is_shown
     ]
     return [f"All layouts have {', '.join(same)}."] if same else []
@@ -371,5 +380,5 @@ def _why_no_pair(facts: PlotFacts, across: str, up: str) -> str:
         return "Fewer than two knobs differ between the layouts so far."
     if across == up:
         return "Choose two different knobs."
-    constant = " and ".join(KNOBS[n].label for n in (across, up) if n not in facts.varying)
+    constant = " and ".join(facts.knobs[n].label for n in (across, up) if n not in facts.varying)
     return f"All layouts so far have the same {constant}; choose other knobs."

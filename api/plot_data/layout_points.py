@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 from layout_tuner.api.formatting import state_words
 from layout_tuner.api.plot_data.plot_data import Spot, Trace, marked, objective_words
 from layout_tuner.results_db.leaderboard.plot_points import PlotPoint
+from layout_tuner.search_spaces.jobs.job_knob import JobKnob, as_layout_knob
+from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
+from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, memory_headroom
@@ -35,6 +38,25 @@ class PlotFacts:
     device_memory_bytes: int | None = None
     num_cheap: int = 0
     """Cheap probes that have ended; they are no points."""
+    job_knobs: Mapping[str, JobKnob] = field(default_factory=dict)
+    """The job knobs that are shown, by name."""
+
+    @cached_property
+    def knobs(self) -> Mapping[str, Knob]:
+        """All knobs by the names that plots have for them."""
+        return {
+            **KNOBS,
+            **{
+                (name := JOB_PREFIX + knob.name): as_layout_knob(name, knob)
+                for knob in self.job_knobs.values()
+            },
+        }
+
+    def value_of(self, name: str, point: PlotPoint) -> Any:
+        """The value of a knob of a layout or its job; None: there is none."""
+        if name in KNOBS:
+            return point.knobs[name]
+        return self.job_knobs[name.removeprefix(JOB_PREFIX)].value_of(point.job)
 
     @property
     def cheap_words(self) -> list[str]:
@@ -60,7 +82,10 @@ class PlotFacts:
     def varying(self) -> dict[str, list[Any]]:
         """The knobs that differ between layouts, each with its values in their order."""
         every = [*self.points, *self.marks.values()]
-        found = {name: in_order(name, (point.knobs[name] for point in every)) for name in KNOBS}
+        found = {
+            name: in_order(knob, (self.value_of(name, point) for point in every))
+            for name, knob in self.knobs.items()
+        }
         return {name: values for name, values in found.items() if len(values) > 1}
 
     @property
@@ -118,17 +143,17 @@ def mark_traces(spots: Mapping[str, Spot]) -> list[Trace]:
     return [trace for name, spot in spots.items() for trace in marked(name, spot)]
 
 
-def in_order(knob: str, values: Iterable[Any]) -> list[Any]:
-    """Different values of a knob: numbers ascending, words in their legal order."""
+def in_order(knob: Knob, values: Iterable[Any]) -> list[Any]:
+    """Different values of a knob: numbers ascending, words in their legal order, None first."""
     found = set(values)
-    if KNOBS[knob].is_switch:
+    if knob.is_switch:
         # SQLite returns switches as numbers.
-        found = set(map(bool, found))
-    return sorted(found, key=KNOBS[knob].code)
+        found = {value if value is None else bool(value) for value in found}
+    return sorted(found, key=lambda value: -1 if value is None else knob.code(value))
 
 
 def knob_text(value: Any) -> str:
-    """A knob's value; switches are on or off."""
+    """A knob's value; switches are on or off, and a job without a value has "-"."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return str(value)
+    return "-" if value is None else str(value)

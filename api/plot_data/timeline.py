@@ -9,6 +9,7 @@ from typing import Any, Final
 from layout_tuner.api.formatting import moment, state_words
 from layout_tuner.api.plot_data.plot_data import Bar, PlottedData, Spot, bars, marked, rows_layout
 from layout_tuner.results_db.campaigns.history_and_timeline import CampaignTimeline, TimelineAttempt
+from layout_tuner.terminal.plurals import counted
 
 MOST_ROWS_DRAWN: Final = 60
 
@@ -46,7 +47,8 @@ def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -
         kind, words = _kind(each)
         start = (each.started_at - begin) / timedelta(seconds=unit_s)
         length = ((each.ended_at or last) - each.started_at) / timedelta(seconds=unit_s)
-        text = f"trial {each.number}, attempt {each.attempt}: {words}; {each.num_nodes} nodes"
+        nodes = counted(each.num_nodes, "node")
+        text = f"trial {each.number}, attempt {each.attempt}: {words}; {nodes}"
         label = str(each.number) if kind in ("completed", "running") else f"{each.number} {words}"
         bar = Bar(rows[each], start, length, text, each.trial_id, label)
         of_kind[kind].append(bar)

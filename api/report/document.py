@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from layout_tuner.api.campaigns.measured_jobs import RankedStep, measured_jobs
+from layout_tuner.api.campaigns.measured_jobs import measured_jobs
 from layout_tuner.api.formatting import (
     cost_parts,
     duration,
@@ -41,7 +41,6 @@ from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import Analysis, CampaignRecord, ProbeCount
 from layout_tuner.results_db.store import Store
 from layout_tuner.results_db.trials.filter import WHOLE, LeaderboardListing, TrialFilter
-from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.version import version
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -83,7 +82,7 @@ def report(
         num_constrained=page.constrained,
         cheap=cheap,
         plots=plots,
-        knobs=KNOBS,
+        knobs=plots.facts.knobs,
         drawn=lambda name, label, knob=None: static_plot(
             plots.data_of(name, knob), label, **({"width": _SLICE_WIDTH} if knob else {})
         ),
@@ -119,19 +118,14 @@ def _leaderboard(
     whole = table(WHOLE, ())
     rows = list(whole.lines[:SHOWN])
     if baseline is not None and baseline.rank > SHOWN:
-        layout = baseline.trial.layout
-        wanted = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
+        wanted = TrialFilter(numbers=(baseline.trial.number,))
         columns = [column.name for column in whole.columns]
         rows += table(LeaderboardListing(wanted=wanted), columns).lines
     return {"leaderboard": whole, "leaders": rows}
 
 
 def _job_text(job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]) -> str:
-    ranked = (
-        RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.value_low, e.value_high)
-        for e in best
-    )
-    jobs = measured_jobs(job, campaign.stored.spec, ranked)
+    jobs = measured_jobs(job, campaign.stored.spec, best)
     return "\n".join(job_lines(job, jobs, PROSE_WIDTH))
 
 
@@ -140,7 +134,7 @@ def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
     is_pipeline = layout.pp > 1
     return {
         "best": best,
-        "knobs": list(knob_pairs(layout)),
+        "knobs": list(knob_pairs(layout, facts.campaign.stored.shown_knobs)),
         "figures": facts.figures,
         "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
         "map": layout_map(layout),

@@ -47,11 +47,13 @@ def probe_command(
     num_layers: int | None = None,
     is_limited: bool = False,
 ) -> ProbeCommand | None:
-    """The command for a layout of a campaign; None: it takes several nodes, which no probe does.
+    """The command for a layout of a campaign; None: `layout-tuner probe` has none for it.
+
+    That is so of several nodes, and of job knobs without an option.
 
     A cheap probe has `num_layers` of the model; a limited one states the memory limit.
     """
-    if layout.num_nodes > 1:
+    if layout.num_nodes > 1 or layout.job.keys() - {"compile"}:
         return None
     model, cluster, probe, default = spec.model, spec.cluster, spec.probe, ProbeSettings()
     iterations = probe.iterations
@@ -75,7 +77,8 @@ def probe_command(
             words += [option, str(given)]
     if is_limited:
         words += ["--memory-limit-gb", str(cluster.device_memory_bytes / GIB)]
-    switches = {"--compile": probe.compile, "--no-balanced-routing": not probe.balanced_routing}
+    compiles = bool(layout.job.get("compile", probe.compile))
+    switches = {"--compile": compiles, "--no-balanced-routing": not probe.balanced_routing}
     words += [option for option, is_set in switches.items() if is_set]
     if probe.trainer != default.trainer:
         words += ["--trainers", TRAINERS_FILE, "--trainer", probe.trainer]

@@ -11,6 +11,7 @@ from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.documents.reading import MAX_COUNT
+from layout_tuner.search_spaces.layouts.job_settings import MAX_JOB_KNOBS
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
 from layout_tuner.trainers.exports.export import FORMATS
 from layout_tuner.trainers.exports.exported import ExportRead
@@ -49,8 +50,9 @@ def export_trial(
     without: Annotated[
         list[Annotated[str, Query(max_length=64)]] | None,
         Query(
-            max_length=len(LAYOUT_FIELDS),
-            description="Knobs of the layout that the trainer lacks, and that are dropped.",
+            max_length=len(LAYOUT_FIELDS) + MAX_JOB_KNOBS,
+            description="Knobs of the layout or the job that the trainer lacks, and that are "
+            "dropped.",
         ),
     ] = None,
 ) -> ExportRead:

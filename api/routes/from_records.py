@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
-from layout_tuner.api.campaigns.progress import progress_of
+from layout_tuner.api.campaigns.progress_and_waiting import progress_of
 from layout_tuner.api.campaigns.trials import cheap_probes
 from layout_tuner.api.leases.why_not_leased import why_not_leased
 from layout_tuner.api.schemas.allocations import AllocationRead, NotLeasedRead

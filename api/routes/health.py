@@ -10,7 +10,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 from starlette.responses import PlainTextResponse
 
-from layout_tuner.api.campaigns.progress import driver_is_alive
+from layout_tuner.api.campaigns.progress_and_waiting import driver_is_alive
 from layout_tuner.api.dependencies import MetricsDep, SettingsDep, StoreDep
 from layout_tuner.api.process.metrics import CONTENT_TYPE
 from layout_tuner.api.schemas.campaigns_and_trials import Health, Readiness

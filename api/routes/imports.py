@@ -13,14 +13,17 @@ from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
 from layout_tuner.api.routes.from_records import campaigns_read
 from layout_tuner.api.schemas.campaigns_and_trials import ImportRead
-from layout_tuner.documents.json_and_yaml import media_type_of
+from layout_tuner.documents.json_and_yaml import media_type_of, read_json
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.search_spaces.tables import write_table
+from layout_tuner.search_spaces.tables.knob_columns import TableKnobs
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
 CSV_TYPE: Final = "text/csv"
+MAX_DECLARATIONS: Final = 32_000
+"""Most characters of the declarations of job knobs: they are a part of the request's line."""
 _CSV_CONTENT: Final = {CSV_TYPE: {"schema": {"type": "string"}}}
 
 
@@ -52,13 +55,29 @@ def import_campaigns(
             description="Only these cells, for example model=GPT-3.6B,num_devices=64; may be repeated."
         ),
     ] = None,
+    knob: Annotated[
+        list[str] | None,
+        Query(
+            description="Columns that are job knobs, for example dispatcher=moe_dispatcher for the "
+            "column dispatcher and the knob moe_dispatcher; may be repeated."
+        ),
+    ] = None,
+    knobs: Annotated[
+        str | None,
+        Query(
+            max_length=MAX_DECLARATIONS,
+            description="Declarations of job knobs by name, a JSON object.",
+        ),
+    ] = None,
 ) -> ImportRead:
     """Import a measurement table: each cell becomes a campaign that has ended.
 
     422 if it is not a measurement table (the answer states the row and the reason), 409 if a name
     is taken. Either all of it is imported, or nothing.
     """
-    imports, notes = read_import(body, name=name, cells=cell or ())
+    declared = None if knobs is None else read_json(knobs.encode())
+    table_knobs = TableKnobs.read(knob or (), declared)
+    imports, notes = read_import(body, name=name, cells=cell or (), knobs=table_knobs)
     campaigns = store.imports.add(imports)
     return ImportRead(campaigns=campaigns_read(store, campaigns), notes=list(notes))
 

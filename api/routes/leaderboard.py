@@ -9,12 +9,12 @@ from pydantic_core import to_json
 
 from layout_tuner.api.campaigns.tables import PARQUET_TYPE, aside_columns, measurement_rows, parquet
 from layout_tuner.api.dependencies import CampaignName, StoreDep, get_campaign
-from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.api.http.query_parameters import SortKeyOf, TrialFilterDep
 from layout_tuner.api.routes.etags import UNCHANGED, TagDep
 from layout_tuner.api.routes.from_records import leaderboard_page
 from layout_tuner.api.schemas.campaigns_and_trials import LeaderboardPage
 from layout_tuner.documents.limits import MAX_ID
-from layout_tuner.results_db.trials.filter import LeaderboardListing, ListingSortKey
+from layout_tuner.results_db.trials.filter import LISTING_SORT_KEYS, LeaderboardListing
 from layout_tuner.search_spaces.objectives import Objective
 from layout_tuner.search_spaces.tables.writing import columns_of, table_text
 
@@ -44,10 +44,10 @@ Within = Annotated[
     ),
 ]
 Sort = Annotated[
-    ListingSortKey | None,
+    Annotated[str, SortKeyOf(LISTING_SORT_KEYS)] | None,
     Query(
         description="What to sort by instead of the rank: a knob, in the order of the memory that it "
-        "saves, or a metric of the layout's first trial."
+        "saves, a knob of the trainer as job.NAME, or a metric of the layout's first trial."
     ),
 ]
 Order = Annotated[

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from layout_tuner.api.campaigns.trials import page_of_trials
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.http.cursors import MAX_CURSOR
-from layout_tuner.api.http.query_parameters import TrialFilterDep
+from layout_tuner.api.http.query_parameters import SortKeyOf, TrialFilterDep
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.etags import UNCHANGED, TagDep
 from layout_tuner.api.routes.from_records import trial_detail_read, trials_read
@@ -23,7 +23,7 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from layout_tuner.protocol.worker_messages import TrialId
-from layout_tuner.results_db.trials.filter import SortKey, TrialOrder
+from layout_tuner.results_db.trials.filter import SORT_KEYS, TrialOrder
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
 
@@ -37,9 +37,10 @@ def list_trials(
     wanted: TrialFilterDep,
     add_tag: TagDep,
     sort: Annotated[
-        SortKey,
+        str,
+        SortKeyOf(SORT_KEYS),
         Query(
-            description="What to sort by; choices are in the order of the memory that they save."
+            description="What to sort by: job.NAME is a knob of the trainer; choices are in the order of the memory that they save."
         ),
     ] = "number",
     order: Annotated[

@@ -114,7 +114,7 @@ class CampaignRead(Document):
     """The objectives of the Pareto front; the first one ranks."""
     strategy: str
     num_legal_layouts: int
-    """Number of legal layouts."""
+    """Number of legal layouts; with job knobs, of jobs: layouts with each of their settings."""
     created_at: datetime
     started_at: datetime | None
     """When its first trial was leased."""

@@ -78,13 +78,13 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         show_plots show_plot_data show_timeline show_trial_comparison show_campaign_comparison
         show_export show_export_file show_allocations
         list_campaigns read_campaign read_plan read_report read_plot read_analysis read_table_of_campaign
-        export_trial list_export_formats list_models read_model
+        export_trial list_export_formats list_models read_model list_trainers read_trainer show_trainer
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
         list_allocations read_allocation list_nodes list_workers
     """,
     SUBMITTER: """
-        show_submit do_submit do_check do_clone_campaign
+        show_submit do_submit do_check do_read_job do_clone_campaign
         create_campaign plan_campaign import_campaigns clone_campaign
     """,
     OWN_CAMPAIGN: """

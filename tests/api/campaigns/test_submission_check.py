@@ -70,6 +70,29 @@ def test_a_space_without_legal_or_fitting_layouts_is_a_problem_with_counts(
     assert check.counts.fitting.num_fitting == 0
 
 
+def test_job_knobs_are_checked_as_at_submission(submission: Submission) -> None:
+    space = {**CAMPAIGN["space"], "tp": 1, "job": {"overlap_tp": [False, True]}}
+    document = {**CAMPAIGN, "space": space}
+    check = check_submission(submission, document)
+    with pytest.raises(SearchSpaceError) as caught:
+        submission.create(document, None)
+    assert [str(problem) for problem in check.problems] == [str(caught.value)]
+    # Also while another field is wrong, with the knobs of the document's trainer.
+    space = {**CAMPAIGN["space"], "job": {"cross_entropy": ["te"]}}
+    document = {**CAMPAIGN, "space": space, "probe": {"trainer": "megatron-lm"}, "seed": -1}
+    assert check_submission(submission, document).counts is not None
+
+
+def test_a_model_that_the_embedded_trainer_would_train_otherwise_is_a_problem(
+    submission: Submission,
+) -> None:
+    document = {**CAMPAIGN, "model": {"preset": "tiny", "attention_dropout": 0.1}}
+    (problem,) = check_submission(submission, document).problems
+    assert "the embedded trainer has fused attention and no dropout" in problem.problem
+    other = {**document, "probe": {"trainer": "megatron-lm"}}
+    assert not check_submission(submission, other).problems
+
+
 @pytest.mark.parametrize(
     "document", [None, [], "tiny", {}, {"model": 3, "space": []}, {"name": []}]
 )

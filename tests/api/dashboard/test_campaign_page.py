@@ -195,8 +195,10 @@ def test_names_and_notes_with_markup_are_shown_as_text(
     explored.store.campaigns.cancel(campaign.id)
     explored.store.campaigns.delete(campaign.id)
 
-    explored.submit("lacking", model={"preset": "tiny", "lacks": "sinks & <b>biases</b>"})
+    lacks = {"lacks": "sinks & <b>biases</b>", "attention": "fused"}
+    explored.submit("lacking", model={"preset": "tiny", **lacks})
     page = visitor.open("/campaigns/lacking/trials")
+    expect(page.locator("#head")).to_contain_text("tiny-custom (attention=fused) on ")
     expect(page.locator("#lacks")).to_have_text(
         "The model lacks what the published one has besides: sinks & <b>biases</b>."
     )

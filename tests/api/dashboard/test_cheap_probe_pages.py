@@ -67,6 +67,19 @@ def test_a_cheap_probe_says_which_layout_it_stands_for_and_which_trial_measured_
     assert "cheap" not in page(large, f"/trials/{ids[3]}")
 
 
+def test_a_running_cheap_probe_counts_towards_the_iterations_of_a_cheap_one(large: Api) -> None:
+    probe = {"iterations": 100, "warmup": 3}
+    large.post("/campaigns", {**CHEAP_CAMPAIGN, "name": "under-way", "probe": probe}, status=201)
+    campaign_id = large.store.campaigns.by_name("under-way").id
+    for fidelity, asked in ((FEWER, 7), (None, 103)):
+        large.store.trials.add(campaign_id, FULL, fidelity=fidelity)
+        lease = large.lease(large.register(f"under-way-{asked}"))
+        assert lease["request"]["warmup"] + lease["request"]["iterations"] == asked
+        text = page(large, f"/trials/{lease['trial_id']}")
+        assert f"0 iterations are done, of about {asked}." in text
+    large.post("/campaigns/under-way/cancel")
+
+
 def test_a_cheap_probe_of_fewer_layers_says_that_it_tells_no_memory_and_how_to_run_it(
     large: Api, ids: dict[int, int]
 ) -> None:

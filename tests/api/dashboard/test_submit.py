@@ -47,7 +47,8 @@ def campaign(service: Populated, name: str) -> httpx.Response:
 def fill(page: Page, **fields: str) -> None:
     """Fills in fields by the end of their names: trials is budget.trials."""
     for name, value in fields.items():
-        page.locator(f"[name={name}], [name$='.{name}']").first.fill(value)
+        own = page.locator("#campaign-form")
+        own.locator(f"[name={name}], [name$='.{name}']").first.fill(value)
 
 
 def submit(page: Page) -> None:
@@ -58,14 +59,14 @@ def test_errors_are_shown_while_typing_and_fixed_step_by_step(
     visitor: Visitor, shared: Populated
 ) -> None:
     page = visitor.open("/submit")
-    page.get_by_label("Model").select_option("tiny")
+    page.get_by_label("Model", exact=True).select_option("tiny")
     check = page.locator("#check")
     expect(check).to_contain_text("3 things are wrong")
     expect(check).to_contain_text("cluster: the field is missing")
     expect(page.locator("#e-name")).to_contain_text("the field is missing")
     assert page.get_by_label("Name").get_attribute("aria-invalid") == "true"
 
-    page.get_by_label("Cluster").select_option("local-cpu")
+    page.get_by_label("Cluster", exact=True).select_option("local-cpu")
     fill(page, name="steps", global_batch_size="8", tp="1, 2, 3", dp="1", trials="0")
     fill(page, micro_batch_size="1")
     page.get_by_role("group", name="ZeRO stage").get_by_label("0").check()
@@ -151,7 +152,7 @@ def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
     keys = [row.get_by_role("cell").nth(1).inner_text() for row in rows]
     assert keys == [each["layout_key"] for each in planned["layouts"]]
     chances = [each["best_chance"] for each in planned["layouts"]]
-    assert chances[0] > 0.005, "a chance that the page shows as another number than 0.00"
+    assert max(chances) > 0.005, "a chance that the page shows as another number than 0.00"
     column = plan.get_by_role("columnheader").all_inner_texts().index("P(best)")
     shown = [row.get_by_role("cell").nth(column).inner_text() for row in rows]
     assert shown == ["-" if each is None else f"{each:.2f}" for each in chances]
@@ -244,7 +245,7 @@ def test_the_form_is_filled_in_with_the_keyboard_alone(visitor: Visitor) -> None
     page.keyboard.press("Control+A")
     page.keyboard.type("by-keyboard")
     page.keyboard.press("Tab")
-    expect(page.get_by_label("Model")).to_be_focused()
+    expect(page.get_by_label("Model", exact=True)).to_be_focused()
     # Enter checks: a submission by accident would cost node-hours.
     page.get_by_label("Name").focus()
     page.keyboard.press("Enter")

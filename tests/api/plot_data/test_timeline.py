@@ -56,6 +56,7 @@ def test_attempts_are_bars_from_their_start_to_their_end() -> None:
     bars = kinds(plot)["completed"]
     assert (bars["base"], bars["x"], bars["y"]) == ([0, 50], [50, 50], [0, 0])
     assert bars["text"] == ["1", "2"]
+    assert bars["hovertext"][0].endswith("COMPLETED; 1 node")
     assert bars["customdata"] == plot.row_ids == [101, 102]
     assert plot.layout["xaxis"]["range"] == [0, 100]
 

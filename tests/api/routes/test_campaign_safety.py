@@ -19,6 +19,8 @@ from fastapi.testclient import TestClient
 from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.calibration_file import constants_file
+from layout_tuner.search_spaces.jobs.job_choices import JobChoices
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Api
 from tests.kit.hostile_texts import changed, walk
@@ -37,6 +39,7 @@ TEXTS_OF_REQUESTS = {
     "model.lacks",  # a line for people, which pages escape and exports print as a note
     "trainer",  # looked up among the names that the worker's owner has listed
     "parameters",  # checked by the owner's declarations; no shell reads them
+    "layout.job",  # names and words of letters, digits, _, + and -, which begin with a letter
 }
 TEXTS_OF_CAMPAIGNS = {
     *("name", "model.name", "cluster.name", "cluster.device", "cluster.source", "warnings"),
@@ -45,13 +48,16 @@ TEXTS_OF_CAMPAIGNS = {
     "start_from",
     "probe.trainer",  # as above
     "probe.parameters",  # as above
+    *("baseline.job", "layouts.job"),  # as above
 }
 
 
 def text_fields(kind: Any, path: str) -> Iterator[str]:
     """Fields of a document that take any text, as "model.name"."""
     origin, parts = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind):
+    if kind in (JobSettings, JobChoices):  # read by readers of their own
+        yield path
+    elif dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
             yield from text_fields(hints[field.name], f"{path}.{field.name}".lstrip("."))

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -29,7 +30,7 @@ def test_a_cheap_probe_names_its_full_layout_and_what_of_it_runs(
     trial = api.get(f"/trials/{ids[1]}")
     assert (trial["layout"]["num_microbatches"], trial["layout"]["dp"]) == (8, 1)
     probe = trial["cheap_probe"]
-    assert probe["full_layout"] == FULL.to_mapping(every_knob=True)
+    assert probe["full_layout"] == FULL.to_mapping(every_knob=True) | {"job": {}}
     assert probe["full_layout_key"] == FULL.key
     assert trial["layout_key"].startswith(f"{FULL.key}~")
     assert probe["runs"] == "8 of 64 micro-batches, 1 of 2 replicas"
@@ -41,7 +42,11 @@ def test_a_cheap_probe_has_the_extrapolated_step_with_its_interval(
 ) -> None:
     trial = api.get(f"/trials/{ids[1]}")
     cluster = Cluster.from_mapping(api.get("/campaigns/large")["spec"]["cluster"])
-    whole, part = (step_time_s(each, MODEL, cluster)[0] for each in (FULL, FEWER.reduced(FULL)))
+    kernels = kernels_of("", cluster)  # of the embedded trainer
+    whole, part = (
+        step_time_s(each, MODEL, cluster, kernels=kernels)[0]
+        for each in (FULL, FEWER.reduced(FULL))
+    )
     measured_s = trial["measurement"]["step_time_s"]
     step = trial["cheap_probe"]["full_step"]
     assert step["expected_s"] == pytest.approx(measured_s * whole / part)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from layout_tuner.api.campaigns import imports
 from layout_tuner.predictions.belief.plan_parts.comparison_text import ratio_words
@@ -197,3 +199,36 @@ def test_a_taken_name_says_by_which_option_another_is_given(api: Api) -> None:
     post(api, make_text(make_row()), name="twice")
     refused = post(api, make_text(make_row()), 409, name="twice")["detail"]
     assert "choose another name: `name` in the document, or --name of `campaign import`" in refused
+
+
+def test_a_column_of_a_table_is_declared_a_job_knob(
+    api: Api, command: Command, tmp_path: Path
+) -> None:
+    rows = [make_row(a2a=each, step_time_s=s) for each, s in (("old", 2.0), ("new", 0.5))]
+    table, knobs = tmp_path / "jobs.csv", tmp_path / "knobs.yaml"
+    table.write_text(make_text(*rows))
+    knobs.write_text("exchange: {kind: word, values: [old, new], default: old, touches: [tp]}\n")
+    asked = ("--knob", "a2a=exchange", "--knobs", str(knobs))
+    command("campaign", "import", str(table), "--name", "jobs", *asked)
+    space = api.get("/campaigns/jobs")["spec"]["space"]
+    declared = {"kind": "word", "values": ["old", "new"], "default": "old", "touches": ["tp"]}
+    assert space["job"] == {"exchange": {"search": ["old", "new"], **declared}}
+    keys = [each["layout_key"] for each in api.get("/campaigns/jobs/trials")["trials"]]
+    assert sorted(key.partition("~")[2] for key in keys) == ["", "exchange.new"]
+    assert api.get("/campaigns/jobs")["progress"]["best_trial"] == 2
+    (cell,) = read_table(api.http.get("/v1/campaigns/jobs/table").text).cells
+    assert [row.layout.job.to_mapping() for row in cell.rows] == [{}, {"exchange": "new"}]
+    board = api.table("/campaigns/jobs/leaderboard", format="csv")
+    assert [row["job.exchange"] for row in board] == ["new", ""]
+    written = api.http.get("/v1/campaigns/jobs/leaderboard?format=parquet").content
+    assert parquet.read_table(io.BytesIO(written))["job.exchange"].to_pylist() == ["new", None]
+    # A knob without a default, which one of the rows does not state.
+    post(api, make_text(rows[0], {**rows[1], "a2a": ""}), knob="a2a", name="unknown")
+    page = api.http.get("/campaigns/unknown").text
+    assert 'value="old"' in page
+    assert ">None<" not in page
+    assert 'value="None"' not in page
+    problem = post(api, table.read_text(), 422, knob="b2b")
+    assert "there is no column 'b2b', which is declared a job knob" in problem["detail"]
+    problem = post(api, table.read_text(), 422, knob="a2a", knobs='{"a2a": {"kind": "word"}}')
+    assert "a2a.values: the field is missing" in problem["detail"]

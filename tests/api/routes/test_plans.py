@@ -253,3 +253,18 @@ def test_an_unknown_trainer_is_warned_of_unless_a_worker_of_the_cluster_lists_it
     assert not any(each.startswith("the trainer is none of ") for each in cloned)
     read = api.get("/campaigns/before")["warnings"]
     assert [each for each in read if "none of" in each] == [warning], "stored ones stay"
+
+
+def test_a_plan_of_jobs_says_what_each_value_of_a_knob_brings(api: Api) -> None:
+    space = {**space_of(), "job": {"compile": [False, True]}}
+    document = {**CAMPAIGN, "model": "tiny-llama", "space": space}
+    planned = api.post("/plans", document)
+    assert planned["num_jobs"] == 2 * planned["num_legal"]
+    (gain,) = planned["knobs"]
+    assert (gain["knob"], gain["value"], gain["reference"]) == ("compile", True, False)
+    assert gain["step_ratio_low"] < gain["step_ratio"] < 1.0
+    first = planned["layouts"][0]
+    assert first["layout"]["job"] == {"compile": True}
+    keys = (first["layout_key"].removesuffix("~compile.true"), first["layout_key"])
+    compared = api.post(f"/plans?compare={keys[0]}&compare={keys[1]}", document)["comparison"]
+    assert [each["knob"] for each in compared["changes"]] == ["compile"]

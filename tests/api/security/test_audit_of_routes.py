@@ -18,6 +18,7 @@ from tests.search_spaces.tables.tables import make_text
 
 UNAUDITED = {
     "do_check": "it stores nothing",
+    "do_read_job": "it stores nothing",
     "plan_campaign": "it stores no campaign; a plan for the driver has the name of its token",
     "lease_trials": "attempts tell who leased what, and when",
     "post_heartbeat": "sessions tell when a worker was heard of",
