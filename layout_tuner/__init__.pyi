@@ -44,6 +44,10 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelPage as ModelPage,
     ModelRead as ModelRead,
 )
+from layout_tuner.api.schemas.trainer_documents import (
+    TrainerPage as TrainerPage,
+    TrainerRead as TrainerRead,
+)
 from layout_tuner.api.schemas.plans import PlanRead as PlanRead
 from layout_tuner.client.clients import Client as Client
 from layout_tuner.client.errors import (
@@ -55,6 +59,11 @@ from layout_tuner.client.notebook import RankedTrials as RankedTrials, to_frame 
 from layout_tuner.errors import SearchSpaceError as SearchSpaceError
 from layout_tuner.predictions.belief.plan import Plan as Plan
 from layout_tuner.predictions.estimator import LayoutEstimate as LayoutEstimate
+from layout_tuner.predictions.job_plan import (
+    JobAsked as JobAsked,
+    JobPlan as JobPlan,
+    plan_job as plan_job,
+)
 from layout_tuner.predictions.plan_and_estimate import estimate as estimate, plan as plan
 from layout_tuner.predictions.statistics.job_duration import TrainingJob as TrainingJob
 from layout_tuner.protocol.connection.http_connection import Retries as Retries

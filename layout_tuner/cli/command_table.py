@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "report": "layout_tuner.cli.service.report:report",
     "model": "layout_tuner.cli.command_table:model",
     "cluster": "layout_tuner.cli.command_table:cluster",
+    "trainer": "layout_tuner.cli.command_table:trainer",
     "trial": "layout_tuner.cli.command_table:trial",
     "leaderboard": "layout_tuner.cli.service.leaderboard:leaderboard",
     "verify": "layout_tuner.cli.service.verify:verify",
@@ -162,6 +163,7 @@ _CAMPAIGN: Final = {
 }
 _MODEL: Final = ("delete_model", "list_models", "put_model", "show_model")
 _CLUSTER: Final = ("delete_cluster", "list_clusters", "put_cluster", "show_cluster")
+_TRAINER: Final = ("list_trainers", "show_trainer")
 _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
 
@@ -175,7 +177,11 @@ def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
     }
 
 
-@click.group(cls=LazyGroup, sources=_sources(_CAMPAIGN))
+_FROM: Final = {"from": "layout_tuner.cli.predictions.campaign_from:campaign_from"}
+"""Of the commands of campaigns, the one that needs no service."""
+
+
+@click.group(cls=LazyGroup, sources={**_sources(_CAMPAIGN), **_FROM})
 def campaign() -> None:
     """Submit, follow and steer campaigns."""
 
@@ -188,6 +194,11 @@ def model() -> None:
 @click.group(cls=LazyGroup, sources=_sources({"models_and_clusters": _CLUSTER}))
 def cluster() -> None:
     """List, show, put and delete clusters that campaign files name."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"trainers": _TRAINER}))
+def trainer() -> None:
+    """List trainers, and show the job knobs that campaigns can search."""
 
 
 @click.group(cls=LazyGroup, sources=_sources({"trial": _TRIAL}))

@@ -88,7 +88,7 @@ class Calls:
         return self._understood(answer.content, kind, what)
 
     def _understood(self, content: bytes | str, kind: type[Document], what: str) -> Document:
-        """JSON as a document; `what` says of JSON that is none, with the number of wrong fields."""
+        """JSON as a document; `what` is the error for other JSON, {} the number of wrong fields."""
         hashable: Any = kind  # mypy does not accept every class as hashable
         validator: TypeAdapter[Document] = _validator_of(hashable)
         try:
@@ -146,7 +146,7 @@ class Calls:
                 return
 
     def _patiently(self, ask: Callable[[], Item], most_s: float = math.inf) -> Item:
-        """What is asked of a service that may be away, for example while it is restarted.
+        """Calls `ask` again while the service is away, for example while it is restarted.
 
         It may be away for the patience of the client, and for at most `most_s`.
         """
@@ -173,20 +173,20 @@ class Calls:
         ended_at_once, was_open, end = 0, False, None
         while True:
             opened_at, was_useful = time.monotonic(), False
-            with closing(self._said(path, after, last, is_patient=was_open)) as stream:
-                for said in stream:
-                    # An event, or the service's own word that it ends the stream.
-                    was_useful |= said.event != _OPENED
-                    if said.event == _CLOSED or not said.data:
+            with closing(self._messages(path, after, last, is_patient=was_open)) as stream:
+                for message in stream:
+                    # An event, or the message of the service that it ends the stream.
+                    was_useful |= message.event != _OPENED
+                    if message.event == _CLOSED or not message.data:
                         continue
-                    before, last, was_open = last, said.id, True
-                    if said.event == _OPENED:
-                        end = _end_of_stream(said.data, before)
+                    before, last, was_open = last, message.id, True
+                    if message.event == _OPENED:
+                        end = _end_of_stream(message.data, before)
                     else:
-                        yield self._understood(said.data, EventRead, _NO_EVENT)
+                        yield self._understood(message.data, EventRead, _NO_EVENT)
                     if end is not None and int(last) >= end:
                         return
-                    if to_end and end is None and said.event == _ENDED:
+                    if to_end and end is None and message.event == _ENDED:
                         break  # events may follow; the next stream states the last one
             if was_useful or time.monotonic() - opened_at > retries.longest_pause_s:
                 ended_at_once = 0
@@ -199,10 +199,10 @@ class Calls:
                 )
             time.sleep(retries.pause_s(max(ended_at_once, 1)))
 
-    def _said(
+    def _messages(
         self, path: str, after: int | None, last: str, *, is_patient: bool
     ) -> Generator[ServerSentEvent, None, None]:
-        """What the service sends until the stream is lost; `is_patient`: it may be away before."""
+        """The messages of a stream until it is lost; `is_patient`: waits for an absent service."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last:
             headers["Last-Event-ID"] = last

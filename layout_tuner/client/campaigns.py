@@ -165,10 +165,22 @@ class CampaignCalls(Calls):
         return self._get(f"/plans/{segment(plan_id)}", PlanRead)
 
     def import_table(
-        self, table: bytes, *, name: str | None = None, cells: Sequence[str] = ()
+        self,
+        table: bytes,
+        *,
+        name: str | None = None,
+        cells: Sequence[str] = (),
+        knobs: Sequence[str] = (),
+        declarations: Mapping[str, Any] | None = None,
     ) -> ImportRead:
-        """Imports the cells of a measurement table as campaigns that have ended."""
-        query = {"name": name, "cell": list(cells)}
+        """Imports the cells of a measurement table as campaigns that have ended.
+
+        `knobs` are columns that are job knobs, as `COLUMN` or `COLUMN=KNOB`; `declarations` say by
+        the name of a knob what it is.
+        """
+        query = {"name": name, "cell": list(cells), "knob": list(knobs)}
+        if declarations is not None:
+            query["knobs"] = json.dumps(declarations)
         headers = {"Content-Type": "text/csv"}
         answer = self._send(
             "POST", "/v1/campaigns/import", query=query, content=table, headers=headers
@@ -440,10 +452,12 @@ class EventCalls(Calls):
 
 
 def _read(document: Mapping[str, Any] | Path | str) -> Any:
-    """A document, or that of the file at a path."""
+    """A document, or that of the file at a path, with the model whose config.json it names."""
     from layout_tuner.documents.json_and_yaml import described  # it imports YAML
+    from layout_tuner.search_spaces.models.model_files import with_model
 
-    return described(document)
+    read = described(document)
+    return with_model(read, None if isinstance(document, Mapping) else Path(document).parent)
 
 
 def _path(campaign: str, part: str | None = None) -> str:

@@ -108,7 +108,7 @@ class Client(
 
     @classmethod
     def of_data_dir(cls, data_dir: DataDir) -> Self:
-        """The service that runs on a data directory of this machine, whatever variables name.
+        """The service that runs on a data directory; variables of the environment are ignored.
 
         Raises:
             ServiceError: none runs there.

@@ -28,6 +28,7 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelPage,
     ModelRead,
 )
+from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
 from layout_tuner.client.calls import PAGE, Calls, segment
 from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
 
@@ -50,7 +51,7 @@ class ServiceCalls(Calls):
 
 
 class CatalogueCalls(Calls):
-    """Models and clusters that campaign files name."""
+    """Models, clusters and trainers that campaign files name."""
 
     def models(self) -> ModelPage:
         """Presets, then the users' models."""
@@ -61,12 +62,27 @@ class CatalogueCalls(Calls):
         return self._get(f"/models/{segment(name)}", ModelRead)
 
     def put_model(self, name: str, description: Mapping[str, Any] | str) -> ModelRead:
-        """Stores a model under a new name: a shape, or a preset with changes."""
+        """Stores a model under a new name: a shape, a preset with changes, or its config.json.
+
+        The last is `{"config": FILE, "seq_length": TOKENS}`, and is read here.
+        """
+        if isinstance(description, Mapping) and "config" in description:
+            from layout_tuner.search_spaces.models.model_files import described_model  # YAML, too
+
+            description = described_model({"name": name, **description})
         return self._put(f"/models/{segment(name)}", ModelRead, description)
 
     def delete_model(self, name: str) -> None:
         """Deletes a model that is not a preset."""
         self._delete(f"/models/{segment(name)}")
+
+    def trainers(self) -> TrainerPage:
+        """The trainers with an adapter, each with its job knobs."""
+        return self._get("/trainers", TrainerPage)
+
+    def trainer(self, name: str) -> TrainerRead:
+        """A trainer's job knobs, by its name."""
+        return self._get(f"/trainers/{segment(name)}", TrainerRead)
 
     def clusters(self) -> ClusterPage:
         """Presets, then the users' clusters."""

@@ -27,6 +27,9 @@ try:
 except ImportError:  # without libyaml: slower, same results
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
+SAFE_LOADER: Final = _SafeLoader
+"""PyYAML's loader of plain values."""
+
 JSON_TYPE: Final = "application/json"
 YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
@@ -47,8 +50,14 @@ def described(named: object) -> Any:
     Raises:
         DocumentMalformedError: see `read_file`.
     """
-    is_file = isinstance(named, str) and Path(named).suffix in _FILE_SUFFIXES
-    return read_file(Path(named)) if is_file or isinstance(named, Path) else named  # type: ignore[arg-type]
+    path = named if isinstance(named, Path) else file_named(named)
+    return named if path is None else read_file(path)
+
+
+def file_named(named: object) -> Path | None:
+    """The path that a path or text is, by its end: that of JSON or YAML; None: it is no such."""
+    path = Path(named) if isinstance(named, str | Path) else Path()
+    return path if path.suffix in _FILE_SUFFIXES else None
 
 
 def read_file(path: Path, *, text_rule: TextRule = visible_text_problem) -> Any:
@@ -72,9 +81,15 @@ def read_file(path: Path, *, text_rule: TextRule = visible_text_problem) -> Any:
 
 
 def read_json(
-    body: bytes, max_values: int = MAX_VALUES, *, text_rule: TextRule = visible_text_problem
+    body: bytes,
+    max_values: int = MAX_VALUES,
+    *,
+    text_rule: TextRule = visible_text_problem,
+    constants: Callable[[str], Any] | None = None,
 ) -> Any:
     """Parses a JSON document; by the rule its texts may have one line, as users write them.
+
+    `constants` makes a value of NaN, Infinity or -Infinity, which are refused without it.
 
     Raises:
         DocumentMalformedError: it is not JSON, or has a field twice.
@@ -88,7 +103,7 @@ def read_json(
         raise DocumentInvalidError(f"it has more than {max_values} values")
     text = _text(body)
     try:
-        document = json.loads(text, object_pairs_hook=_without_duplicates)
+        document = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=constants)
     except json.JSONDecodeError as error:
         raise DocumentMalformedError(
             f"malformed JSON at line {error.lineno}, column {error.colno}: {error.msg}"
@@ -172,7 +187,7 @@ def _accepted_events(text: str) -> Iterator[yaml.NodeEvent | yaml.CollectionEndE
     keys and values before they are made.
     """
     depth = num_nodes = 0
-    for event in yaml.parse(text, Loader=_SafeLoader):
+    for event in yaml.parse(text, Loader=SAFE_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
             yield event

@@ -75,6 +75,30 @@ def read_mapping(value: object, error: type[SearchSpaceError], what: str) -> dic
     return dict(value)
 
 
+def read_named(
+    value: object,
+    read: Callable[[str, Any], T],
+    error: type[SearchSpaceError],
+    what: str,
+    *,
+    most: int | None = None,
+) -> dict[str, T]:
+    """The entries of a mapping by name, each as `read(name, entry)` makes it.
+
+    Raises:
+        SearchSpaceError: there are more than `most`, or entries are wrong: all of them are named.
+    """
+    given = read_mapping(value, error, what)
+    if most is not None and len(given) > most:
+        raise error(f"{len(given)} are more than {most}")
+    problems, found = Problems(error), {}
+    for name, each in given.items():
+        with problems.collecting(name if name.isidentifier() else shown(name)):
+            found[name] = read(name, each)
+    problems.refuse()
+    return found
+
+
 def refuse_unknown(
     given: Collection[str], known: Collection[str], error: type[SearchSpaceError], what: str
 ) -> None:

@@ -29,7 +29,8 @@ from layout_tuner.documents.pydantic_hooks import (
     StopsAtFirstError,
     StrictMessage,
 )
-from layout_tuner.documents.reading import shown
+from layout_tuner.documents.reading import read_named, shown
+from layout_tuner.errors import SpaceInvalidError
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.states import (
     AllocationState,
@@ -38,6 +39,7 @@ from layout_tuner.protocol.states import (
     Scheduler,
     TrialState,
 )
+from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 from layout_tuner.trainers.parameters import ParameterInvalidError, read_declarations
 
 MAX_NODES: Final = 10_000
@@ -46,6 +48,9 @@ MAX_WORDS: Final = 2000
 """Most characters of a text for people: what a node does, why a trial waits."""
 MAX_HEALTH_LENGTH: Final = 4000
 """Most characters of a node's health, written as JSON."""
+
+MAX_KNOBS: Final = 64
+"""Most job knobs of a trainer: those of an adapter, and those that a file adds."""
 
 _MAX_NAME: Final = 200
 _MAX_NODE_NAME: Final = 255
@@ -70,6 +75,17 @@ def _declarations(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def _knobs(value: object) -> dict[str, Any]:
+    """A trainer's job knobs as they were sent, once they are known to be readable."""
+    declared_knobs(value)
+    return cast("dict[str, Any]", value)
+
+
+def declared_knobs(value: object) -> dict[str, JobKnob]:
+    """Job knobs by name as a worker declares them; SpaceInvalidError for a malformed one."""
+    return read_named(value, JobKnob.from_mapping, SpaceInvalidError, "the knobs", most=MAX_KNOBS)
+
+
 def _repeated_name(nodes: Sequence[NodeBody | NodeStatusBody]) -> str | None:
     seen: set[str] = set()
     for node in nodes:
@@ -81,6 +97,8 @@ def _repeated_name(nodes: Sequence[NodeBody | NodeStatusBody]) -> str | None:
 
 Declarations = Annotated[dict[str, Any], ReadWith(_declarations)]
 """Parameters of a trainer by name, each with the fields that the file of trainers has."""
+KnobDeclarations = Annotated[dict[str, Any], ReadWith(_knobs)]
+"""Job knobs of a trainer by name: kind, values, default, when, effects and so on."""
 Name = Annotated[str, Len(1, _MAX_NAME), Refuses(lambda name: name_problem(name, _MAX_NAME))]
 """Of a worker, a host, a cluster or a device."""
 NodeName = Annotated[
@@ -142,6 +160,9 @@ class WorkerCreate(StrictMessage):
     """What campaigns may set, by trainer and parameter: type, minimum, maximum, choices, pattern,
     below and default, as in the file of trainers. Without those of a trainer, the parameters of
     campaigns with it are not checked at submission."""
+    trainer_knobs: Annotated[dict[Key, KnobDeclarations], MaxLen(50)] = field(default_factory=dict)
+    """The job knobs that campaigns may search, by trainer and name. Without those of a trainer,
+    campaigns with it may search those of the adapter of its name, if there is one."""
     allocation: AllocationBody = AllocationBody()
     nodes: Annotated[
         list[NodeBody], StopsAtFirstError(), MaxLen(MAX_NODES), Refuses(_repeated_name)

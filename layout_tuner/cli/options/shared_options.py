@@ -63,6 +63,14 @@ trainers_option: Final = click.option(
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
 
+MODEL_HELP: Final = (
+    "Name of a model preset, or a JSON or YAML file, also a config.json of Hugging Face."
+)
+seq_length_option: Final = click.option(
+    "--seq-length",
+    type=click.IntRange(min=1),
+    help="Tokens per sequence, of a model whose config.json is given: it does not say them.",
+)
 cluster_option: Final = click.option(
     "--cluster",
     default="local-cpu",

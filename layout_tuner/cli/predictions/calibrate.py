@@ -16,8 +16,11 @@ from layout_tuner.cli.live_output import WorkLine, work_line
 from layout_tuner.cli.options.command_input import described_machine
 from layout_tuner.cli.options.command_options import data_dir_option
 from layout_tuner.cli.options.refusals import fail, refusals
-from layout_tuner.cli.options.shared_options import PositiveNumber, cluster_option
-from layout_tuner.documents.json_and_yaml import described as document_of
+from layout_tuner.cli.options.shared_options import (
+    PositiveNumber,
+    cluster_option,
+    seq_length_option,
+)
 from layout_tuner.protocol.connection.data_home import default_data_dir
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ _UNITS: Final = {
     help="Also time the matrix products of this model in each layout of memory, for probes and "
     "training jobs on this machine; may be repeated.",
 )
+@seq_length_option
 @click.option("--show", is_flag=True, help="Measure nothing; print the saved constants.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, timings included.")
 def calibrate(
@@ -58,6 +62,7 @@ def calibrate(
     data_dir: Path | None,
     seconds: float,
     models: tuple[str, ...],
+    seq_length: int | None,
     show: bool,
     as_json: bool,
 ) -> None:
@@ -73,6 +78,7 @@ def calibrate(
         refuse_unwritable,
         write_constants,
     )
+    from layout_tuner.search_spaces.models.model_files import described_model
     from layout_tuner.search_spaces.models.model_presets import resolve_model
     from layout_tuner.workers.calibrate.calibration import calibrate as measure
     from layout_tuner.workers.calibrate.calibration import with_products_of
@@ -81,7 +87,8 @@ def calibrate(
     directory = data_dir or default_data_dir()
     described = described_machine(cluster)
     with refusals():
-        shapes = [resolve_model(document_of(model)) for model in models]
+        described_models = [described_model(each, seq_length=seq_length) for each in models]
+        shapes = [resolve_model(each) for each in described_models]
     try:
         if show:
             measured = read_constants(directory, described.name)

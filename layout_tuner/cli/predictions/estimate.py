@@ -18,7 +18,7 @@ from layout_tuner.cli.options.prediction_options import (
     written_out,
 )
 from layout_tuner.cli.options.refusals import refusals, refuse, writing
-from layout_tuner.cli.options.shared_options import layout_options
+from layout_tuner.cli.options.shared_options import MODEL_HELP, layout_options, seq_length_option
 from layout_tuner.cli.options.software_option import software_option
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.terminal.plurals import counted
@@ -29,7 +29,8 @@ _WITH_A_TABLE: Final = ("table", "out", "software", "calibrate_from", "data_dir"
 
 
 @click.command()
-@click.option("--model", help="Name of a model preset, or a JSON or YAML file.")
+@click.option("--model", help=MODEL_HELP)
+@seq_length_option
 @click.option("--cluster", default="local-cpu", show_default=True, help="What it would run on.")
 @layout_options
 @software_option("layout-tuner; with --table what its source says")
@@ -50,6 +51,7 @@ _WITH_A_TABLE: Final = ("table", "out", "software", "calibrate_from", "data_dir"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, all parts in it.")
 def estimate(
     model: str | None,
+    seq_length: int | None,
     cluster: str,
     software: str | None,
     table: Path | None,
@@ -85,6 +87,7 @@ def estimate(
         predicted = plan_and_estimate.estimate(
             str(model),
             knobs,
+            seq_length=seq_length,
             cluster=written_out(cluster, data_dir),
             software=software or "",
             calibrate_from=calibrate_from,
@@ -101,6 +104,8 @@ def estimate(
         click.echo(
             "\n".join(("", *job_lines(job, [("this layout", predicted.job_estimate)], WIDTH)))
         )
+    if lacks := report["model"].get("lacks"):
+        click.echo(f"note: the model lacks {lacks}", err=True)
     for warning in predicted.warnings:
         click.echo(f"warning: {warning}", err=True)
 

@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
+from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.models.model_shape import model_title
 from layout_tuner.terminal.plurals import counted, figure
 from layout_tuner.units import GIB
 
@@ -36,7 +38,7 @@ def _headline(report: dict[str, Any]) -> Iterator[str]:
     nodes = counted(report["num_nodes"], "node")
     devices = counted(report["num_devices"], "device")
     yield from _wrapped(
-        f"{report['model']['name']} on {nodes} of {report['cluster']}, {devices}, {report['precision']}"
+        f"{model_title(report['model'])} on {nodes} of {report['cluster']}, {devices}, {report['precision']}"
     )
     layout = report["layout"]
     knobs = [
@@ -51,11 +53,12 @@ def _headline(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _answer(report: dict[str, Any]) -> Iterator[str]:
-    peak, deviation, capacity = (
-        report[name] / GIB
-        for name in ("peak_memory_bytes", "peak_memory_deviation_bytes", "device_memory_bytes")
+    low, peak, high = (
+        report[f"peak_memory_{end}_bytes"] / GIB for end in ("low", "median", "high")
     )
-    fullest = max(report["stages"], key=lambda stage: float(stage["peak_bytes"]))["stage"]
+    capacity = report["device_memory_bytes"] / GIB
+    fullest = max(report["stages"], key=lambda stage: float(stage["median_bytes"]))["stage"]
+    found = report["fits_depend_on"]
     share = f"MFU unknown (no peak stated for {report['precision']})"
     if report["mfu"] is not None:
         share = f"MFU {report['mfu']:.1%} of {report['peak_tflops_per_device']:.4g}"
@@ -71,8 +74,13 @@ def _answer(report: dict[str, Any]) -> Iterator[str]:
             f"{figure(report['step_time_high_s'], 3)} s)",
         ),
         ("model TFLOP/s", f"{report['model_tflops_per_device']:.4g} a device, {share}"),
-        ("peak memory", f"{peak:.3g} +- {deviation:.2g} GiB a device, on stage {fullest}"),
+        (
+            "peak memory",
+            f"{figure(peak, 3)} GiB a device (80 %: {figure(low, 3)} to {figure(high, 3)} GiB), on "
+            f"stage {fullest}",
+        ),
         ("fits", f"with probability {report['fits']:.2f} into {capacity:.4g} GiB"),
+        *([("", DecidingProperty(**found).words)] if found else []),
         (
             "global batch",
             f"{counted(report['global_batch_size'], 'sequence')} a step, "
@@ -83,12 +91,13 @@ def _answer(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _stage_lines(report: dict[str, Any]) -> Iterator[str]:
-    names = ("weights", "gradients", "optimizer", "activations", "backward", "head", "peak")
+    names = ("weights", "gradients", "optimizer", "activations", "backward", "head", "median")
     yield "memory by stage in GiB"
-    yield "stage" + "".join(f"{name:>{_width(name)}}" for name in names) + "     +-"
+    yield "stage" + "".join(f"{name:>{_width(name)}}" for name in names) + "   90 %"
     for stage in report["stages"]:
         values = (f"{figure(stage[f'{name}_bytes'] / GIB, 3):>{_width(name)}}" for name in names)
-        yield f"{stage['stage']:>5}" + "".join(values) + f"{_spread(stage['deviation_bytes']):>7}"
+        high = figure(stage["high_bytes"] / GIB, 3)
+        yield f"{stage['stage']:>5}" + "".join(values) + f"{high:>7}"
 
 
 def _width(name: str) -> int:
@@ -118,14 +127,6 @@ def _calibration_lines(report: dict[str, Any]) -> Iterator[str]:
             f"calibrated on {known['with_step_time']} step times and {known['with_peak_memory']} "
             f"peaks of {', '.join(known['models'][:5])} on {', '.join(known['clusters'][:5])}"
         )
-
-
-def _spread(value_bytes: float) -> str:
-    """A standard deviation in GiB, in at most six characters."""
-    value = value_bytes / GIB
-    if value < 0.001:
-        return "<0.001"
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _wrapped(line: str, *, indent: int = 2) -> list[str]:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from layout_tuner.cli.options.job_options import job_options
+from layout_tuner.cli.options.command_options import stated
+from layout_tuner.cli.options.found_job_options import found_job_options, log_option, on_cluster
+from layout_tuner.cli.options.job_options import FROM, job_options_beside_from
 from layout_tuner.cli.options.prediction_options import (
     FILE,
     calibrate_from_option,
@@ -23,17 +25,30 @@ from layout_tuner.cli.options.prediction_options import (
 )
 from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.cli.options.software_option import software_option
+from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.terminal.console import terminal_width
 
 if TYPE_CHECKING:
     from layout_tuner.predictions.belief.plan import Plan, PlannedLayout
+    from layout_tuner.predictions.job_plan import JobAsked, JobPlan
 
 _TEXT: Final = "text"
+_OF_A_JOB: Final = ("model", "seq_length", "stated", "job_name", "log")
+"""Parameters that describe a job's file."""
 
 
 @click.command()
-@click.argument("campaign", type=FILE)
+@click.argument("campaign", type=FILE, required=False)
+@click.option(
+    "--from",
+    FROM,
+    type=FILE,
+    metavar="FILE",
+    help="A job that runs today, in place of a campaign: a launch script or a trainer's configuration.",
+)
+@found_job_options
+@log_option
 @campaign_cluster_option
 @software_option("the trainer of the campaign's probes")
 @calibrate_from_option
@@ -52,7 +67,7 @@ _TEXT: Final = "text"
     metavar="KEY KEY",
     help="Two layouts, by rank or key: also print why one is before the other.",
 )
-@job_options
+@job_options_beside_from
 @click.option(
     "--format",
     "form",
@@ -63,7 +78,10 @@ _TEXT: Final = "text"
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 def plan(
-    campaign: Path,
+    campaign: Path | None,
+    job_file: Path | None,
+    asked: JobAsked,
+    log: Path | None,
     cluster: str | None,
     software: str | None,
     calibrate_from: tuple[str, ...],
@@ -75,36 +93,90 @@ def plan(
     form: str,
     as_json: bool,
 ) -> None:
-    """Rank the legal layouts of the campaign in a file by predictions, without running any.
+    """Rank the legal layouts of the campaign in a file, or of a job, by predictions alone.
 
     It needs no service. Beside the layouts it prints what is illegal and why, how good the
     campaign's baseline is, what the budget buys, and on what the predictions rest; with --tokens,
     the days of the training job; with --compare, the difference of two layouts by part of the step
     and of the memory.
+
+    With --from, the campaign is that of a job that runs today: its layout is the baseline among all
+    sensible layouts on its nodes. Nothing in the file is executed. The answer begins with what was
+    read of it, assumed, and not understood; with --log, it says what the measured step changes.
     """
     from layout_tuner.predictions import plan_and_estimate
+    from layout_tuner.predictions.job_plan import plan_job
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
+    _refuse_options(campaign, job_file)
+    options: dict[str, Any] = {
+        "software": software or "",
+        "calibrate_from": calibrate_from,
+        "data_dir": data_dir,
+        "top": top,
+        "probe_start_s": probe_start_s,
+        "job": job,
+        "compare": compare,
+    }
+    of_job = None
     with refusals():
-        planned = plan_and_estimate.plan(
-            campaign_document(campaign, cluster, data_dir),
-            software=software or "",
-            calibrate_from=calibrate_from,
-            data_dir=data_dir,
-            top=top,
-            probe_start_s=probe_start_s,
-            job=job,
-            compare=compare,
-        )
+        if job_file is not None:
+            of_job = plan_job(job_file, on_cluster(asked, cluster, data_dir), log=log, **options)
+            planned = of_job.plan
+        else:
+            assert campaign is not None
+            document = _document(campaign, cluster, data_dir)
+            planned = plan_and_estimate.plan(document, **options)
     if as_json or form == "json":
-        click.echo(json.dumps(asdict(planned), indent=2))
+        click.echo(json.dumps(asdict(planned) | _found_document(of_job), indent=2))
     elif form == "csv":
         click.echo(_csv(planned), nl=False)
     else:
         from layout_tuner.predictions.belief.plan_text import plan_lines
 
-        click.echo("\n".join(plan_lines(planned, terminal_width(sys.stdout))))
+        width = terminal_width(sys.stdout)
+        lines = [*_found_lines(of_job, width), *plan_lines(planned, width)]
+        click.echo("\n".join(lines))
+
+
+def _document(campaign: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
+    """The campaign of a file; an error of one that is a script names --from."""
+    try:
+        return campaign_document(campaign, cluster, data_dir)
+    except (DocumentMalformedError, CampaignInvalidError) as error:
+        if campaign.suffix in (".yaml", ".yml", ".json"):
+            raise
+        raise DocumentMalformedError(f"{error}; is it a job's file? Give it with --from") from error
+
+
+def _refuse_options(campaign: Path | None, job_file: Path | None) -> None:
+    """Refuses a campaign and a job together, neither, and options of a job without one."""
+    if (campaign is None) == (job_file is None):
+        refuse("give the file of a campaign, or a job's with --from: one of the two")
+    if job_file is None and (of_job := stated(*_OF_A_JOB)):
+        refuse(f"{', '.join(of_job)}: only with --from, for a job's file")
+
+
+def _found_document(of_job: JobPlan | None) -> dict[str, Any]:
+    if of_job is None:
+        return {}
+    from layout_tuner.cli.predictions.job_report import job_document, log_document
+
+    log = None if of_job.log is None else log_document(of_job.log)
+    return {"found_job": job_document(of_job.campaign.job.found), "log": log}
+
+
+def _found_lines(of_job: JobPlan | None, width: int | None) -> Iterator[str]:
+    if of_job is None:
+        return
+    from layout_tuner.cli.predictions.job_report import found_lines, log_lines
+
+    yield from found_lines(of_job.campaign, width)
+    yield ""
+    if of_job.log is not None:
+        yield from log_lines(of_job.log, of_job, width)
+        yield ""
 
 
 def _csv(planned: Plan) -> str:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layout_tuner.cli.options.prediction_options import calibrate_from_option
+from layout_tuner.cli.options.prediction_options import (
+    calibrate_from_option,
+    cells_option,
+    declared_knobs,
+    knob_columns_option,
+    knobs_file_option,
+)
 from layout_tuner.cli.options.refusals import refusals, refuse
 from layout_tuner.process_resources import usable_cores, use_one_blas_thread
 
@@ -42,13 +48,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Probes a search.",
 )
-@click.option(
-    "--cell",
-    "cells",
-    multiple=True,
-    metavar="KEY=VALUE[,...]",
-    help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
-)
+@cells_option
+@knob_columns_option
+@knobs_file_option
 @calibrate_from_option
 @click.option("--estimates", is_flag=True, help="Judge the estimates alone: no search.")
 @click.option(
@@ -64,6 +66,8 @@ def replay(
     pending: int,
     probes: int,
     cells: tuple[str, ...],
+    knob_columns: tuple[str, ...],
+    knobs_file: Path | None,
     calibrate_from: tuple[str, ...],
     estimates: bool,
     jobs: int | None,
@@ -72,7 +76,8 @@ def replay(
     """Search recorded measurements instead of probing, and say how well strategies did.
 
     Every cell of the measurement table TABLE is searched on its own, with its rows as the only
-    legal layouts and their measurements as the truth.
+    legal layouts and their measurements as the truth. Rows of one layout that differ in job knobs
+    (--knob) are jobs of their own.
     """
     use_one_blas_thread()  # `jobs` says how many cores are busy
     # Imported here, so that `layout-tuner --help` starts fast.
@@ -82,6 +87,7 @@ def replay(
         read_calibrating_cells,
     )
     from layout_tuner.search_spaces.tables import read_table
+    from layout_tuner.search_spaces.tables.knob_columns import TableKnobs
     from layout_tuner.search_spaces.tables.selection import CellFilter, select
     from layout_tuner.tuner.errors import StrategyUnknownError
     from layout_tuner.tuner.replay.run import ReplayPlan
@@ -89,7 +95,8 @@ def replay(
     with refusals():
         with work_line(sys.stderr, ticks=True) as line:
             line.say(f"reading {table.name}")
-            read = read_table(table)
+            declared = None if knobs_file is None else declared_knobs(knobs_file)
+            read = read_table(table, TableKnobs.read(knob_columns, declared))
         chosen = select(read, tuple(CellFilter.read(text) for text in cells))
         is_simulated = all(cell.key.is_simulated for cell in chosen)
         known = [

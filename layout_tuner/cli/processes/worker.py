@@ -16,18 +16,16 @@ import click
 
 from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.live_output import WorkLine, work_line
-from layout_tuner.cli.options.command_input import (
-    described_cluster,
-    described_machine,
-    trainers_of,
-)
+from layout_tuner.cli.options.command_input import described_cluster, described_machine, trainers_of
 from layout_tuner.cli.options.command_options import place_options, stated
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.shared_options import (
+    MODEL_HELP,
     PositiveNumber,
     allocation_options,
     cluster_option,
     layout_options,
+    seq_length_option,
     trainers_option,
 )
 from layout_tuner.cli.options.simulation_options import simulation_options
@@ -118,7 +116,8 @@ def worker(
 
 
 @click.command()
-@click.option("--model", required=True, help="Name of a model preset, or a JSON or YAML file.")
+@click.option("--model", required=True, help=MODEL_HELP)
+@seq_length_option
 @cluster_option
 @layout_options
 @click.option(
@@ -167,6 +166,7 @@ def worker(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def probe(
     model: str,
+    seq_length: int | None,
     cluster: str,
     trainers_file: Path | None,
     trainer: str | None,
@@ -186,8 +186,8 @@ def probe(
     More ranks than devices are allowed; the measurement is then marked as oversubscribed. With
     --trainers another trainer runs the layout, as a worker would let it.
     """
-    from layout_tuner.documents.json_and_yaml import described
     from layout_tuner.protocol.outcome import ProbeRequest
+    from layout_tuner.search_spaces.models.model_files import described_model
     from layout_tuner.search_spaces.models.model_presets import resolve_model
     from layout_tuner.trainers.parameters import parameters_of
     from layout_tuner.workers.calibrate.calibration import calibrated_layouts
@@ -197,7 +197,7 @@ def probe(
     trainers = trainers_of(trainers_file)
     with refusals():
         request = ProbeRequest(
-            model=resolve_model(described(model)),
+            model=resolve_model(described_model(model, seq_length=seq_length)),
             layout=stated_layout(knobs, precision=machine.default_precision),
             seed=seed,
             warmup=warmup,
@@ -388,7 +388,7 @@ def probe_document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
 def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
     layout = request.layout
     compiled = ", compiled," if request.compile else ""
-    head = f"{request.model.name} as {layout.key}{compiled} on {layout.num_devices} devices"
+    head = f"{request.model.title} as {layout.key}{compiled} on {layout.num_devices} devices"
     measurement = outcome.measurement
     if measurement is None:
         log = f"\n{outcome.log_tail}" if outcome.log_tail else ""

@@ -195,7 +195,8 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     yield "state", state_words(campaign.state, campaign.reason)
     if campaign.simulated is not None:
         yield "", campaign.simulated.words
-    yield "model", campaign.model
+    model = campaign.stored.model
+    yield "model", model.title if model else campaign.model
     yield "trainer", _trainer(campaign)
     yield "cluster", campaign.cluster
     cluster = campaign.stored.cluster
@@ -211,6 +212,8 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     yield "cost", _cost(campaign)
     if auto := campaign.stored.auto_words:
         yield "auto", auto
+    if searched := campaign.stored.searched_words:
+        yield "job knobs", searched
     if number := campaign.cheap_probes:
         yield "cheap probes", cheap_count_words(number, campaign.cheap_probe_node_seconds)
     if progress.best is not None:
@@ -247,7 +250,7 @@ def _trainer(campaign: CampaignDetail) -> str:
 def _strategy(campaign: CampaignDetail) -> str:
     if campaign.reason == "imported":
         return f"imported: {counted(campaign.num_legal_layouts, 'layout')}"
-    return f"{campaign.strategy} over {counted(campaign.num_legal_layouts, 'legal layout')}"
+    return f"{campaign.strategy} over {counted(campaign.num_legal_layouts, campaign.stored.counted_noun)}"
 
 
 def _cost(campaign: CampaignDetail) -> str:

@@ -16,7 +16,14 @@ import click
 from layout_tuner.api.formatting import budget_words
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.command_options import json_option, together
-from layout_tuner.cli.options.prediction_options import FILE, campaign_cluster_option
+from layout_tuner.cli.options.prediction_options import (
+    FILE,
+    campaign_cluster_option,
+    cells_option,
+    declared_knobs,
+    knob_columns_option,
+    knobs_file_option,
+)
 from layout_tuner.cli.options.refusals import fail, refuse
 from layout_tuner.cli.service.campaign import precision_words
 from layout_tuner.cli.service.service_connection import (
@@ -70,7 +77,10 @@ def submit(
     The service plans with the measurements that its database holds, and for the trainer of the
     campaign's probes; `layout-tuner plan` has --calibrate-from and --software.
     """
-    document = read_mapping(read_file(file), CampaignInvalidError, "the campaign")
+    from layout_tuner.search_spaces.models.model_files import with_model
+
+    document = with_model(read_file(file), file.parent)
+    document = read_mapping(document, CampaignInvalidError, "the campaign")
     if cluster is not None:
         document["cluster"] = cluster_part(described(cluster))
     client = service()
@@ -108,30 +118,37 @@ def _planned(client: Client, document: dict[str, Any]) -> Plan:
 @click.command("import")
 @click.argument("table", type=FILE)
 @click.option("--name", help="Name of the campaign; several are numbered after it.")
-@click.option(
-    "--cell",
-    "cells",
-    multiple=True,
-    metavar="KEY=VALUE[,...]",
-    help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
-)
+@cells_option
+@knob_columns_option
+@knobs_file_option
 @answers(lambda imported: _print_imported(imported))
 @service_options
 def import_table(
-    table: Path, name: str | None, cells: tuple[str, ...], client: Client
+    table: Path,
+    name: str | None,
+    cells: tuple[str, ...],
+    knob_columns: tuple[str, ...],
+    knobs_file: Path | None,
+    client: Client,
 ) -> ImportRead:
     """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
 
     Its trials are ranked and listed like others; `start_from: [NAME]` lets a campaign start from
     them. If a row is refused, the message names it, and nothing is imported.
+
+    With --knob, the values of a column are settings of the rows' jobs: a campaign that starts from
+    them learns what the knob does.
     """
+    declared = None if knobs_file is None else declared_knobs(knobs_file)
     try:
         content = table.read_bytes()
     except OSError as error:
         refuse(f"{table}: cannot be read: {error.strerror}")
     with work_line(sys.stderr, ticks=True) as line:
         line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
-        return client.import_table(content, name=name, cells=cells)
+        return client.import_table(
+            content, name=name, cells=cells, knobs=knob_columns, declarations=declared
+        )
 
 
 def _print_imported(imported: ImportRead) -> None:
@@ -192,7 +209,7 @@ def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
 def print_submitted(campaign: CampaignDetail) -> None:
     """Prints a campaign that `submit` or `clone` made, and its warnings."""
     click.echo(
-        f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
+        f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, campaign.stored.counted_noun)}, "
         f"precision {precision_words(campaign)}, {budget_words(campaign.stored.budget)}"
     )
     if campaign.baseline is not None:

@@ -13,14 +13,11 @@ import click
 
 from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
 from layout_tuner.cli.options.command_options import json_option
-from layout_tuner.cli.options.prediction_options import (
-    FILE,
-    calibrate_from_option,
-)
+from layout_tuner.cli.options.prediction_options import FILE, calibrate_from_option
 from layout_tuner.cli.options.refusals import writing
+from layout_tuner.cli.options.shared_options import seq_length_option
 from layout_tuner.cli.options.software_option import software_option
 from layout_tuner.cli.service.service_connection import print_json, service_when_called
-from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.terminal.text_table import print_table
 from layout_tuner.trainers.exports.export import FORMATS
 from layout_tuner.trainers.exports.export_source import PREDICTED
@@ -50,7 +47,8 @@ if TYPE_CHECKING:
 @click.option(
     "--rank", type=click.IntRange(1, 1000), help="With --plan: rank of the layout; default: 1."
 )
-@click.option("--model", help="With --layout: a preset, or a file.")
+@click.option("--model", help="With --layout: a preset, or a file, also a config.json.")
+@seq_length_option
 @click.option(
     "--cluster",
     help="With --plan: a preset, a cluster of the service or a file, for the campaign's. With "
@@ -68,15 +66,26 @@ if TYPE_CHECKING:
     "--without",
     multiple=True,
     metavar="KNOB",
-    type=click.Choice(tuple(KNOBS)),
-    help="Drop a knob of the layout that the trainer lacks; repeatable.",
+    help="Drop a knob of the layout or the job that the trainer lacks; repeatable.",
+)
+@click.option(
+    "--into",
+    type=FILE,
+    help="Launch script or configuration of yours: write a copy of it with the layout instead.",
+)
+@click.option("--job", "job_name", default="", help="With --into: which job, of several.")
+@click.option(
+    "--set",
+    "stated",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="With --into: what a field of the file is, where it is not understood; repeatable.",
 )
 @click.option("--list", "lists_formats", is_flag=True, help="List the formats instead.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path(),
-    help="Folder to write to; created if need be.  [default: here]",
+    help="Folder to write to; created if need be.  [default: here; with --into beside the file]",
 )
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
 @json_option
@@ -88,14 +97,18 @@ def export(
     plan_file: Path | None,
     rank: int | None,
     model: str | None,
+    seq_length: int | None,
     cluster: str | None,
     software: str | None,
     calibrate_from: tuple[str, ...],
     layout_key: str | None,
     nodes: int | None,
     without: tuple[str, ...],
+    into: Path | None,
+    job_name: str,
+    stated: tuple[str, ...],
     lists_formats: bool,
-    out: Path,
+    out: Path | None,
     force: bool,
     as_json: bool,
     service: Callable[[], Client],
@@ -107,39 +120,60 @@ def export(
     --software, else for the trainer that the campaign's probes name, else for the trainer of the
     format; the files say at their top for which, and that nothing was measured.
 
+    --into FILE writes the layout into a copy of your own file, with its format: the options of the
+    layout change, and all others stay. It prints the difference. The copy is FILE-tuned, or has the
+    name of FILE in --out.
+
     With --json the files are printed in one JSON document, and none is written. --list prints a
     table of the formats, and what each needs to run; it takes no CAMPAIGN.
     """
     if lists_formats:
         _list_formats(as_json)
         return
-    predicted = (plan_file, rank, model, layout_key, cluster, software, calibrate_from or None)
+    predicted = (
+        plan_file,
+        rank,
+        model,
+        layout_key,
+        cluster,
+        seq_length,
+        software,
+        calibrate_from or None,
+    )
     _refuse_mixed(campaign, (trial, nodes), predicted)
+    predicted_as = {
+        "plan_file": plan_file,
+        "rank": rank or 1,
+        "model": model,
+        "layout_key": layout_key,
+        "seq_length": seq_length,
+        "cluster": cluster,
+        "software": software,
+        "calibrate_from": calibrate_from,
+        "data_dir": click.get_current_context().params["data_dir"],
+        "without": without,
+    }
+
+    def exported(trainer: str, written_as: str = "") -> tuple[ExportRead, str]:
+        """The job for a trainer, in its format or in another one, and a phrase that names it."""
+        if campaign is None:
+            return _predicted(trainer, written_as=written_as, **predicted_as)
+        asked: dict[str, Any] = {"trial": trial, "nodes": nodes, "without": without}
+        found = service().export(campaign, written_as or trainer, **asked)
+        return found, f"trial {found.trial} of {campaign}"
+
+    _refuse_mixed_with_into(into, (format_name, without, as_json), (job_name, stated))
+    if into is not None:
+        from layout_tuner.cli.service import export_into
+
+        export_into.write_into(
+            into, exported, job_name=job_name, stated=stated, out=out, force=force
+        )
+        return
     if format_name is None:
         raise click.UsageError("--format is missing; --list shows the formats")
-    if campaign is not None:
-        bundle = service().export(campaign, format_name, trial=trial, nodes=nodes, without=without)
-        what = f"trial {bundle.trial} of {campaign}"
-    else:
-        from layout_tuner.cli.service import predicted_export
-
-        data_dir = click.get_current_context().params["data_dir"]
-        kept: dict[str, Any] = {
-            "cluster": cluster,
-            "software": software,
-            "calibrate_from": calibrate_from,
-            "data_dir": data_dir,
-            "without": without,
-        }
-        if plan_file is not None:
-            bundle, ran_by = predicted_export.of_plan(plan_file, rank or 1, format_name, **kept)
-            what = f"rank {rank or 1} of the plan of {plan_file}"
-        else:
-            bundle, ran_by = predicted_export.of_layout(
-                str(model), str(layout_key), format_name, **kept
-            )
-            what = str(layout_key)
-        what += f" for {ran_by}, {PREDICTED}"
+    bundle, what = exported(format_name)
+    out = out or Path()
     if as_json:
         print_json(bundle)
         return
@@ -154,11 +188,46 @@ def export(
         click.echo(f"note: {note}")
 
 
+def _refuse_mixed_with_into(
+    into: Path | None, of_format: Sequence[object], of_into: Sequence[object]
+) -> None:
+    if into is not None and any(of_format):
+        raise click.UsageError(
+            "--into has the format of its file: leave --format, --without and --json out"
+        )
+    if into is None and any(of_into):
+        raise click.UsageError("--job and --set are for --into")
+
+
+def _predicted(
+    trainer: str,
+    *,
+    plan_file: Path | None,
+    rank: int,
+    model: str,
+    layout_key: str,
+    seq_length: int | None,
+    **options: Any,
+) -> tuple[ExportRead, str]:
+    """A layout of a plan, or any other, predicted for a trainer; and a phrase that names it."""
+    from layout_tuner.cli.service import predicted_export
+
+    if plan_file is not None:
+        found, ran_by = predicted_export.of_plan(plan_file, rank, trainer, **options)
+        what = f"rank {rank} of the plan of {plan_file}"
+    else:
+        found, ran_by = predicted_export.of_layout(
+            model, layout_key, trainer, seq_length=seq_length, **options
+        )
+        what = layout_key
+    return found, f"{what} for {ran_by}, {PREDICTED}"
+
+
 def _refuse_mixed(
     campaign: str | None, of_campaign: Sequence[object], predicted: Sequence[object]
 ) -> None:
     """Refuses anything but one of: a campaign, a plan's file, a layout on a cluster."""
-    plan_file, rank, model, layout_key, cluster, *_ = predicted
+    plan_file, rank, model, layout_key, cluster, seq_length, *_ = predicted
     of_layout = (model, layout_key)
     if campaign is not None and any(each is not None for each in predicted):
         raise click.UsageError(
@@ -167,7 +236,7 @@ def _refuse_mixed(
         )
     if campaign is None and any(each is not None for each in of_campaign):
         raise click.UsageError("--trial and --nodes are for a CAMPAIGN")
-    if plan_file is not None and any(each is not None for each in of_layout):
+    if plan_file is not None and any(each is not None for each in (*of_layout, seq_length)):
         raise click.UsageError("--plan has a model and layouts of its own")
     if rank is not None and plan_file is None:
         raise click.UsageError("--rank is for --plan")

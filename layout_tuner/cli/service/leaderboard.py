@@ -141,16 +141,9 @@ def _jobs(
     job: TrainingJob, campaign: CampaignDetail, page: LeaderboardPage
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
-    from layout_tuner.api.campaigns.measured_jobs import (  # they import numpy
-        RankedStep,
-        measured_jobs,
-    )
+    from layout_tuner.api.campaigns.measured_jobs import measured_jobs  # it imports numpy
 
-    ranked = (
-        RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
-        for e in page.trials
-    )
-    return measured_jobs(job, campaign.stored.spec, ranked)
+    return measured_jobs(job, campaign.stored.spec, page.trials)
 
 
 def _print_remarks(page: LeaderboardPage) -> None:

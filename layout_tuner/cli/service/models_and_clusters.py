@@ -18,6 +18,7 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
 )
 from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.prediction_options import FILE
+from layout_tuner.cli.options.shared_options import seq_length_option
 from layout_tuner.cli.service.service_connection import (
     answers,
     print_json,
@@ -30,6 +31,7 @@ from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import ClusterInvalidError, ModelShapeInvalidError
 from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset
 from layout_tuner.search_spaces.clusters.site import cluster_part
+from layout_tuner.search_spaces.models.model_files import model_of_file
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.terminal.text_table import print_table
 
@@ -120,14 +122,36 @@ def show_cluster(name: str, service: Callable[[], Client]) -> ClusterRead:
     return without_service(lambda: service().cluster(name), lambda: ClusterRead.of_preset(name))
 
 
+def _print_stored(made: ModelRead) -> None:
+    click.echo(f"model {made.name} is stored; campaign files can name it")
+    if lacks := made.description.get("lacks"):
+        click.echo(f"note: its shape lacks {lacks}", err=True)
+
+
 @click.command("put")
-@click.argument("name")
-@click.argument("file", type=FILE)
-@answers(lambda made: click.echo(f"model {made.name} is stored; campaign files can name it"))
+@click.argument("words", nargs=-1, required=True, metavar="[NAME] FILE")
+@seq_length_option
+@answers(_print_stored)
 @service_when_called
-def put_model(name: str, file: Path, service: Callable[[], Client]) -> ModelRead:
-    """Store the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}."""
-    document = read_mapping(read_file(file), ModelShapeInvalidError, "the model")
+def put_model(
+    words: tuple[str, ...],
+    seq_length: int | None,
+    service: Callable[[], Client],
+) -> ModelRead:
+    """Store the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}.
+
+    FILE may be the config.json of Hugging Face, with --seq-length. Without NAME it is that in the
+    file, else of its folder.
+    """
+    *names, file = words
+    if len(names) > 1:
+        raise click.UsageError(f"two names, {names[0]!r} and {names[1]!r}: give [NAME] FILE")
+    name = names[0] if names else None
+    described = model_of_file(Path(file), seq_length=seq_length, name=name)
+    document = read_mapping(described, ModelShapeInvalidError, "the model")
+    name = name or str(document.get("name") or "")
+    if not name:
+        raise click.UsageError(f"{file} states no name: give [NAME] FILE")
     return service().put_model(name, document)
 
 

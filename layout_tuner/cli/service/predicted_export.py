@@ -10,15 +10,15 @@ from typing import Any
 from layout_tuner.api.formatting import figure, memory
 from layout_tuner.cli.options.prediction_options import campaign_document, written_out
 from layout_tuner.cli.options.refusals import refuse
-from layout_tuner.documents.json_and_yaml import described
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.predictions import plan_and_estimate
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_files import described_model
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER, OWN_SOFTWARE
 from layout_tuner.trainers.exports.export import export
 from layout_tuner.trainers.exports.export_source import ExportError, ExportSource
 from layout_tuner.trainers.exports.exported import ExportRead
-from layout_tuner.trainers.registry import full_name
+from layout_tuner.trainers.registry import adapter_named, full_name
 
 
 def of_plan(
@@ -33,7 +33,8 @@ def of_plan(
 ) -> tuple[ExportRead, str]:
     """The files of a training job with a layout of the plan of a campaign's file.
 
-    `options` are `software` and `calibrate_from`, as `_software_of` and `plan` take them.
+    `options` are `software` and `calibrate_from`, as `_software_of` and `plan` take them, and
+    `written_as`: another format to write, where `format_name` is only what it is predicted for.
 
     Returns:
         The files, and the software that they were predicted for.
@@ -48,6 +49,7 @@ def of_layout(
     key: str,
     format_name: str,
     *,
+    seq_length: int | None,
     cluster: str,
     data_dir: Path | None,
     without: Collection[str],
@@ -60,10 +62,19 @@ def of_layout(
         refuse(f"--layout: {error}")
     knobs = layout.to_mapping(every_knob=True)
     del knobs["num_microbatches"]  # it follows from the fixed batch
+    if adapter := adapter_named(format_name):
+        # The export names settings that its trainer lacks; the plan has the others.
+        had = {name: knob for name, knob in adapter.job_knobs.items() if name in layout.job}
+        knobs["job"] = {
+            name: layout.job[name] for name in had if had[name].problem(layout.job[name]) is None
+        }
     space = {**knobs, "global_batch_size": layout.global_batch_size, "allow_tp_across_nodes": True}
-    named = {"model": described(model), "cluster": written_out(cluster, data_dir)}
+    shape = described_model(model, seq_length=seq_length)
+    named = {"model": shape, "cluster": written_out(cluster, data_dir)}
     document = {"name": "layout", **named, "space": space, "budget": {"trials": 1}}
-    return _exported(document, 1, "", format_name, data_dir, without, **options)
+    if layout.job:
+        document["probe"] = {"trainer": full_name(format_name)}
+    return _exported(document, 1, "", format_name, data_dir, without, layout=layout, **options)
 
 
 def _software_of(format_name: str, software: str | None, probed_by: str) -> str:
@@ -91,8 +102,12 @@ def _exported(
     *,
     software: str | None,
     calibrate_from: Collection[str],
+    layout: Layout | None = None,
+    written_as: str = "",
 ) -> tuple[ExportRead, str]:
     spec = plan_and_estimate.read_campaign(document, data_dir=data_dir)
+    if software is None and spec.space.job:  # whose knobs are searched
+        software = _named(spec.probe.trainer)
     software = _software_of(format_name, software, spec.probe.trainer)
     plan = plan_and_estimate.plan(
         document,
@@ -108,16 +123,21 @@ def _exported(
     predicted = (
         f"predicted for {software}: a step of {figure(figures.step_time_s)} s (95 %: "
         f"{figure(figures.step_time_low_s)} to {figure(figures.step_time_high_s)} s), "
-        f"{figure(figures.tokens_per_s)} tokens/s, a peak of {memory(figures.peak_memory_bytes)} that "
+        f"{figure(figures.tokens_per_s)} tokens/s, a peak of "
+        f"{memory(figures.peak_memory_median_bytes)} (80 %: {memory(figures.peak_memory_low_bytes)} to "
+        f"{memory(figures.peak_memory_high_bytes)}) that "
         f"fits with probability {figures.fits:.2f}"
     )
     if software != _named(format_name):
         predicted += f"; this file is for {_named(format_name)}, whose step and memory may differ"
-    job = spec.job_of(planned.layout)
-    name = f"{where} {spec.name}" if where else f"{spec.model.name} on {spec.cluster.name}"
+    if plan.fits_depend_on is not None:
+        predicted += f"; {plan.fits_depend_on.words}"
+    settings = planned.layout.job if layout is None else layout.job
+    job = spec.job_of(replace(planned.layout, job=settings))
+    name = f"{where} {spec.name}" if where else f"{spec.model.title} on {spec.cluster.name}"
     source = ExportSource(campaign=name, trial=None, job=job, comments=(predicted,))
     try:
-        bundle = export(format_name, source, without=without)
+        bundle = export(written_as or format_name, source, without=without)
     except ExportError as error:
         refuse(str(error))
     # Not every format has comments: the notes say it of all.

@@ -14,6 +14,7 @@ from layout_tuner.api.formatting import (
     REPEAT_WORDS,
     cheap_probe_words,
     duration,
+    measured_words,
     memory,
     percent,
     state_words,
@@ -32,8 +33,7 @@ from layout_tuner.cli.service.service_connection import (
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.documents.numbers import read_number, read_whole
 from layout_tuner.documents.reading import nearest
-from layout_tuner.predictions.statistics.disturbance import MEANING, disturbance_words
-from layout_tuner.protocol.measurement import routing_words, skipped_words
+from layout_tuner.predictions.statistics.disturbance import MEANING
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.errors import TrialFilterInvalidError
 from layout_tuner.results_db.trials.filter import (
@@ -44,6 +44,9 @@ from layout_tuner.results_db.trials.filter import (
     TEXTS,
     SortKey,
     TrialFilter,
+    is_job_key,
+    job_field,
+    job_knob_name,
 )
 from layout_tuner.terminal.console import write_bytes
 from layout_tuner.terminal.text_table import print_table
@@ -63,18 +66,27 @@ DEFAULT_LIMIT: Final = 50
 _FIGURES: Final = ("tokens_per_s", "step_time_s", "mfu", "peak_memory_bytes")
 _CHEAP_HEADINGS: Final = ("cheap probe", ">step in full")
 
-_CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(=|>=|<=)\s*(.*?)\s*")
+_CONDITION: Final = re.compile(r"\s*([a-z_]+|job\.[a-z0-9_]+)\s*(=|>=|<=)\s*(.*?)\s*")
 _PLURAL: Final = {singular: name for name, singular in SINGULAR.items()}
 _LISTED: Final = tuple(SINGULAR.get(name, name) for name in LISTED_FIELDS)
 _BOUNDS: Final = {">=": "min", "<=": "max"}
+
+
+class SortKeyChoice(click.Choice[str]):
+    """A sort key of a list, or `job.` and the name of a job knob."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if is_job_key(value) else super().convert(value, param, ctx)
+
 
 where_option = click.option(
     "--where",
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Only trials with a knob at a value (tp=2, or tp=1,2 for either), in a state (state=FAILED), with a "
-    "metric within a bound (mfu>=0.3, peak_memory_bytes<=8e9); may be repeated: all must hold.",
+    help="Only trials with a knob at a value (tp=2, or tp=1,2 for either; job.compile=true for a knob of the "
+    "trainer), in a state (state=FAILED), with a metric or number within a bound (mfu>=0.3, "
+    "peak_memory_bytes<=8e9, job.bucket_elements>=4096); may be repeated: all must hold.",
 )
 
 TRIAL_HELP: Final = "TRIAL is an id, or CAMPAIGN/NUMBER as tiny/3."
@@ -85,10 +97,10 @@ TRIAL_HELP: Final = "TRIAL is an id, or CAMPAIGN/NUMBER as tiny/3."
 @where_option
 @click.option(
     "--sort",
-    type=click.Choice(SORT_KEYS),
+    type=SortKeyChoice(SORT_KEYS),
     default="number",
     metavar="KEY",
-    help="A knob, a metric, number, ended_at or node_seconds.  [default: number]",
+    help="A knob, a metric, job.NAME, number, ended_at or node_seconds.  [default: number]",
 )
 @click.option(
     "--descending", is_flag=True, help="The largest first; trials without a value stay last."
@@ -209,12 +221,12 @@ def read_conditions(conditions: Sequence[str]) -> TrialFilter:
         click.UsageError: a condition is malformed, or they contradict each other.
     """
     stated: dict[str, Any] = {}
-    for condition in conditions:
-        name, value = _read(condition)
-        if name in stated:
-            raise click.UsageError(f"--where {condition!r}: {name} is stated twice")
-        stated[name] = value
     try:
+        for condition in conditions:
+            name, value = _read(condition)
+            if name in stated:
+                raise click.UsageError(f"--where {condition!r}: {name} is stated twice")
+            stated[name] = value
         return TrialFilter(**stated)
     except TrialFilterInvalidError as error:
         raise click.UsageError(f"--where: {error}") from error
@@ -227,6 +239,9 @@ def _read(condition: str) -> tuple[str, Any]:
             f"--where {condition!r} is not NAME=VALUE, NAME>=NUMBER or NAME<=NUMBER"
         )
     name, sign, text = parts.groups()
+    if job_knob_name(name):
+        field = name if sign == "=" else f"{_BOUNDS[sign]}_{name}"
+        return field, job_field(field, [each.strip() for each in text.split(",")])
     known: Sequence[str] = _LISTED if sign == "=" else tuple(METRICS)
     if name not in known:
         raise click.UsageError(
@@ -322,14 +337,7 @@ def _facts(trial: TrialDetailRead) -> Iterator[tuple[str, str]]:
     if measured is not None:
         yield from ((COLUMNS[name].label, COLUMNS[name].cell(trial)) for name in _FIGURES)
         yield "iterations", str(len(trial.iterations))
-        if words := disturbance_words(
-            measured.others_share, measured.throttled, measured.own_share
-        ):
-            yield "taken by others", words
-        if words := routing_words(measured.balanced_routing, measured.expert_load):
-            yield "routing", words
-        if words := skipped_words(measured.skipped_steps):
-            yield "skipped steps", words
+        yield from measured_words(measured)
         if words := trainer_words(measured):
             yield "trainer", words
     if trial.prediction is not None:

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from layout_tuner.api.formatting import (
-    trainer_words,
-    unit,
-)
+from layout_tuner.api.formatting import trainer_words, unit
 from layout_tuner.api.ranked_columns import LAYOUT, cells, headings
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.command_options import json_option

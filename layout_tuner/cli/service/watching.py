@@ -1,4 +1,4 @@
-"""Follows a campaign: facts that are redrawn in place in a terminal, a line a change in a file."""
+"""Follows a campaign: redraws facts in place in a terminal, or writes a line for each change."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def watch(name: str, service: Callable[..., Client]) -> None:
 
 
 class _Watch:
-    """Shows a campaign: facts that are redrawn in place, or in a file a line when one changes."""
+    """Shows a campaign: redraws facts in a terminal; in a file, a line for each change."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._name = client, name
@@ -69,7 +69,7 @@ class _Watch:
         is_terminal = terminal_width(sys.stdout) is not None
         self._block = LiveBlock(sys.stdout) if is_terminal else None
         self._silence = ""
-        """That the service does not answer; empty: it does."""
+        """Why the service does not answer; empty: it answers."""
         self._last: object = None
 
     def until_the_end(self) -> CampaignDetail:

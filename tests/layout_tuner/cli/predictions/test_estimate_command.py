@@ -19,13 +19,15 @@ from layout_tuner.predictions.belief.plan import make_plan
 from layout_tuner.predictions.belief.plan_text import plan_lines
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.estimates.step_time import step_time_s
-from layout_tuner.predictions.estimates.storage import score_traffic_of
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.calibration_file import write_constants
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.tables import MeasurementTable, read_table, write_table
+from layout_tuner.terminal.plurals import figure
+from layout_tuner.units import GIB
 from tests.kit.campaigns import space_of
 from tests.kit.layouts import filled_layouts
 from tests.search_spaces.layouts.test_vocabulary import make_constants
@@ -138,6 +140,32 @@ def test_people_read_the_answer_first() -> None:
     assert answer["fits"] == f"with probability {found['fits']:.2f} into 64 GiB"
 
 
+def test_a_peak_is_stated_as_a_median_with_its_interval_and_what_it_depends_on() -> None:
+    # With three copies of the logits of a long sequence the peak is far from that with two.
+    flags = ("--model=llama-8b", "--cluster=h100-sxm", "--zero-stage=3", "--dp=8")
+    flags = (*flags, "--num-microbatches=1", "--recompute=full", "--precision=bf16")
+    for software in ("a new trainer", "megatron-lm"):
+        found = report(*flags, f"--software={software}")
+        low, median, high = (
+            found[f"peak_memory_{end}_bytes"] / GIB for end in ("low", "median", "high")
+        )
+        assert low < median < high
+        text = run(*flags, f"--software={software}").stdout
+        words = (
+            f"{figure(median, 3)} GiB a device (80 %: {figure(low, 3)} to {figure(high, 3)} GiB)"
+        )
+        assert words in text
+        stage = found["stages"][0]
+        assert stage["median_bytes"] == pytest.approx(found["peak_memory_median_bytes"])
+        assert stage["low_bytes"] < stage["median_bytes"] < stage["high_bytes"]
+        depends = found["fits_depend_on"]
+        assert (depends is None) == (software == "megatron-lm")
+        assert ("depends most on" in text) == (depends is not None)
+        if depends is not None:
+            assert depends["name"] in " ".join(text.split())
+            assert high / low > 1.5
+
+
 def test_recomputed_work_counts_in_the_rate_of_the_hardware_alone() -> None:
     found = report(*LAYOUT, "--recompute=full")
     executed = MODEL.hardware_flops_per_token("full") / MODEL.model_flops_per_token
@@ -244,8 +272,8 @@ def test_a_table_gets_predicted_columns_that_do_not_depend_on_its_own_measuremen
     first, second = (read_table(path).rows for path in written)
     assert len(first) == 18
     assert [row.aside for row in first] == [row.aside for row in second]
-    traffic = score_traffic_of(SOURCE, CLUSTER)
-    expected = step_time_s(first[0].layout, MODEL, CLUSTER, score_traffic=traffic).item()
+    kernels = kernels_of(SOURCE, CLUSTER)
+    expected = step_time_s(first[0].layout, MODEL, CLUSTER, kernels=kernels).item()
     assert float(first[0].aside["predicted_step_time_s"]) == pytest.approx(expected, rel=1e-3)
     assert 0 < float(first[0].aside["predicted_fits"]) <= 1
     assert int(first[0].aside["predicted_peak_memory_bytes"]) > 0
@@ -314,6 +342,17 @@ def test_bad_input_is_one_line_and_exit_code_2(flags: tuple[str, ...], said: str
     assert result.stdout == ""
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_attention_and_dropout_are_shown_and_are_refused_of_our_own_trainer(tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text("{preset: gpt-1.3b, attention: unfused, hidden_dropout: 0.1}")
+    flags = (f"--model={file}", "--cluster=frontier", "--num-microbatches=8", "--dp=8")
+    title = "gpt-1.3b-custom (attention=unfused, hidden_dropout=0.1)"
+    assert title in run(*flags, "--software=megatron-lm").stdout.replace("\n ", "")
+    refused = run(*flags)
+    assert refused.exit_code == 2
+    assert f"the model is {title}, and the embedded trainer has fused attention" in refused.stderr
 
 
 def test_rules_of_our_own_trainer_do_not_bind_others() -> None:
@@ -403,6 +442,15 @@ def test_the_text_says_that_it_is_predicted_and_what_was_assumed(campaign: Path)
         assert f"{each.limited_by} " in line
     unwrapped = " ".join(text.split())
     assert "measured" not in unwrapped.replace("collectives as measured in arXiv", "")
+
+
+def test_a_plan_shows_what_its_model_states_of_attention(campaign: Path) -> None:
+    model = {"preset": "gpt-1.3b", "name": "told", "attention": "unfused"}
+    probe = {"trainer": "megatron-lm"}
+    campaign.write_text(yaml.safe_dump(DOCUMENT | {"model": model, "probe": probe}))
+    assert "plan of planned for megatron-lm: told (attention=unfused) on frontier" in printed(
+        campaign
+    )
 
 
 def test_csv_has_a_row_a_layout_and_says_what_is_predicted(campaign: Path) -> None:

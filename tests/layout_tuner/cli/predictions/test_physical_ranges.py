@@ -137,7 +137,8 @@ def test_constants_of_a_cluster_outside_of_their_range_are_refused_with_it(name:
 
 @pytest.mark.parametrize("name", MODEL_RANGES)
 def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) -> None:
-    zero = () if name in EXPERT_FIELDS else (0,)  # 0 experts: a dense model
+    may_be_zero = (*EXPERT_FIELDS, "attention_dropout", "hidden_dropout")
+    zero = () if name in may_be_zero else (0,)  # 0 experts: a dense model
     for value in (2**63, -1, 10**400, *zero):
         with pytest.raises(SearchSpaceError) as refused:
             ModelShape.from_mapping(MODEL | {name: value})
@@ -146,9 +147,9 @@ def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) 
 
 
 def test_every_number_of_a_cluster_and_a_model_has_a_range() -> None:
-    words = {"name", "device", "source"}
+    words = {"name", "device", "source", "shared_intra_node_path"}
     assert {field.name for field in fields(Cluster)} - words == set(CLUSTER_RANGES)
-    words = {"name", "family", "tied_embeddings", "qk_norm", "lacks"}
+    words = {"name", "family", "tied_embeddings", "qk_norm", "attention", "lacks"}
     assert {field.name for field in fields(ModelShape)} - words == set(MODEL_RANGES)
     for preset in CLUSTER_PRESETS.values():
         assert Cluster.from_mapping(preset.to_mapping()) == preset

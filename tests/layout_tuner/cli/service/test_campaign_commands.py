@@ -48,6 +48,14 @@ def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
     assert len(json.loads(one)["campaigns"]) == 1
 
 
+def test_the_model_of_a_campaign_is_shown_with_what_it_states_of_attention(
+    run: Command, service: ServeProcess
+) -> None:
+    model = {"preset": "tiny", "attention": "fused", "name": "told"}
+    service.post("/campaigns", {**CAMPAIGN, "name": "says-fused", "model": model})
+    assert "model         told (attention=fused)\n" in done(run("campaign", "show", "says-fused"))
+
+
 def test_an_update_changes_what_it_names_and_of_an_ended_campaign_names_the_clone(
     run: Command, name: str, tmp_path: Path
 ) -> None:

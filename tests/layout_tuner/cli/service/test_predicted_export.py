@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from layout_tuner.api.formatting import figure
 from layout_tuner.cli.main import main
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, LOCAL_CPU
+from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.search_spaces.tables import MeasurementTable, write_table
@@ -61,6 +63,38 @@ def test_the_winner_of_a_plan_is_exported_as_predicted_and_not_measured(
     assert best["notes"][0].startswith("predicted, not measured: rank 1 of the plan of big: ")
 
 
+def test_the_best_job_of_a_plan_is_exported_with_its_settings(run: Run, tmp_path: Path) -> None:
+    space = {"global_batch_size": 256, "job": {"moe_dispatcher": ["alltoall", "hybridep"]}}
+    campaign = {**MIXTRAL, "space": space, "probe": {"trainer": "megatron-lm"}}
+    (file := tmp_path / "mix.yaml").write_text(yaml.safe_dump(campaign))
+    planned = json.loads(run("plan", file, "--json", "--top", 1).stdout)
+    assert planned["layouts"][0]["layout"]["job"] == {"moe_dispatcher": "hybridep"}
+    words = ("export", "--plan", file, "--format", "megatron-lm", "--json")
+    script = json.loads(run(*words).stdout)["files"][0]["content"]
+    assert "--moe-flex-dispatcher-backend hybridep" in script
+    other = json.loads(run("plan", file, "--json", "--software", "layout-tuner").stdout)
+    assert (other["num_jobs"], other["knobs"]) == (None, [])
+
+
+def test_a_stated_job_is_exported_with_its_settings_or_they_are_named_as_lacking(run: Run) -> None:
+    settings = JobSettings({"async_tp": True, "compile": True})
+    layout = replace(LAYOUT, sequence_parallel=True, recompute="none", job=settings)
+    words = ("export", "--model", "llama-8b", "--cluster", "h100-sxm", "--layout", layout.key)
+    script = run(*words, "--format", "torchtitan-0.3", "--json").stdout
+    assert "config.compile.enable = True" in script
+    assert "config.compile.enable_async_tensor_parallel = True" in script
+    ends(run(*words, "--format", "nanotron"), 2, "nanotron lacks knobs of this layout; async_tp: ")
+
+
+def test_the_settings_of_a_plan_are_named_where_another_trainer_lacks_them(
+    run: Run, tmp_path: Path
+) -> None:
+    space = {"global_batch_size": 512, "job": {"compile": [True]}}
+    (file := tmp_path / "big.yaml").write_text(yaml.safe_dump({**CAMPAIGN, "space": space}))
+    refused = run("export", "--plan", file, "--format", "megatron-lm", "--json")
+    ends(refused, 2, "compile: megatron-lm has no knob compile; without it")
+
+
 MIXTRAL = {
     "name": "mix",
     "model": "mixtral-8x7b",
@@ -85,12 +119,16 @@ def test_an_export_is_of_the_plan_that_is_printed_with_the_same_options(
 
     head = "predicted, not measured: rank 1 of the plan of mix: "
     of_the_format = best_of_plan("--software", "megatron-lm")
-    assert of_the_format.startswith("n4-tp2-pp4-dp4-vpp2-")
     ours = best_of_plan()
-    assert ours.startswith("n4-tp1-pp4-dp8-vpp4-")
+    assert of_the_format != ours
     notes = exported()
     assert notes[0] == head + of_the_format
     assert notes[1].startswith("predicted for megatron-lm: a step of ")
+    assert re.search(
+        r", a peak of [\d.]+ GiB \(80 %: [\d.]+ GiB to [\d.]+ GiB\) that fits", notes[1]
+    )
+    assert "depends most on" not in notes[1]
+    assert "depends most on" in exported("--software", "a new trainer")[1]
     notes = exported("--software", "layout-tuner")
     assert notes[0] == head + ours
     assert notes[1].startswith("predicted for layout-tuner: a step of ")
