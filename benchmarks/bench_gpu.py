@@ -36,6 +36,7 @@ from layout_tuner.search_spaces.throughput import Throughput
 from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
 from layout_tuner.workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
+from layout_tuner.workers.trainer.trainer_options import TrainerOptions
 from layout_tuner.workers.trainer.training import Training
 
 OPTIMIZER: Final = OptimizerSettings(learning_rate=1e-4)
@@ -227,7 +228,7 @@ def _open(workload: Workload, device: str, *, compiled: bool) -> Training:
         layout=workload.layout,
         seed=SEED,
         optimizer=OPTIMIZER,
-        compile=compiled,
+        options=TrainerOptions(compile=compiled),
     )
     return open_training(settings, context)
 

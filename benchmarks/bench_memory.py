@@ -133,9 +133,13 @@ def summary(errors: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    run = MemoryRun(
+def default_run() -> MemoryRun:
+    """The run that is judged if no flag says another."""
+    return _run(_parser().parse_args(["--table", ""]))
+
+
+def _run(options: argparse.Namespace) -> MemoryRun:
+    return MemoryRun(
         model=resolve_model(options.model),
         cluster=resolve_cluster(options.cluster)[0],
         layout=Layout(
@@ -151,7 +155,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         software=options.software,
     )
-    report = {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    run, report = _run(options), {}
     try:
         for column in options.columns.split(","):
             report[column] = judge(run, read_peaks(options.table, column, run.layout.pp))

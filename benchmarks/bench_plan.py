@@ -2,7 +2,13 @@
 
 Run as `make bench-plan`, or `python -m benchmarks.bench_plan`; it writes the section "Plan" of
 `benchmarks/RESULTS.md`. Each plan or search runs in a process of its own, on one core, so that the
-peak of resident memory is its own, with Python and numpy.
+peak of resident memory is its own, with Python and numpy. Seconds are of the processor, which other
+work on the machine changes least.
+
+`python -m benchmarks.bench_plan over ROOT` runs the largest plans and searches in pairs with those
+of another working tree, the one or the other first in turns, and writes "Plan over before".
+`python -m benchmarks.bench_plan knobs` runs plans of about a million layouts with 64 combinations
+of job knobs and without, and proposals of searches, in turns, and writes "Plan of jobs".
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +33,7 @@ from layout_tuner.predictions.estimates.step_time import step_time_s
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.spaces.search_space import SearchSpace
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSearch
 
 PROMISED_S: Final = 3.0
@@ -38,18 +47,32 @@ PROMISED_MIXTURE_MB: Final = 200.0
 """The same of a plan of a mixture of experts."""
 _MIXTURE_SIZE: Final = 41
 """Numbers of micro-batches of the space of a mixture: about a million legal layouts."""
+PROMISED_JOBS: Final = 1.5
+PROMISED_JOBS_MEMORY: Final = 1.3
+"""Most times the seconds and the memory of a plan with 64 combinations of job knobs."""
 _MEASURED: Final = (0, 500)
 _NUM_TOLD: Final = 100
 _NUM_ASKED: Final = 9
+_NUM_PAIRS: Final = 5
+_ROOT: Final = Path(__file__).resolve().parents[1]
 _BLAS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> None:
     """Measures each space with and without measurements, and records the table."""
+    if sys.argv[1:] == ["knobs"]:
+        _over_no_knobs()
+        return
+    if sys.argv[1:2] == ["over"]:
+        _over(Path(sys.argv[2]).resolve())
+        return
     if len(sys.argv) > 1:
         what, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-        spec = _campaign(size) if what != "mixture" else _mixture(size)
-        print(_searched(spec, count) if what == "search" else _measured(spec, count))
+        spec = _mixture(size) if what in ("mixture", "jobs") else _campaign(size)
+        if what in ("jobs", "plan-jobs", "search-jobs"):
+            spec = replace(spec, space=_with_knobs(spec.space.to_mapping()))
+        searches = what in ("search", "search-jobs")
+        print(_searched(spec, count) if searches else _measured(spec, count))
         return
     rows, broken = [], False
     for what, size in (*(("plan", size) for size in _SIZES), ("mixture", _MIXTURE_SIZE)):
@@ -78,9 +101,9 @@ def main() -> None:
     )
     record(
         "Plan",
-        f"`make bench-plan`; {describe_machine('numpy')}. One core.\n\nThe plan lists 10 layouts of "
-        "gpt-22b on Frontier, or of qwen3-30b-a3b on H100 (with `ep`), with a training job; without "
-        f"measurements / with {_MEASURED[-1]} of other layouts of the space. Asked for 10^6 layouts: "
+        f"`make bench-plan`; {describe_machine('numpy')}. One core; seconds of the processor.\n\nThe "
+        "plan lists 10 layouts of gpt-22b on Frontier, or of qwen3-30b-a3b on H100 (with `ep`), with "
+        f"a training job; without measurements / with {_MEASURED[-1]} of other layouts of the space. Asked for 10^6 layouts: "
         f"{PROMISED_S:g} s and {PROMISED_MB:g} MB, with `ep` {PROMISED_MIXTURE_S:g} s and "
         f"{PROMISED_MIXTURE_MB:g} MB. Proposals of `guided` with {_NUM_TOLD} told (median of "
         f"{_NUM_ASKED}): {PROMISED_ASK_S:g} s and {PROMISED_MB:g} MB.\n\n{table(header, rows)}",
@@ -92,11 +115,100 @@ def main() -> None:
         )
 
 
-def _in_a_process(what: str, size: int, count: int) -> tuple[float, ...]:
-    """The figures of `_measured` or `_searched` in a new process with one thread."""
+def _over_no_knobs() -> None:
+    """Records what 64 combinations of job knobs add to plans and proposals of a million layouts."""
+    rows, broken = [], False
+    for without, with_knobs, size, count in (
+        ("plan", "plan-jobs", 64, 0),
+        ("mixture", "jobs", _MIXTURE_SIZE, 0),
+        ("search", "search-jobs", 64, _NUM_TOLD),
+    ):
+        pairs = [
+            [_in_a_process(what, size, count) for what in (without, with_knobs)]
+            for _ in range(_NUM_PAIRS)
+        ]
+        plain, jobs = np.array(pairs).transpose(1, 0, 2)
+        times = np.median(jobs[:, 2] / plain[:, 2])
+        memory = np.median(jobs[:, 3] / plain[:, 3])
+        broken |= times > PROMISED_JOBS or memory > PROMISED_JOBS_MEMORY
+        seconds, mb = (
+            " / ".join(f"{np.median(each[:, at]):.{digits}f}" for each in (plain, jobs))
+            for at, digits in ((2, 2), (3, 0))
+        )
+        of = f"{without}, {plain[0, 0]:,.0f}"
+        rows.append((of, seconds, f"{times:.2f}", mb, f"{memory:.2f}"))
+        print(rows[-1], flush=True)
+    header = ("what, legal layouts", "s", "ratio", "peak memory, MB", "ratio")
+    record(
+        "Plan of jobs",
+        f"`python -m benchmarks.bench_plan knobs`; {describe_machine('numpy')}. One core; "
+        "seconds of the processor.\n\n"
+        "Plans, and proposals of searches, as in the section before, without job knobs / with six "
+        f"switches of 64 combinations; medians of {_NUM_PAIRS} pairs of processes. Asked for: {PROMISED_JOBS:g} times the seconds, "
+        f"{PROMISED_JOBS_MEMORY:g} times the memory.\n\n{table(header, rows)}",
+    )
+    if broken:
+        sys.exit(f"a promise is broken: {PROMISED_JOBS} times the time or {PROMISED_JOBS_MEMORY}")
+
+
+def _with_knobs(space: dict[str, Any]) -> SearchSpace:
+    """The space with six switches, on different terms and on memory."""
+    effects = (
+        *({"touches": [group], "factor": 0.8} for group in ("tp", "dp", "pp", "ep")),
+        {"touches": ["compute"], "factor": 0.95, "memory_factor": 0.95, "memory_log_sd": 0.03},
+        {"touches": ["optimizer"], "memory_bytes": 1e9, "memory_log_sd": 0.02},
+    )
+    job = {
+        f"knob_{place}": {
+            "search": [False, True],
+            "kind": "switch",
+            "values": [False, True],
+            "default": False,
+            "when": "pp > 1 or dp > 1",
+            "effects": [{"value": True, **effect}],
+        }
+        for place, effect in enumerate(effects)
+    }
+    return SearchSpace.from_mapping({**space, "job": job})
+
+
+def _over(before: Path) -> None:
+    """Records the ratios of this tree over another one, with the medians of both."""
+    rows = []
+    for what, size, count in (
+        *(("plan", 64, count) for count in _MEASURED),
+        ("mixture", _MIXTURE_SIZE, 0),
+        ("search", 64, _NUM_TOLD),
+    ):
+        roots, found = [before, _ROOT], dict[Path, list[tuple[float, ...]]]()
+        for turn in range(_NUM_PAIRS):
+            for root in roots if turn % 2 else reversed(roots):
+                found.setdefault(root, []).append(_in_a_process(what, size, count, root))
+        seconds, peaks = (
+            [np.array([each[place] for each in found[root]]) for root in roots] for place in (2, 3)
+        )
+        cells = [f"{what}, {found[_ROOT][0][0]:,.0f} layouts, {count} measured"]
+        for (old, new), shown in ((seconds, ".2f"), (peaks, ".0f")):
+            ratio = float(np.median(new / old))
+            cells += [f"{np.median(old):{shown}} / {np.median(new):{shown}}", f"{ratio:.2f}"]
+        rows.append(tuple(cells))
+        print(rows[-1], flush=True)
+    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=before)
+    record(
+        "Plan over before",
+        f"`python -m benchmarks.bench_plan over ROOT`; {describe_machine('numpy')}. One core; "
+        f"seconds of the processor. Before: commit {commit.decode().strip()}. Medians of "
+        f"{_NUM_PAIRS} pairs, before / now, and of the ratios of pairs. A search's seconds are "
+        "those of one proposal.\n\n"
+        + table(("what", "s", "ratio", "peak memory, MB", "ratio"), rows),
+    )
+
+
+def _in_a_process(what: str, size: int, count: int, root: Path = _ROOT) -> tuple[float, ...]:
+    """The figures of `_measured` or `_searched` of a tree in a new process with one thread."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.bench_plan", what, str(size), str(count)],
-        env=os.environ | dict.fromkeys(_BLAS, "1"),
+        [sys.executable, "-P", __file__, what, str(size), str(count)],
+        env=os.environ | dict.fromkeys(_BLAS, "1") | {"PYTHONPATH": f"{root / 'src'}:{root}"},
         capture_output=True,
         check=True,
         text=True,
@@ -106,9 +218,9 @@ def _in_a_process(what: str, size: int, count: int) -> tuple[float, ...]:
 
 def _measured(spec: CampaignSpec, count: int) -> str:
     """Layouts, seconds of enumeration, seconds of the plan, and the peak of memory in MB."""
-    started = time.perf_counter()
+    started = time.process_time()
     legal = spec.legal_set()
-    enumerated = time.perf_counter()
+    enumerated = time.process_time()
     samples = []
     for place in range(count):
         layout = legal.layout(place * (len(legal) // count))
@@ -121,10 +233,10 @@ def _measured(spec: CampaignSpec, count: int) -> str:
             step_time_s=step_s,
         )
         samples.append(sample)
-    begun = time.perf_counter()
+    begun = time.process_time()
     knowledge = Knowledge(samples=tuple(samples))
     make_plan(spec, legal=legal, knowledge=knowledge, job=TrainingJob(tokens=10**12))
-    ended = time.perf_counter()
+    ended = time.process_time()
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return f"{len(legal)} {enumerated - started} {ended - begun} {peak_mb}"
 
@@ -136,20 +248,20 @@ def _searched(spec: CampaignSpec, num_told: int) -> str:
 
     legal = spec.legal_set()
     rng = np.random.default_rng(0)
-    started = time.perf_counter()
-    problem = SearchProblem(layouts=legal, model=spec.model, cluster=spec.cluster)
+    started = time.process_time()
+    problem = SearchProblem(layouts=spec.jobs(legal), model=spec.model, cluster=spec.cluster)
     search = make_strategy("guided", problem, seed=0)
     for place in rng.choice(len(legal), num_told, replace=False).tolist():
         _tell(search, legal.layout(place), spec, rng)
     asked = search.ask()
-    open_s = time.perf_counter() - started
+    open_s = time.process_time() - started
     taken = []
     for _ in range(_NUM_ASKED):
         assert asked is not None, "the space is not exhausted"
         _tell(search, asked, spec, rng)
-        begun = time.perf_counter()
+        begun = time.process_time()
         asked = search.ask()
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.process_time() - begun)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return f"{len(legal)} {open_s} {statistics.median(taken)} {peak_mb}"
 

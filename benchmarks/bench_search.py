@@ -38,6 +38,7 @@ from benchmarks.search.search_figures import (
     stress_promises,
     sweep_promises,
 )
+from benchmarks.search.search_knobs import job_knobs
 from benchmarks.search.search_known import known_cells
 from benchmarks.search.search_large import frontier_175b
 from benchmarks.search.search_plans import plans
@@ -142,11 +143,12 @@ class _Bench:
             "slow-node": partial(slow_node, tables, effort),
             "wrong-constants": partial(wrong_constants, tables, effort),
             "unknown-trainer": partial(unknown_trainer, tables, effort),
-            "plans": partial(plans, tables, folder),
+            "plans": partial(plans, tables),
             "near-top": partial(near_top, tables),
             "recipes": partial(recipes, folder),
             "coverage": partial(coverage, tables, effort),
             "frontier-175b": partial(frontier_175b, effort),
+            "job-knobs": partial(job_knobs, effort),
             "estimates": self._estimates,
             "speed": self._speed,
         }

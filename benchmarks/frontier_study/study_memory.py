@@ -14,7 +14,7 @@ from benchmarks.frontier_study.study_runs import MODELS, RECIPES, StudyEffort
 from benchmarks.simulator.simulator_frontier import FRONTIER, MEMORY
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
-from layout_tuner.predictions.estimates.storage import storage_of
+from layout_tuner.predictions.estimates.trainer_storage import storage_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.units import GIB
 from layout_tuner.workers.simulation.machine import Machine

@@ -104,8 +104,12 @@ def read_recipes(path: Path) -> list[Recipe]:
 
 
 def _recipe(row: Mapping[str, str]) -> Recipe:
+    cluster = CLUSTER_PRESETS[CLUSTERS[row["device"]]]
+    # Megatron-LM did not fuse attention yet; the runs on Frontier had FlashAttention.
+    is_fused = cluster.name == "frontier"
+    attention = {} if is_fused else {"attention": "unfused"}
     model = ModelShape.from_mapping(
-        {"family": "gpt", "name": row["model"]}
+        {"family": "gpt", "name": row["model"], **attention}
         | {
             name: int(row[name])
             for name in (
@@ -118,7 +122,6 @@ def _recipe(row: Mapping[str, str]) -> Recipe:
             )
         }
     )
-    cluster = CLUSTER_PRESETS[CLUSTERS[row["device"]]]
     devices = int(row["num_devices"])
     layout = Layout(
         **{name: int(row[name]) for name in _LAYOUT},
@@ -135,7 +138,12 @@ def _recipe(row: Mapping[str, str]) -> Recipe:
         tokens = layout.global_batch_size * model.seq_length
         step_s = tokens * flops / (float(row["tflops_per_device"]) * 1e12 * devices)
     return Recipe(
-        source=row["source"], model=model, cluster=cluster, layout=layout, step_time_s=step_s
+        source=row["source"],
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        step_time_s=step_s,
+        software="Megatron-DeepSpeed" if is_fused else MEGATRON,
     )
 
 

@@ -1,7 +1,7 @@
 """P(fits) for a trainer that is not known: after the first outcomes of guided searches.
 
 Nothing is chosen by these tables: the prior weights of the hypotheses are those of the known
-trainers (`predictions.estimates.storage`). The other layouts of a cell are judged after the
+trainers (`predictions.estimates.trainer_storage`). The other layouts of a cell are judged after the
 outcomes; so is each single hypothesis, with the same outcomes.
 """
 

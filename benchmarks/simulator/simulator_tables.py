@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks import mixture_recipes
-from benchmarks.bench_estimates import cells_by_memory
 from benchmarks.search.search_recipes import Recipe, read_recipes
 from benchmarks.simulator.simulator_fit import FittedCell, measured_rows, simulated_s
+from benchmarks.tables import mixture_recipes
+from benchmarks.tables.judged_tables import cells_by_memory
 from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.tables import TableCell, read_table

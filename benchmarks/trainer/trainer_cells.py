@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
@@ -23,9 +23,10 @@ from benchmarks.workers.forked_ranks import run_ranks
 from layout_tuner.search_spaces.layouts.layout import Layout, Precision
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.batches import Batch
-from layout_tuner.workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
+from layout_tuner.workers.trainer.comm.mesh import build_mesh
 from layout_tuner.workers.trainer.device_peak_flops import matmul_peak
 from layout_tuner.workers.trainer.open_training import RankContext, TrainingSettings, open_training
+from layout_tuner.workers.trainer.trainer_options import OVERLAPS, TrainerOptions
 from layout_tuner.workers.trainer.training import Training
 
 MICRO_BATCH_SIZE: Final = 2
@@ -174,7 +175,7 @@ def _our_step(training: Training) -> Step:
     return step
 
 
-def _ours_with(*, waits_for: Overlap | None = None, **changes: Any) -> Callable[[Layout], Step]:
+def _ours_with(*, waits_for: str = "", **changes: Any) -> Callable[[Layout], Step]:
     """The trainer with other knobs, or without one overlap of communication and computation."""
 
     def make(layout: Layout) -> Step:
@@ -182,7 +183,7 @@ def _ours_with(*, waits_for: Overlap | None = None, **changes: Any) -> Callable[
             dist.get_rank(),
             replace(layout, **changes),
             tied_embeddings=MODEL.tied_embeddings,
-            overlaps=EVERY_OVERLAP - {waits_for},
+            options=TrainerOptions(**({waits_for: False} if waits_for else {})),
         )
         device = torch.device("cpu")
         return _our_step(Training(MODEL, mesh, seed=SEED, device=device, settings=OPTIMIZER))
@@ -217,7 +218,10 @@ PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
     "bare, own process": lambda layout: BareProcess(layout).step,
     "ours, ZeRO-1": _ours_with(zero_stage=1),
     "ours, 1F1B": _ours_with(schedule="1f1b"),
-    **{f"ours, {name} awaited": _ours_with(waits_for=name) for name in get_args(Overlap)},
+    **{
+        f"ours, {name.removeprefix('overlap_')} awaited": _ours_with(waits_for=name)
+        for name in OVERLAPS
+    },
     "FSDP2": _native(),
     "torch-native": _native(),
     "torch-native, autocast": _native(mixed="autocast"),
