@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.seeded_faults.faults import FAULTS, Fault
+from tests.seeded_faults.fault import Fault
+from tests.seeded_faults.faults import FAULTS
 from tests.seeded_faults.seeding import changed
 
 

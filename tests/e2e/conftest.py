@@ -161,7 +161,7 @@ class Service:
             completed = self.trials(campaign, state="COMPLETED")
             return completed if len(completed) >= number else None
 
-        return wait_until(f"{number} trials are completed", enough, 90)
+        return wait_until(f"{number} trials are completed", enough, 240)
 
     def wait_for_end(self, campaign: str) -> dict[str, Any]:
         def ended() -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from tests.e2e.conftest import Service
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive, kill
 
-pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 NUM_TRIALS = 6
 LONG_PROBES: dict[str, Any] = {

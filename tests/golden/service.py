@@ -277,6 +277,8 @@ def exported(answer: httpx.Response) -> Iterator[str]:
             is_prose = line.lstrip().startswith("#") and not line.startswith(("#!", "#SBATCH"))
             yield f"prose   {line}" if is_prose else f"    {line}"
     yield from (f"prose   {note}" for note in export.pop("notes"))
+    assert export.pop("model")
+    assert export.pop("layout")
     for command in export.pop("commands"):
         words = re.sub(r"\blayout_tuner(\.\w+)+", "<module>", " ".join(command["words"]))
         yield f"  command {words}"

@@ -26,6 +26,7 @@ BODIES = [
             "versions": {"python": "3.11"},
             "trainers": {"theirs": "1.2"},
             "trainer_parameters": {"theirs": {"tag": {"type": "text", "pattern": "[a-z]+"}}},
+            "trainer_knobs": {"theirs": {"x": {"kind": "switch", "default": False}}},
             "allocation": {"scheduler": "none", "job_id": "7", "launcher": "ray"},
             "nodes": [{"name": "n1", "num_devices": 1}],
         },

@@ -43,6 +43,16 @@ from tests.kit.layouts import EVERY_KNOB
 
 Answer = TypeVar("Answer")
 
+JOB_KNOBS = {
+    name: {"kind": kind, "search": values, "values": values, "default": default}
+    for name, kind, values, default in (
+        ("compile", "switch", [False, True], False),
+        ("bucket", "count", [4, 8], 8),
+        ("attention", "word", ["own", "fused", "math"], "own"),
+    )
+}
+"""The job knobs of a stored campaign's space; their words are not in the order of the alphabet."""
+
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 

@@ -19,6 +19,9 @@ import pytest
 from layout_tuner.cli.main import main
 from tests.kit.waiting import wait_until
 
+_LAST = b"\x03the last that is written\x03"
+"""What stands at the end of all that was written."""
+
 
 class Terminal:
     """A terminal of a width; after the context has ended, `printed` holds all that was written."""
@@ -44,11 +47,14 @@ class Terminal:
         for process in self._started:
             process.kill()
             process.wait()
+        # What is still unread when the last writer closes a terminal may never be read.
+        os.write(self.inner, _LAST)
+        wait_until("all is read", lambda: _LAST in b"".join(self._pieces))
         os.close(self.inner)
         self._reader.join(30)
         assert not self._reader.is_alive(), "somebody still has the terminal open"
         os.close(self._outer)
-        self.printed = b"".join(self._pieces).decode()
+        self.printed = b"".join(self._pieces).replace(_LAST, b"").decode()
 
     def so_far(self) -> str:
         """What was written until now."""

@@ -1,4 +1,4 @@
-"""Sixty-one small seeded faults, each a replacement inside one function.
+"""Small seeded faults, each a replacement inside one function.
 
 They measure how many plausible mistakes the test suites catch. They were written without knowledge
 of the tests. A fault is found by the name of its function, so that it stays applicable when the
@@ -8,27 +8,11 @@ its meaning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """One mistake."""
-
-    name: str
-    """Names the fault in reports and on the command line."""
-    function: str
-    """Qualified name of the function in its module, such as `Packer._borrow`."""
-    before: str
-    """Code that occurs exactly once in the function; any whitespace matches any other."""
-    after: str
-    """What replaces it."""
-    what: str
-    """The wrong behaviour, in one sentence."""
-    also: str = ""
-    """Code that tells the function apart from others with the same qualified name."""
-
+from tests.seeded_faults.fault import Fault
+from tests.seeded_faults.job_knobs import JOB_KNOBS
+from tests.seeded_faults.other_trainers import OTHER_TRAINERS, PLANS_AND_CLIENT, TABLES_AND_SLURM
 
 SEARCH_SPACES: Final = (
     Fault(
@@ -519,4 +503,5 @@ SHARED: Final = (
 FAULTS: Final = (
     *(*SEARCH_SPACES, *RESULTS_DB, *TUNER, *WORKERS, *TRAINER, *CONNECTION, *API),
     *SHARED,
+    *(*OTHER_TRAINERS, *TABLES_AND_SLURM, *PLANS_AND_CLIENT, *JOB_KNOBS),
 )

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.seeded_faults.faults import Fault
+from tests.seeded_faults.fault import Fault
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("layout_tuner", "search_spaces", "results_db", "tuner", "workers", "api")
