@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu gpu-wheels gpu-check bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu gpu-wheels gpu-check bench-enumerate bench-plan bench-estimates bench-tables bench-logs bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
 
 install: $(INSTALLED)
 
@@ -70,7 +70,7 @@ test-slow: $(INSTALLED) browser-packages
 test-nightly: $(INSTALLED)
 	$(BIN)/pytest $(call side_by_side,2) -m "nightly and $(ELSEWHERE)"
 
-# Sixty-one seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
+# Seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
 FAULTS_REPORT ?= build/seeded-faults.json
 
 test-faults: $(INSTALLED)
@@ -156,6 +156,13 @@ bench-memory: $(INSTALLED)
 # TABLES: a folder with a table of FSDP runs, to judge the step time by.
 bench-estimates: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_estimates $(if $(TABLES),--tables $(TABLES)) --record
+
+# TABLES: as of bench-search. BEFORE: figures of another commit, kept by `--save`.
+bench-tables: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_tables --tables $(TABLES) $(if $(BEFORE),--before $(BEFORE)) --record
+
+bench-logs: $(INSTALLED)
+	$(BIN)/python -m benchmarks.tables.one_log --tables $(TABLES) --record
 
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record
