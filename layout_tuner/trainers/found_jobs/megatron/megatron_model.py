@@ -8,6 +8,7 @@ most `MOST_LACKING` of the parameters, and else is not understood.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -195,48 +196,28 @@ def layers_of_text(text: str) -> list[int] | None:
 
     Digits, brackets, commas, * and + alone are read, and no more than a model can have layers.
     """
-    tokens = re.findall(r"\d+|[\[\]()*+,]", text.replace(" ", ""))
-    if "".join(tokens) != text.replace(" ", "") or len(tokens) > _MOST_LAYERS:
+    if not re.fullmatch(r"[][0-9()*+, ]+", text) or ",]" in text.replace(" ", ""):
         return None
     try:
-        found = _sum(tokens := tokens[::-1])
-    except (IndexError, ValueError, RecursionError):
+        found = _layers(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return found if not tokens and found and set(found) <= {0, 1} else None
+    return found if found and set(found) <= {0, 1} else None
 
 
-def _sum(tokens: list[str]) -> list[int]:
-    found = _product(tokens)
-    while tokens and tokens[-1] == "+":
-        tokens.pop()
-        found += _product(tokens)
-    return found
-
-
-def _product(tokens: list[str]) -> list[int]:
-    found = _list(tokens)
-    while tokens and tokens[-1] == "*":
-        tokens.pop()
-        times = int(tokens.pop())
-        if len(found) * times > _MOST_LAYERS:
+def _layers(tree: ast.expr) -> list[int]:
+    """What a list, a sum of lists or a multiple of one holds; ValueError for other expressions."""
+    match tree:
+        case ast.List(elts=elements):
+            found = [each.value if isinstance(each, ast.Constant) else None for each in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            found = [*_layers(left), *_layers(right)]
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            inner = _layers(left)
+            found = inner * min(times, _MOST_LAYERS // max(len(inner), 1) + 1)
+        case _:
             raise ValueError
-        found = found * times
-    return found
-
-
-def _list(tokens: list[str]) -> list[int]:
-    opening = tokens.pop()
-    if opening == "(":
-        found = _sum(tokens)
-        if tokens.pop() != ")":
-            raise ValueError
-        return found
-    if opening != "[":
-        raise ValueError
-    found = [int(tokens.pop())]
-    while (mark := tokens.pop()) == ",":
-        found.append(int(tokens.pop()))
-    if mark != "]":
+    if len(found) > _MOST_LAYERS:
         raise ValueError
     return found
 
