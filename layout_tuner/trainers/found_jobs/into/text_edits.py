@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from layout_tuner.trainers.found_jobs.program_command import Option, Word, options_of
+from layout_tuner.trainers.found_jobs.program_command import (
+    Option,
+    Word,
+    options_of,
+    value_of,
+)
 
 _SHELL_WORD: Final = re.compile(
     r"""\\?"[^"\n]*" | '[^'\n]*' |
@@ -77,7 +82,7 @@ def written_options(text: str, words: Sequence[Word]) -> Iterator[WrittenOption]
         if start is not None and (value := _SHELL_WORD.match(text, start + len(key) + 1)):
             yield WrittenOption(
                 name=key.lstrip("+"),
-                values=(_value_of(word, key),),
+                values=(value_of(word, (word.text or "")[len(key) + 1 :]),),
                 start=start,
                 end=value.end(),
                 value_start=value.start(),
@@ -106,14 +111,6 @@ def _written(text: str, option: Option, start: int) -> Iterator[WrittenOption]:
         value_start=end if is_first and not option.values else value_start,
         is_certain=option.word.is_certain,
     )
-
-
-def _value_of(word: Word, key: str) -> Word:
-    text = None if word.text is None else word.text[len(key) + 1 :]
-    place = word.place
-    if place is not None and text is not None:
-        place = replace(place, start=place.end - len(text))
-    return replace(word, text=text, place=place)
 
 
 def _start_of(text: str, word: Word, name: str) -> int | None:

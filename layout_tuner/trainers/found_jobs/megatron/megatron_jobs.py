@@ -26,7 +26,8 @@ from layout_tuner.trainers.found_jobs.megatron.megatron_model import read_model
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import (
     Arguments,
     named,
-    options_of_mapping,
+    options_of_values,
+    stated_of,
 )
 from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import read_pipeline
 from layout_tuner.trainers.found_jobs.megatron.megatron_with_deepspeed import (
@@ -135,7 +136,8 @@ def read_config(file: JobFile) -> Sequence[FoundJob] | None:
     )
     found = []
     for name, section in sections.items():
-        options = options_of_mapping(section)
+        stated = {key: stated_of(each) for key, each in (section.entries or {}).items()}
+        options = options_of_values(stated)
         findings = read_options(options, "megatron-lm", file=file, environment=environment)
         job = findings.job(file=file.name, format="megatron-lm", trainer="megatron-lm")
         number = name.removeprefix(_MODEL_ARGUMENTS).strip("_")
@@ -154,7 +156,7 @@ def read_options(
     """What options of the family say, with the trainer's defaults where they say nothing.
 
     Args:
-        options: in the order in which the program reads them; `options_of_mapping` makes them of
+        options: in the order in which the program reads them; `options_of_values` makes them of
             keys of a configuration.
         trainer: whose program it is.
         file: where files that are named may lie.

@@ -29,6 +29,7 @@ from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.known_models import known_model
 from layout_tuner.trainers.found_jobs.megatron.megatron_flags import matters
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
+from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values, stated_of
 from layout_tuner.trainers.found_jobs.own_scripts.statements import ADAM, NOT_ADAM
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
@@ -36,9 +37,7 @@ from layout_tuner.trainers.found_jobs.recipes.core_arguments import (
     completed_lists,
     is_preset,
     is_set,
-    options_of_values,
     presets,
-    stated_of,
 )
 from layout_tuner.trainers.megatron_bridge import (
     LAYOUT_KEYS,
@@ -386,8 +385,6 @@ def _argument(name: str, stated: Stated) -> Stated:
     ):
         text = ",".join(map(str, value))
         return replace(stated, value=text if name == "window_size" else f"[{text}]")
-    if isinstance(value, dict):
-        return replace(stated, value=None, unknown="it is not a plain value")
     return stated
 
 

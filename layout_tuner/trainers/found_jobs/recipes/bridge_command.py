@@ -17,7 +17,12 @@ from layout_tuner.trainers.found_jobs.found_job import (
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.positioned import positioned
-from layout_tuner.trainers.found_jobs.program_command import CONDITIONAL, ProgramCommand, Word
+from layout_tuner.trainers.found_jobs.program_command import (
+    CONDITIONAL,
+    ProgramCommand,
+    Word,
+    value_of,
+)
 from layout_tuner.trainers.found_jobs.recipes.bridge import (
     OTHER_SECTIONS,
     SECTIONS,
@@ -139,10 +144,10 @@ def _options(words: Sequence[Word]) -> Iterator[tuple[str, Word | None]]:
         if text.startswith("-") and len(text) > 1 and not re.fullmatch(r"-\d+", text):
             if pending:
                 yield pending, None
-            name, equals, _ = text.partition("=")
+            name, equals, value = text.partition("=")
             pending = "" if equals else name
             if equals:
-                yield name, _after_equals(word, len(name) + 1)
+                yield name, value_of(word, value)
             elif name in _SWITCHES:
                 pending = ""
         elif pending and not (_OVERRIDE.fullmatch(text) and "=" in text):
@@ -150,14 +155,6 @@ def _options(words: Sequence[Word]) -> Iterator[tuple[str, Word | None]]:
             pending = ""
     if pending:
         yield pending, None
-
-
-def _after_equals(word: Word, length: int) -> Word:
-    text = None if word.text is None else word.text[length:]
-    place = word.place
-    if place is not None and text is not None:
-        place = TextPlace(line=place.line, start=place.end - len(text), end=place.end)
-    return replace(word, text=text, said=word.said.partition("=")[2], place=place, prefix="")
 
 
 def _stated(word: Word, said: str, text: str | None, file: JobFile) -> Stated:

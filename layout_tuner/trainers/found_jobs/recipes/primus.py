@@ -24,6 +24,7 @@ from layout_tuner.trainers.found_jobs.found_job import (
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
+from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, positioned, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.program_command import (
@@ -36,7 +37,6 @@ from layout_tuner.trainers.found_jobs.recipes.core_arguments import (
     completed_lists,
     is_preset,
     is_set,
-    options_of_values,
     presets,
 )
 from layout_tuner.trainers.found_jobs.recipes.primus_presets import (
