@@ -113,13 +113,8 @@ def _refuse_no_model(found: FoundJob) -> None:
 
 
 def _model(found: FoundJob) -> ModelShape:
-    fields = {
-        name.removeprefix(MODEL): value
-        for name, value in found.values.items()
-        if _is_of_model(name)
-    }
     try:
-        return ModelShape.from_mapping(fields)
+        return ModelShape.from_mapping(found.below(MODEL))
     except SearchSpaceError as error:
         raise JobFileInvalidError(f"the model of {found.file}: {error}") from error
 
@@ -169,11 +164,8 @@ def _layout(
     knobs["num_nodes"] = nodes or (-(-devices // per_node) if per_node else 1)
     knobs["micro_batch_size"] = _micro_batch_size(found, values, dp)
     knobs["num_microbatches"] = _num_microbatches(found, {**values, **knobs}, dp)
-    settings = {
-        name.removeprefix(JOB): value for name, value in values.items() if name.startswith(JOB)
-    }
     try:
-        return Layout(**knobs, job=JobSettings(settings))
+        return Layout(**knobs, job=JobSettings(found.below(JOB)))
     except SearchSpaceError as error:
         raise JobFileInvalidError(f"the layout of {found.file}: {error}") from error
 

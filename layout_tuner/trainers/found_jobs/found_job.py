@@ -148,6 +148,10 @@ class FoundJob:
         assumed = {each.field: each.value for each in self.assumed}
         return assumed | {each.field: each.value for each in self.read}
 
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Values of the fields whose names begin so, by the rest of the name."""
+        return _below(self.values, prefix)
+
     def value(self, name: str) -> Any:
         """The value of a field; None: there is none."""
         return self.values.get(name)
@@ -237,6 +241,10 @@ class Findings:
     def is_open(self, name: str) -> bool:
         return any(each.field == name for each in self.not_understood)
 
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Values so far of the fields whose names begin so, by the rest of the name."""
+        return _below({name: self.value(name) for name in (*self.assumed, *self.read)}, prefix)
+
     def value(self, name: str) -> Any:
         """The value of a field so far; None: there is none."""
         found = self.read.get(name) or self.assumed.get(name)
@@ -252,6 +260,12 @@ class Findings:
             vocabulary=self.vocabulary,
             **about,
         )
+
+
+def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): each for name, each in values.items() if name.startswith(prefix)
+    }
 
 
 def job_lines(job: FoundJob) -> Iterator[str]:

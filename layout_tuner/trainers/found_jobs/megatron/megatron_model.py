@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.models.foreign_words import ATTENTION_KINDS, MLA, MTP, OTHER_LAYERS
@@ -28,38 +28,37 @@ _DROPOUT: Final = 0.1
 _FAMILY: Final = "model.family"
 _MOST_LAYERS: Final = 1 << 14
 
+_OTHERS: Final = "models other than decoders"
 _NOT_COVERED: Final[Mapping[str, tuple[str, str]]] = {
-    **dict.fromkeys(
-        ("--multi-latent-attention", "--multi-head-latent-attention", "--kv-lora-rank"),
-        ("model.multi_latent_attention", MLA),
-    ),
-    "--mtp-num-layers": ("model.mtp_num_layers", MTP),
-    "--num-experts-switch": ("model.num_experts", "experts of SwitchMLP"),
-    **dict.fromkeys(
-        ("--hybrid-layer-pattern", "--hybrid-override-pattern", "--is-hybrid-model"),
-        ("model.hybrid_layer_pattern", OTHER_LAYERS),
-    ),
-    **dict.fromkeys(
-        ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--linear-attention-freq"),
-        ("model.hybrid_layer_pattern", OTHER_LAYERS),
-    ),
-    "--experimental-attention-variant": ("model.hybrid_layer_pattern", OTHER_LAYERS),
-    "--spec": (_FAMILY, "a module of the user's builds the layers"),
-    "--heterogeneous-layers-config-path": ("model.num_layers", "layers of different shapes"),
-    "--heterogeneous-layers-config-encoded-json": (
-        "model.num_layers",
-        "layers of different shapes",
-    ),
-    "--moe-latent-size": ("model.moe_ffn_hidden_size", "experts on a projection of the features"),
-    "--enable-mhc-connections": (_FAMILY, "several residual streams"),
-    "--retro-add-retriever": (_FAMILY, "a retriever beside the decoder"),
-    "--encoder-num-layers": (_FAMILY, "models other than decoders"),
-    "--decoder-num-layers": (_FAMILY, "models other than decoders"),
-    "--vision-pretraining": (_FAMILY, "models other than decoders"),
-    "--language-model-type": (_FAMILY, "a tower beside the decoder"),
-    "--vision-model-type": (_FAMILY, "a tower beside the decoder"),
-    "--mos": (_FAMILY, "a teacher beside the model"),
-    "--kd": (_FAMILY, "a teacher beside the model"),
+    f"--{flag}": (name, what)
+    for flags, name, what in (
+        (
+            "multi-latent-attention multi-head-latent-attention kv-lora-rank",
+            "model.multi_latent_attention",
+            MLA,
+        ),
+        ("mtp-num-layers", "model.mtp_num_layers", MTP),
+        ("num-experts-switch", "model.num_experts", "experts of SwitchMLP"),
+        (
+            "hybrid-layer-pattern hybrid-override-pattern is-hybrid-model hybrid-attention-ratio "
+            "hybrid-mlp-ratio linear-attention-freq experimental-attention-variant",
+            "model.hybrid_layer_pattern",
+            OTHER_LAYERS,
+        ),
+        ("spec", _FAMILY, "a module of the user's builds the layers"),
+        (
+            "heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json",
+            "model.num_layers",
+            "layers of different shapes",
+        ),
+        ("moe-latent-size", "model.moe_ffn_hidden_size", "experts on a projection of the features"),
+        ("enable-mhc-connections", _FAMILY, "several residual streams"),
+        ("retro-add-retriever", _FAMILY, "a retriever beside the decoder"),
+        ("encoder-num-layers decoder-num-layers vision-pretraining", _FAMILY, _OTHERS),
+        ("language-model-type vision-model-type", _FAMILY, "a tower beside the decoder"),
+        ("mos kd", _FAMILY, "a teacher beside the model"),
+    )
+    for flag in flags.split()
 }
 """Options of what no shape says, each with the field that is open then."""
 
@@ -106,7 +105,7 @@ def _note_not_covered(arguments: Arguments) -> None:
             continue
         arguments.miss(option, f"{what}: no shape of a model says it yet", name)
     for programs, name, what in (
-        (_OTHER_PROGRAMS, _FAMILY, "models other than decoders"),
+        (_OTHER_PROGRAMS, _FAMILY, _OTHERS),
         (_HYBRID_PROGRAMS, "model.hybrid_layer_pattern", OTHER_LAYERS),
     ):
         if programs.fullmatch(arguments.program) and not arguments.findings.is_open(name):
@@ -275,8 +274,7 @@ def _read_widths(arguments: Arguments) -> None:
         return
     arguments.assume("model.moe_ffn_hidden_size", value(ours), "--moe-ffn-hidden-size")
     if not value("model.num_dense_layers"):  # no layer has it
-        for found in (arguments.findings.read, arguments.findings.assumed):
-            found.pop(ours, None)
+        arguments.findings.forget(ours)
 
 
 def _read_windows(arguments: Arguments) -> None:
@@ -329,12 +327,8 @@ def _read_training(arguments: Arguments) -> None:
     _read_attention(arguments)
 
 
-_FLASH: Final = (
-    "--use-flash-attn",
-    "--use-flash-attn-v1",
-    "--use-flash-attn-v2",
-    "--use-flash-attn-triton",
-    "--use-flash-attn-builder",
+_FLASH: Final = tuple(
+    f"--use-flash-attn{each}" for each in ("", "-v1", "-v2", "-triton", "-builder")
 )
 
 
@@ -456,12 +450,9 @@ def _biases(arguments: Arguments, num_inner: int) -> int:
 
 def _parameters(arguments: Arguments) -> int:
     """Those of the shape as far as it is read; 0: too little is."""
-    values: dict[str, Any] = {
-        name.removeprefix(MODEL): arguments.findings.value(name)
-        for name in (*arguments.findings.read, *arguments.findings.assumed)
-        if name.startswith(MODEL)
-    }
     try:
-        return ModelShape.from_mapping({"vocab_size": 32_000, **values}).num_parameters
+        return ModelShape.from_mapping(
+            {"vocab_size": 32_000, **arguments.findings.below(MODEL)}
+        ).num_parameters
     except SearchSpaceError:
         return 0

@@ -50,33 +50,11 @@ _IRRELEVANT: Final = names(
     gather_16bit_weights_on_model_save gather_fp16_weights_on_model_save""",
     section="zero_optimization",
 )
-_IRRELEVANT_PREFIXES: Final = (
-    "optimizer.",
-    "scheduler.",
-    "bf16.",
-    "bfloat16.",
-    "fp16.",
-    "fp32.",
-    "torch_autocast.",
-    "data_types.",
-    "checkpoint.",
-    "tensorboard.",
-    "wandb.",
-    "comet.",
-    "csv_monitor.",
-    "monitor_config.",
-    "flops_profiler.",
-    "comms_logger.",
-    "timers.",
-    "aio.",
-    "nebula.",
-    "zero_optimization.stage3_",
-    "zero_optimization.offload_",
-    "zero_optimization.leaf_module.",
-    "tensor_parallel.",
-    "expert_parallel.",
-    "autotuning.",
-    "eigenvalue.",
+_IRRELEVANT_PREFIXES: Final = names(
+    """optimizer. scheduler. bf16. bfloat16. fp16. fp32. torch_autocast. data_types. checkpoint.
+    tensorboard. wandb. comet. csv_monitor. monitor_config. flops_profiler. comms_logger. timers. aio.
+    nebula. zero_optimization.stage3_ zero_optimization.offload_ zero_optimization.leaf_module.
+    tensor_parallel. expert_parallel. autotuning. eigenvalue."""
 )
 """Sections that leave layout, model and batch as they are, or whose deciding keys are read."""
 

@@ -17,6 +17,7 @@ from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.documents.reading import word_of
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.models.foreign_words import words_of
 from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.accelerate import ACCELERATE
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, merged
@@ -30,20 +31,9 @@ from layout_tuner.trainers.registry import ADAPTERS
 
 START_LIMIT_S: Final = 900.0
 """Seconds to the first step: large jobs compile kernels and index their data."""
-_OF_THE_WORKER: Final = frozenset(
-    [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "CUDA_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-    ]
+_OF_THE_WORKER: Final = words_of(
+    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT
+    CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"""
 )
 """Variables that a worker sets for each process."""
 _LOADS: Final = re.compile(
