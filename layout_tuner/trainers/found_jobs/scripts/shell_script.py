@@ -24,11 +24,12 @@ from layout_tuner.trainers.found_jobs.scripts.shell_conditions import (
     opposite,
     test_holds,
 )
-from layout_tuner.trainers.found_jobs.scripts.shell_files import Redirects, ScriptFiles
-from layout_tuner.trainers.found_jobs.scripts.shell_state import ShellState
-from layout_tuner.trainers.found_jobs.scripts.shell_tree import (
+from layout_tuner.trainers.found_jobs.scripts.shell_state import (
     ASSIGNING,
     COUNTER,
+    Redirects,
+    ScriptState,
+    ShellState,
     assigned_names,
     branches,
     errors,
@@ -92,7 +93,7 @@ def started_programs(file: JobFile) -> list[StartedProgram]:
     return reader.found
 
 
-class _ScriptReader(ScriptFiles):
+class _ScriptReader(ScriptState):
     def __init__(self, file: JobFile) -> None:
         self._whole = self._outer = LaunchLine(sizes=batch_head(file))
         is_slurm = "#SBATCH" in file.text
