@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from layout_tuner.trainers.found_jobs.found_job import TextPlace
 from layout_tuner.trainers.found_jobs.into.layout_changes import GONE
-from layout_tuner.trainers.found_jobs.into.text_edits import Edit
+from layout_tuner.trainers.found_jobs.into.script_edits import Edit
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.positioned import positioned
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned

@@ -41,8 +41,12 @@ from layout_tuner.trainers.found_jobs.into.layout_changes import (
     options_of_words,
     plain_word,
 )
-from layout_tuner.trainers.found_jobs.into.script_edits import script_edits
-from layout_tuner.trainers.found_jobs.into.text_edits import Edit, EditsOverlapError, edited
+from layout_tuner.trainers.found_jobs.into.script_edits import (
+    Edit,
+    EditsOverlapError,
+    edited,
+    script_edits,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
 from layout_tuner.trainers.found_jobs.positioned import root_of
