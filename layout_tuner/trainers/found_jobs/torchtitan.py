@@ -18,14 +18,15 @@ from layout_tuner.trainers.found_jobs.found_job import JOB, MODEL, FoundJob, Job
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import Stated, TrainerDefaults, note_settings
 from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import SPLITS, split_of
-from layout_tuner.trainers.found_jobs.own_scripts.statements import options_by_name, statements_of
-from layout_tuner.trainers.found_jobs.positioned import plain_value, root_of
-from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of
-from layout_tuner.trainers.found_jobs.stated_values import (
+from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     StatedValues,
     default_of,
+    options_by_name,
     stated_beside,
+    statements_of,
 )
+from layout_tuner.trainers.found_jobs.positioned import plain_value, root_of
+from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of
 from layout_tuner.trainers.found_jobs.torchtitan_flavors import (
     FLAVORS,
     OTHER_MODELS,
@@ -323,10 +324,7 @@ class _Job:
         method = values.word("allgather", *_everywhere(key))
         if self._cp.value != 1:
             ours = {word: name for name, word in ROTATE_METHODS.items()}
-            if method.unknown or method.value in ours:
-                values.put("cp_comm_type", lambda word: ours[word], method)
-            else:
-                values.miss(method, f"it is none of {listed(list(ours), 4)}", "cp_comm_type")
+            values.choice("cp_comm_type", method, ours)
 
     def _batch(self) -> None:
         values, pp = self.values, self._pp
@@ -449,9 +447,8 @@ class _Job:
         if every in ("0", "1", BY_OPERATOR):
             modes["selective"] = "selective" if every == BY_OPERATOR else "full"
         if mode.unknown or mode.value in modes:
-            is_option = mode.value == "selective"
-            of = (mode, option) if is_option else (mode,)
-            values.put("recompute", lambda word, *_: modes[word], *of)
+            of = (option,) if mode.value == "selective" else ()
+            values.choice("recompute", mode, modes, beside=of)
         else:
             why = f"checkpointing of one layer in {every} is no value of recompute here"
             values.miss((mode, option), why, "recompute")
@@ -553,7 +550,7 @@ class _Job:
             found = values.switch(key)
             if found.said and found.value is True:
                 values.miss(found, why, *names)
-        for key, each in values.unused():
+        for key, each in values.rest():
             if key in _IGNORED_KEYS or key.startswith(_IGNORED):
                 continue
             sets_ranks = key.endswith("_degree") and each.value not in (1, -1)
