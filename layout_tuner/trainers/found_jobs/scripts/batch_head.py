@@ -104,7 +104,10 @@ def _slurm_options(line: str, number: int, position: int) -> Iterator[tuple[str,
 def slurm_variables(sizes: Mapping[Size, Word], *, is_slurm: bool) -> dict[str, Value]:
     """The variables of a batch script, as far as its head states them; `is_slurm`: it has one."""
     given = dict(sizes)
-    found = {name: Value((_filled(name),)) for name in _ALWAYS_SET} if is_slurm else {}
+    found = {}
+    for name in _ALWAYS_SET if is_slurm else ():
+        why = f"{name} is not known before the job runs"
+        found[name] = Value(((TextPiece(None, said=f"${name}", why=why, is_filled=True),),))
     nodes, per_node = _number(given.get("nodes")), _number(given.get("tasks_per_node"))
     if "tasks" not in given and nodes and per_node:
         said = f"{given['nodes'].said}, {given['tasks_per_node'].said}"
@@ -117,11 +120,6 @@ def slurm_variables(sizes: Mapping[Size, Word], *, is_slurm: bool) -> dict[str, 
         for name, size in SLURM_VARIABLES.items()
         if size in given
     }
-
-
-def _filled(name: str) -> tuple[TextPiece, ...]:
-    why = f"{name} is not known before the job runs"
-    return (TextPiece(None, said=f"${name}", why=why, is_filled=True),)
 
 
 def _pieces(word: Word) -> tuple[TextPiece, ...]:

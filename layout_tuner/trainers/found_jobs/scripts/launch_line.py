@@ -44,7 +44,7 @@ class LaunchLine:
     container: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
-    """As of `LaunchCommand`."""
+    """As of `ProgramStart`."""
     notes: list[NotUnderstood] = field(default_factory=list)
     has_unknown_words: bool = False
     """Whether the launcher has words that are not known: they may be options of any name."""

@@ -69,7 +69,7 @@ class ShellState:
     exported: set[str]
     written: dict[str, Pieces] = field(default_factory=dict)
     directory: str = ""
-    """As of `LaunchCommand`."""
+    """As of `ProgramStart`."""
     is_ended: bool = False
 
     def enter(self, said: str, *, is_known: bool) -> None:
