@@ -96,24 +96,43 @@ class NotUnderstood:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchCommand:
-    """The program that a script starts on every rank."""
+class Stated:
+    """The value of an option, a key or a variable."""
 
-    words: tuple[str, ...]
-    """Program and arguments, expanded as far as they are known, without torchrun or srun."""
+    value: Any
+    """Of an option the tuple of its words, empty for a switch; of a key its value."""
+    said: str
+    place: TextPlace | None = None
+    line: int | None = None
+    unknown: str = ""
+    """Why the value is not known; empty: it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramStart:
+    """What a script starts a program with, beside its arguments."""
+
     container: tuple[str, ...] = ()
     """The command that runs it in a container."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script exports."""
+    """Variables that the script exports, as far as they are known."""
     interpreter: tuple[str, ...] = ("python",)
     """Words before the program: `python -u -m`; empty: the program is none of Python's."""
     working_directory: str = ""
     """Where the script starts it; a relative path, as an empty one, is that of its own start."""
-    unknown: tuple[str, ...] = ()
-    """Words that are not known without running the script; `words` has them as the script does."""
     lost: tuple[str, ...] = ()
     """What else the program has of the script: variables of which the values are not known, and
     the options of srun's containers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchCommand(ProgramStart):
+    """The program that a script starts on every rank."""
+
+    words: tuple[str, ...]
+    """Program and arguments, expanded as far as they are known, without torchrun or srun."""
+    unknown: tuple[str, ...] = ()
+    """Words that are not known without running the script; `words` has them as the script does."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Files that the script writes before, as `JobFile.written`."""
 

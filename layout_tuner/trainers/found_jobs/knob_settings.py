@@ -13,26 +13,13 @@ from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValu
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import JOB, Findings, TextPlace
+from layout_tuner.trainers.found_jobs.found_job import JOB, Findings, Stated
 from layout_tuner.trainers.trainer_knob import VALUE, TrainerKnob, Writing, version_numbers
 
 if TYPE_CHECKING:  # it stands above the trainers' floor
     from layout_tuner.search_spaces.clusters.cluster import Cluster
 
 _ABSENT: Final = object()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stated:
-    """The value of an option, a key or a variable."""
-
-    value: Any
-    """Of an option the tuple of its words, empty for a switch; of a key its value."""
-    said: str
-    place: TextPlace | None = None
-    line: int | None = None
-    unknown: str = ""
-    """Why the value is not known; empty: it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +93,9 @@ def _note(
         for each in names
     }
     values = list(dict.fromkeys(_fitting(knob, has, version)))
-    if not values and _is_default(has, defaults):
-        return
+    usual = {**defaults.of_trainer, **defaults.of_knobs}
+    if not values and all(_is_same(each, usual.get(n, _ABSENT)) for n, each in has.items()):
+        return  # as the adapter writes it, or the trainer has it, by default
     if len(values) == 1 and knob.knob.is_default(values[0]):
         return
     if len(values) != 1:
@@ -153,12 +141,6 @@ def _candidates(knob: TrainerKnob, writing: Writing, has: Mapping[str, Any]) -> 
         pattern = re.escape(text).replace(re.escape(VALUE), r"(\d{1,15})")
         if VALUE in text and (match := re.fullmatch(pattern, found)):
             yield int(match[1])
-
-
-def _is_default(has: Mapping[str, Any], defaults: TrainerDefaults) -> bool:
-    """Whether all names have what the adapter writes, or what the trainer has, by default."""
-    wanted = {**defaults.of_trainer, **defaults.of_knobs}
-    return all(_is_same(found, wanted.get(name, _ABSENT)) for name, found in has.items())
 
 
 def _is_same(found: Any, wanted: Any) -> bool:

@@ -13,9 +13,8 @@ from typing import Any, Final
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import MODEL, FoundJob
+from layout_tuner.trainers.found_jobs.found_job import MODEL, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     StatedValues,
     options_by_name,

@@ -14,9 +14,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import JOB, MODEL, FoundJob, JobFileInvalidError
+from layout_tuner.trainers.found_jobs.found_job import (
+    JOB,
+    MODEL,
+    FoundJob,
+    JobFileInvalidError,
+    Stated,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated, TrainerDefaults, note_settings
+from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
 from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import SPLITS, split_of
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     StatedValues,

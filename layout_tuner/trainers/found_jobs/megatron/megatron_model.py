@@ -208,7 +208,10 @@ def _layers(tree: ast.expr) -> list[int]:
     """What a list, a sum of lists or a multiple of one holds; ValueError for other expressions."""
     match tree:
         case ast.List(elts=elements):
-            found = [each.value if isinstance(each, ast.Constant) else None for each in elements]
+            values = [each.value if isinstance(each, ast.Constant) else None for each in elements]
+            found = [each for each in values if isinstance(each, int)]
+            if len(found) < len(values):
+                raise ValueError
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             found = [*_layers(left), *_layers(right)]
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
@@ -250,11 +253,7 @@ def _read_heads(arguments: Arguments) -> None:
         arguments.note("model.qk_norm", True, norm)
     if arguments.findings.value(_FAMILY) == "llama":
         flags = ("--rotary-base", "--rotary-position-embeddings-theta")
-        base = arguments.number("model.rotary_base", *flags)
-        if base is not None:
-            found = arguments.word("model.rotary_base", *flags)
-            assert found is not None, "it was read above"
-            arguments.note("model.rotary_base", base, *found)
+        arguments.number("model.rotary_base", *flags)
         arguments.assume("model.rotary_base", 10_000.0, flags[int(is_deepspeed)])
     else:
         arguments.is_given("--rotary-base", "--rotary-position-embeddings-theta")
@@ -317,12 +316,7 @@ def _read_training(arguments: Arguments) -> None:
     arguments.assume(tied, True, "--untie-embeddings-and-output-weights")
     for name in ("attention_dropout", "hidden_dropout"):
         flag = f"--{name.replace('_', '-')}"
-        found = arguments.number(f"{MODEL}{name}", flag)
-        if found:
-            pair = arguments.word(f"{MODEL}{name}", flag)
-            assert pair is not None, "it was read above"
-            arguments.note(f"{MODEL}{name}", found, *pair)
-        elif found is None:
+        if arguments.number(f"{MODEL}{name}", flag) is None:
             arguments.assume(f"{MODEL}{name}", _DROPOUT, flag)
     _read_attention(arguments)
 

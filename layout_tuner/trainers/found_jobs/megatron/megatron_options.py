@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from layout_tuner.documents.reading import word_of
-from layout_tuner.trainers.found_jobs.found_job import Findings
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
+from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.program_command import CONDITIONAL, Option, Word
 
@@ -114,15 +113,18 @@ class Arguments:
         return value
 
     def number(self, ours: str, *names: str) -> float | None:
-        """The value as a number, which is not noted."""
+        """The value as a number, noted as `ours` unless it is 0; None as of `whole`."""
         found = self.word(ours, *names)
         if found is None:
             return None
         try:
-            return float(found[1].text or "")
+            value = float(found[1].text or "")
         except ValueError:
             self.miss(found[0], "it is not a number", ours)
             return None
+        if value:
+            self.note(ours, value, *found)
+        return value
 
     def note(self, ours: str, value: object, option: Option, word: Word | None = None) -> None:
         """Notes a value, unless an option that is not certain leaves the field open."""
@@ -161,15 +163,10 @@ def named(name: str) -> str:
 
 def stated_of(node: Positioned) -> Stated:
     """The value of a node of a file; one with a variable in it is not known."""
-    is_variable = isinstance(node.value, str) and "$" in node.value
-    why = "its variable has a value only where the job runs" if is_variable else node.why
-    return Stated(
-        value=None if why else node.value,
-        said=node.said,
-        place=node.place,
-        line=node.line,
-        unknown=why,
-    )
+    if isinstance(node.value, str) and "$" in node.value:
+        why = "its variable has a value only where the job runs"
+        return replace(node.stated(), value=None, unknown=why)
+    return node.stated()
 
 
 def options_of_values(values: Mapping[str, Stated], off: tuple[str, ...] = ()) -> Iterator[Option]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from layout_tuner.trainers.deepspeed import BATCH_KEYS, DEEPSPEED
-from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob
+from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated, TrainerDefaults, note_settings
+from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     ADAM,
     AUTO,

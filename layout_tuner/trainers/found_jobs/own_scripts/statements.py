@@ -13,9 +13,8 @@ from typing import Any, Final, NoReturn
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import Findings, JobFileInvalidError
+from layout_tuner.trainers.found_jobs.found_job import Findings, JobFileInvalidError, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, plain_value, positioned
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.program_command import Option
@@ -141,39 +140,9 @@ def is_on(stated: Stated | None) -> bool | None:
     return bool(value) if value in (True, False) else None
 
 
-def statements_of(node: Positioned, *, named: str = "", sections: bool = True) -> dict[str, Stated]:
-    """The values of a configuration by their paths.
-
-    Args:
-        node: its top.
-        named: the file's name, where the job is another file's: then values have no place.
-        sections: whether the values of sections are by themselves, as `section.key`.
-    """
-    leaves = node.leaves() if sections else (node.entries or {}).values()
-    return {
-        each.path: Stated(
-            value=each.value,
-            said=f"{named}: {each.said}" if named else each.said,
-            place=None if named else each.place,
-            line=None if named else each.line,
-            unknown=each.why,
-        )
-        for each in leaves
-    }
-
-
-def statements_within(stated: Stated) -> dict[str, Stated]:
-    """The values of a section that one statement has, by their paths below it."""
-    found: dict[str, Stated] = {}
-    waiting = [("", stated.value)]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, dict) and value:
-            waiting += [(f"{path}.{name}".lstrip("."), each) for name, each in value.items()]
-        else:
-            said = f"{stated.said.partition(':')[0]}.{path}: {word_of(value)}"
-            found[path] = Stated(value=value, said=said, line=stated.line)
-    return found
+def statements_of(node: Positioned, *, named: str = "") -> dict[str, Stated]:
+    """The values of a configuration by their paths; `named` as of `Positioned.stated`."""
+    return {each.path: each.stated(named) for each in node.leaves()}
 
 
 def options_by_name(options: Iterable[Option]) -> dict[str, Stated]:

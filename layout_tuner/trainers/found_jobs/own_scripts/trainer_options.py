@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from layout_tuner.trainers.accelerate import MIXED_PRECISION
-from layout_tuner.trainers.found_jobs.found_job import Findings
+from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     ADAM,
     AUTO,
@@ -27,7 +26,6 @@ from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     note_choice,
     note_count,
     statements_of,
-    statements_within,
     whole_number,
 )
 from layout_tuner.trainers.found_jobs.positioned import positioned
@@ -272,8 +270,7 @@ def _note_fsdp(findings: Findings, left: Statements, file: JobFile) -> None:
         if fsdp is not None and fsdp.unknown:
             miss(findings, fsdp, fsdp.unknown, name="zero_stage")
         return
-    words = fsdp.value if isinstance(fsdp.value, list) else str(fsdp.value).split()
-    words = [str(each).lower() for each in words]
+    words = str(fsdp.value).lower().split()
     strategies = [each for each in words if each in FSDP_STRATEGIES]
     if "offload" in words:
         miss(findings, fsdp, "weights leave the device")
@@ -294,9 +291,6 @@ def _fsdp_settings(findings: Findings, config: Stated | None, file: JobFile) -> 
     """The keys of Trainer's `fsdp_config`, with and without fsdp_ before them."""
     if config is None:
         return Statements({})
-    if isinstance(config.value, dict):
-        keys = statements_within(config)
-        return Statements({name.removeprefix("fsdp_"): each for name, each in keys.items()})
     text = config.value if isinstance(config.value, str) else ""
     if text.lstrip().startswith("{"):
         found = ("fsdp_config", positioned(JobFile(name="fsdp_config.json", text=text)))

@@ -23,9 +23,9 @@ from layout_tuner.trainers.found_jobs.found_job import (
     Findings,
     FoundJob,
     JobFileInvalidError,
+    Stated,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.known_models import known_model
 from layout_tuner.trainers.found_jobs.megatron.megatron_flags import matters
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
@@ -271,7 +271,11 @@ def bridge_job(
         begin = presets(_PROVIDER, "Megatron-Bridge's GPTModelProvider")
     else:
         begin = _of_recipe(named, stated, shape)
-    core = {path.partition(".")[2]: each for path, each in stated.items() if _is_core(path)}
+    core = {
+        path.partition(".")[2]: each
+        for path, each in stated.items()
+        if path.partition(".")[0] in SECTIONS and path.count(".") == 1
+    }
     arguments = {
         **_arguments({**begin, **core}),
         **_precision(stated, named, is_whole=is_whole),
@@ -302,11 +306,6 @@ def bridge_job(
             findings.note(ours, each.value, each.said, each.place)
     about = {"trainer": MEGATRON_BRIDGE.name, "model_name": named["model"] if named else ""}
     return completed_lists(findings.job(file=file.name, format=FORMAT, **about), arguments)
-
-
-def _is_core(path: str) -> bool:
-    section, _, name = path.partition(".")
-    return section in SECTIONS and "." not in name
 
 
 def _in_effect(stated: Mapping[str, Stated]) -> dict[str, Stated]:
@@ -506,7 +505,9 @@ def _leave_to_recipe(
         findings.miss(said, f"{_ABSENT}, which modules", name="recompute")
     is_dense = shape is not None and not shape.num_experts
     for ours, names in _DECIDING.items():
-        is_moot = _is_moot(ours, findings) or (is_dense and ours in ("ep", "etp"))
+        # What is assumed of a field without effect in this layout stays.
+        is_moot = ours in ONLY_WITH and findings.value(ONLY_WITH[ours]) == 1
+        is_moot = is_moot or (is_dense and ours in ("ep", "etp"))
         if not findings.is_open(ours) and not is_moot:
             _decide(findings, ours, [arguments[each] for each in names if each in arguments])
 
@@ -529,11 +530,6 @@ def _decide(findings: Findings, ours: str, given: Sequence[Stated]) -> None:
         findings.note(ours, value, said)
     else:
         findings.assume(ours, value, given[0].said)
-
-
-def _is_moot(ours: str, findings: Findings) -> bool:
-    """Whether a field has no effect in this layout; what is assumed of it stays."""
-    return ours in ONLY_WITH and findings.value(ONLY_WITH[ours]) == 1
 
 
 _LEVERS: Final = re.compile(r"optimizer\.(optimizer_cpu_offload|exp_avg_dtype|exp_avg_sq_dtype)")

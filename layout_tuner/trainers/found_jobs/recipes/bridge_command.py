@@ -12,16 +12,16 @@ from layout_tuner.trainers.found_jobs.found_job import (
     FoundJob,
     NotUnderstood,
     ReadValue,
+    Stated,
     TextPlace,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.positioned import positioned
 from layout_tuner.trainers.found_jobs.program_command import (
     CONDITIONAL,
     ProgramCommand,
     Word,
-    value_of,
+    options_of,
 )
 from layout_tuner.trainers.found_jobs.recipes.bridge import (
     OTHER_SECTIONS,
@@ -118,7 +118,7 @@ def read_command(command: ProgramCommand, file: JobFile) -> FoundJob | None:
         _override(word, file, stated, missed)
     job = bridge_job(file, stated, recipe=_recipe(chosen))
     job = _with_devices(job, chosen)
-    return _with_missed(job, missed)
+    return replace(job, not_understood=(*job.not_understood, *missed))
 
 
 def _has_overrides(command: ProgramCommand) -> bool:
@@ -138,23 +138,11 @@ def _has_overrides(command: ProgramCommand) -> bool:
 
 def _options(words: Sequence[Word]) -> Iterator[tuple[str, Word | None]]:
     """Options with their values; None: a switch."""
-    pending = ""
-    for word in words:
-        text = word.prefix if word.text is None else word.text
-        if text.startswith("-") and len(text) > 1 and not re.fullmatch(r"-\d+", text):
-            if pending:
-                yield pending, None
-            name, equals, value = text.partition("=")
-            pending = "" if equals else name
-            if equals:
-                yield name, value_of(word, value)
-            elif name in _SWITCHES:
-                pending = ""
-        elif pending and not (_OVERRIDE.fullmatch(text) and "=" in text):
-            yield pending, word
-            pending = ""
-    if pending:
-        yield pending, None
+    for option in options_of(words, r"-(?!\d+$)."):
+        word = next(iter(option.values), None)
+        text = "" if word is None else word.prefix if word.text is None else word.text
+        is_override = "=" in text and "=" not in option.word.said and _OVERRIDE.fullmatch(text)
+        yield option.name, None if option.name in _SWITCHES or is_override else word
 
 
 def _stated(word: Word, said: str, text: str | None, file: JobFile) -> Stated:
@@ -242,7 +230,3 @@ def _with_devices(job: FoundJob, chosen: dict[str, Word]) -> FoundJob:
     names = {each.field for each in found}
     assumed = tuple(each for each in job.assumed if each.field not in names)
     return replace(job, read=(*job.read, *found), assumed=assumed)
-
-
-def _with_missed(job: FoundJob, missed: Sequence[NotUnderstood]) -> FoundJob:
-    return replace(job, not_understood=(*job.not_understood, *missed))

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.documents.reading import word_of
-from layout_tuner.trainers.found_jobs.found_job import AssumedValue, FoundJob
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
+from layout_tuner.trainers.found_jobs.found_job import AssumedValue, FoundJob, Stated
 
 PRESETS: Final = ("Primus' ", "Megatron-Bridge's ")
 """How the words begin for values that no file of the user's states."""
