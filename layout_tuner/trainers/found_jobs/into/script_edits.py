@@ -221,12 +221,8 @@ def _with_values(
 ) -> Edit:
     """An option with other values.
 
-    Args:
-        text: that of the script.
-        option: where it stands.
-        words: the new values.
-        literals: literals that were given a value, to which this one is added; None: a value is
-            written in place of a variable.
+    `literals` are those that were given a value, to which this one is added; None: a value is
+    written in place of a variable.
     """
     if len(words) == len(option.values) == 1:
         place = option.values[0].place

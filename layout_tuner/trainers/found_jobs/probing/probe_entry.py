@@ -329,7 +329,7 @@ class _EntryWriter:
         written = self._written()
         for each in self._options:
             fields = self._of_field.get(each.name, ())
-            if each.name in self._steps:
+            if self._run is not None and each.name == self._run.steps:
                 continue
             if self._is_engine_file(each):
                 found.append(f"{each.name}={VALUES_FILE}")
@@ -386,10 +386,6 @@ class _EntryWriter:
         """Options that the adapter writes for this layout."""
         job = TrainerJob(model=self._job.model, layout=self._job.layout)
         return {each.name for each in _options(self._adapter.placement_arguments(job)) if each.name}
-
-    @property
-    def _steps(self) -> tuple[str, ...]:
-        return () if self._run is None else (self._run.steps,)
 
     def _is_dropped(self, name: str) -> bool:
         if self._run is None:

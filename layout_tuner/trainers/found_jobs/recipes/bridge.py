@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout
+from layout_tuner.search_spaces.models.foreign_words import words_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import ONLY_WITH
@@ -97,20 +98,23 @@ _NEGATED: Final[Mapping[str, str]] = {
 _SAME: Final = frozenset(
     (
         *(*LAYOUT_KEYS.values(), *SIZE_KEYS.values()),
-        *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-        *("cp_comm_type", "use_tp_pp_dp_mapping", "pipeline_model_parallel_layout"),
-        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("use_distributed_optimizer", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
-        *("use_torch_fsdp2", "outer_dp_sharding_strategy", "make_vocab_size_divisible_by"),
-        *("kv_channels", "qk_layernorm", "rotary_base", "normalization", "position_embedding_type"),
-        *("attention_dropout", "hidden_dropout", "attention_backend", "transformer_impl"),
-        *("window_size", "window_attn_skip_freq", "add_qkv_bias", "attention_output_gate"),
-        *("multi_latent_attention", "mtp_num_layers", "experimental_attention_variant"),
-        *("linear_attention_freq", "is_hybrid_model", "hybrid_override_pattern"),
-        *("hybrid_layer_pattern", "softmax_type", "quick_geglu", "moe_shared_expert_gate"),
-        *("moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
-        *("moe_layer_freq", "moe_latent_size", "moe_expert_capacity_factor"),
-        *("rampup_batch_size", "distribute_saved_activations"),
+        *words_of(
+            """
+            recompute_granularity recompute_method recompute_num_layers recompute_modules
+            cp_comm_type use_tp_pp_dp_mapping pipeline_model_parallel_layout
+            account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+            use_distributed_optimizer use_megatron_fsdp data_parallel_sharding_strategy
+            use_torch_fsdp2 outer_dp_sharding_strategy make_vocab_size_divisible_by kv_channels
+            qk_layernorm rotary_base normalization position_embedding_type attention_dropout
+            hidden_dropout attention_backend transformer_impl window_size window_attn_skip_freq
+            add_qkv_bias attention_output_gate multi_latent_attention mtp_num_layers
+            experimental_attention_variant linear_attention_freq is_hybrid_model
+            hybrid_override_pattern hybrid_layer_pattern softmax_type quick_geglu
+            moe_shared_expert_gate moe_router_topk moe_ffn_hidden_size
+            moe_shared_expert_intermediate_size moe_layer_freq moe_latent_size
+            moe_expert_capacity_factor rampup_batch_size distribute_saved_activations
+            """
+        ),
         *(
             path.partition(".")[2]
             for knob in MEGATRON_BRIDGE.knobs

@@ -36,33 +36,30 @@ _PROGRAMS: Final = re.compile(
 )
 _OVERRIDE: Final = re.compile(r"(\+\+?|~)?([A-Za-z_]\w*(?:\.\w+)+|mixed_precision)(?:=(.*))?", re.S)
 
-_OPTIONS: Final = {
-    ("-tp", "--tensor_model_parallel_size"): "model.tensor_model_parallel_size",
-    ("-pp", "--pipeline_model_parallel_size"): "model.pipeline_model_parallel_size",
-    ("-cp", "--context_parallel_size"): "model.context_parallel_size",
-    ("-vp", "--virtual_pipeline_model_parallel_size"): (
-        "model.virtual_pipeline_model_parallel_size"
-    ),
-    ("-ep", "--expert_model_parallel_size"): "model.expert_model_parallel_size",
-    ("-etp", "-et", "--expert_tensor_parallel_size"): "model.expert_tensor_parallel_size",
-    ("-mb", "--micro_batch_size"): "train.micro_batch_size",
-    ("-gb", "--global_batch_size"): "train.global_batch_size",
-    ("-sl", "--seq_length"): "dataset.seq_length",
-    ("--hidden_size",): "model.hidden_size",
-    ("--num_layers",): "model.num_layers",
-    ("--num_moe_experts",): "model.num_moe_experts",
-    ("--pipeline_model_parallel_layout",): "model.pipeline_model_parallel_layout",
-    ("--use_megatron_fsdp",): "ddp.use_megatron_fsdp",
-    ("--cuda_graph_impl",): "model.cuda_graph_impl",
-    ("--cuda_graph_scope",): "model.cuda_graph_modules",
-    ("--moe_a2a_overlap",): "model.overlap_moe_expert_parallel_comm",
-    ("-ol", "--activation_offload_layers"): "model.cpu_offloading",
-    ("-rl", "--recompute_num_layers"): "model.recompute_num_layers",
-    ("--recompute_modules",): "model.recompute_modules",
-    ("--optimizer_type",): "optimizer.optimizer",
+_KEYS: Final = {
+    option: key
+    for key, options in {
+        "model.tensor_model_parallel_size": "-tp",
+        "model.pipeline_model_parallel_size": "-pp",
+        "model.context_parallel_size": "-cp",
+        "model.virtual_pipeline_model_parallel_size": "-vp",
+        "model.expert_model_parallel_size": "-ep",
+        "model.expert_tensor_parallel_size": "-etp -et",
+        "train.micro_batch_size": "-mb",
+        "train.global_batch_size": "-gb",
+        "dataset.seq_length": "-sl",
+        "model.recompute_num_layers": "-rl",
+        **dict.fromkeys(("model.hidden_size", "model.num_layers", "model.num_moe_experts"), ""),
+        **dict.fromkeys(("model.pipeline_model_parallel_layout", "ddp.use_megatron_fsdp"), ""),
+        **dict.fromkeys(("model.cuda_graph_impl", "model.recompute_modules"), ""),
+        "model.cuda_graph_modules": "--cuda_graph_scope",
+        "model.overlap_moe_expert_parallel_comm": "--moe_a2a_overlap",
+        "model.cpu_offloading": "-ol --activation_offload_layers",
+        "optimizer.optimizer": "--optimizer_type",
+    }.items()
+    for option in (*options.split(), *(() if "--" in options else (f"--{key.partition('.')[2]}",)))
 }
-"""Options of both programs by the setting that they override."""
-_KEYS: Final = {option: key for options, key in _OPTIONS.items() for option in options}
+"""Settings by the options of both programs that override them; most have the setting's name."""
 _IMPLIED: Final = {
     "--use_megatron_fsdp": {"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
     "-rl": {"model.recompute_granularity": "full", "model.recompute_method": "block"},

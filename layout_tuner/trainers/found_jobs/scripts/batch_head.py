@@ -15,29 +15,17 @@ from layout_tuner.trainers.found_jobs.scripts.shell_values import TextPiece, Val
 Size = Literal["nodes", "tasks_per_node", "tasks", "gpus_per_node", "gpus"]
 """What a batch system or a launcher starts, by the words of Slurm: a task is a process."""
 
-SLURM_OPTIONS: Final[Mapping[str, Size]] = {
-    "--nodes": "nodes",
-    "-N": "nodes",
-    "--ntasks-per-node": "tasks_per_node",
-    "--tasks-per-node": "tasks_per_node",
-    "--ntasks": "tasks",
-    "-n": "tasks",
-    "--gpus-per-node": "gpus_per_node",
-    "--gres": "gpus_per_node",
-    "--gpus": "gpus",
-    "-G": "gpus",
+_SIZES: Final[Mapping[Size, tuple[str, str]]] = {
+    "nodes": ("--nodes -N", "NNODES JOB_NUM_NODES"),
+    "tasks_per_node": ("--ntasks-per-node --tasks-per-node", "NTASKS_PER_NODE"),
+    "tasks": ("--ntasks -n", "NTASKS NPROCS"),
+    "gpus_per_node": ("--gpus-per-node --gres", "GPUS_PER_NODE GPUS_ON_NODE"),
+    "gpus": ("--gpus -G", "GPUS"),
 }
+SLURM_OPTIONS: Final = {name: size for size, (of, _) in _SIZES.items() for name in of.split()}
 """Options of sbatch and srun, of Slurm's manual pages."""
-
-SLURM_VARIABLES: Final[Mapping[str, Size]] = {
-    "SLURM_NNODES": "nodes",
-    "SLURM_JOB_NUM_NODES": "nodes",
-    "SLURM_NTASKS_PER_NODE": "tasks_per_node",
-    "SLURM_NTASKS": "tasks",
-    "SLURM_NPROCS": "tasks",
-    "SLURM_GPUS_PER_NODE": "gpus_per_node",
-    "SLURM_GPUS_ON_NODE": "gpus_per_node",
-    "SLURM_GPUS": "gpus",
+SLURM_VARIABLES: Final = {
+    f"SLURM_{name}": size for size, (_, of) in _SIZES.items() for name in of.split()
 }
 """Variables that a batch script gets (output environment variables of sbatch)."""
 
