@@ -169,7 +169,7 @@ class FoundJob:
 
     def below(self, prefix: str) -> dict[str, Any]:
         """Values of the fields whose names begin so, by the rest of the name."""
-        return _below(self.values, prefix)
+        return below(self.values, prefix)
 
     def value(self, name: str) -> Any:
         """The value of a field; None: there is none."""
@@ -262,7 +262,7 @@ class Findings:
 
     def below(self, prefix: str) -> dict[str, Any]:
         """Values so far of the fields whose names begin so, by the rest of the name."""
-        return _below({name: self.value(name) for name in (*self.assumed, *self.read)}, prefix)
+        return below({name: self.value(name) for name in (*self.assumed, *self.read)}, prefix)
 
     def value(self, name: str) -> Any:
         """The value of a field so far; None: there is none."""
@@ -281,7 +281,8 @@ class Findings:
         )
 
 
-def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The values whose names begin so, by the rest of the name."""
     return {
         name.removeprefix(prefix): each for name, each in values.items() if name.startswith(prefix)
     }

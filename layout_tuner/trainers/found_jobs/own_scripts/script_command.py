@@ -143,8 +143,13 @@ def _job(
         why = "a program with this option may recompute by default; state it"
         leave_open(findings, ("recompute",), stated[name].said, why)
     assume_script(findings)
-    uses_engine = has_engine or command.launcher == "deepspeed"
-    form, trainer = _names(uses_engine, has_trainer or settings is not None, environment)
+    form: FormatName = "accelerate"
+    is_exported = any(name.startswith(ENVIRONMENT_PREFIX) for name in environment)
+    if has_engine or command.launcher == "deepspeed":
+        form = "deepspeed"
+    elif is_exported and not has_trainer and settings is None:
+        form = "command"
+    trainer = {"accelerate": ACCELERATE, "deepspeed": DEEPSPEED, "command": COMMAND}[form].name
     return findings.job(file=file.name, format=form, trainer=trainer, model_name=model)
 
 
@@ -155,17 +160,6 @@ def _file_of_arguments(command: ProgramCommand, options: Mapping[str, Stated]) -
     behind = itertools.takewhile(lambda each: not each.said.startswith("-"), command.words[1:])
     said = (each.said for each in behind)
     return next((each for each in said if each.strip("\"'").endswith(_ARGUMENT_FILES)), "")
-
-
-def _names(
-    uses_engine: bool, is_known: bool, environment: Mapping[str, str]
-) -> tuple[FormatName, str]:
-    """The format and the adapter of a job."""
-    if uses_engine:
-        return "deepspeed", DEEPSPEED.name
-    if not is_known and any(name.startswith(ENVIRONMENT_PREFIX) for name in environment):
-        return "command", COMMAND.name
-    return "accelerate", ACCELERATE.name
 
 
 def _note_engine(

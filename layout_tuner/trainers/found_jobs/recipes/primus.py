@@ -21,6 +21,7 @@ from layout_tuner.trainers.found_jobs.found_job import (
     JobFileInvalidError,
     NotUnderstood,
     Stated,
+    below,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
@@ -77,7 +78,7 @@ def _modules(values: _Values) -> list[str]:
 def _jobs(file: JobFile, values: _Values) -> list[FoundJob] | None:
     """The jobs of all modules; None: there are none."""
     names, missing = _modules(values), values.get(_MISSING)
-    found = [_module(file, name, _below(values, f"modules.{name}.")) for name in names]
+    found = [_module(file, name, below(values, f"modules.{name}.")) for name in names]
     if missing is not None and not found:
         raise JobFileInvalidError(f"{file.name} states no job of its own: {missing.unknown}")
     if missing is not None:
@@ -172,12 +173,6 @@ def _scalar(text: str) -> Any:
     return float(text) if _NUMBER.fullmatch(text) and len(text) < 40 else text
 
 
-def _below(values: _Values, prefix: str) -> _Values:
-    return {
-        key.removeprefix(prefix): each for key, each in values.items() if key.startswith(prefix)
-    }
-
-
 def _module(file: JobFile, name: str, values: _Values) -> FoundJob:
     """The job of one module."""
     framework = str(values["framework"].value)
@@ -187,7 +182,7 @@ def _module(file: JobFile, name: str, values: _Values) -> FoundJob:
             f"{file.name}: {shown(framework)}, the framework of {name}, is not read; known are "
             f"{', '.join(readers)}"
         )
-    job = readers[framework](file, values, _below(values, "overrides."))
+    job = readers[framework](file, values, below(values, "overrides."))
     model = values.get("model")
     if model is not None and model.unknown:
         field = f"{MODEL}name"

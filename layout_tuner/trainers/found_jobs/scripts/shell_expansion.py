@@ -74,7 +74,7 @@ _BRACES: Final = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[#!]?)(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?"
 )
-_ALL_ELEMENTS: Final = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
+_ALL_ELEMENTS: Final = re.compile(r'"(?:\$(?:@|\{@\}|\{\w+\[@\]\}))+"')
 
 
 class Expander:

@@ -108,21 +108,20 @@ class _ScriptReader(ScriptState):
             "command": self._command,
             "redirected_statement": self._redirected,
             "variable_assignment": self._assignment,
-            "variable_assignments": self._each_statement,
             "declaration_command": self._declaration,
             "unset_command": self._unset,
             "if_statement": self._if,
             "case_statement": self._case,
-            "for_statement": self._loop,
-            "c_style_for_statement": self._loop,
-            "while_statement": self._loop,
+            **dict.fromkeys(
+                ("for_statement", "c_style_for_statement", "while_statement"), self._loop
+            ),
             "function_definition": self._function,
             "list": self._list,
-            "pipeline": self._apart,
-            "subshell": self._apart,
+            **dict.fromkeys(("pipeline", "subshell"), self._apart),
             "compound_statement": self._compound,
-            "do_group": self._each_statement,
-            "negated_command": self._each_statement,
+            **dict.fromkeys(
+                ("variable_assignments", "do_group", "negated_command"), self._each_statement
+            ),
             "test_command": self._test,
             "ERROR": self._broken,
         }
