@@ -106,10 +106,7 @@ def _is_of_model(name: str) -> bool:
 
 
 def _layout(
-    found: FoundJob,
-    values: Mapping[str, Any],
-    num_nodes: int | None,
-    devices_per_node: int | None,
+    found: FoundJob, values: Mapping[str, Any], num_nodes: int | None, devices_per_node: int | None
 ) -> Layout:
     knobs = {name: values[name] for name in LAYOUT_FIELDS if values.get(name) is not None}
     problems = {name: KNOBS[name].problem(each) for name, each in knobs.items()} | {

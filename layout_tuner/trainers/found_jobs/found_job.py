@@ -31,12 +31,7 @@ MODEL: Final = "model."
 JOB: Final = "job."
 """Fields are named as in campaigns: knobs of a layout by their names, fields of the model as
 `model.hidden_size`, job knobs as `job.cuda_graphs`; beside them those of `BATCH_FIELDS`."""
-BATCH_FIELDS: Final = (
-    "global_batch_size",
-    "devices_per_node",
-    "num_devices",
-    "zero_group_size",
-)
+BATCH_FIELDS: Final = ("global_batch_size", "devices_per_node", "num_devices", "zero_group_size")
 """What a job states beside the fields of a layout. `dp` is seldom written: it follows from the
 number of devices. `num_devices` are the ranks of the whole job, `zero_group_size` those that share
 one copy of what ZeRO shards, from which `zero_replicas` follows."""

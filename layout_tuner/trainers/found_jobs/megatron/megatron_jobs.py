@@ -392,11 +392,7 @@ def _read_knobs(arguments: Arguments) -> set[str]:
     if kind is not None and kind.value == ("alltoall_seq",):  # a former form of it
         stated[_DISPATCHER] = replace(kind, value=("alltoall",))
     known = note_settings(
-        arguments.findings,
-        MEGATRON_LM.knobs,
-        stated,
-        _KNOB_DEFAULTS,
-        trainer=arguments.trainer,
+        arguments.findings, MEGATRON_LM.knobs, stated, _KNOB_DEFAULTS, trainer=arguments.trainer
     )
     for name in ("--enable-cuda-graph", "--external-cuda-graph"):
         if (option := arguments.switch("job.cuda_graphs", name)) is not None:

@@ -14,12 +14,7 @@ from typing import Final
 from layout_tuner.trainers.accelerate import ACCELERATE
 from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.deepspeed import DEEPSPEED
-from layout_tuner.trainers.found_jobs.found_job import (
-    Findings,
-    FormatName,
-    FoundJob,
-    Stated,
-)
+from layout_tuner.trainers.found_jobs.found_job import Findings, FormatName, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.own_scripts import accelerate, embedded
 from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import assume_script, note_engine

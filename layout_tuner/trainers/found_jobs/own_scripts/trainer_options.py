@@ -136,7 +136,7 @@ _IRRELEVANT: Final = names(
     bf16_full_eval text_column train_sampling_strategy low_cpu_mem_usage
     gradient_checkpointing_kwargs activation_checkpointing_kwargs fsdp_min_num_params fp16_backend
     fsdp_transformer_layer_cls_to_wrap max_shard_size print_loss master_port master_addr yes no_save_model verbose jit_mode_eval
-    per_device_eval_batch_size per_gpu_eval_batch_size tokens""",
+    per_device_eval_batch_size per_gpu_eval_batch_size tokens"""
 )
 _IRRELEVANT_PREFIXES: Final = names(
     """logging_ log_ eval save_ hub_ push_to_hub adam_ lr_ warmup dataset data_ dataloader_ ddp_

@@ -163,9 +163,7 @@ class _Option:
 
 
 def probe_entry(
-    job: CompletedJob,
-    path: Path,
-    read: Callable[[Path], Mapping[str, Any]],
+    job: CompletedJob, path: Path, read: Callable[[Path], Mapping[str, Any]]
 ) -> ProbeEntry | str:
     """The entry that probes a job, or a sentence that says why there is none.
 

@@ -55,10 +55,7 @@ class LaunchLine:
 
     def copy(self) -> LaunchLine:
         return replace(
-            self,
-            sizes=dict(self.sizes),
-            environment=dict(self.environment),
-            notes=list(self.notes),
+            self, sizes=dict(self.sizes), environment=dict(self.environment), notes=list(self.notes)
         )
 
     def miss(self, said: str, why: str, line: int, name: str = "") -> None:
@@ -99,11 +96,7 @@ class LaunchLine:
         return None
 
     def _rank(
-        self,
-        name: str,
-        options: Sequence[str],
-        otherwise: Word | None,
-        default: int | None = None,
+        self, name: str, options: Sequence[str], otherwise: Word | None, default: int | None = None
     ) -> Iterator[ReadValue]:
         option = self._option(*options)
         if option is not None:

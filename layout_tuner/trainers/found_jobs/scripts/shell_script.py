@@ -449,10 +449,7 @@ class _ScriptReader(ScriptState):
             self._words(words, environment, redirects)
 
     def _words(
-        self,
-        words: list[Pieces],
-        environment: Mapping[str, str | None],
-        redirects: Redirects,
+        self, words: list[Pieces], environment: Mapping[str, str | None], redirects: Redirects
     ) -> None:
         """A command whose words are expanded."""
         name, arguments = known_text(words[0]), words[1:]
@@ -515,11 +512,7 @@ class _ScriptReader(ScriptState):
                 why = f"the command {name} sets it"
                 self._assign(match[0], Value((unknown(f"${match[0]}", why),)))
 
-    def _start(
-        self,
-        words: Sequence[Pieces],
-        environment: Mapping[str, str | None],
-    ) -> None:
+    def _start(self, words: Sequence[Pieces], environment: Mapping[str, str | None]) -> None:
         """A command that may start a program."""
         outer = self._outer.copy()
         for name in self._state.exported:
