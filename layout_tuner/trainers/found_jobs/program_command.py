@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -120,3 +120,17 @@ def value_of(word: Word, value: str) -> Word:
     said = word.said.partition("=")[2]
     text = None if word.text is None else value
     return replace(word, text=text, said=said, place=place, prefix=value if text is None else "")
+
+
+def options_of_words(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Options of a command and overrides `key=value` by name, with their values."""
+    found: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if word.startswith("--") or equals:
+            name = key
+            found[name] = (value,) if equals else ()
+        else:
+            found[name] = (*found.get(name, ()), word)
+    return found

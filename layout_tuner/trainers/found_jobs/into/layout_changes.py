@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.documents.reading import word_of
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.found_jobs.program_command import options_of_words
 from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE
 from layout_tuner.trainers.megatron_lm import CONNECTIONS, MEGATRON_LM, SHARDING_STRATEGIES
 
@@ -123,20 +124,6 @@ def _environment(adapter: TrainerAdapter, job: TrainerJob) -> dict[str, str | ob
             found[CONNECTIONS] = GONE
         elif job.layout.tp > 1 or job.layout.cp > 1:
             found[CONNECTIONS] = "1"
-    return found
-
-
-def options_of_words(words: Iterable[str]) -> dict[str, Words]:
-    """Options of a command and overrides `key=value` by name, with their values."""
-    found: dict[str, Words] = {}
-    name = ""
-    for word in words:
-        key, equals, value = word.lstrip("+").partition("=")
-        if word.startswith("--") or equals:
-            name = key
-            found[name] = (value,) if equals else ()
-        else:
-            found[name] = (*found.get(name, ()), word)
     return found
 
 

@@ -98,13 +98,13 @@ def leave_open(
             findings.miss(said, why, name=name, line=line)
 
 
-def note_count(findings: Findings, name: str, stated: Stated | None, *, least: int = 1) -> None:
+def note_count(findings: Findings, name: str, stated: Stated | None) -> None:
     """Notes a whole number, or that it is none; nothing where nothing is stated."""
     if stated is None:
         return
     number = whole_number(stated)
-    if number is None or number < least:
-        miss(findings, stated, f"it is not a whole number of at least {least}", name=name)
+    if number is None or number < 1:
+        miss(findings, stated, "it is not a whole number of at least 1", name=name)
     else:
         note(findings, name, stated, number)
 
