@@ -266,7 +266,7 @@ class Code:
 
         That is a continued line at the end, and `[ $X = - ]`.
         """
-        text = re.sub(rb"(?<== )-(?= \])", b"x", self.text.encode())
+        text = re.sub(rb"(?<== )[-+]+(?= \])", lambda m: b"x" * len(m[0]), self.text.encode())
         return re.sub(rb"\\(\r?\n\s*)$", rb" \1", text)
 
     def position(self, byte: int) -> int:
