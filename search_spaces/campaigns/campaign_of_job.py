@@ -30,7 +30,7 @@ DEADLINE: Final = "30m"
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def campaign_of_job(job: CompletedJob, cluster: Any, name: str = "") -> dict[str, Any]:
+def campaign_of_job(job: CompletedJob, cluster: Any) -> dict[str, Any]:
     """The document of a campaign with the job as its baseline.
 
     The space has every sensible layout on the job's nodes with its global batch and precision, but
@@ -39,7 +39,6 @@ def campaign_of_job(job: CompletedJob, cluster: Any, name: str = "") -> dict[str
     Args:
         job: the job.
         cluster: its description, as in a campaign's file.
-        name: of the campaign; empty: after the job's file.
     """
     layout = job.layout
     space: dict[str, Any] = {
@@ -53,7 +52,7 @@ def campaign_of_job(job: CompletedJob, cluster: Any, name: str = "") -> dict[str
     if layout.job:
         space["job"] = {knob: [value] for knob, value in layout.job.items()}
     return {
-        "name": name or campaign_name(job.found.file),
+        "name": campaign_name(job.found.file),
         "model": job.model.to_mapping(),
         "cluster": cluster,
         "space": space,

@@ -236,28 +236,24 @@ NESTED_SIZES: Final[Mapping[str, Mapping[str, int]]] = {
 """Sizes that a `text_config` leaves out, by family."""
 
 SAME_FAMILY: Final[Mapping[str, str]] = {
-    "Yi": "llama",
-    "aquila": "llama",
-    "gpt-sw3": "gpt2",
-    "exaone4_5": "exaone4",
-    "gemma3_text": "gemma3",
-    "glm_ocr": "glm4v",
-    "granite4_vision": "granite",
-    "granite_docling": "granite",
-    "hunyuan": "hunyuan_v1_moe",
-    "hunyuan_moe": "hunyuan_v1_moe",
-    "hunyuan_dense": "hunyuan_v1_dense",
-    "hunyuan_vl": "hunyuan_v1_dense",
-    "mimo": "qwen2",
-    "paddleocr_vl": "ernie4_5",
-    "phi3_v": "phi3",
-    "qwen2_5_omni": "qwen2",
-    "qwen3_omni_moe": "qwen3_moe",
-    "qwen2_vl": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen3_vl": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe",
-    "stablelm_epoch": "stablelm",
+    name: family
+    for family, names in {
+        "llama": "Yi aquila",
+        "gpt2": "gpt-sw3",
+        "exaone4": "exaone4_5",
+        "gemma3": "gemma3_text",
+        "glm4v": "glm_ocr",
+        "granite": "granite4_vision granite_docling",
+        "hunyuan_v1_moe": "hunyuan hunyuan_moe",
+        "hunyuan_v1_dense": "hunyuan_dense hunyuan_vl",
+        "ernie4_5": "paddleocr_vl",
+        "phi3": "phi3_v",
+        "qwen2": "mimo qwen2_5_omni qwen2_vl qwen2_5_vl",
+        "qwen3": "qwen3_vl",
+        "qwen3_moe": "qwen3_omni_moe qwen3_vl_moe",
+        "stablelm": "stablelm_epoch",
+    }.items()
+    for name in names.split()
 }
 """Types whose decoder is that of another."""
 

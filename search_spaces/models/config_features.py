@@ -53,11 +53,6 @@ def _expert_biases(shape: ModelShape) -> int:
     return shape.num_expert_layers * shape.num_experts * (of_one + 1)
 
 
-def _none(_: ModelShape) -> int:
-    """Of a feature that has no parameters."""
-    return 0
-
-
 def _norm_weights(shape: ModelShape) -> int:
     """Weights of the norms of all blocks, and of the last one."""
     return (2 * shape.num_layers + 1) * shape.hidden_size
@@ -95,10 +90,10 @@ FEATURES: Final[Mapping[str, tuple[str, _Count]]] = {
         "norms behind attention and feed-forward too",
         lambda m: 2 * m.num_layers * m.hidden_size,
     ),
-    "norms_after": ("norms behind attention and feed-forward in place of before", _none),
+    "norms_after": ("norms behind attention and feed-forward in place of before", lambda _: 0),
     "no_norm_weights": ("norms without weights", lambda m: -_norm_weights(m)),
     "layernorm": ("LayerNorm with biases in place of RMSNorm", _norm_weights),
-    "layernorm_weights": ("LayerNorm in place of RMSNorm", _none),
+    "layernorm_weights": ("LayerNorm in place of RMSNorm", lambda _: 0),
     "width_norm": (
         "norms over the width of all queries and of all keys",
         lambda m: m.num_layers * (m.query_size + m.kv_hidden_size),
@@ -107,7 +102,7 @@ FEATURES: Final[Mapping[str, tuple[str, _Count]]] = {
         "norms of queries and keys with weights of each head",
         lambda m: m.num_layers * (m.query_size + m.kv_hidden_size),
     ),
-    "l2_norm": ("norms of queries and keys without weights", _none),
+    "l2_norm": ("norms of queries and keys without weights", lambda _: 0),
     "sinks": ("attention sinks", lambda m: m.num_layers * m.num_heads),
     "head_gate": (
         "a gate of each head's output",

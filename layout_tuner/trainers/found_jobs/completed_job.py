@@ -34,11 +34,6 @@ class CompletedJob:
     model: ModelShape
     layout: Layout
 
-    @property
-    def stated_layout(self) -> dict[str, Any]:
-        """The knobs of the layout as a campaign's baseline, without those at their defaults."""
-        return self.layout.to_mapping()
-
 
 def completed(
     found: FoundJob,
@@ -62,8 +57,11 @@ def completed(
             message names all such fields, and how each is stated.
     """
     values = found.values
-    if model is None:
-        _refuse_no_model(found)
+    if model is None and sum(map(_is_of_model, values)) < 2:
+        raise JobFileInvalidError(
+            f"{found.file} does not state the shape of the model; give its config.json, a file or a "
+            "preset with --model"
+        )
     open_fields = {
         name: each for name, each in found.open_fields.items() if not _is_moot(name, values, model)
     }
@@ -75,7 +73,10 @@ def completed(
             f"{found.file}: not understood: {said}; state each with --set FIELD=VALUE"
             + (", or the model with --model" if any(map(_is_of_model, open_fields)) else "")
         )
-    shape = model or _model(found)
+    try:
+        shape = model or ModelShape.from_mapping(found.below(MODEL))
+    except SearchSpaceError as error:
+        raise JobFileInvalidError(f"the model of {found.file}: {error}") from error
     layout = _layout(found, values, num_nodes, devices_per_node)
     knobs = ADAPTERS[found.trainer].knobs if found.trainer in ADAPTERS else ()
     job = settings_in_effect(layout.job, knobs, layout, shape)
@@ -104,31 +105,8 @@ def _is_of_model(name: str) -> bool:
     return name.startswith(MODEL)
 
 
-def _refuse_no_model(found: FoundJob) -> None:
-    if sum(map(_is_of_model, found.values)) < 2:
-        raise JobFileInvalidError(
-            f"{found.file} does not state the shape of the model; give its config.json, a file or a "
-            "preset with --model"
-        )
-
-
-def _model(found: FoundJob) -> ModelShape:
-    fields = {
-        name.removeprefix(MODEL): value
-        for name, value in found.values.items()
-        if _is_of_model(name)
-    }
-    try:
-        return ModelShape.from_mapping(fields)
-    except SearchSpaceError as error:
-        raise JobFileInvalidError(f"the model of {found.file}: {error}") from error
-
-
 def _layout(
-    found: FoundJob,
-    values: Mapping[str, Any],
-    num_nodes: int | None,
-    devices_per_node: int | None,
+    found: FoundJob, values: Mapping[str, Any], num_nodes: int | None, devices_per_node: int | None
 ) -> Layout:
     knobs = {name: values[name] for name in LAYOUT_FIELDS if values.get(name) is not None}
     problems = {name: KNOBS[name].problem(each) for name, each in knobs.items()} | {
@@ -165,15 +143,14 @@ def _layout(
     knobs["dp"] = dp
     if "zero_replicas" not in knobs and (group := values.get("zero_group_size")):
         knobs["zero_replicas"] = _zero_replicas(found, dp * knobs.get("cp", 1), group)
-    _leave_out_zero(knobs)
+    if knobs.get("ep", 1) == 1 and knobs.get("zero_replicas", 1) == dp * knobs.get("cp", 1):
+        # ZeRO over one rank shards nothing, and is no value of its own here.
+        knobs.update(zero_stage=0, zero_replicas=1)
     knobs["num_nodes"] = nodes or (-(-devices // per_node) if per_node else 1)
     knobs["micro_batch_size"] = _micro_batch_size(found, values, dp)
     knobs["num_microbatches"] = _num_microbatches(found, {**values, **knobs}, dp)
-    settings = {
-        name.removeprefix(JOB): value for name, value in values.items() if name.startswith(JOB)
-    }
     try:
-        return Layout(**knobs, job=JobSettings(settings))
+        return Layout(**knobs, job=JobSettings(found.below(JOB)))
     except SearchSpaceError as error:
         raise JobFileInvalidError(f"the layout of {found.file}: {error}") from error
 
@@ -203,13 +180,6 @@ def _micro_batch_size(found: FoundJob, values: Mapping[str, Any], dp: int) -> in
             "state other nodes with --nodes"
         )
     return int(batch // (dp * number))
-
-
-def _leave_out_zero(knobs: dict[str, Any]) -> None:
-    """ZeRO over one rank shards nothing, and is no value of its own here."""
-    num_ranks = knobs["dp"] * knobs.get("cp", 1)
-    if knobs.get("ep", 1) == 1 and knobs.get("zero_replicas", 1) == num_ranks:
-        knobs.update(zero_stage=0, zero_replicas=1)
 
 
 def _num_microbatches(found: FoundJob, values: Mapping[str, Any], dp: int) -> int:

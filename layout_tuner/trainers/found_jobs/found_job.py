@@ -31,12 +31,7 @@ MODEL: Final = "model."
 JOB: Final = "job."
 """Fields are named as in campaigns: knobs of a layout by their names, fields of the model as
 `model.hidden_size`, job knobs as `job.cuda_graphs`; beside them those of `BATCH_FIELDS`."""
-BATCH_FIELDS: Final = (
-    "global_batch_size",
-    "devices_per_node",
-    "num_devices",
-    "zero_group_size",
-)
+BATCH_FIELDS: Final = ("global_batch_size", "devices_per_node", "num_devices", "zero_group_size")
 """What a job states beside the fields of a layout. `dp` is seldom written: it follows from the
 number of devices. `num_devices` are the ranks of the whole job, `zero_group_size` those that share
 one copy of what ZeRO shards, from which `zero_replicas` follows."""
@@ -96,24 +91,43 @@ class NotUnderstood:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchCommand:
-    """The program that a script starts on every rank."""
+class Stated:
+    """The value of an option, a key or a variable."""
 
-    words: tuple[str, ...]
-    """Program and arguments, expanded as far as they are known, without torchrun or srun."""
+    value: Any
+    """Of an option the tuple of its words, empty for a switch; of a key its value."""
+    said: str
+    place: TextPlace | None = None
+    line: int | None = None
+    unknown: str = ""
+    """Why the value is not known; empty: it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramStart:
+    """What a script starts a program with, beside its arguments."""
+
     container: tuple[str, ...] = ()
     """The command that runs it in a container."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script exports."""
+    """Variables that the script exports, as far as they are known."""
     interpreter: tuple[str, ...] = ("python",)
     """Words before the program: `python -u -m`; empty: the program is none of Python's."""
     working_directory: str = ""
     """Where the script starts it; a relative path, as an empty one, is that of its own start."""
-    unknown: tuple[str, ...] = ()
-    """Words that are not known without running the script; `words` has them as the script does."""
     lost: tuple[str, ...] = ()
     """What else the program has of the script: variables of which the values are not known, and
     the options of srun's containers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchCommand(ProgramStart):
+    """The program that a script starts on every rank."""
+
+    words: tuple[str, ...]
+    """Program and arguments, expanded as far as they are known, without torchrun or srun."""
+    unknown: tuple[str, ...] = ()
+    """Words that are not known without running the script; `words` has them as the script does."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Files that the script writes before, as `JobFile.written`."""
 
@@ -147,6 +161,10 @@ class FoundJob:
         """Values by field, read and assumed."""
         assumed = {each.field: each.value for each in self.assumed}
         return assumed | {each.field: each.value for each in self.read}
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Values of the fields whose names begin so, by the rest of the name."""
+        return below(self.values, prefix)
 
     def value(self, name: str) -> Any:
         """The value of a field; None: there is none."""
@@ -237,6 +255,10 @@ class Findings:
     def is_open(self, name: str) -> bool:
         return any(each.field == name for each in self.not_understood)
 
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Values so far of the fields whose names begin so, by the rest of the name."""
+        return below({name: self.value(name) for name in (*self.assumed, *self.read)}, prefix)
+
     def value(self, name: str) -> Any:
         """The value of a field so far; None: there is none."""
         found = self.read.get(name) or self.assumed.get(name)
@@ -252,6 +274,13 @@ class Findings:
             vocabulary=self.vocabulary,
             **about,
         )
+
+
+def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The values whose names begin so, by the rest of the name."""
+    return {
+        name.removeprefix(prefix): each for name, each in values.items() if name.startswith(prefix)
+    }
 
 
 def job_lines(job: FoundJob) -> Iterator[str]:

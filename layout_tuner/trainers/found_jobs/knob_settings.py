@@ -13,26 +13,14 @@ from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValu
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import JOB, Findings, TextPlace
-from layout_tuner.trainers.trainer_knob import VALUE, TrainerKnob, Writing, version_numbers
+from layout_tuner.trainers.found_jobs.found_job import JOB, Findings, Stated
+from layout_tuner.trainers.found_jobs.program_command import options_of_words
+from layout_tuner.trainers.trainer_knob import VALUE, TrainerKnob, Writing
 
 if TYPE_CHECKING:  # it stands above the trainers' floor
     from layout_tuner.search_spaces.clusters.cluster import Cluster
 
 _ABSENT: Final = object()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stated:
-    """The value of an option, a key or a variable."""
-
-    value: Any
-    """Of an option the tuple of its words, empty for a switch; of a key its value."""
-    said: str
-    place: TextPlace | None = None
-    line: int | None = None
-    unknown: str = ""
-    """Why the value is not known; empty: it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +42,6 @@ def note_settings(
     defaults: TrainerDefaults,
     *,
     trainer: str,
-    version: str = "",
 ) -> set[str]:
     """Notes the value of each knob that a file states or the trainer has by default.
 
@@ -67,7 +54,6 @@ def note_settings(
         stated: options with their dashes, dotted keys and variables of the environment, by name.
         defaults: of the trainer, and of the adapter.
         trainer: the trainer's name, for people.
-        version: its version, as in the adapter; empty: the adapter's target, and others after it.
 
     Returns:
         The names that belong to knobs.
@@ -81,55 +67,42 @@ def note_settings(
         others = {name for each in named if len(each) < len(names) for name in each}
         deciding = [name for name in names if name not in defaults.ignored and name not in others]
         known.update(names)
-        if deciding:
-            _note(findings, knob, deciding, stated, defaults, trainer, version)
+        if not deciding:
+            continue
+        name = f"{JOB}{knob.knob.name}"
+        given = [stated[each] for each in deciding if each in stated]
+        said = " ".join(dict.fromkeys(each.said for each in given))
+        if unknown := next((each for each in given if each.unknown), None):
+            findings.miss(unknown.said, unknown.unknown, name=name, line=unknown.line)
+            continue
+        has = {
+            each: stated[each].value if each in stated else defaults.of_trainer.get(each, _ABSENT)
+            for each in deciding
+        }
+        values = list(dict.fromkeys(_fitting(knob, has)))
+        usual = {**defaults.of_trainer, **defaults.of_knobs}
+        if not values and all(_is_same(each, usual.get(n, _ABSENT)) for n, each in has.items()):
+            continue  # as the adapter writes it, or the trainer has it, by default
+        if len(values) == 1 and knob.knob.is_default(values[0]):
+            continue
+        if len(values) != 1:
+            line = next((each.line for each in given), None)
+            every = listed([word_of(each) for each in knob.knob.every_value], 8)
+            why = f"{knob.knob.name} has the values {every} here, and this is none of them"
+            findings.miss(said or f"no {deciding[0]}", why, name=name, line=line)
+        elif given:
+            place = given[0].place if len(given) == 1 else None
+            findings.note(name, values[0], said, place)
+        else:
+            findings.assume(name, values[0], f"{trainer}'s default without {listed(deciding, 2)}")
     return known
 
 
-def _note(
-    findings: Findings,
-    knob: TrainerKnob,
-    names: Sequence[str],
-    stated: Mapping[str, Stated],
-    defaults: TrainerDefaults,
-    trainer: str,
-    version: str,
-) -> None:
-    name = f"{JOB}{knob.knob.name}"
-    given = [stated[each] for each in names if each in stated]
-    said = " ".join(dict.fromkeys(each.said for each in given))
-    if unknown := next((each for each in given if each.unknown), None):
-        findings.miss(unknown.said, unknown.unknown, name=name, line=unknown.line)
-        return
-    has = {
-        each: stated[each].value if each in stated else defaults.of_trainer.get(each, _ABSENT)
-        for each in names
-    }
-    values = list(dict.fromkeys(_fitting(knob, has, version)))
-    if not values and _is_default(has, defaults):
-        return
-    if len(values) == 1 and knob.knob.is_default(values[0]):
-        return
-    if len(values) != 1:
-        line = next((each.line for each in given), None)
-        known = listed([word_of(each) for each in knob.knob.every_value], 8)
-        why = f"{knob.knob.name} has the values {known} here, and this is none of them"
-        findings.miss(said or f"no {names[0]}", why, name=name, line=line)
-    elif given:
-        place = given[0].place if len(given) == 1 else None
-        findings.note(name, values[0], said, place)
-    else:
-        findings.assume(name, values[0], f"{trainer}'s default without {listed(names, 2)}")
-
-
-def _fitting(knob: TrainerKnob, has: Mapping[str, Any], version: str) -> Iterator[JobValue]:
+def _fitting(knob: TrainerKnob, has: Mapping[str, Any]) -> Iterator[JobValue]:
     """The values that a writing of the knob states as the file does."""
-    numbers = version_numbers(version)
     for writing in knob.writings:
         for value in _candidates(knob, writing, has):
             if knob.knob.problem(value) is not None:
-                continue
-            if numbers is not None and not writing.is_for(value, numbers):
                 continue
             filled = replace(writing.filled(value), without=writing.without)
             wanted = {name: each for name, each in _values(filled).items() if name in has}
@@ -155,12 +128,6 @@ def _candidates(knob: TrainerKnob, writing: Writing, has: Mapping[str, Any]) -> 
             yield int(match[1])
 
 
-def _is_default(has: Mapping[str, Any], defaults: TrainerDefaults) -> bool:
-    """Whether all names have what the adapter writes, or what the trainer has, by default."""
-    wanted = {**defaults.of_trainer, **defaults.of_knobs}
-    return all(_is_same(found, wanted.get(name, _ABSENT)) for name, found in has.items())
-
-
 def _is_same(found: Any, wanted: Any) -> bool:
     """Whether a file states what a writing does: null and false are as an option that is absent."""
     unset = (None, False, _ABSENT)
@@ -180,15 +147,8 @@ def _text(value: Any) -> str:
 def _values(writing: Writing) -> dict[str, Any]:
     """What a writing states by name; options that it leaves out are absent."""
     found: dict[str, Any] = dict.fromkeys(writing.without, _ABSENT)
-    name = ""
-    for word in writing.arguments:
-        if word.startswith("--"):
-            name = word
-            found[name] = ()
-        else:
-            found[name] = (*found[name], word)
-    found |= dict(writing.keys)
-    return found if found else dict(writing.environment)
+    found |= options_of_words(writing.arguments) | dict(writing.keys)
+    return found or dict(writing.environment)
 
 
 def settings_in_effect(

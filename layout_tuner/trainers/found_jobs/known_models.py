@@ -16,22 +16,12 @@ from typing import Any, Final
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-_QKV_BIASES: Final = "biases of queries, keys and values"
 _LLAMA_3: Final = {"vocab_size": 128256, "rotary_base": 5e5, "seq_length": 8192}
-_QWEN_2: Final = {
-    "vocab_size": 151936,
-    "rotary_base": 1e6,
-    "seq_length": 4096,
-    "lacks": _QKV_BIASES,
-}
+_MISTRAL: Final = {"head_dim": 128, "vocab_size": 131072}
+_QWEN: Final = {"vocab_size": 151936, "rotary_base": 1e6, "seq_length": 4096}
+_QWEN_2: Final = _QWEN | {"lacks": "biases of queries, keys and values"}
 _QWEN_2_LARGE: Final = _QWEN_2 | {"vocab_size": 152064}
-_QWEN_3: Final = {
-    "head_dim": 128,
-    "qk_norm": True,
-    "vocab_size": 151936,
-    "rotary_base": 1e6,
-    "seq_length": 4096,
-}
+_QWEN_3: Final = _QWEN | {"head_dim": 128, "qk_norm": True}
 _TIED: Final = {"tied_embeddings": True}
 
 _Widths = tuple[int, int, int, int, int]
@@ -66,20 +56,8 @@ _SHAPES: Final = (
     _llama("mistral7b-v0.1", (32, 4096, 14336, 32, 8), attention_window=4096),
     _llama("mistral7b-v0.2", (32, 4096, 14336, 32, 8), rotary_base=1e6),
     _llama("mistral7b-v0.3", (32, 4096, 14336, 32, 8), rotary_base=1e6, vocab_size=32768),
-    _llama(
-        "mistral-nemo-2407",
-        (40, 5120, 14336, 32, 8),
-        head_dim=128,
-        vocab_size=131072,
-        rotary_base=1e6,
-    ),
-    _llama(
-        "mistral-small24b-2501",
-        (40, 5120, 32768, 32, 8),
-        head_dim=128,
-        vocab_size=131072,
-        rotary_base=1e8,
-    ),
+    _llama("mistral-nemo-2407", (40, 5120, 14336, 32, 8), **_MISTRAL, rotary_base=1e6),
+    _llama("mistral-small24b-2501", (40, 5120, 32768, 32, 8), **_MISTRAL, rotary_base=1e8),
     # config.json of Qwen/Qwen2.5-*; those of Qwen2 at the same sizes have the same shape.
     _llama("qwen2.5-0.5b", (24, 896, 4864, 14, 2), **_QWEN_2, **_TIED),
     _llama("qwen2.5-1.5b", (28, 1536, 8960, 12, 2), **_QWEN_2, **_TIED),
@@ -105,24 +83,22 @@ _SHAPES: Final = (
 _GPT_OSS: Final = MODEL_PRESETS["gpt-oss-120b"]
 
 _PRESETS: Final[Mapping[str, str]] = {
-    "llama2-7b": "llama-7b",
-    "llama3-8b": "llama-8b",
-    "llama3-70b": "llama-70b",
-    "llama3.1-8b": "llama-8b",
-    "llama3.1-70b": "llama-70b",
-    "llama3.2-1b": "llama-1b",
-    "llama3.2-3b": "llama-3b",
-    "llama3.3-70b": "llama-70b",
-    "deepseek-r1-distill-llama8b": "llama-8b",
-    "deepseek-r1-distill-llama70b": "llama-70b",
-    "mixtral8x7b": "mixtral-8x7b",
-    "mixtral8x22b": "mixtral-8x22b",
-    "qwen3-30b-a3b": "qwen3-30b-a3b",
-    "qwen3-235b-a22b": "qwen3-235b-a22b",
-    "gpt-oss120b": "gpt-oss-120b",
-    "gpt3-125m": "gpt-125m",
-    "gpt3-126m": "gpt-125m",
-    "gpt3-175b": "gpt-175b",
+    name: preset
+    for preset, names in {
+        "llama-7b": "llama2-7b",
+        "llama-8b": "llama3-8b llama3.1-8b deepseek-r1-distill-llama8b",
+        "llama-70b": "llama3-70b llama3.1-70b llama3.3-70b deepseek-r1-distill-llama70b",
+        "llama-1b": "llama3.2-1b",
+        "llama-3b": "llama3.2-3b",
+        "mixtral-8x7b": "mixtral8x7b",
+        "mixtral-8x22b": "mixtral8x22b",
+        "qwen3-30b-a3b": "qwen3-30b-a3b",
+        "qwen3-235b-a22b": "qwen3-235b-a22b",
+        "gpt-oss-120b": "gpt-oss120b",
+        "gpt-125m": "gpt3-125m gpt3-126m",
+        "gpt-175b": "gpt3-175b",
+    }.items()
+    for name in names.split()
 }
 """Presets by published names. A preset's own name is no published one where it leaves out the
 generation: `llama-7b` is Llama 1 elsewhere."""

@@ -13,13 +13,16 @@ from typing import Any, Final
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import MODEL, FoundJob
+from layout_tuner.trainers.found_jobs.found_job import MODEL, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
-from layout_tuner.trainers.found_jobs.own_scripts.statements import options_by_name, statements_of
+from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+    StatedValues,
+    options_by_name,
+    stated_beside,
+    statements_of,
+)
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, root_of
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of
-from layout_tuner.trainers.found_jobs.stated_values import StatedValues, stated_beside
 from layout_tuner.trainers.nanotron import ENGINES, stage_blocks
 
 _CONFIG: Final = "model.model_config."
@@ -88,7 +91,7 @@ def _job_of(stated: Mapping[str, Stated], file: JobFile, unread: Stated | None =
     _note_stages(values, pp)
     values.check_optimizer("optimizer.optimizer_factory.name")
     has_no_shape = values.findings.is_open(f"{MODEL}family")
-    for key, each in values.unused():
+    for key, each in values.rest():
         short = key.removeprefix(_CONFIG)
         of_model = short != key and (has_no_shape or short in _IGNORED_KEYS)
         if of_model or key.startswith(_IGNORED_SECTIONS):
@@ -164,22 +167,15 @@ def _degrees(values: StatedValues) -> Stated:
     kind = values.word("flash_attention_2", f"{_CONFIG}_attn_implementation")
     ours = {"llama3_ring_attention": "all_gather", "ring": "p2p", "ring_flash_triton": "p2p"}
     if cp.value != 1:
-        if kind.unknown or kind.value in ours:
-            values.put("cp_comm_type", lambda word: ours[word], kind)
-        else:
-            values.miss(kind, "such attention has no exchange over cp", "cp_comm_type")
+        why = "such attention has no exchange over cp"
+        values.choice("cp_comm_type", kind, ours, why=why)
     return pp
 
 
 def _pipeline(values: StatedValues, pp: Stated) -> None:
     engine = values.word("afab", "parallelism.pp_engine")
-    ours = {word: name for name, word in ENGINES.items()}
-    if pp.value == 1:
-        return
-    if engine.unknown or engine.value in ours:
-        values.put("schedule", lambda word: ours[word], engine)
-    else:
-        values.miss(engine, f"it is none of {listed(list(ours), 4)}", "schedule")
+    if pp.value != 1:
+        values.choice("schedule", engine, {word: name for name, word in ENGINES.items()})
 
 
 def _batch(values: StatedValues) -> None:
@@ -304,18 +300,13 @@ def _experts(values: StatedValues) -> None:
         return
     values.put(f"{MODEL}num_dense_layers", lambda _: first, layers)
     if not first:  # the width of dense layers has no meaning
-        for found_by in (values.findings.read, values.findings.assumed):
-            found_by.pop(f"{MODEL}ffn_hidden_size", None)
+        values.findings.forget(f"{MODEL}ffn_hidden_size")
 
 
 def _note_stages(values: StatedValues, pp: Stated) -> None:
     """Names stages that have not equally many layers: nanotron cuts them by matrix elements."""
     findings = values.findings
-    found = {
-        name.removeprefix(MODEL): findings.value(name)
-        for name in (*findings.assumed, *findings.read)
-        if name.startswith(MODEL)
-    }
+    found = findings.below(MODEL)
     if pp.unknown or pp.value == 1 or found.get("num_experts"):
         return
     try:

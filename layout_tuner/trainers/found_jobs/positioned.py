@@ -3,7 +3,7 @@
 Values are those that trainers read. YAML is that of PyYAML (version 1.1: `yes` is true), except
 that 1e-5 is a number, as OmegaConf and users take it, and times such as 1:30 stay texts. JSON may
 have comments and commas too many, since DeepSpeed reads it as Hjson. TOML is read by `tomllib`,
-which has no places: `toml_places` finds them.
+which has no places: `positioned_toml` finds them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 from layout_tuner.documents.json_and_yaml import MAX_VALUES
 from layout_tuner.documents.limits import MAX_DEPTH, MAX_INTEGER_BITS
-from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError, TextPlace
+from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError, Stated, TextPlace
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 
 LONGEST_SAID: Final = 200
@@ -79,6 +79,19 @@ class Positioned:
             return entries[path]
         first, dot, rest = path.partition(".")
         return entries[first].get(rest) if dot and first in entries else None
+
+    def stated(self, named: str = "") -> Stated:
+        """The value as a statement; `named` is the file's, where the job is another file's.
+
+        Then it has no place.
+        """
+        return Stated(
+            value=self.value,
+            said=f"{named}: {self.said}" if named else self.said,
+            place=None if named else self.place,
+            line=None if named else self.line,
+            unknown=self.why,
+        )
 
     def leaves(self) -> Iterator[Positioned]:
         """Scalars and lists at any depth of mappings; an empty mapping is one too."""

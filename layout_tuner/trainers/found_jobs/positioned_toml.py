@@ -1,4 +1,4 @@
-"""TOML with the place of each value: `tomllib` reads the values, and `toml_places` their places."""
+"""TOML with the place of each value: `tomllib` reads the values, and `_Places` where they stand."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def positioned_toml(file: JobFile) -> Positioned:
         limits.refuse(f"malformed TOML: {error}")
     except (RecursionError, ValueError):
         limits.refuse("malformed TOML: it is nested too deeply, or has a number of many digits")
-    places = toml_places(file, limits)
-    return _node(file, limits, document, (), places)
+    return _node(file, limits, document, (), _Places(file, limits).found)
 
 
 def _node(
@@ -60,12 +59,9 @@ def _node(
     return Positioned(**about, scalar=value if is_plain else str(value))  # dates and times
 
 
-def toml_places(file: JobFile, limits: Limits) -> Mapping[Keys, TextPlace]:
-    """The span of each value of a document that `tomllib` accepts, by its keys."""
-    return _Places(file, limits).found
-
-
 class _Places:
+    """Finds the span of each value of a document that `tomllib` accepts, by its keys."""
+
     def __init__(self, file: JobFile, limits: Limits) -> None:
         self.found: dict[Keys, TextPlace] = {}
         self._limits, self._text, self._at = limits, file.text, 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from layout_tuner.trainers.found_jobs.found_job import (
     LaunchCommand,
     NotUnderstood,
+    ProgramStart,
     ReadValue,
     TextPlace,
 )
@@ -58,7 +60,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramCommand:
+class ProgramCommand(ProgramStart):
     """What a script starts on every rank, without its launcher (torchrun, srun, ...)."""
 
     words: tuple[Word, ...]
@@ -72,15 +74,6 @@ class ProgramCommand:
     `num_devices`."""
     not_understood: tuple[NotUnderstood, ...] = ()
     """What of the script may concern the command, and is not understood."""
-    container: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script exports, as far as they are known."""
-    interpreter: tuple[str, ...] = ("python",)
-    """Words before the program, as of `LaunchCommand`."""
-    working_directory: str = ""
-    """Where the script starts it (`cd`), as of `LaunchCommand`."""
-    lost: tuple[str, ...] = ()
-    """As of `LaunchCommand`."""
     line: int = 1
     """Where the command begins."""
 
@@ -94,21 +87,20 @@ class ProgramCommand:
         """The same as plain texts."""
         return LaunchCommand(
             words=tuple(each.said if each.text is None else each.text for each in self.words),
-            container=self.container,
-            environment=self.environment,
-            interpreter=self.interpreter,
-            working_directory=self.working_directory,
-            lost=self.lost,
             unknown=tuple(each.said for each in self.words if each.text is None),
+            **{each.name: getattr(self, each.name) for each in fields(ProgramStart)},
         )
 
 
-def options_of(words: Sequence[Word]) -> Iterator[Option]:
-    """The options among words, each with the values behind it; other words are left out."""
+def options_of(words: Sequence[Word], marks: str = r"--.") -> Iterator[Option]:
+    """The options among words, each with the values behind it; other words are left out.
+
+    `marks` is a regular expression of their beginnings.
+    """
     current: Option | None = None
     for word in words:
         text = word.prefix if word.text is None else word.text
-        if text.startswith("--") and len(text) > 2:
+        if re.match(marks, text):
             if current is not None:
                 yield current
             name, equals, value = text.partition("=")
@@ -128,3 +120,17 @@ def value_of(word: Word, value: str) -> Word:
     said = word.said.partition("=")[2]
     text = None if word.text is None else value
     return replace(word, text=text, said=said, place=place, prefix=value if text is None else "")
+
+
+def options_of_words(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Options of a command and overrides `key=value` by name, with their values."""
+    found: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if word.startswith("--") or equals:
+            name = key
+            found[name] = (value,) if equals else ()
+        else:
+            found[name] = (*found.get(name, ()), word)
+    return found

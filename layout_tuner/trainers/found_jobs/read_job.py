@@ -6,19 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs import (
-    nanotron,
-    script_jobs,
-    torchtitan,
-)
+from layout_tuner.trainers.found_jobs import nanotron, script_jobs, torchtitan
 from layout_tuner.trainers.found_jobs.found_job import FoundJob, JobFileInvalidError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.megatron import megatron_jobs
-from layout_tuner.trainers.found_jobs.own_scripts import (
-    accelerate,
-    deepspeed,
-    embedded,
-)
+from layout_tuner.trainers.found_jobs.own_scripts import accelerate, deepspeed, embedded
 from layout_tuner.trainers.found_jobs.recipes import bridge, primus
 
 Reader = Callable[[JobFile], Sequence[FoundJob] | None]

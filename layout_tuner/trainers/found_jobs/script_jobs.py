@@ -10,10 +10,7 @@ from typing import Final
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs import (
-    nanotron,
-    torchtitan,
-)
+from layout_tuner.trainers.found_jobs import nanotron, torchtitan
 from layout_tuner.trainers.found_jobs.found_job import (
     FoundJob,
     JobFileInvalidError,

@@ -11,12 +11,7 @@ from layout_tuner.documents.reading import nearest, shown, whole_number_problem
 from layout_tuner.search_spaces.layouts.job_settings import job_name_problem, job_value_problem
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.found_jobs.found_job import (
-    BATCH_FIELDS,
-    JOB,
-    MODEL,
-    JobFileInvalidError,
-)
+from layout_tuner.trainers.found_jobs.found_job import BATCH_FIELDS, JOB, MODEL, JobFileInvalidError
 
 _OF_MODEL: Final = tuple(f"{MODEL}{each.name}" for each in fields(ModelShape))
 STATED_FIELDS: Final = (*LAYOUT_FIELDS, *BATCH_FIELDS, *_OF_MODEL)

@@ -13,19 +13,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, PipelineSplit
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import JOB, MODEL, FoundJob, JobFileInvalidError
+from layout_tuner.trainers.found_jobs.found_job import (
+    JOB,
+    MODEL,
+    FoundJob,
+    JobFileInvalidError,
+    Stated,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated, TrainerDefaults, note_settings
-from layout_tuner.trainers.found_jobs.own_scripts.statements import options_by_name, statements_of
-from layout_tuner.trainers.found_jobs.positioned import plain_value, root_of
-from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of
-from layout_tuner.trainers.found_jobs.stated_values import (
+from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
+from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import SPLITS, split_of
+from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     StatedValues,
     default_of,
+    options_by_name,
     stated_beside,
+    statements_of,
 )
+from layout_tuner.trainers.found_jobs.positioned import plain_value, root_of
+from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of
 from layout_tuner.trainers.found_jobs.torchtitan_flavors import (
     FLAVORS,
     OTHER_MODELS,
@@ -93,13 +100,6 @@ _EXPERIMENT: Final = re.compile(
 _MX: Final = ("quantize.linear.mx", "quantize.dense.mx", "mx")
 _EIGHT_BIT: Final = (FLOAT8, "quantize.dense.float8", "float8", *_MX)
 """Converters of linear layers; the sections of their settings have the same names."""
-_COUNTED: Final[Mapping[tuple[bool, ...], PipelineSplit]] = {
-    (False, False): "layers",
-    (True, False): "embedding",
-    (False, True): "head",
-    (True, True): "embedding_and_head",
-}
-"""Splits by whether embedding and head count as layers."""
 _NO_PYTHON: Final = (SyntaxError, RecursionError, MemoryError)
 _LEFT_OUT: Final = (
     *("output", "router.gate", "attention.wk", "attention.wv", "auto_filter_small_kn"),
@@ -330,10 +330,7 @@ class _Job:
         method = values.word("allgather", *_everywhere(key))
         if self._cp.value != 1:
             ours = {word: name for name, word in ROTATE_METHODS.items()}
-            if method.unknown or method.value in ours:
-                values.put("cp_comm_type", lambda word: ours[word], method)
-            else:
-                values.miss(method, f"it is none of {listed(list(ours), 4)}", "cp_comm_type")
+            values.choice("cp_comm_type", method, ours)
 
     def _batch(self) -> None:
         values, pp = self.values, self._pp
@@ -419,7 +416,7 @@ class _Job:
         values.put("vpp", lambda *_: len(stages) // pp, schedule, shown=stated)
         is_listed = modules.said or points[0].said
         counted = (False, False) if is_listed else tuple(each.value > 0 for each in ends)
-        split = _split_of(stages, pp, num_layers, _COUNTED[counted])
+        split = split_of(stages, pp, len(stages) // pp, likely=SPLITS[counted])
         if split is None:
             why = f"its stages have {listed([str(each) for each in stages], 16)} layers"
             values.miss(stated, f"{why}, which no split here has", "pipeline_split")
@@ -456,9 +453,8 @@ class _Job:
         if every in ("0", "1", BY_OPERATOR):
             modes["selective"] = "selective" if every == BY_OPERATOR else "full"
         if mode.unknown or mode.value in modes:
-            is_option = mode.value == "selective"
-            of = (mode, option) if is_option else (mode,)
-            values.put("recompute", lambda word, *_: modes[word], *of)
+            of = (option,) if mode.value == "selective" else ()
+            values.choice("recompute", mode, modes, beside=of)
         else:
             why = f"checkpointing of one layer in {every} is no value of recompute here"
             values.miss((mode, option), why, "recompute")
@@ -560,7 +556,7 @@ class _Job:
             found = values.switch(key)
             if found.said and found.value is True:
                 values.miss(found, why, *names)
-        for key, each in values.unused():
+        for key, each in values.rest():
             if key in _IGNORED_KEYS or key.startswith(_IGNORED):
                 continue
             sets_ranks = key.endswith("_degree") and each.value not in (1, -1)
@@ -573,14 +569,3 @@ class _Job:
 
 def _everywhere(key: str) -> Iterator[str]:
     return (f"{section}.{key}" for section in _PLACES)
-
-
-def _split_of(
-    stages: Sequence[int], pp: int, num_layers: int, likely: PipelineSplit
-) -> PipelineSplit | None:
-    """The split of a layout that has stages of so many layers, first the likely one; None: none."""
-    for split in (likely, *PIPELINE_SPLITS):
-        layout = Layout(pp=pp, vpp=len(stages) // pp, pipeline_split=split)
-        if [len(layout.layers_of_stage(i, num_layers)) for i in range(len(stages))] == [*stages]:
-            return split
-    return None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from layout_tuner.trainers.found_jobs.found_job import TextPlace
 from layout_tuner.trainers.found_jobs.into.layout_changes import GONE
-from layout_tuner.trainers.found_jobs.into.text_edits import Edit
+from layout_tuner.trainers.found_jobs.into.script_edits import Edit
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.positioned import positioned
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
@@ -123,7 +123,11 @@ class KeyEdits:
             and each.place not in self._gone
             and (in_braces or not each.is_mapping)
         ]
-        if not section and not in_braces and (not placed or all(map(_is_section, values.values()))):
+        if (
+            not section
+            and not in_braces
+            and (not placed or all(isinstance(each, dict) for each in values.values()))
+        ):
             end = len(self._text.rstrip())
             text = "".join(map(self._line, self._lines(values, "")))
             self.edits.append(Edit(start=end, end=end, text=text))
@@ -223,7 +227,3 @@ class KeyEdits:
             self.edits.append(Edit(start=comma.start(), end=place.end, text=""))
         else:
             raise KeyNotWritableError(path)
-
-
-def _is_section(value: Any) -> bool:
-    return isinstance(value, dict)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.documents.reading import word_of
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.found_jobs.program_command import options_of_words
 from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE
 from layout_tuner.trainers.megatron_lm import CONNECTIONS, MEGATRON_LM, SHARDING_STRATEGIES
 
@@ -37,7 +38,7 @@ def option_changes(
 def options_of_job(adapter: TrainerAdapter, job: TrainerJob) -> dict[str, Words]:
     """The options and overrides of a job, as its adapter writes them; empty: it has none."""
     if _has_flags(adapter, job):
-        return _options(adapter.arguments(job))
+        return options_of_words(adapter.arguments(job))
     prefix = _OVERRIDES.get(re.sub(r"-(?:\d[\d.]*|main)$", "", adapter.name))
     if prefix is None:
         return {}
@@ -98,7 +99,10 @@ def key_changes(
     known = [path for job in (now, then) for path, _ in _leaves(adapter.values(job))]
     found = [path.removesuffix(key) for path in like for key in known if path.endswith(key)]
     prefix = next((each for each in found if not each or each.endswith(".")), "")
-    return {prefix + path: value for path, value in _value_changes(adapter, now, then).items()}
+    return {
+        prefix + path: value
+        for path, value in _changes(_placed(adapter, now), _placed(adapter, then)).items()
+    }
 
 
 def environment_changes(
@@ -123,27 +127,9 @@ def _environment(adapter: TrainerAdapter, job: TrainerJob) -> dict[str, str | ob
     return found
 
 
-def options_of_words(words: Iterable[str]) -> dict[str, Words]:
-    """Options of a command and overrides `key=value` by name, with their values."""
-    found: dict[str, Words] = {}
-    name = ""
-    for word in words:
-        key, equals, value = word.lstrip("+").partition("=")
-        if word.startswith("--") or equals:
-            name = key
-            found[name] = (value,) if equals else ()
-        else:
-            found[name] = (*found.get(name, ()), word)
-    return found
-
-
 def _has_flags(adapter: TrainerAdapter, job: TrainerJob) -> bool:
     """Whether the trainer is configured by options of its own."""
     return bool(adapter.layout_arguments(job)) and not adapter.values_are_arguments
-
-
-def _value_changes(adapter: TrainerAdapter, now: TrainerJob, then: TrainerJob) -> dict[str, Any]:
-    return _changes(_placed(adapter, now), _placed(adapter, then))
 
 
 def _placed(adapter: TrainerAdapter, job: TrainerJob) -> dict[str, Any]:
@@ -169,19 +155,6 @@ def _changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
         for name in {**now, **then}
         if now.get(name, GONE) != then.get(name, GONE)
     }
-
-
-def _options(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Options by name with their values."""
-    found: dict[str, tuple[str, ...]] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name = word
-            found[name] = ()
-        else:
-            found[name] = (*found.get(name, ()), word)
-    return found
 
 
 def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

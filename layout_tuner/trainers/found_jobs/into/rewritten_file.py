@@ -38,15 +38,19 @@ from layout_tuner.trainers.found_jobs.into.layout_changes import (
     option_changes,
     option_of,
     options_of_job,
-    options_of_words,
     plain_word,
 )
-from layout_tuner.trainers.found_jobs.into.script_edits import script_edits
-from layout_tuner.trainers.found_jobs.into.text_edits import Edit, EditsOverlapError, edited
+from layout_tuner.trainers.found_jobs.into.script_edits import (
+    Edit,
+    EditsOverlapError,
+    edited,
+    script_edits,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
 from layout_tuner.trainers.found_jobs.positioned import root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
+from layout_tuner.trainers.found_jobs.program_command import options_of_words
 from layout_tuner.trainers.found_jobs.read_job import read_job
 from layout_tuner.trainers.found_jobs.script_jobs import commands_of
 from layout_tuner.trainers.registry import ADAPTERS

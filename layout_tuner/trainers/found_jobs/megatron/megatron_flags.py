@@ -204,14 +204,17 @@ def note_others(arguments: Arguments, known: set[str]) -> None:
         if name in arguments.asked or name in known:
             pass
         elif matters(name):
-            if not _is_off(option.said):
+            if not option.said.endswith((" 0", "=0", " none")):
                 arguments.miss(option, _NO_COUNTERPART)
         elif not is_irrelevant(name):
             why = f"{arguments.trainer} has no such option that is known here"
             if " --" in name:
                 why = "all these options are one word: their variable stands in quotes"
             arguments.miss(option, why, field_of(name))
-        _list_unknown_words(arguments, name)
+        # What a variable may hold behind an option's own value: further options.
+        for word in () if _DATA.fullmatch(name) else option.values[1:]:
+            if word.text is None:
+                arguments.findings.miss(word.said, word.why, line=word.line)
 
 
 def field_of(name: str) -> str:
@@ -219,17 +222,3 @@ def field_of(name: str) -> str:
     if _OF_KERNELS.search(name):
         return ""
     return next((field for part, field in _SETS.items() if re.search(part, name)), "")
-
-
-def _is_off(said: str) -> bool:
-    return said.endswith((" 0", "=0", " none"))
-
-
-def _list_unknown_words(arguments: Arguments, name: str) -> None:
-    """Lists what a variable may hold behind an option's own value: further options."""
-    if _DATA.fullmatch(name):
-        return
-    option = arguments.options[name]
-    for word in option.values[1:]:
-        if word.text is None:
-            arguments.findings.miss(word.said, word.why, line=word.line)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.models.foreign_words import words_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.found_jobs.found_job import JOB, MODEL, Findings, FoundJob
 from layout_tuner.trainers.found_jobs.job_file import JobFile
@@ -26,7 +27,8 @@ from layout_tuner.trainers.found_jobs.megatron.megatron_model import read_model
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import (
     Arguments,
     named,
-    options_of_mapping,
+    options_of_values,
+    stated_of,
 )
 from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import read_pipeline
 from layout_tuner.trainers.found_jobs.megatron.megatron_with_deepspeed import (
@@ -58,15 +60,7 @@ _TELLING: Final = frozenset(
     )
 )
 """Options of which a program of the family has at least two."""
-_NO_TRAINING: Final = (
-    "server",
-    "generat",
-    "convert",
-    "preprocess",
-    "inference",
-    "checkpoint",
-    "eval",
-)
+_NO_TRAINING: Final = words_of("server generat convert preprocess inference checkpoint eval")
 """Parts of the names of programs that take such options and train nothing."""
 _MODEL_ARGUMENTS: Final = "MODEL_ARGS"
 """The section of a YAML file of Megatron-LM's tests and of its zoo of mixtures of experts, whose
@@ -135,7 +129,8 @@ def read_config(file: JobFile) -> Sequence[FoundJob] | None:
     )
     found = []
     for name, section in sections.items():
-        options = options_of_mapping(section)
+        stated = {key: stated_of(each) for key, each in (section.entries or {}).items()}
+        options = options_of_values(stated)
         findings = read_options(options, "megatron-lm", file=file, environment=environment)
         job = findings.job(file=file.name, format="megatron-lm", trainer="megatron-lm")
         number = name.removeprefix(_MODEL_ARGUMENTS).strip("_")
@@ -154,7 +149,7 @@ def read_options(
     """What options of the family say, with the trainer's defaults where they say nothing.
 
     Args:
-        options: in the order in which the program reads them; `options_of_mapping` makes them of
+        options: in the order in which the program reads them; `options_of_values` makes them of
             keys of a configuration.
         trainer: whose program it is.
         file: where files that are named may lie.
@@ -397,11 +392,7 @@ def _read_knobs(arguments: Arguments) -> set[str]:
     if kind is not None and kind.value == ("alltoall_seq",):  # a former form of it
         stated[_DISPATCHER] = replace(kind, value=("alltoall",))
     known = note_settings(
-        arguments.findings,
-        MEGATRON_LM.knobs,
-        stated,
-        _KNOB_DEFAULTS,
-        trainer=arguments.trainer,
+        arguments.findings, MEGATRON_LM.knobs, stated, _KNOB_DEFAULTS, trainer=arguments.trainer
     )
     for name in ("--enable-cuda-graph", "--external-cuda-graph"):
         if (option := arguments.switch("job.cuda_graphs", name)) is not None:
@@ -416,18 +407,14 @@ def _leave_out_without_effect(findings: Findings) -> None:
     Replicas are not known yet: there may be many.
     """
     assumed = [name for name in findings.assumed if name.startswith(JOB)]
-    values: dict[str, Any] = {
-        name: findings.value(name) for name in (*findings.read, *findings.assumed)
-    }
-    shape = {name.removeprefix(MODEL): values[name] for name in values if name.startswith(MODEL)}
+    values = findings.below("")
     knobs = {name: values[name] for name in LAYOUT_FIELDS if values.get(name) is not None}
-    settings = {name.removeprefix(JOB): values[name] for name in values if name.startswith(JOB)}
     try:
-        model = ModelShape.from_mapping({"vocab_size": 1 << 15, **shape})
+        model = ModelShape.from_mapping({"vocab_size": 1 << 15, **findings.below(MODEL)})
         layout = Layout(**{**knobs, "dp": 1 << 12})
     except SearchSpaceError:
         return
-    kept = settings_in_effect(settings, MEGATRON_LM.knobs, layout, model)
+    kept = settings_in_effect(findings.below(JOB), MEGATRON_LM.knobs, layout, model)
     for name in assumed:
         if name.removeprefix(JOB) not in kept:
             del findings.assumed[name]

@@ -8,9 +8,10 @@ most `MOST_LACKING` of the parameters, and else is not understood.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.models.foreign_words import ATTENTION_KINDS, MLA, MTP, OTHER_LAYERS
@@ -27,38 +28,37 @@ _DROPOUT: Final = 0.1
 _FAMILY: Final = "model.family"
 _MOST_LAYERS: Final = 1 << 14
 
+_OTHERS: Final = "models other than decoders"
 _NOT_COVERED: Final[Mapping[str, tuple[str, str]]] = {
-    **dict.fromkeys(
-        ("--multi-latent-attention", "--multi-head-latent-attention", "--kv-lora-rank"),
-        ("model.multi_latent_attention", MLA),
-    ),
-    "--mtp-num-layers": ("model.mtp_num_layers", MTP),
-    "--num-experts-switch": ("model.num_experts", "experts of SwitchMLP"),
-    **dict.fromkeys(
-        ("--hybrid-layer-pattern", "--hybrid-override-pattern", "--is-hybrid-model"),
-        ("model.hybrid_layer_pattern", OTHER_LAYERS),
-    ),
-    **dict.fromkeys(
-        ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--linear-attention-freq"),
-        ("model.hybrid_layer_pattern", OTHER_LAYERS),
-    ),
-    "--experimental-attention-variant": ("model.hybrid_layer_pattern", OTHER_LAYERS),
-    "--spec": (_FAMILY, "a module of the user's builds the layers"),
-    "--heterogeneous-layers-config-path": ("model.num_layers", "layers of different shapes"),
-    "--heterogeneous-layers-config-encoded-json": (
-        "model.num_layers",
-        "layers of different shapes",
-    ),
-    "--moe-latent-size": ("model.moe_ffn_hidden_size", "experts on a projection of the features"),
-    "--enable-mhc-connections": (_FAMILY, "several residual streams"),
-    "--retro-add-retriever": (_FAMILY, "a retriever beside the decoder"),
-    "--encoder-num-layers": (_FAMILY, "models other than decoders"),
-    "--decoder-num-layers": (_FAMILY, "models other than decoders"),
-    "--vision-pretraining": (_FAMILY, "models other than decoders"),
-    "--language-model-type": (_FAMILY, "a tower beside the decoder"),
-    "--vision-model-type": (_FAMILY, "a tower beside the decoder"),
-    "--mos": (_FAMILY, "a teacher beside the model"),
-    "--kd": (_FAMILY, "a teacher beside the model"),
+    f"--{flag}": (name, what)
+    for flags, name, what in (
+        (
+            "multi-latent-attention multi-head-latent-attention kv-lora-rank",
+            "model.multi_latent_attention",
+            MLA,
+        ),
+        ("mtp-num-layers", "model.mtp_num_layers", MTP),
+        ("num-experts-switch", "model.num_experts", "experts of SwitchMLP"),
+        (
+            "hybrid-layer-pattern hybrid-override-pattern is-hybrid-model hybrid-attention-ratio "
+            "hybrid-mlp-ratio linear-attention-freq experimental-attention-variant",
+            "model.hybrid_layer_pattern",
+            OTHER_LAYERS,
+        ),
+        ("spec", _FAMILY, "a module of the user's builds the layers"),
+        (
+            "heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json",
+            "model.num_layers",
+            "layers of different shapes",
+        ),
+        ("moe-latent-size", "model.moe_ffn_hidden_size", "experts on a projection of the features"),
+        ("enable-mhc-connections", _FAMILY, "several residual streams"),
+        ("retro-add-retriever", _FAMILY, "a retriever beside the decoder"),
+        ("encoder-num-layers decoder-num-layers vision-pretraining", _FAMILY, _OTHERS),
+        ("language-model-type vision-model-type", _FAMILY, "a tower beside the decoder"),
+        ("mos kd", _FAMILY, "a teacher beside the model"),
+    )
+    for flag in flags.split()
 }
 """Options of what no shape says, each with the field that is open then."""
 
@@ -105,7 +105,7 @@ def _note_not_covered(arguments: Arguments) -> None:
             continue
         arguments.miss(option, f"{what}: no shape of a model says it yet", name)
     for programs, name, what in (
-        (_OTHER_PROGRAMS, _FAMILY, "models other than decoders"),
+        (_OTHER_PROGRAMS, _FAMILY, _OTHERS),
         (_HYBRID_PROGRAMS, "model.hybrid_layer_pattern", OTHER_LAYERS),
     ):
         if programs.fullmatch(arguments.program) and not arguments.findings.is_open(name):
@@ -195,48 +195,31 @@ def layers_of_text(text: str) -> list[int] | None:
 
     Digits, brackets, commas, * and + alone are read, and no more than a model can have layers.
     """
-    tokens = re.findall(r"\d+|[\[\]()*+,]", text.replace(" ", ""))
-    if "".join(tokens) != text.replace(" ", "") or len(tokens) > _MOST_LAYERS:
+    if not re.fullmatch(r"[][0-9()*+, ]+", text) or ",]" in text.replace(" ", ""):
         return None
     try:
-        found = _sum(tokens := tokens[::-1])
-    except (IndexError, ValueError, RecursionError):
+        found = _layers(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return found if not tokens and found and set(found) <= {0, 1} else None
+    return found if found and set(found) <= {0, 1} else None
 
 
-def _sum(tokens: list[str]) -> list[int]:
-    found = _product(tokens)
-    while tokens and tokens[-1] == "+":
-        tokens.pop()
-        found += _product(tokens)
-    return found
-
-
-def _product(tokens: list[str]) -> list[int]:
-    found = _list(tokens)
-    while tokens and tokens[-1] == "*":
-        tokens.pop()
-        times = int(tokens.pop())
-        if len(found) * times > _MOST_LAYERS:
+def _layers(tree: ast.expr) -> list[int]:
+    """What a list, a sum of lists or a multiple of one holds; ValueError for other expressions."""
+    match tree:
+        case ast.List(elts=elements):
+            values = [each.value if isinstance(each, ast.Constant) else None for each in elements]
+            found = [each for each in values if isinstance(each, int)]
+            if len(found) < len(values):
+                raise ValueError
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            found = [*_layers(left), *_layers(right)]
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            inner = _layers(left)
+            found = inner * min(times, _MOST_LAYERS // max(len(inner), 1) + 1)
+        case _:
             raise ValueError
-        found = found * times
-    return found
-
-
-def _list(tokens: list[str]) -> list[int]:
-    opening = tokens.pop()
-    if opening == "(":
-        found = _sum(tokens)
-        if tokens.pop() != ")":
-            raise ValueError
-        return found
-    if opening != "[":
-        raise ValueError
-    found = [int(tokens.pop())]
-    while (mark := tokens.pop()) == ",":
-        found.append(int(tokens.pop()))
-    if mark != "]":
+    if len(found) > _MOST_LAYERS:
         raise ValueError
     return found
 
@@ -270,11 +253,7 @@ def _read_heads(arguments: Arguments) -> None:
         arguments.note("model.qk_norm", True, norm)
     if arguments.findings.value(_FAMILY) == "llama":
         flags = ("--rotary-base", "--rotary-position-embeddings-theta")
-        base = arguments.number("model.rotary_base", *flags)
-        if base is not None:
-            found = arguments.word("model.rotary_base", *flags)
-            assert found is not None, "it was read above"
-            arguments.note("model.rotary_base", base, *found)
+        arguments.number("model.rotary_base", *flags)
         arguments.assume("model.rotary_base", 10_000.0, flags[int(is_deepspeed)])
     else:
         arguments.is_given("--rotary-base", "--rotary-position-embeddings-theta")
@@ -294,8 +273,7 @@ def _read_widths(arguments: Arguments) -> None:
         return
     arguments.assume("model.moe_ffn_hidden_size", value(ours), "--moe-ffn-hidden-size")
     if not value("model.num_dense_layers"):  # no layer has it
-        for found in (arguments.findings.read, arguments.findings.assumed):
-            found.pop(ours, None)
+        arguments.findings.forget(ours)
 
 
 def _read_windows(arguments: Arguments) -> None:
@@ -338,22 +316,13 @@ def _read_training(arguments: Arguments) -> None:
     arguments.assume(tied, True, "--untie-embeddings-and-output-weights")
     for name in ("attention_dropout", "hidden_dropout"):
         flag = f"--{name.replace('_', '-')}"
-        found = arguments.number(f"{MODEL}{name}", flag)
-        if found:
-            pair = arguments.word(f"{MODEL}{name}", flag)
-            assert pair is not None, "it was read above"
-            arguments.note(f"{MODEL}{name}", found, *pair)
-        elif found is None:
+        if arguments.number(f"{MODEL}{name}", flag) is None:
             arguments.assume(f"{MODEL}{name}", _DROPOUT, flag)
     _read_attention(arguments)
 
 
-_FLASH: Final = (
-    "--use-flash-attn",
-    "--use-flash-attn-v1",
-    "--use-flash-attn-v2",
-    "--use-flash-attn-triton",
-    "--use-flash-attn-builder",
+_FLASH: Final = tuple(
+    f"--use-flash-attn{each}" for each in ("", "-v1", "-v2", "-triton", "-builder")
 )
 
 
@@ -475,12 +444,9 @@ def _biases(arguments: Arguments, num_inner: int) -> int:
 
 def _parameters(arguments: Arguments) -> int:
     """Those of the shape as far as it is read; 0: too little is."""
-    values: dict[str, Any] = {
-        name.removeprefix(MODEL): arguments.findings.value(name)
-        for name in (*arguments.findings.read, *arguments.findings.assumed)
-        if name.startswith(MODEL)
-    }
     try:
-        return ModelShape.from_mapping({"vocab_size": 32_000, **values}).num_parameters
+        return ModelShape.from_mapping(
+            {"vocab_size": 32_000, **arguments.findings.below(MODEL)}
+        ).num_parameters
     except SearchSpaceError:
         return 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from layout_tuner.trainers.found_jobs.found_job import Findings
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
+from layout_tuner.documents.reading import word_of
+from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.program_command import CONDITIONAL, Option, Word
 
@@ -113,15 +113,18 @@ class Arguments:
         return value
 
     def number(self, ours: str, *names: str) -> float | None:
-        """The value as a number, which is not noted."""
+        """The value as a number, noted as `ours` unless it is 0; None as of `whole`."""
         found = self.word(ours, *names)
         if found is None:
             return None
         try:
-            return float(found[1].text or "")
+            value = float(found[1].text or "")
         except ValueError:
             self.miss(found[0], "it is not a number", ours)
             return None
+        if value:
+            self.note(ours, value, *found)
+        return value
 
     def note(self, ours: str, value: object, option: Option, word: Word | None = None) -> None:
         """Notes a value, unless an option that is not certain leaves the field open."""
@@ -158,37 +161,48 @@ def named(name: str) -> str:
     return "--" + name.removeprefix("--").replace("_", "-")
 
 
-def options_of_mapping(mapping: Positioned) -> Iterator[Option]:
-    """Options as keys of a configuration: true is a switch, false and null are not there.
-
-    The keys have dashes in front (`--num-layers`) or none (`num_layers`).
-    """
-    for key, node in (mapping.entries or {}).items():
-        if not node.why and (node.value is None or node.value is False):
-            continue
-        line = node.line or 1
-        is_switch = node.value is True
-        name = Word(text=named(key), said=node.said if is_switch else f"{key}:", line=line)
-        nodes = node.items if node.items is not None else (node,)
-        values = tuple(word for each in nodes for word in _words_of(each))
-        yield Option(name=named(key), word=name, values=() if is_switch else values)
-
-
-def _words_of(node: Positioned) -> Iterator[Word]:
-    """One word; of `[layernorm moe_act]`, which Megatron's tests hand on so, each name."""
-    word = _word_of(node)
-    if re.fullmatch(r"\[[a-z_. ]+\]", word.text or ""):
-        for each in (word.text or "").strip("[]").split():
-            yield Word(text=each, said=each, line=word.line)
-    else:
-        yield word
-
-
-def _word_of(node: Positioned) -> Word:
-    value, line, why = node.value, node.line or 1, node.why
-    if isinstance(value, str) and "$" in value:
+def stated_of(node: Positioned) -> Stated:
+    """The value of a node of a file; one with a variable in it is not known."""
+    if isinstance(node.value, str) and "$" in node.value:
         why = "its variable has a value only where the job runs"
-    if isinstance(value, (dict, list)):
-        why = why or "it is not a plain value"
-    text = None if why else (str(value).lower() if isinstance(value, bool) else str(value))
-    return Word(text=text, said=node.written, line=line, place=node.place, why=why)
+        return replace(node.stated(), value=None, unknown=why)
+    return node.stated()
+
+
+def options_of_values(values: Mapping[str, Stated], off: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Arguments as options of the command line: true is a switch, false and null are absent.
+
+    Args:
+        values: by names, with underscores or as options. `[layernorm moe_act]` is a list in a text,
+            which Megatron's tests hand on so.
+        off: arguments of which 0 is false and 1 is true.
+    """
+    for key, each in values.items():
+        value = bool(each.value) if key in off and each.value in (0, 1) else each.value
+        if not each.unknown and (value is None or value is False or value == []):
+            continue
+        name, line = named(key), each.line or 1
+        if value is True and not each.unknown:
+            yield Option(name=name, word=Word(text=name, said=each.said, line=line))
+            continue
+        begin, colon, literal = each.said.partition(": ")
+        if not colon and "=" not in each.said and " " in each.said:
+            begin, _, literal = each.said.rpartition(" ")  # an option: `-tp 4`
+        if isinstance(value, str) and re.fullmatch(r"\[[a-z_. ]+\]", value):
+            value = value.strip("[]").split()
+        words = value if isinstance(value, list) else [value]
+        why = each.unknown or ("it is not a plain value" if isinstance(value, dict) else "")
+        yield Option(
+            name=name,
+            word=Word(text=name, said=f"{begin}{colon.strip()}", line=line),
+            values=tuple(
+                Word(
+                    text=None if why else word_of(word),
+                    said=literal if index == 0 else "",
+                    line=line,
+                    place=each.place if len(words) == 1 else None,
+                    why=why,
+                )
+                for index, word in enumerate(words)
+            ),
+        )

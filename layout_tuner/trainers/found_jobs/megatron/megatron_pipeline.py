@@ -7,7 +7,7 @@ The rules are those of `validate_args` (megatron/training/arguments.py) and of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from layout_tuner.errors import SearchSpaceError
@@ -19,12 +19,13 @@ _LAYERS_OF_STAGE: Final = "--num-layers-per-virtual-pipeline-stage"
 _STRING: Final = "--pipeline-model-parallel-layout"
 _ENDS: Final = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 _MOST_LETTERS: Final = 1 << 15
-_SPLITS: Final[dict[tuple[bool, bool], PipelineSplit]] = {
+SPLITS: Final[Mapping[tuple[bool, ...], PipelineSplit]] = {
     (False, False): "layers",
     (True, False): "embedding",
     (False, True): "head",
     (True, True): "embedding_and_head",
 }
+"""By whether embedding and head count as layers."""
 _UNEQUAL: Final = "the stages have numbers of layers that no pipeline_split gives"
 
 
@@ -37,7 +38,7 @@ def read_pipeline(arguments: Arguments) -> None:
         arguments.is_given(_LAYERS_OF_STAGE, _STRING, LAYOUT_FLAGS["vpp"], *_ENDS)
         return
     if switches and not arguments.findings.is_open("pipeline_split"):
-        split = _SPLITS[counted[0] is not None, counted[1] is not None]
+        split = SPLITS[counted[0] is not None, counted[1] is not None]
         said = " ".join(each.said for each in switches)
         arguments.findings.note("pipeline_split", split, said)
     if (found := arguments.word("vpp", _STRING)) is not None:
@@ -125,16 +126,16 @@ def _note_split(arguments: Arguments, name: str, sizes: Sequence[int], pp: int, 
         arguments.note("pipeline_split", split, option)
 
 
-def split_of(sizes: Sequence[int], pp: int, vpp: int) -> PipelineSplit | None:
-    """The split that gives pp * vpp stages these numbers of layers; None: none does."""
-    layers = sum(sizes)
-    for split in PIPELINE_SPLITS:
+def split_of(
+    sizes: Sequence[int], pp: int, vpp: int, likely: PipelineSplit = PIPELINE_SPLITS[0]
+) -> PipelineSplit | None:
+    """The split, first the likely one, that gives pp * vpp stages these numbers of layers."""
+    for split in (likely, *PIPELINE_SPLITS):
         try:
             layout = Layout(pp=pp, vpp=vpp, pipeline_split=split)
         except SearchSpaceError:
             return None
-        is_whole = layout.counted_layers(layers) % (pp * vpp) == 0
-        stages = range(pp * vpp)
-        if is_whole and [len(layout.layers_of_stage(each, layers)) for each in stages] == [*sizes]:
+        stages = (layout.layers_of_stage(each, sum(sizes)) for each in range(pp * vpp))
+        if [*map(len, stages)] == [*sizes]:
             return split
     return None

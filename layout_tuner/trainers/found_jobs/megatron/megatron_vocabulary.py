@@ -72,8 +72,10 @@ def read_vocabulary(arguments: Arguments) -> None:
         if (padded := _padded(arguments, size, multiple)) is not None:
             arguments.note(_NAME, padded, option, option.values[0] if padded == size else None)
         return
-    kind = kind or _default_kind(arguments)
-    path = _path(arguments)
+    if not kind and (not arguments.program or arguments.program.startswith("pretrain_")):
+        kind = "GPT2BPETokenizer"  # pretrain_gpt.py and its relatives take it
+    given = (arguments.options[each].values for each in _PATHS if each in arguments.options)
+    path = next((each[0].text or "" for each in given if each), "")
     known, why = _known_size(kind, path)
     if known is None and size is not None:
         known, why = size, f"--vocab-size, which a {kind} does not read,"
@@ -102,18 +104,6 @@ def _padded(arguments: Arguments, size: int, multiple: int) -> int | None:
         return sizes.pop()
     arguments.findings.miss("no tp", "the vocabulary is padded to a multiple of it", name=_NAME)
     return None
-
-
-def _default_kind(arguments: Arguments) -> str:
-    """What pretrain_gpt.py and its relatives take; of another program it is not known."""
-    is_own = not arguments.program or arguments.program.startswith("pretrain_")
-    return "GPT2BPETokenizer" if is_own else ""
-
-
-def _path(arguments: Arguments) -> str:
-    """The name or path of the tokenizer; empty: none is known."""
-    given = (arguments.options[each].values for each in _PATHS if each in arguments.options)
-    return next((each[0].text or "" for each in given if each), "")
 
 
 def _known_size(kind: str, path: str) -> tuple[int | None, str]:

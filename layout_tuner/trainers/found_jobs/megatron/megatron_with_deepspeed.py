@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from layout_tuner.trainers.found_jobs.found_job import Findings
+from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
 from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import note_engine
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (

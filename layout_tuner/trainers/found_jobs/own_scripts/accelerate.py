@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from layout_tuner.trainers.accelerate import ACCELERATE, PLUGIN_KEYS
-from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob, JobFileInvalidError
+from layout_tuner.trainers.found_jobs.found_job import (
+    Findings,
+    FoundJob,
+    JobFileInvalidError,
+    Stated,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import assume_script, note_engine
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     AUTO,

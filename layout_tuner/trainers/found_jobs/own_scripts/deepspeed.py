@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from layout_tuner.trainers.deepspeed import BATCH_KEYS, DEEPSPEED
-from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob
+from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated, TrainerDefaults, note_settings
+from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     ADAM,
     AUTO,
@@ -50,33 +50,11 @@ _IRRELEVANT: Final = names(
     gather_16bit_weights_on_model_save gather_fp16_weights_on_model_save""",
     section="zero_optimization",
 )
-_IRRELEVANT_PREFIXES: Final = (
-    "optimizer.",
-    "scheduler.",
-    "bf16.",
-    "bfloat16.",
-    "fp16.",
-    "fp32.",
-    "torch_autocast.",
-    "data_types.",
-    "checkpoint.",
-    "tensorboard.",
-    "wandb.",
-    "comet.",
-    "csv_monitor.",
-    "monitor_config.",
-    "flops_profiler.",
-    "comms_logger.",
-    "timers.",
-    "aio.",
-    "nebula.",
-    "zero_optimization.stage3_",
-    "zero_optimization.offload_",
-    "zero_optimization.leaf_module.",
-    "tensor_parallel.",
-    "expert_parallel.",
-    "autotuning.",
-    "eigenvalue.",
+_IRRELEVANT_PREFIXES: Final = names(
+    """optimizer. scheduler. bf16. bfloat16. fp16. fp32. torch_autocast. data_types. checkpoint.
+    tensorboard. wandb. comet. csv_monitor. monitor_config. flops_profiler. comms_logger. timers. aio.
+    nebula. zero_optimization.stage3_ zero_optimization.offload_ zero_optimization.leaf_module.
+    tensor_parallel. expert_parallel. autotuning. eigenvalue."""
 )
 """Sections that leave layout, model and batch as they are, or whose deciding keys are read."""
 

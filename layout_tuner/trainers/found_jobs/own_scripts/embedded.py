@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 from layout_tuner.documents.reading import shown
 from layout_tuner.search_spaces.layouts.job_settings import value_of_word
@@ -74,14 +74,10 @@ def _note_job(findings: Findings, left: Statements) -> None:
     elif is_on(compiled):
         assert compiled is not None
         note(findings, f"{JOB}compile", compiled, value=True)
-    _assume_ranks(findings)
-    left.list_rest(findings, _OF_RUN)
-
-
-def _assume_ranks(findings: Findings) -> None:
     degrees = [findings.value(name) or 1 for name in DEGREES]
     if all(isinstance(each, int) for each in degrees):
         findings.assume("num_devices", prod(degrees), "the product of the degrees")
+    left.list_rest(findings, _OF_RUN)
 
 
 def note_environment(findings: Findings, environment: Mapping[str, str]) -> None:
@@ -97,15 +93,9 @@ def note_environment(findings: Findings, environment: Mapping[str, str]) -> None
         elif name == MODEL_NAME:
             field, value = f"{MODEL}name", text
         elif name in _MODEL_FIELDS:
-            field, value = f"{MODEL}{name}", _model_value(name, text)
+            is_text = name in ("family", "attention", "lacks")
+            field, value = f"{MODEL}{name}", text if is_text else plain_value(text)
         else:
             continue
         if field not in findings.read:
             findings.note(field, value, f"{variable}={shown(text)[1:-1]}")
-
-
-def _model_value(name: str, text: str) -> Any:
-    """The value of a field of the model: a text of `word_of`."""
-    if name in ("family", "attention", "lacks"):
-        return text
-    return plain_value(text)

@@ -14,13 +14,8 @@ from typing import Final
 from layout_tuner.trainers.accelerate import ACCELERATE
 from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.deepspeed import DEEPSPEED
-from layout_tuner.trainers.found_jobs.found_job import (
-    Findings,
-    FormatName,
-    FoundJob,
-)
+from layout_tuner.trainers.found_jobs.found_job import Findings, FormatName, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.own_scripts import accelerate, embedded
 from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import assume_script, note_engine
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
@@ -30,7 +25,6 @@ from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     leave_open,
     options_by_name,
     statements_of,
-    statements_within,
 )
 from layout_tuner.trainers.found_jobs.own_scripts.trainer_options import (
     OTHER_DEFAULTS,
@@ -51,6 +45,7 @@ _OF_ARGUMENTS: Final = (
     *("micro_batch_size", "num_microbatches", "precision", "recompute", "zero_stage"),
 )
 """Fields that a file of arguments may set."""
+_ACCUMULATION: Final = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 _OF_DEEPSPEED: Final = ("deepspeed", "deepspeed_config")
 _MEGATRON: Final = ("tensor_model_parallel_size", "num_attention_heads", "micro_batch_size")
 """Options of Megatron's trainers, whose readers are asked first."""
@@ -123,7 +118,9 @@ def _job(
     options = dict(stated)
     engine = [options.pop(name) for name in _OF_DEEPSPEED if name in options]
     model = note_trainer(findings, options, file)
-    _note_accumulation(findings, environment)
+    steps = environment.get(_ACCUMULATION, "")
+    if steps.isdecimal() and "num_microbatches" not in findings.read:
+        findings.note("num_microbatches", int(steps), f"{_ACCUMULATION}={steps}")
     if isinstance(settings, Stated):
         leave_open(findings, _OF_ENGINE, settings.said, settings.unknown or _NOT_BESIDE)
     elif settings is not None:
@@ -141,8 +138,13 @@ def _job(
         why = "a program with this option may recompute by default; state it"
         leave_open(findings, ("recompute",), stated[name].said, why)
     assume_script(findings)
-    uses_engine = has_engine or command.launcher == "deepspeed"
-    form, trainer = _names(uses_engine, has_trainer or settings is not None, environment)
+    form: FormatName = "accelerate"
+    is_exported = any(name.startswith(ENVIRONMENT_PREFIX) for name in environment)
+    if has_engine or command.launcher == "deepspeed":
+        form = "deepspeed"
+    elif is_exported and not has_trainer and settings is None:
+        form = "command"
+    trainer = {"accelerate": ACCELERATE, "deepspeed": DEEPSPEED, "command": COMMAND}[form].name
     return findings.job(file=file.name, format=form, trainer=trainer, model_name=model)
 
 
@@ -155,24 +157,6 @@ def _file_of_arguments(command: ProgramCommand, options: Mapping[str, Stated]) -
     return next((each for each in said if each.strip("\"'").endswith(_ARGUMENT_FILES)), "")
 
 
-def _names(
-    uses_engine: bool, is_known: bool, environment: Mapping[str, str]
-) -> tuple[FormatName, str]:
-    """The format and the adapter of a job."""
-    if uses_engine:
-        return "deepspeed", DEEPSPEED.name
-    if not is_known and any(name.startswith(ENVIRONMENT_PREFIX) for name in environment):
-        return "command", COMMAND.name
-    return "accelerate", ACCELERATE.name
-
-
-def _note_accumulation(findings: Findings, environment: Mapping[str, str]) -> None:
-    variable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    text = environment.get(variable, "")
-    if text.isdecimal() and "num_microbatches" not in findings.read:
-        findings.note("num_microbatches", int(text), f"{variable}={text}")
-
-
 def _note_engine(
     findings: Findings, options: Sequence[Stated], file: JobFile, has_trainer: bool
 ) -> bool:
@@ -181,9 +165,7 @@ def _note_engine(
     if not named:
         return any(is_on(each) for each in options)
     given = named[-1]
-    if isinstance(given.value, dict):
-        note_engine(findings, statements_within(given), is_filled=has_trainer)
-    elif (found := configuration_named(file, given)) is not None:
+    if (found := configuration_named(file, given)) is not None:
         keys = statements_of(found[1], named=found[0])
         note_engine(findings, keys, is_filled=has_trainer)
     else:

@@ -7,14 +7,14 @@ batch as they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.found_jobs.found_job import Findings
+from layout_tuner.trainers.found_jobs.found_job import Findings, JobFileInvalidError, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, plain_value, positioned
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.program_command import Option
@@ -39,31 +39,36 @@ class Statements:
     """Statements by name, which readers take one after the other."""
 
     def __init__(self, stated: Mapping[str, Stated]) -> None:
-        self._left = dict(stated)
+        """Takes `stated` without what is null or an empty section."""
+        self._stated = {
+            name: each
+            for name, each in stated.items()
+            if each.value not in (None, {}) or each.unknown
+        }
+        self._used: set[str] = set()
 
     def take(self, *among: str) -> Stated | None:
-        """The first of some names that is stated, other than as null; all of them are taken."""
-        taken = [self._left.pop(name) for name in among if name in self._left]
-        return next((each for each in taken if each.value is not None or each.unknown), None)
+        """The first of some names that is stated and was not taken yet; all of them are taken."""
+        found = [each for each in among if each in self._stated and each not in self._used]
+        self._used.update(found)
+        return self._stated[found[0]] if found else None
 
     def take_all(self, prefix: str) -> Iterator[tuple[str, Stated]]:
-        """All whose names begin so, without those that are null."""
-        for name in [each for each in self._left if each.startswith(prefix)]:
-            if (found := self.take(name)) is not None:
+        """All whose names begin so."""
+        for name in self._stated:
+            if name.startswith(prefix) and (found := self.take(name)) is not None:
                 yield name, found
 
     def rest(self) -> list[tuple[str, Stated]]:
         """What was not taken, by name."""
-        return [*self._left.items()]
+        return [(name, each) for name, each in self._stated.items() if name not in self._used]
 
     def list_rest(
-        self, findings: Findings, irrelevant: Collection[str], prefixes: tuple[str, ...] = ()
+        self, findings: Findings, irrelevant: Collection[str], prefixes: Collection[str] = ()
     ) -> None:
         """Lists what was not taken, apart from names that change nothing here."""
-        for name, each in self._left.items():
-            if name in irrelevant or name.startswith(prefixes):
-                continue
-            if each.value in (None, {}) and not each.unknown:
+        for name, each in self.rest():
+            if name in irrelevant or name.startswith(tuple(prefixes)):
                 continue
             findings.miss(each.said, each.unknown or _HAS_NO_COUNTERPART, line=each.line)
 
@@ -93,13 +98,13 @@ def leave_open(
             findings.miss(said, why, name=name, line=line)
 
 
-def note_count(findings: Findings, name: str, stated: Stated | None, *, least: int = 1) -> None:
+def note_count(findings: Findings, name: str, stated: Stated | None) -> None:
     """Notes a whole number, or that it is none; nothing where nothing is stated."""
     if stated is None:
         return
     number = whole_number(stated)
-    if number is None or number < least:
-        miss(findings, stated, f"it is not a whole number of at least {least}", name=name)
+    if number is None or number < 1:
+        miss(findings, stated, "it is not a whole number of at least 1", name=name)
     else:
         note(findings, name, stated, number)
 
@@ -135,39 +140,9 @@ def is_on(stated: Stated | None) -> bool | None:
     return bool(value) if value in (True, False) else None
 
 
-def statements_of(node: Positioned, *, named: str = "", sections: bool = True) -> dict[str, Stated]:
-    """The values of a configuration by their paths.
-
-    Args:
-        node: its top.
-        named: the file's name, where the job is another file's: then values have no place.
-        sections: whether the values of sections are by themselves, as `section.key`.
-    """
-    leaves = node.leaves() if sections else (node.entries or {}).values()
-    return {
-        each.path: Stated(
-            value=each.value,
-            said=f"{named}: {each.said}" if named else each.said,
-            place=None if named else each.place,
-            line=None if named else each.line,
-            unknown=each.why,
-        )
-        for each in leaves
-    }
-
-
-def statements_within(stated: Stated) -> dict[str, Stated]:
-    """The values of a section that one statement has, by their paths below it."""
-    found: dict[str, Stated] = {}
-    waiting = [("", stated.value)]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, dict) and value:
-            waiting += [(f"{path}.{name}".lstrip("."), each) for name, each in value.items()]
-        else:
-            said = f"{stated.said.partition(':')[0]}.{path}: {word_of(value)}"
-            found[path] = Stated(value=value, said=said, line=stated.line)
-    return found
+def statements_of(node: Positioned, *, named: str = "") -> dict[str, Stated]:
+    """The values of a configuration by their paths; `named` as of `Positioned.stated`."""
+    return {each.path: each.stated(named) for each in node.leaves()}
 
 
 def options_by_name(options: Iterable[Option]) -> dict[str, Stated]:
@@ -224,3 +199,147 @@ def configuration_named(file: JobFile, stated: Stated) -> tuple[str, Positioned]
         return None
     root = positioned(found)
     return (found.name, root) if root.is_mapping else None
+
+
+def stated_beside(file: JobFile, path: Stated) -> dict[str, Stated] | None:
+    """The values of a configuration that a script names; None: it does not lie beside the script.
+
+    Their places are not in the text of the script, and are left out.
+    """
+    found = file_named(file, path)
+    return None if found is None else statements_of(positioned(found), named=found.name)
+
+
+def default_of(value: Any) -> Stated:
+    """A value that nothing states."""
+    return Stated(value=value, said="")
+
+
+class StatedValues(Statements):
+    """Values of a configuration, of which each notes what a field follows from."""
+
+    def __init__(
+        self,
+        file: JobFile,
+        stated: Mapping[str, Stated],
+        *,
+        trainer: str,
+        unread: Stated | None = None,
+    ) -> None:
+        """Reads `stated`, of the configuration of a trainer.
+
+        Args:
+            file: where they stand.
+            stated: values by dotted key.
+            trainer: its name, for people.
+            unread: what else sets values, and cannot be read: then nothing has its default.
+        """
+        super().__init__(stated)
+        self.findings = Findings()
+        self._file, self._unread = file, unread
+        self._default = f"{trainer}'s default"
+
+    def find(self, paths: Sequence[str], default: Any = None) -> Stated:
+        """The value at the first of some keys; else the trainer's default."""
+        found = [path for path in paths if path in self._stated]
+        self._used.update(found)
+        return self._stated[found[0]] if found else self._unread or default_of(default)
+
+    def word(self, default: str, *paths: str) -> Stated:
+        """A text; of a number or switch its text, as of an option."""
+        found = self.find(paths, default)
+        if found.unknown or isinstance(found.value, str):
+            return found
+        if not isinstance(found.value, (bool, int)):
+            self.refuse(f"{found.said} is not a text")
+        return replace(found, value=word_of(found.value))
+
+    def names(self, default: Sequence[str], *paths: str) -> tuple[Stated, list[str]]:
+        """A list of words, also one that a command line writes with commas."""
+        found = self.find(paths, default)
+        if found.unknown:
+            return found, []
+        if not isinstance(found.value, (str, list, tuple)):
+            self.refuse(f"{found.said} is not a list")
+        value = found.value.split(",") if isinstance(found.value, str) else found.value
+        return found, [str(each) for each in value if each]
+
+    def switch(self, *paths: str, default: bool = False) -> Stated:
+        found = self.find(paths, default)
+        if not found.unknown and not isinstance(found.value, bool):
+            self.refuse(f"{found.said} is not true or false")
+        return found
+
+    def whole(self, default: int | None, *paths: str, least: int = 1) -> Stated:
+        """A whole number; JobFileInvalidError for anything else."""
+        found = self.find(paths, default)
+        if found.said and not found.unknown:
+            value = found.value
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                self.refuse(f"{found.said} is not a whole number of at least {least}")
+        return found
+
+    def choice(
+        self, name: str, found: Stated, choices: Mapping[str, Any], *, why: str = "", **about: Any
+    ) -> None:
+        """Notes what a word stands for; or that it is none of the known ones, or `why`."""
+        if found.unknown or found.value in choices:
+            self.put(name, lambda word, *_: choices[word], found, *about.pop("beside", ()), **about)
+        else:
+            self.miss(found, why or f"it is none of {listed([*choices], 4)}", name)
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise JobFileInvalidError(f"{self._file.name}: {problem}")
+
+    def put(
+        self,
+        name: str,
+        compute: Callable[..., Any],
+        *of: Stated,
+        shown: Sequence[Stated] | None = None,
+        why: str = "",
+    ) -> Any:
+        """Notes a field that is computed of some values.
+
+        Args:
+            name: the field.
+            compute: takes the values of `of`.
+            of: where one of them is not known, the field is open.
+            shown: those that decide it by themselves; None: all. The others matter by default.
+            why: why it has its value where none of `shown` is stated; empty: it is the trainer's
+                default.
+
+        Returns:
+            The field's value; None: it is open.
+        """
+        if unknown := next((each for each in of if each.unknown), None):
+            self.miss(unknown, unknown.unknown, name)
+            return None
+        value = compute(*(each.value for each in of))
+        stated = [each for each in (of if shown is None else shown) if each.said]
+        if stated:
+            said = ", ".join(each.said for each in stated)
+            self.findings.note(name, value, said, stated[0].place if len(stated) == 1 else None)
+        else:
+            self.findings.assume(name, value, why or self._default)
+        return value
+
+    def miss(self, found: Stated | Sequence[Stated], why: str, *names: str) -> None:
+        """Notes that values are not understood, and the fields that are open by them."""
+        several = [found] if isinstance(found, Stated) else [each for each in found if each.said]
+        said = ", ".join(each.said for each in several) or " of ".join(
+            (self._default, *([", ".join(names)] if names else []))
+        )
+        line = next((each.line for each in several), None)
+        for name in names or ("",):
+            self.findings.miss(said, why, name=name, line=line)
+
+    def check_optimizer(self, path: str) -> None:
+        """Names an optimizer with other states than those of Adam."""
+        found = self.find((path,), "adam")
+        if found is not self._unread and not ADAM.fullmatch(str(found.value)):
+            self.miss(found, found.unknown or NOT_ADAM)
+
+    def keys_below(self, path: str) -> Iterator[str]:
+        """The keys that begin with a path, without it."""
+        return (key.removeprefix(path) for key in self._stated if key.startswith(path))

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from layout_tuner.trainers.accelerate import MIXED_PRECISION
-from layout_tuner.trainers.found_jobs.found_job import Findings
+from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     ADAM,
     AUTO,
@@ -27,7 +26,6 @@ from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     note_choice,
     note_count,
     statements_of,
-    statements_within,
     whole_number,
 )
 from layout_tuner.trainers.found_jobs.positioned import positioned
@@ -49,11 +47,8 @@ OTHER_DEFAULTS: Final = names(
 
 _COUNTS: Final = {
     "micro_batch_size": (
-        *TRAINER_MARKS,
-        "micro_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "micro_train_batch_size",
-        "per_device_batch_size",
+        *(*TRAINER_MARKS, "micro_batch_size", "train_micro_batch_size_per_gpu"),
+        *("micro_train_batch_size", "per_device_batch_size"),
     ),
     "num_microbatches": ("gradient_accumulation_steps", "grad_accum_steps", "accumulation_steps"),
     "global_batch_size": ("global_batch_size", "global_train_batch_size"),
@@ -88,16 +83,15 @@ _OF_EVALUATION: Final = re.compile(
 )
 
 FSDP_STRATEGIES: Final = {
-    "full_shard": (3, False),
-    "shard_grad_op": (2, False),
-    "no_shard": (0, False),
-    "hybrid_shard": (3, True),
-    "hybrid_shard_zero2": (2, True),
-    "1": (3, False),
-    "2": (2, False),
-    "3": (0, False),
-    "4": (3, True),
-    "5": (2, True),
+    word: what
+    for words, what in {
+        "full_shard 1": (3, False),
+        "shard_grad_op 2": (2, False),
+        "no_shard 3": (0, False),
+        "hybrid_shard 4": (3, True),
+        "hybrid_shard_zero2 5": (2, True),
+    }.items()
+    for word in words.split()
 }
 """torch's `ShardingStrategy` by name and number: the ZeRO stage, and whether each node has a copy
 of what is sharded."""
@@ -105,32 +99,24 @@ of what is sharded."""
 _OFF: Final = (None, False, 0, 1, "1", "none", "None", "no", "fp32", "")
 """Values of options without effect; degrees are 1 then."""
 _LISTED: Final = {
-    "lora_r": "adapters alone may be trained",
-    "lora_rank": "adapters alone may be trained",
-    "lora_dim": "adapters alone may be trained",
-    "lora_alpha": "adapters alone may be trained",
-    "lora_target": "adapters alone may be trained",
-    "use_lora": "adapters alone are trained",
-    "use_peft": "adapters alone are trained",
-    "use_peft_lora": "adapters alone are trained",
-    "lora_enable": "adapters alone are trained",
-    "q_lora": "adapters alone are trained",
-    "qlora": "adapters alone are trained",
-    "adapter": "adapters alone are trained",
-    "load_in_4bit": "weights are in 4 bits",
-    "load_in_8bit": "weights are in 8 bits",
-    "quantization_bit": "weights are quantized",
-    "torch_compile": "torch.compile changes the step, which no knob here says",
-    "torch_compile_backend": "torch.compile changes the step, which no knob here says",
-    "torch_compile_mode": "torch.compile changes the step, which no knob here says",
-    "use_liger_kernel": "kernels of Liger save memory of the loss",
-    "enable_liger_kernel": "kernels of Liger save memory of the loss",
-    "neftune_noise_alpha": "noise is added to embeddings",
-    "offload": "states leave the device",
-    "cpu_offload": "states leave the device",
-    "offload_adam": "states leave the device",
-    "use_cpu": "it trains on CPU cores",
-    "no_cuda": "it trains on CPU cores",
+    name: why
+    for why, options in {
+        "adapters alone may be trained": "lora_r lora_rank lora_dim lora_alpha lora_target",
+        "adapters alone are trained": (
+            "use_lora use_peft use_peft_lora lora_enable q_lora qlora adapter"
+        ),
+        "weights are in 4 bits": "load_in_4bit",
+        "weights are in 8 bits": "load_in_8bit",
+        "weights are quantized": "quantization_bit",
+        "torch.compile changes the step, which no knob here says": (
+            "torch_compile torch_compile_backend torch_compile_mode"
+        ),
+        "kernels of Liger save memory of the loss": "use_liger_kernel enable_liger_kernel",
+        "noise is added to embeddings": "neftune_noise_alpha",
+        "states leave the device": "offload cpu_offload offload_adam",
+        "it trains on CPU cores": "use_cpu no_cuda",
+    }.items()
+    for name in options.split()
 }
 """Options that no layout says, unless they are off: why they matter."""
 
@@ -150,35 +136,13 @@ _IRRELEVANT: Final = names(
     bf16_full_eval text_column train_sampling_strategy low_cpu_mem_usage
     gradient_checkpointing_kwargs activation_checkpointing_kwargs fsdp_min_num_params fp16_backend
     fsdp_transformer_layer_cls_to_wrap max_shard_size print_loss master_port master_addr yes no_save_model verbose jit_mode_eval
-    per_device_eval_batch_size per_gpu_eval_batch_size tokens""",
+    per_device_eval_batch_size per_gpu_eval_batch_size tokens"""
 )
-_IRRELEVANT_PREFIXES: Final = (
-    *(
-        "logging_",
-        "log_",
-        "eval",
-        "save_",
-        "hub_",
-        "push_to_hub",
-        "adam_",
-        "lr_",
-        "warmup",
-        "dataset",
-    ),
-    *(
-        "data_",
-        "dataloader_",
-        "ddp_",
-        "preprocess",
-        "train_file",
-        "train_data",
-        "validation",
-        "test_",
-    ),
-    *("label_", "tokenizer", "predict", "generation", "gen_", "max_train_", "max_eval_"),
-    *("max_predict_", "max_samples", "resume", "restore_", "trackio", "ray_", "tpu_", "wandb_"),
-    *("tensorboard", "checkpoint", "num_workers", "val_", "instruction"),
-    "prompt",
+_IRRELEVANT_PREFIXES: Final = names(
+    """logging_ log_ eval save_ hub_ push_to_hub adam_ lr_ warmup dataset data_ dataloader_ ddp_
+    preprocess train_file train_data validation test_ label_ tokenizer predict generation gen_
+    max_train_ max_eval_ max_predict_ max_samples resume restore_ trackio ray_ tpu_ wandb_ tensorboard
+    checkpoint num_workers val_ instruction prompt"""
 )
 
 
@@ -306,8 +270,7 @@ def _note_fsdp(findings: Findings, left: Statements, file: JobFile) -> None:
         if fsdp is not None and fsdp.unknown:
             miss(findings, fsdp, fsdp.unknown, name="zero_stage")
         return
-    words = fsdp.value if isinstance(fsdp.value, list) else str(fsdp.value).split()
-    words = [str(each).lower() for each in words]
+    words = str(fsdp.value).lower().split()
     strategies = [each for each in words if each in FSDP_STRATEGIES]
     if "offload" in words:
         miss(findings, fsdp, "weights leave the device")
@@ -328,9 +291,6 @@ def _fsdp_settings(findings: Findings, config: Stated | None, file: JobFile) -> 
     """The keys of Trainer's `fsdp_config`, with and without fsdp_ before them."""
     if config is None:
         return Statements({})
-    if isinstance(config.value, dict):
-        keys = statements_within(config)
-        return Statements({name.removeprefix("fsdp_"): each for name, each in keys.items()})
     text = config.value if isinstance(config.value, str) else ""
     if text.lstrip().startswith("{"):
         found = ("fsdp_config", positioned(JobFile(name="fsdp_config.json", text=text)))

@@ -17,6 +17,7 @@ from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.documents.reading import word_of
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.models.foreign_words import words_of
 from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.accelerate import ACCELERATE
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, merged
@@ -30,20 +31,9 @@ from layout_tuner.trainers.registry import ADAPTERS
 
 START_LIMIT_S: Final = 900.0
 """Seconds to the first step: large jobs compile kernels and index their data."""
-_OF_THE_WORKER: Final = frozenset(
-    [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "CUDA_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-    ]
+_OF_THE_WORKER: Final = words_of(
+    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT
+    CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"""
 )
 """Variables that a worker sets for each process."""
 _LOADS: Final = re.compile(
@@ -173,9 +163,7 @@ class _Option:
 
 
 def probe_entry(
-    job: CompletedJob,
-    path: Path,
-    read: Callable[[Path], Mapping[str, Any]],
+    job: CompletedJob, path: Path, read: Callable[[Path], Mapping[str, Any]]
 ) -> ProbeEntry | str:
     """The entry that probes a job, or a sentence that says why there is none.
 
@@ -339,7 +327,7 @@ class _EntryWriter:
         written = self._written()
         for each in self._options:
             fields = self._of_field.get(each.name, ())
-            if each.name in self._steps:
+            if self._run is not None and each.name == self._run.steps:
                 continue
             if self._is_engine_file(each):
                 found.append(f"{each.name}={VALUES_FILE}")
@@ -396,10 +384,6 @@ class _EntryWriter:
         """Options that the adapter writes for this layout."""
         job = TrainerJob(model=self._job.model, layout=self._job.layout)
         return {each.name for each in _options(self._adapter.placement_arguments(job)) if each.name}
-
-    @property
-    def _steps(self) -> tuple[str, ...]:
-        return () if self._run is None else (self._run.steps,)
 
     def _is_dropped(self, name: str) -> bool:
         if self._run is None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout
+from layout_tuner.search_spaces.models.foreign_words import words_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import ONLY_WITH
@@ -23,12 +24,13 @@ from layout_tuner.trainers.found_jobs.found_job import (
     Findings,
     FoundJob,
     JobFileInvalidError,
+    Stated,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.known_models import known_model
 from layout_tuner.trainers.found_jobs.megatron.megatron_flags import matters
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
+from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values, stated_of
 from layout_tuner.trainers.found_jobs.own_scripts.statements import ADAM, NOT_ADAM
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
@@ -36,9 +38,7 @@ from layout_tuner.trainers.found_jobs.recipes.core_arguments import (
     completed_lists,
     is_preset,
     is_set,
-    options_of_values,
     presets,
-    stated_of,
 )
 from layout_tuner.trainers.megatron_bridge import (
     LAYOUT_KEYS,
@@ -98,20 +98,23 @@ _NEGATED: Final[Mapping[str, str]] = {
 _SAME: Final = frozenset(
     (
         *(*LAYOUT_KEYS.values(), *SIZE_KEYS.values()),
-        *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-        *("cp_comm_type", "use_tp_pp_dp_mapping", "pipeline_model_parallel_layout"),
-        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("use_distributed_optimizer", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
-        *("use_torch_fsdp2", "outer_dp_sharding_strategy", "make_vocab_size_divisible_by"),
-        *("kv_channels", "qk_layernorm", "rotary_base", "normalization", "position_embedding_type"),
-        *("attention_dropout", "hidden_dropout", "attention_backend", "transformer_impl"),
-        *("window_size", "window_attn_skip_freq", "add_qkv_bias", "attention_output_gate"),
-        *("multi_latent_attention", "mtp_num_layers", "experimental_attention_variant"),
-        *("linear_attention_freq", "is_hybrid_model", "hybrid_override_pattern"),
-        *("hybrid_layer_pattern", "softmax_type", "quick_geglu", "moe_shared_expert_gate"),
-        *("moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
-        *("moe_layer_freq", "moe_latent_size", "moe_expert_capacity_factor"),
-        *("rampup_batch_size", "distribute_saved_activations"),
+        *words_of(
+            """
+            recompute_granularity recompute_method recompute_num_layers recompute_modules
+            cp_comm_type use_tp_pp_dp_mapping pipeline_model_parallel_layout
+            account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+            use_distributed_optimizer use_megatron_fsdp data_parallel_sharding_strategy
+            use_torch_fsdp2 outer_dp_sharding_strategy make_vocab_size_divisible_by kv_channels
+            qk_layernorm rotary_base normalization position_embedding_type attention_dropout
+            hidden_dropout attention_backend transformer_impl window_size window_attn_skip_freq
+            add_qkv_bias attention_output_gate multi_latent_attention mtp_num_layers
+            experimental_attention_variant linear_attention_freq is_hybrid_model
+            hybrid_override_pattern hybrid_layer_pattern softmax_type quick_geglu
+            moe_shared_expert_gate moe_router_topk moe_ffn_hidden_size
+            moe_shared_expert_intermediate_size moe_layer_freq moe_latent_size
+            moe_expert_capacity_factor rampup_batch_size distribute_saved_activations
+            """
+        ),
         *(
             path.partition(".")[2]
             for knob in MEGATRON_BRIDGE.knobs
@@ -272,7 +275,11 @@ def bridge_job(
         begin = presets(_PROVIDER, "Megatron-Bridge's GPTModelProvider")
     else:
         begin = _of_recipe(named, stated, shape)
-    core = {path.partition(".")[2]: each for path, each in stated.items() if _is_core(path)}
+    core = {
+        path.partition(".")[2]: each
+        for path, each in stated.items()
+        if path.partition(".")[0] in SECTIONS and path.count(".") == 1
+    }
     arguments = {
         **_arguments({**begin, **core}),
         **_precision(stated, named, is_whole=is_whole),
@@ -303,11 +310,6 @@ def bridge_job(
             findings.note(ours, each.value, each.said, each.place)
     about = {"trainer": MEGATRON_BRIDGE.name, "model_name": named["model"] if named else ""}
     return completed_lists(findings.job(file=file.name, format=FORMAT, **about), arguments)
-
-
-def _is_core(path: str) -> bool:
-    section, _, name = path.partition(".")
-    return section in SECTIONS and "." not in name
 
 
 def _in_effect(stated: Mapping[str, Stated]) -> dict[str, Stated]:
@@ -386,8 +388,6 @@ def _argument(name: str, stated: Stated) -> Stated:
     ):
         text = ",".join(map(str, value))
         return replace(stated, value=text if name == "window_size" else f"[{text}]")
-    if isinstance(value, dict):
-        return replace(stated, value=None, unknown="it is not a plain value")
     return stated
 
 
@@ -509,7 +509,9 @@ def _leave_to_recipe(
         findings.miss(said, f"{_ABSENT}, which modules", name="recompute")
     is_dense = shape is not None and not shape.num_experts
     for ours, names in _DECIDING.items():
-        is_moot = _is_moot(ours, findings) or (is_dense and ours in ("ep", "etp"))
+        # What is assumed of a field without effect in this layout stays.
+        is_moot = ours in ONLY_WITH and findings.value(ONLY_WITH[ours]) == 1
+        is_moot = is_moot or (is_dense and ours in ("ep", "etp"))
         if not findings.is_open(ours) and not is_moot:
             _decide(findings, ours, [arguments[each] for each in names if each in arguments])
 
@@ -532,11 +534,6 @@ def _decide(findings: Findings, ours: str, given: Sequence[Stated]) -> None:
         findings.note(ours, value, said)
     else:
         findings.assume(ours, value, given[0].said)
-
-
-def _is_moot(ours: str, findings: Findings) -> bool:
-    """Whether a field has no effect in this layout; what is assumed of it stays."""
-    return ours in ONLY_WITH and findings.value(ONLY_WITH[ours]) == 1
 
 
 _LEVERS: Final = re.compile(r"optimizer\.(optimizer_cpu_offload|exp_avg_dtype|exp_avg_sq_dtype)")

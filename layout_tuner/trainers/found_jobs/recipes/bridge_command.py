@@ -12,12 +12,17 @@ from layout_tuner.trainers.found_jobs.found_job import (
     FoundJob,
     NotUnderstood,
     ReadValue,
+    Stated,
     TextPlace,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.positioned import positioned
-from layout_tuner.trainers.found_jobs.program_command import CONDITIONAL, ProgramCommand, Word
+from layout_tuner.trainers.found_jobs.program_command import (
+    CONDITIONAL,
+    ProgramCommand,
+    Word,
+    options_of,
+)
 from layout_tuner.trainers.found_jobs.recipes.bridge import (
     OTHER_SECTIONS,
     SECTIONS,
@@ -31,33 +36,30 @@ _PROGRAMS: Final = re.compile(
 )
 _OVERRIDE: Final = re.compile(r"(\+\+?|~)?([A-Za-z_]\w*(?:\.\w+)+|mixed_precision)(?:=(.*))?", re.S)
 
-_OPTIONS: Final = {
-    ("-tp", "--tensor_model_parallel_size"): "model.tensor_model_parallel_size",
-    ("-pp", "--pipeline_model_parallel_size"): "model.pipeline_model_parallel_size",
-    ("-cp", "--context_parallel_size"): "model.context_parallel_size",
-    ("-vp", "--virtual_pipeline_model_parallel_size"): (
-        "model.virtual_pipeline_model_parallel_size"
-    ),
-    ("-ep", "--expert_model_parallel_size"): "model.expert_model_parallel_size",
-    ("-etp", "-et", "--expert_tensor_parallel_size"): "model.expert_tensor_parallel_size",
-    ("-mb", "--micro_batch_size"): "train.micro_batch_size",
-    ("-gb", "--global_batch_size"): "train.global_batch_size",
-    ("-sl", "--seq_length"): "dataset.seq_length",
-    ("--hidden_size",): "model.hidden_size",
-    ("--num_layers",): "model.num_layers",
-    ("--num_moe_experts",): "model.num_moe_experts",
-    ("--pipeline_model_parallel_layout",): "model.pipeline_model_parallel_layout",
-    ("--use_megatron_fsdp",): "ddp.use_megatron_fsdp",
-    ("--cuda_graph_impl",): "model.cuda_graph_impl",
-    ("--cuda_graph_scope",): "model.cuda_graph_modules",
-    ("--moe_a2a_overlap",): "model.overlap_moe_expert_parallel_comm",
-    ("-ol", "--activation_offload_layers"): "model.cpu_offloading",
-    ("-rl", "--recompute_num_layers"): "model.recompute_num_layers",
-    ("--recompute_modules",): "model.recompute_modules",
-    ("--optimizer_type",): "optimizer.optimizer",
+_KEYS: Final = {
+    option: key
+    for key, options in {
+        "model.tensor_model_parallel_size": "-tp",
+        "model.pipeline_model_parallel_size": "-pp",
+        "model.context_parallel_size": "-cp",
+        "model.virtual_pipeline_model_parallel_size": "-vp",
+        "model.expert_model_parallel_size": "-ep",
+        "model.expert_tensor_parallel_size": "-etp -et",
+        "train.micro_batch_size": "-mb",
+        "train.global_batch_size": "-gb",
+        "dataset.seq_length": "-sl",
+        "model.recompute_num_layers": "-rl",
+        **dict.fromkeys(("model.hidden_size", "model.num_layers", "model.num_moe_experts"), ""),
+        **dict.fromkeys(("model.pipeline_model_parallel_layout", "ddp.use_megatron_fsdp"), ""),
+        **dict.fromkeys(("model.cuda_graph_impl", "model.recompute_modules"), ""),
+        "model.cuda_graph_modules": "--cuda_graph_scope",
+        "model.overlap_moe_expert_parallel_comm": "--moe_a2a_overlap",
+        "model.cpu_offloading": "-ol --activation_offload_layers",
+        "optimizer.optimizer": "--optimizer_type",
+    }.items()
+    for option in (*options.split(), *(() if "--" in options else (f"--{key.partition('.')[2]}",)))
 }
-"""Options of both programs by the setting that they override."""
-_KEYS: Final = {option: key for options, key in _OPTIONS.items() for option in options}
+"""Settings by the options of both programs that override them; most have the setting's name."""
 _IMPLIED: Final = {
     "--use_megatron_fsdp": {"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
     "-rl": {"model.recompute_granularity": "full", "model.recompute_method": "block"},
@@ -113,7 +115,7 @@ def read_command(command: ProgramCommand, file: JobFile) -> FoundJob | None:
         _override(word, file, stated, missed)
     job = bridge_job(file, stated, recipe=_recipe(chosen))
     job = _with_devices(job, chosen)
-    return _with_missed(job, missed)
+    return replace(job, not_understood=(*job.not_understood, *missed))
 
 
 def _has_overrides(command: ProgramCommand) -> bool:
@@ -133,31 +135,11 @@ def _has_overrides(command: ProgramCommand) -> bool:
 
 def _options(words: Sequence[Word]) -> Iterator[tuple[str, Word | None]]:
     """Options with their values; None: a switch."""
-    pending = ""
-    for word in words:
-        text = word.prefix if word.text is None else word.text
-        if text.startswith("-") and len(text) > 1 and not re.fullmatch(r"-\d+", text):
-            if pending:
-                yield pending, None
-            name, equals, _ = text.partition("=")
-            pending = "" if equals else name
-            if equals:
-                yield name, _after_equals(word, len(name) + 1)
-            elif name in _SWITCHES:
-                pending = ""
-        elif pending and not (_OVERRIDE.fullmatch(text) and "=" in text):
-            yield pending, word
-            pending = ""
-    if pending:
-        yield pending, None
-
-
-def _after_equals(word: Word, length: int) -> Word:
-    text = None if word.text is None else word.text[length:]
-    place = word.place
-    if place is not None and text is not None:
-        place = TextPlace(line=place.line, start=place.end - len(text), end=place.end)
-    return replace(word, text=text, said=word.said.partition("=")[2], place=place, prefix="")
+    for option in options_of(words, r"-(?!\d+$)."):
+        word = next(iter(option.values), None)
+        text = "" if word is None else word.prefix if word.text is None else word.text
+        is_override = "=" in text and "=" not in option.word.said and _OVERRIDE.fullmatch(text)
+        yield option.name, None if option.name in _SWITCHES or is_override else word
 
 
 def _stated(word: Word, said: str, text: str | None, file: JobFile) -> Stated:
@@ -245,7 +227,3 @@ def _with_devices(job: FoundJob, chosen: dict[str, Word]) -> FoundJob:
     names = {each.field for each in found}
     assumed = tuple(each for each in job.assumed if each.field not in names)
     return replace(job, read=(*job.read, *found), assumed=assumed)
-
-
-def _with_missed(job: FoundJob, missed: Sequence[NotUnderstood]) -> FoundJob:
-    return replace(job, not_understood=(*job.not_understood, *missed))

@@ -20,23 +20,20 @@ from layout_tuner.trainers.found_jobs.found_job import (
     FoundJob,
     JobFileInvalidError,
     NotUnderstood,
+    Stated,
+    below,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
+from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values
+from layout_tuner.trainers.found_jobs.own_scripts.statements import options_by_name
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, positioned, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
-from layout_tuner.trainers.found_jobs.program_command import (
-    CONDITIONAL,
-    Option,
-    ProgramCommand,
-    options_of,
-)
+from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of
 from layout_tuner.trainers.found_jobs.recipes.core_arguments import (
     completed_lists,
     is_preset,
     is_set,
-    options_of_values,
     presets,
 )
 from layout_tuner.trainers.found_jobs.recipes.primus_presets import (
@@ -81,7 +78,7 @@ def _modules(values: _Values) -> list[str]:
 def _jobs(file: JobFile, values: _Values) -> list[FoundJob] | None:
     """The jobs of all modules; None: there are none."""
     names, missing = _modules(values), values.get(_MISSING)
-    found = [_module(file, name, _below(values, f"modules.{name}.")) for name in names]
+    found = [_module(file, name, below(values, f"modules.{name}.")) for name in names]
     if missing is not None and not found:
         raise JobFileInvalidError(f"{file.name} states no job of its own: {missing.unknown}")
     if missing is not None:
@@ -97,9 +94,9 @@ def read_command(command: ProgramCommand, file: JobFile) -> FoundJob | None:
         r"(^|/)(primus(-cli|\.cli\.\S+)?|run_pretrain\.sh|primus/cli/main\.py)$", command.program
     ):
         return None
-    options = list(options_of(command.words[1:]))
-    named = [each for each in options if each.name in ("--config", "--exp") and each.values]
-    path = named[-1].values[0].text if named else command.environment.get("EXP")
+    options = options_by_name(options_of(command.words[1:]))
+    named = [options.pop(each) for each in ("config", "exp") if each in options]
+    path = str(named[-1].value or "") if named else command.environment.get("EXP")
     if not path or not path.endswith(YAML_SUFFIXES):
         return None
     beside = file.beside(path)
@@ -110,28 +107,10 @@ def read_command(command: ProgramCommand, file: JobFile) -> FoundJob | None:
         )
     values = _file_values(beside, positioned(beside), 1)
     for name in _modules(values):
-        for each in options:
-            if each not in named:
-                key = each.name.removeprefix("--")
-                values[f"modules.{name}.overrides.{key}"] = _of_option(each)
+        for key, each in options.items():
+            values[f"modules.{name}.overrides.{key}"] = each
     found = _jobs(replace(beside, name=file.name), values)
     return found[0] if found else None
-
-
-def _of_option(option: Option) -> Stated:
-    """An override on the command line, behind the name of its key."""
-    word = option.values[0] if option.values else None
-    unsure = next((each for each in (option.word, *option.values) if not each.is_certain), None)
-    unknown = CONDITIONAL if unsure else ""
-    if word is not None and word.text is None:
-        unknown = word.why or "it is not known"
-    return Stated(
-        value=True if word is None else _scalar(word.text or ""),
-        said=option.said,
-        place=None if word is None else word.place,
-        line=option.word.line,
-        unknown=unknown,
-    )
 
 
 def _file_values(file: JobFile, root: Positioned, depth: int = 0) -> _Values:
@@ -150,10 +129,9 @@ def _file_values(file: JobFile, root: Positioned, depth: int = 0) -> _Values:
                 found |= _preset(str(name)) or missing
             else:
                 found |= _file_values(beside, positioned(beside), depth + 1)
-    prefix = f"{file.name}: " if depth else ""
     for leaf in root.leaves():
         if leaf.path.split(".")[0] not in _PARENTS:
-            found[leaf.path] = _resolved(leaf, prefix)
+            found[leaf.path] = _resolved(leaf, file.name if depth else "")
     return found
 
 
@@ -173,7 +151,7 @@ def _preset(name: str) -> _Values | None:
     return None if arguments is None else presets(arguments, f"Primus' {name}")
 
 
-def _resolved(leaf: Positioned, prefix: str) -> Stated:
+def _resolved(leaf: Positioned, named: str) -> Stated:
     """A value with the defaults of its variables."""
     value, why = leaf.value, leaf.why
     if isinstance(value, str) and (variables := _VARIABLE.findall(value)):
@@ -181,13 +159,7 @@ def _resolved(leaf: Positioned, prefix: str) -> Stated:
         if required:
             why = f"{required[0]} is set where the job runs"
         value = _scalar(_VARIABLE.sub(lambda each: each[2] or "", value))
-    return Stated(
-        value=None if why else value,
-        said=prefix + leaf.said,
-        place=None if prefix else leaf.place,
-        line=None if prefix else leaf.line,
-        unknown=why,
-    )
+    return replace(leaf.stated(named), value=None if why else value, unknown=why)
 
 
 def _scalar(text: str) -> Any:
@@ -201,12 +173,6 @@ def _scalar(text: str) -> Any:
     return float(text) if _NUMBER.fullmatch(text) and len(text) < 40 else text
 
 
-def _below(values: _Values, prefix: str) -> _Values:
-    return {
-        key.removeprefix(prefix): each for key, each in values.items() if key.startswith(prefix)
-    }
-
-
 def _module(file: JobFile, name: str, values: _Values) -> FoundJob:
     """The job of one module."""
     framework = str(values["framework"].value)
@@ -216,7 +182,7 @@ def _module(file: JobFile, name: str, values: _Values) -> FoundJob:
             f"{file.name}: {shown(framework)}, the framework of {name}, is not read; known are "
             f"{', '.join(readers)}"
         )
-    job = readers[framework](file, values, _below(values, "overrides."))
+    job = readers[framework](file, values, below(values, "overrides."))
     model = values.get("model")
     if model is not None and model.unknown:
         field = f"{MODEL}name"
@@ -288,19 +254,16 @@ def _megatron(file: JobFile, values: _Values, overrides: _Values) -> FoundJob:
             findings.assume("etp", findings.value("tp"), "Megatron-LM's default is tp")
     for key, (field, why) in _OPEN.items():
         each = arguments.get(key)
-        is_set = each is not None and each.value not in _UNSET
-        if each is not None and is_set and not (field == "vpp" and _is_vpp_moot(arguments)):
+        if each is None or each.value in _UNSET:
+            continue
+        is_one = each.value == 1 and each.value is not True
+        if field != "vpp" or not (_VPP in arguments or is_one):
             findings.miss(each.said, why, name=field, line=each.line)
     for key, why in _MATTERS.items():
         if (each := arguments.get(key)) is not None and each.value:
             findings.miss(each.said, f"{why}: no counterpart here", line=each.line)
     job = findings.job(file=file.name, format=FORMAT, trainer="megatron-lm", model_name=name)
     return completed_lists(_with_schedule(job, arguments), arguments)
-
-
-def _is_vpp_moot(arguments: _Values) -> bool:
-    former = arguments["virtual_pipeline_model_parallel_size"].value
-    return _VPP in arguments or (former == 1 and former is not True)
 
 
 def _in_effect(arguments: _Values) -> _Values:

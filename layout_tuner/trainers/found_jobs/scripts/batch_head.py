@@ -15,29 +15,17 @@ from layout_tuner.trainers.found_jobs.scripts.shell_values import TextPiece, Val
 Size = Literal["nodes", "tasks_per_node", "tasks", "gpus_per_node", "gpus"]
 """What a batch system or a launcher starts, by the words of Slurm: a task is a process."""
 
-SLURM_OPTIONS: Final[Mapping[str, Size]] = {
-    "--nodes": "nodes",
-    "-N": "nodes",
-    "--ntasks-per-node": "tasks_per_node",
-    "--tasks-per-node": "tasks_per_node",
-    "--ntasks": "tasks",
-    "-n": "tasks",
-    "--gpus-per-node": "gpus_per_node",
-    "--gres": "gpus_per_node",
-    "--gpus": "gpus",
-    "-G": "gpus",
+_SIZES: Final[Mapping[Size, tuple[str, str]]] = {
+    "nodes": ("--nodes -N", "NNODES JOB_NUM_NODES"),
+    "tasks_per_node": ("--ntasks-per-node --tasks-per-node", "NTASKS_PER_NODE"),
+    "tasks": ("--ntasks -n", "NTASKS NPROCS"),
+    "gpus_per_node": ("--gpus-per-node --gres", "GPUS_PER_NODE GPUS_ON_NODE"),
+    "gpus": ("--gpus -G", "GPUS"),
 }
+SLURM_OPTIONS: Final = {name: size for size, (of, _) in _SIZES.items() for name in of.split()}
 """Options of sbatch and srun, of Slurm's manual pages."""
-
-SLURM_VARIABLES: Final[Mapping[str, Size]] = {
-    "SLURM_NNODES": "nodes",
-    "SLURM_JOB_NUM_NODES": "nodes",
-    "SLURM_NTASKS_PER_NODE": "tasks_per_node",
-    "SLURM_NTASKS": "tasks",
-    "SLURM_NPROCS": "tasks",
-    "SLURM_GPUS_PER_NODE": "gpus_per_node",
-    "SLURM_GPUS_ON_NODE": "gpus_per_node",
-    "SLURM_GPUS": "gpus",
+SLURM_VARIABLES: Final = {
+    f"SLURM_{name}": size for size, (_, of) in _SIZES.items() for name in of.split()
 }
 """Variables that a batch script gets (output environment variables of sbatch)."""
 
@@ -104,7 +92,10 @@ def _slurm_options(line: str, number: int, position: int) -> Iterator[tuple[str,
 def slurm_variables(sizes: Mapping[Size, Word], *, is_slurm: bool) -> dict[str, Value]:
     """The variables of a batch script, as far as its head states them; `is_slurm`: it has one."""
     given = dict(sizes)
-    found = {name: Value((_filled(name),)) for name in _ALWAYS_SET} if is_slurm else {}
+    found = {}
+    for name in _ALWAYS_SET if is_slurm else ():
+        why = f"{name} is not known before the job runs"
+        found[name] = Value(((TextPiece(None, said=f"${name}", why=why, is_filled=True),),))
     nodes, per_node = _number(given.get("nodes")), _number(given.get("tasks_per_node"))
     if "tasks" not in given and nodes and per_node:
         said = f"{given['nodes'].said}, {given['tasks_per_node'].said}"
@@ -117,11 +108,6 @@ def slurm_variables(sizes: Mapping[Size, Word], *, is_slurm: bool) -> dict[str, 
         for name, size in SLURM_VARIABLES.items()
         if size in given
     }
-
-
-def _filled(name: str) -> tuple[TextPiece, ...]:
-    why = f"{name} is not known before the job runs"
-    return (TextPiece(None, said=f"${name}", why=why, is_filled=True),)
 
 
 def _pieces(word: Word) -> tuple[TextPiece, ...]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from layout_tuner.search_spaces.models.foreign_words import words_of
+
 FrontKind = Literal["wrapper", "container", "launcher"]
 
 
@@ -42,91 +44,82 @@ class Front:
         return int(option not in self.switches)
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 def _wrapper(values: str = "", num_words: int = 0) -> Front:
-    return Front(values=_names(values), num_words=num_words)
+    return Front(values=words_of(values), num_words=num_words)
 
 
 TORCHRUN: Final = Front(
     kind="launcher",
     launcher="torchrun",
-    switches=_names(
-        "--standalone --no-python --no_python --run-path --run_path -m --module "
-        "--use-env --use_env --virtual-local-rank --virtual_local_rank -h --help"
+    switches=words_of(
+        """--standalone --no-python --no_python --run-path --run_path -m --module --use-env --use_env
+        --virtual-local-rank --virtual_local_rank -h --help"""
     ),
 )
 DEEPSPEED: Final = Front(
     kind="launcher",
     launcher="deepspeed",
-    switches=_names(
-        "--module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi "
-        "--save_pid --bind_cores_to_rank --elastic_training -q --quiet -h --help"
+    switches=words_of(
+        """--module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid
+        --bind_cores_to_rank --elastic_training -q --quiet -h --help"""
     ),
 )
 ACCELERATE: Final = Front(
     kind="launcher",
     launcher="accelerate",
     subcommands=("launch",),
-    switches=_names(
-        "-q --quiet --cpu --multi_gpu --tpu --enable_cpu_affinity "
-        "--dynamo_use_fullgraph --dynamo_use_dynamic --dynamo_use_regional_compilation "
-        "--use_deepspeed --use_fsdp --use_parallelism_config --use_megatron_lm "
-        "--same_network -m --module --no_python --tpu_cluster --no_tpu_cluster "
-        "--tpu_use_sudo --downcast_bf16 --fp8_use_autocast_during_eval --debug "
-        "--use_xpu --ipex -h --help"
+    switches=words_of(
+        """-q --quiet --cpu --multi_gpu --tpu --enable_cpu_affinity --dynamo_use_fullgraph
+        --dynamo_use_dynamic --dynamo_use_regional_compilation --use_deepspeed --use_fsdp
+        --use_parallelism_config --use_megatron_lm --same_network -m --module --no_python
+        --tpu_cluster --no_tpu_cluster --tpu_use_sudo --downcast_bf16 --fp8_use_autocast_during_eval
+        --debug --use_xpu --ipex -h --help"""
     ),
 )
 SRUN: Final = Front(
     kind="launcher",
     launcher="srun",
     joins_short_values=True,
-    switches=_names(
-        "-l --label -u --unbuffered -K --kill-on-bad-exit -O --overcommit -s "
-        "--oversubscribe -E --preserve-env -I --immediate -H --hold -k --no-kill -Q "
-        "--quiet -v -vv -vvv --verbose -X --disable-status --exclusive --exact --whole "
-        "--overlap --pty --multi-prog --spread-job --use-min-nodes --reboot "
-        "--contiguous --nice -Z --no-allocate --test-only --async -W0 "
-        "--container-mount-home --no-container-mount-home --container-remap-root "
-        "--no-container-remap-root --container-writable --container-readonly "
-        "--container-entrypoint --no-container-entrypoint --propagate --interactive"
+    switches=words_of(
+        """-l --label -u --unbuffered -K --kill-on-bad-exit -O --overcommit -s --oversubscribe -E
+        --preserve-env -I --immediate -H --hold -k --no-kill -Q --quiet -v -vv -vvv --verbose -X
+        --disable-status --exclusive --exact --whole --overlap --pty --multi-prog --spread-job
+        --use-min-nodes --reboot --contiguous --nice -Z --no-allocate --test-only --async -W0
+        --container-mount-home --no-container-mount-home --container-remap-root
+        --no-container-remap-root --container-writable --container-readonly --container-entrypoint
+        --no-container-entrypoint --propagate --interactive"""
     ),
 )
 MPIRUN: Final = Front(
     kind="launcher",
     launcher="mpirun",
-    switches=_names(
-        "--allow-run-as-root -allow-run-as-root --tag-output -tag-output "
-        "--oversubscribe -oversubscribe -v -V --verbose --report-bindings "
-        "-report-bindings --display-map -display-map --display-allocation "
-        "--nooversubscribe --nolocal --timestamp-output -l --bind-to-core --bynode "
-        "--byslot --bycore --enable-recovery -q --quiet --do-not-launch -prepend-rank "
-        "--prepend-rank -genvall --cpu-bind-none"
+    switches=words_of(
+        """--allow-run-as-root -allow-run-as-root --tag-output -tag-output --oversubscribe
+        -oversubscribe -v -V --verbose --report-bindings -report-bindings --display-map -display-map
+        --display-allocation --nooversubscribe --nolocal --timestamp-output -l --bind-to-core
+        --bynode --byslot --bycore --enable-recovery -q --quiet --do-not-launch -prepend-rank
+        --prepend-rank -genvall --cpu-bind-none"""
     ),
-    pairs=_names("-mca --mca -pmca --pmca -gmca --gmca --prtemca --omca -genv -env"),
+    pairs=words_of("-mca --mca -pmca --pmca -gmca --gmca --prtemca --omca -genv -env"),
 )
 _DOCKER: Final = Front(
     kind="container",
     subcommands=("run", "exec"),
     num_words=1,
-    switches=_names(
-        "-i -t -it -ti -d -dit -itd --rm --privileged --init --interactive --tty "
-        "--detach --read-only -P --publish-all --no-healthcheck --oom-kill-disable "
-        "--sig-proxy -q --quiet"
+    switches=words_of(
+        """-i -t -it -ti -d -dit -itd --rm --privileged --init --interactive --tty --detach --read-only
+        -P --publish-all --no-healthcheck --oom-kill-disable --sig-proxy -q --quiet"""
     ),
 )
 _APPTAINER: Final = Front(
     kind="container",
     subcommands=("exec", "run"),
     num_words=1,
-    switches=_names(
-        "--nv --rocm --nvccli -e --cleanenv -c --contain -C --containall "
-        "--writable-tmpfs -w --writable --no-home --fakeroot -f --compat -i --ipc -p "
-        "--pid -u --userns --uts --unsquash --allow-setuid --keep-privs --no-privs "
-        "--no-init --no-nv --no-rocm --disable-cache --nohttps --vm --no-umask "
-        "--no-eval -s --silent -q --quiet --sharens --underlay --no-https"
+    switches=words_of(
+        """--nv --rocm --nvccli -e --cleanenv -c --contain -C --containall --writable-tmpfs -w
+        --writable --no-home --fakeroot -f --compat -i --ipc -p --pid -u --userns --uts --unsquash
+        --allow-setuid --keep-privs --no-privs --no-init --no-nv --no-rocm --disable-cache --nohttps
+        --vm --no-umask --no-eval -s --silent -q --quiet --sharens --underlay --no-https"""
     ),
 )
 
@@ -145,11 +138,11 @@ FRONTS: Final[Mapping[str, Front]] = {
         kind="container",
         subcommands=("start",),
         num_words=1,
-        values=_names("-c --conf -e --env -m --mount"),
+        values=words_of("-c --conf -e --env -m --mount"),
     ),
-    "ray": Front(subcommands=("job", "submit"), switches=_names("--no-wait --verify")),
-    "conda": Front(subcommands=("run",), values=_names("-n --name -p --prefix")),
-    "uv": Front(subcommands=("run",), values=_names("--with --extra --group -p --python")),
+    "ray": Front(subcommands=("job", "submit"), switches=words_of("--no-wait --verify")),
+    "conda": Front(subcommands=("run",), values=words_of("-n --name -p --prefix")),
+    "uv": Front(subcommands=("run",), values=words_of("--with --extra --group -p --python")),
     "exec": _wrapper("-a"),
     "nohup": _wrapper(),
     "command": _wrapper(),
@@ -165,7 +158,7 @@ FRONTS: Final[Mapping[str, Front]] = {
         "-N -m -C -i -p --cpunodebind --membind --physcpubind --interleave --preferred"
     ),
     "nsys": Front(subcommands=("profile", "launch")),
-    "ncu": Front(switches=_names("-f --force-overwrite")),
+    "ncu": Front(switches=words_of("-f --force-overwrite")),
 }
 
 MODULES: Final[Mapping[str, Front]] = {

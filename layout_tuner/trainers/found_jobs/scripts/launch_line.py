@@ -44,7 +44,7 @@ class LaunchLine:
     container: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
-    """As of `LaunchCommand`."""
+    """As of `ProgramStart`."""
     notes: list[NotUnderstood] = field(default_factory=list)
     has_unknown_words: bool = False
     """Whether the launcher has words that are not known: they may be options of any name."""
@@ -55,10 +55,7 @@ class LaunchLine:
 
     def copy(self) -> LaunchLine:
         return replace(
-            self,
-            sizes=dict(self.sizes),
-            environment=dict(self.environment),
-            notes=list(self.notes),
+            self, sizes=dict(self.sizes), environment=dict(self.environment), notes=list(self.notes)
         )
 
     def miss(self, said: str, why: str, line: int, name: str = "") -> None:
@@ -99,11 +96,7 @@ class LaunchLine:
         return None
 
     def _rank(
-        self,
-        name: str,
-        options: Sequence[str],
-        otherwise: Word | None,
-        default: int | None = None,
+        self, name: str, options: Sequence[str], otherwise: Word | None, default: int | None = None
     ) -> Iterator[ReadValue]:
         option = self._option(*options)
         if option is not None:

@@ -74,7 +74,10 @@ def _common(lists: Sequence[Sequence[Pieces]], why: str) -> tuple[list[Pieces], 
     """
     number = _num_same(lists)
     options = [list(_options(each[number:])) for each in lists]
-    said = [[tuple(map(_said, option)) for option in each] for each in options]
+    said = [
+        [tuple((said_text(w), all(p.is_certain for p in w)) for w in option) for option in each]
+        for each in options
+    ]
     shared = set(said[0]).intersection(*said[1:])
     same = list(lists[0][:number])
     others: list[Pieces] = []
@@ -107,10 +110,6 @@ def _num_same(lists: Sequence[Sequence[object]]) -> int:
             break
         number += 1
     return number
-
-
-def _said(pieces: Pieces) -> tuple[str, bool]:
-    return said_text(pieces), all(each.is_certain for each in pieces)
 
 
 def doubted_variables(variables: Mapping[str, Value], why: str) -> dict[str, Value]:

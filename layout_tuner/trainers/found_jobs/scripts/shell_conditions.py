@@ -81,11 +81,7 @@ class _Test:
     """A test, read by its grammar (the manual of bash, Bash Conditional Expressions)."""
 
     def __init__(
-        self,
-        expander: Expander,
-        words: Sequence[str],
-        pieces: Sequence[Pieces],
-        is_extended: bool,
+        self, expander: Expander, words: Sequence[str], pieces: Sequence[Pieces], is_extended: bool
     ) -> None:
         self._expander = expander
         self._words = words

@@ -74,8 +74,7 @@ _BRACES: Final = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[#!]?)(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?"
 )
-_ALL_ELEMENTS: Final = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
-_ANSI: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a"}
+_ALL_ELEMENTS: Final = re.compile(r'"(?:\$(?:@|\{@\}|\{\w+\[@\]\}))+"')
 
 
 class Expander:
@@ -191,7 +190,7 @@ class Expander:
         text = code.text
         if quotes in _BARE and text.startswith("$'", at):
             end = end_of_ansi_quotes(text, at, last)
-            builder.add(_ansi(code, at, end))
+            builder.add(unknown(code.said(at, end), "these quotes are not read"))
             return end
         if quotes in _BARE and text.startswith('$"', at):
             return at + 1
@@ -454,15 +453,6 @@ def _escaped(code: Code, at: int, last: int, builder: FieldsBuilder, quotes: Quo
 
 def _command_output(said: str) -> Pieces:
     return unknown(said, "it is the output of a command, and nothing is executed")
-
-
-def _ansi(code: Code, at: int, end: int) -> Pieces:
-    text = code.text[at + 2 : end - 1]
-    if re.search(r"\\[^ntr\\'\"a]", text):
-        return unknown(code.said(at, end), "this escape is not read")
-    if "\\" not in text:
-        return tuple(code.pieces(at + 2, end - 1))
-    return (TextPiece(re.sub(r"\\(.)", lambda match: _ANSI[match[1]], text)),)
 
 
 def _substituted(text: str, argument: str, is_everywhere: bool) -> str | None:

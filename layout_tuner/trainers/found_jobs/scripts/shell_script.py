@@ -24,11 +24,12 @@ from layout_tuner.trainers.found_jobs.scripts.shell_conditions import (
     opposite,
     test_holds,
 )
-from layout_tuner.trainers.found_jobs.scripts.shell_files import Redirects, ScriptFiles
-from layout_tuner.trainers.found_jobs.scripts.shell_state import ShellState
-from layout_tuner.trainers.found_jobs.scripts.shell_tree import (
+from layout_tuner.trainers.found_jobs.scripts.shell_state import (
     ASSIGNING,
     COUNTER,
+    Redirects,
+    ScriptState,
+    ShellState,
     assigned_names,
     branches,
     errors,
@@ -92,7 +93,7 @@ def started_programs(file: JobFile) -> list[StartedProgram]:
     return reader.found
 
 
-class _ScriptReader(ScriptFiles):
+class _ScriptReader(ScriptState):
     def __init__(self, file: JobFile) -> None:
         self._whole = self._outer = LaunchLine(sizes=batch_head(file))
         is_slurm = "#SBATCH" in file.text
@@ -107,21 +108,20 @@ class _ScriptReader(ScriptFiles):
             "command": self._command,
             "redirected_statement": self._redirected,
             "variable_assignment": self._assignment,
-            "variable_assignments": self._each_statement,
             "declaration_command": self._declaration,
             "unset_command": self._unset,
             "if_statement": self._if,
             "case_statement": self._case,
-            "for_statement": self._loop,
-            "c_style_for_statement": self._loop,
-            "while_statement": self._loop,
+            **dict.fromkeys(
+                ("for_statement", "c_style_for_statement", "while_statement"), self._loop
+            ),
             "function_definition": self._function,
             "list": self._list,
-            "pipeline": self._apart,
-            "subshell": self._apart,
+            **dict.fromkeys(("pipeline", "subshell"), self._apart),
             "compound_statement": self._compound,
-            "do_group": self._each_statement,
-            "negated_command": self._each_statement,
+            **dict.fromkeys(
+                ("variable_assignments", "do_group", "negated_command"), self._each_statement
+            ),
             "test_command": self._test,
             "ERROR": self._broken,
         }
@@ -449,10 +449,7 @@ class _ScriptReader(ScriptFiles):
             self._words(words, environment, redirects)
 
     def _words(
-        self,
-        words: list[Pieces],
-        environment: Mapping[str, str | None],
-        redirects: Redirects,
+        self, words: list[Pieces], environment: Mapping[str, str | None], redirects: Redirects
     ) -> None:
         """A command whose words are expanded."""
         name, arguments = known_text(words[0]), words[1:]
@@ -515,11 +512,7 @@ class _ScriptReader(ScriptFiles):
                 why = f"the command {name} sets it"
                 self._assign(match[0], Value((unknown(f"${match[0]}", why),)))
 
-    def _start(
-        self,
-        words: Sequence[Pieces],
-        environment: Mapping[str, str | None],
-    ) -> None:
+    def _start(self, words: Sequence[Pieces], environment: Mapping[str, str | None]) -> None:
         """A command that may start a program."""
         outer = self._outer.copy()
         for name in self._state.exported:

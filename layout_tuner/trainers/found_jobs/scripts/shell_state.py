@@ -1,10 +1,10 @@
-"""The state of a shell script that is read: variables, files, and what is not understood."""
+"""The state of a shell script: variables, the files that it writes, and what is not known."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,28 +16,49 @@ from layout_tuner.trainers.found_jobs.scripts.shell_branches import (
 )
 from layout_tuner.trainers.found_jobs.scripts.shell_expansion import Expander
 from layout_tuner.trainers.found_jobs.scripts.shell_scan import end_of_word
-from layout_tuner.trainers.found_jobs.scripts.shell_tree import assigned_names
 from layout_tuner.trainers.found_jobs.scripts.shell_values import (
     UNSET,
     Code,
     Pieces,
+    TextPiece,
     Value,
     appended,
+    file_text,
     known_text,
     merged,
     said_text,
     shortened,
+    spaced,
     unknown,
 )
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+ASSIGNING: Final = ("read", "mapfile", "readarray", "getopts", "let", "printf")
+"""Commands that assign to variables which their words name."""
+
+MAX_ERRORS: Final = 5
+"""Most places of a script that are named where its code cannot be read."""
+
+COUNTER: Final = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""An assignment within `(( ... ))`."""
 
 _OWN_FOLDER: Final = re.compile(
     r'^\$\(\s*dirname\s+"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})"?\s*\)'
 )
 """The folder of the script, which is the one where it is taken to be started."""
+
+
+@dataclass(frozen=True)
+class Redirects:
+    """Where a command's output goes, and the text that it is given."""
+
+    path: str | None = None
+    is_append: bool = False
+    document: Pieces | None = None
 
 
 @dataclass
@@ -48,7 +69,7 @@ class ShellState:
     exported: set[str]
     written: dict[str, Pieces] = field(default_factory=dict)
     directory: str = ""
-    """As of `LaunchCommand`."""
+    """As of `ProgramStart`."""
     is_ended: bool = False
 
     def enter(self, said: str, *, is_known: bool) -> None:
@@ -208,6 +229,61 @@ class ScriptState:
     def _condition(self, said: str, why: str) -> NotUnderstood:
         return NotUnderstood(said=shortened(said), why=why, line=self._line)
 
+    def _redirects(self, nodes: Sequence[Node]) -> Redirects:
+        found = Redirects()
+        for each in nodes:
+            if each.type == "file_redirect":
+                found = self._file_redirect(each, found)
+            elif each.type == "heredoc_redirect":
+                found = replace(found, document=self._document(each))
+                for inner in each.named_children:
+                    if inner.type == "file_redirect":
+                        found = self._file_redirect(inner, found)
+        return found
+
+    def _file_redirect(self, node: Node, found: Redirects) -> Redirects:
+        target = node.child_by_field_name("destination")
+        operators = [each.type for each in node.children]
+        descriptor = node.child_by_field_name("descriptor")
+        is_output = descriptor is None or self._said(descriptor) == "1"
+        if target is None or not is_output or not {">", ">>", ">|"} & set(operators):
+            return found
+        path = said_text(self._expander.text(self._code, *self._places(target)))
+        return replace(found, path=posixpath.normpath(path), is_append=">>" in operators)
+
+    def _document(self, node: Node) -> Pieces:
+        start = next((each for each in node.children if each.type == "heredoc_start"), None)
+        body = next((each for each in node.children if each.type == "heredoc_body"), None)
+        if body is None or start is None:
+            return ()
+        places = self._places(body)
+        if re.search(r"['\"\\]", self._said(start)):
+            return tuple(self._code.pieces(*places))
+        return self._expander.text(self._code, *places, quotes="document")
+
+    def _write(self, name: str | None, arguments: Sequence[Pieces], redirects: Redirects) -> None:
+        """Keeps what `cat <<EOF > FILE` and `echo TEXT > FILE` write."""
+        path, document = redirects.path, redirects.document
+        content = unknown(path or "", "it is written by a command, and nothing is executed")
+        if name == "tee":
+            names = [said_text(each) for each in arguments if not said_text(each).startswith("-")]
+            path = posixpath.normpath(names[0]) if names else None
+            content = content if document is None else document
+        elif name == "echo":
+            plain = [each for each in arguments if said_text(each) not in ("-e", "-n")]
+            content = (*spaced(plain), TextPiece("\n"))
+        elif name == "cat" and document is not None and not arguments:
+            content = document
+        if path is not None:
+            before = self._state.written.get(path, ()) if redirects.is_append else ()
+            self._state.written[path] = merged((*before, *content))
+
+    def _known_files(self) -> dict[str, str]:
+        """The files by path, and by name alone: a program often names one by another path."""
+        written = self._state.written
+        texts = {path: text for path, each in written.items() if (text := file_text(each))}
+        return {posixpath.basename(path): text for path, text in texts.items()} | texts
+
 
 def _joined_files(written: Sequence[dict[str, Pieces]], why: str) -> dict[str, Pieces]:
     """What files hold that each alternative writes; of one that differs it is not known."""
@@ -218,3 +294,87 @@ def _joined_files(written: Sequence[dict[str, Pieces]], why: str) -> dict[str, P
         else unknown(name, why)
         for name in names
     }
+
+
+def errors(root: Node) -> list[Node]:
+    """The first places that the grammar cannot take."""
+    found: list[Node] = []
+    stack = [root]
+    while stack and len(found) < MAX_ERRORS:
+        node = stack.pop()
+        if node.type == "expansion":
+            continue  # `shell_expansion` reads what is in it
+        if node.is_error or node.is_missing:
+            found.append(node)
+        elif node.has_error:
+            stack += reversed(node.children)
+    return found
+
+
+def unclosed(node: Node) -> Node | None:
+    """Where a quote or bracket begins that is never closed; None: the error is another one."""
+    if node.is_missing:
+        return (node.parent or node) if node.type in ('"', "'", "`", ")") else None
+    text = (node.text or b"").strip()
+    whole = b"" if node.parent is None else (node.parent.text or b"").strip()
+    is_open = text[:1] in (b"'", b'"') and text.count(text[:1]) == 1 and whole.endswith(text)
+    return node if is_open else None
+
+
+def words_behind_redirects(statement: Node) -> list[Node]:
+    """Words of a command that stand behind redirections: `torchrun a.py > log --b`."""
+    return [
+        word
+        for each in statement.children_by_field_name("redirect")
+        if each.type == "file_redirect"
+        for word in each.children_by_field_name("destination")[1:]
+    ]
+
+
+def branches(node: Node) -> Iterator[tuple[list[Node] | None, list[Node]]]:
+    """Conditions and statements of each branch of an `if`; None: it is the `else`."""
+    yield _branch(node)
+    for each in node.named_children:
+        if each.type == "elif_clause":
+            yield _branch(each)
+        elif each.type == "else_clause":
+            yield None, each.named_children
+
+
+def _branch(node: Node) -> tuple[list[Node], list[Node]]:
+    conditions: list[Node] = []
+    body: list[Node] = []
+    current = conditions
+    for each in node.children:
+        if each.type == "then":
+            current = body
+        elif each.is_named and each.type not in ("comment", "elif_clause", "else_clause"):
+            current.append(each)
+    return conditions, body
+
+
+def assigned_names(node: Node) -> dict[str, bool]:
+    """Variables that code assigns to, and whether it only appends to each."""
+    found: dict[str, bool] = {}
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        stack += each.children
+        name = None
+        if each.type == "variable_assignment":
+            name = each.child_by_field_name("name")
+        elif each.type in ("for_statement", "select_statement"):
+            name = each.child_by_field_name("variable")
+        elif each.type in ("command", "test_command"):
+            text = (each.text or b"").decode()
+            if text.startswith("(("):
+                names = [match[1] or match[2] for match in COUNTER.finditer(text)]
+            elif re.match(rf"(?:{'|'.join(ASSIGNING)})\s", text):
+                names = re.findall(r"(?<![\w$-])[A-Za-z_]\w*", text)[1:]
+            else:
+                names = []
+            found |= dict.fromkeys(names, False)
+        if name is not None and (match := re.match(r"\w+", (name.text or b"").decode())):
+            is_append = any(child.type == "+=" for child in each.children)
+            found[match[0]] = found.get(match[0], True) and is_append
+    return found

@@ -262,8 +262,12 @@ class Code:
 
     @property
     def content(self) -> bytes:
-        """The text for the parser, which does not take a continued line at the end."""
-        return re.sub(rb"\\(\r?\n\s*)$", rb" \1", self.text.encode())
+        """The text for the parser, without what it does not take and bash does.
+
+        That is a continued line at the end, and `[ $X = - ]`.
+        """
+        text = re.sub(rb"(?<== )[-+]+(?= \])", lambda m: b"x" * len(m[0]), self.text.encode())
+        return re.sub(rb"\\(\r?\n\s*)$", rb" \1", text)
 
     def position(self, byte: int) -> int:
         """The position in the text of a byte of its UTF-8."""

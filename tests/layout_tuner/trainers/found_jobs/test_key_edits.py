@@ -8,7 +8,7 @@ import pytest
 
 from layout_tuner.trainers.found_jobs.into.key_edits import KeyEdits, KeyNotWritableError
 from layout_tuner.trainers.found_jobs.into.layout_changes import GONE
-from layout_tuner.trainers.found_jobs.into.text_edits import edited
+from layout_tuner.trainers.found_jobs.into.script_edits import edited
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.positioned import positioned
 

@@ -9,9 +9,8 @@ import pytest
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
-from layout_tuner.trainers.found_jobs.found_job import Findings, TextPlace
+from layout_tuner.trainers.found_jobs.found_job import Findings, Stated, TextPlace
 from layout_tuner.trainers.found_jobs.knob_settings import (
-    Stated,
     TrainerDefaults,
     note_settings,
     settings_in_effect,

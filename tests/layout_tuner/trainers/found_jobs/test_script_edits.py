@@ -8,8 +8,12 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from layout_tuner.trainers.found_jobs.into.layout_changes import GONE
-from layout_tuner.trainers.found_jobs.into.script_edits import script_edits
-from layout_tuner.trainers.found_jobs.into.text_edits import Edit, EditsOverlapError, edited
+from layout_tuner.trainers.found_jobs.into.script_edits import (
+    Edit,
+    EditsOverlapError,
+    edited,
+    script_edits,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.scripts.shell_script import started_programs
 

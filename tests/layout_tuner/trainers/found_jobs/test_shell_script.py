@@ -120,6 +120,8 @@ def words(text: str) -> list[str | None]:
             [None, "--tp", "4"],
         ),
         ("# größer\nX=ü; TP=4\npython train.py $X $TP", ["ü", "4"]),
+        ('S=()\npython train.py "${S[@]}${S[@]}" x', ["x"]),
+        ('A=0; N=1\n[ "$A" = - ] && N=2\npython train.py $N', ["1"]),
     ],
 )
 def test_words_are_expanded_as_bash_does(script: str, expected: list[str | None]) -> None:

@@ -17,9 +17,13 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, completed
-from layout_tuner.trainers.found_jobs.found_job import FoundJob, JobFileInvalidError, job_lines
+from layout_tuner.trainers.found_jobs.found_job import (
+    FoundJob,
+    JobFileInvalidError,
+    Stated,
+    job_lines,
+)
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import Stated
 from layout_tuner.trainers.found_jobs.own_scripts.statements import statements_of
 from layout_tuner.trainers.found_jobs.positioned import positioned
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, Word
