@@ -74,7 +74,6 @@ _BRACES: Final = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[#!]?)(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?"
 )
-_ALL_ELEMENTS: Final = re.compile(r'"(?:\$(?:@|\{@\}|\{\w+\[@\]\}))+"')
 
 
 class Expander:
@@ -166,9 +165,9 @@ class Expander:
             return end
         if quotes in _BARE and character == '"':
             end = end_of_group(text, at, last)
-            if not _ALL_ELEMENTS.fullmatch(text, at, end):
-                builder.add(())
+            builder.open_quotes()
             self._expand(code, at + 1, end - 1, builder, "double")
+            builder.close_quotes()
             return end
         if quotes == "double" and character == '"':  # within ${X:-"default"}
             return at + 1
@@ -224,6 +223,7 @@ class Expander:
             given = self.variables.get("@")
             if given is None:
                 self.has_arguments = True
+                builder.note_array(is_empty=True)
             else:
                 self._add_all(given, name == "*", builder, quotes)
             return
@@ -238,6 +238,8 @@ class Expander:
     ) -> None:
         """Adds the elements of an array: `"${A[@]}"` as words, `"${A[*]}"` with blanks between."""
         self.count(value.elements)
+        if not is_joined:
+            builder.note_array(is_empty=not value.elements)
         for number, each in enumerate(value.elements):
             if number and (quotes == "document" or (quotes == "double" and is_joined)):
                 builder.add((TextPiece(" "),))

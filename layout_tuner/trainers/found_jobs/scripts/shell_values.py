@@ -213,6 +213,8 @@ class FieldsBuilder:
         self.words: list[Pieces] = []
         self._current: list[TextPiece] = []
         self._is_open = False
+        self._was_open = False
+        self._arrays: set[bool] = set()
 
     def add(self, pieces: Iterable[TextPiece]) -> None:
         """Literal or quoted text, also an empty one."""
@@ -230,6 +232,20 @@ class FieldsBuilder:
                     self.end()
                 else:
                     self.add((each.part(*match.span()),))
+
+    def note_array(self, *, is_empty: bool) -> None:
+        """Notes that an array is expanded by `[@]`."""
+        self._arrays.add(is_empty)
+
+    def open_quotes(self) -> None:
+        """Quotes make a word, also an empty one."""
+        self._was_open, self._arrays = self._is_open, set()
+        self._is_open = True
+
+    def close_quotes(self) -> None:
+        """Takes an empty word back where only empty arrays stand in the quotes, as bash does."""
+        if self._arrays == {True} and not any(piece.text != "" for piece in self._current):
+            self._is_open = self._was_open
 
     def end(self) -> None:
         """Ends the current word."""

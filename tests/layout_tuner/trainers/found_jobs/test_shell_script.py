@@ -121,6 +121,8 @@ def words(text: str) -> list[str | None]:
         ),
         ("# größer\nX=ü; TP=4\npython train.py $X $TP", ["ü", "4"]),
         ('S=()\npython train.py "${S[@]}${S[@]}" x', ["x"]),
+        ('S=()\nE=\npython train.py "$E${S[@]}" "${S[@]}"\'\' a"${S[@]}"', ["", "a"]),
+        ('S=()\nE=("")\npython train.py "${E[@]}${S[@]}"', [""]),
         ('A=0; N=1\n[ "$A" = - ] && N=2\npython train.py $N', ["1"]),
     ],
 )
