@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from layout_tuner.trainers.embedded import EMBEDDED
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob
 from layout_tuner.trainers.found_jobs.found_job import BATCH_FIELDS, JOB, FoundJob, LaunchCommand
 from layout_tuner.trainers.megatron_lm import CONNECTIONS, MEGATRON_LM, SHARDING_STRATEGIES
+from layout_tuner.trainers.placeholders import escaped
 from layout_tuner.trainers.program import LAYOUT_ARGUMENTS, STEPS, VALUES_FILE
 from layout_tuner.trainers.registry import ADAPTERS
 
@@ -187,7 +188,7 @@ def probe_entry(
     found, adapter = job.found, ADAPTERS[job.found.trainer]
     if adapter is EMBEDDED:
         return "every worker has the embedded trainer, which needs none"
-    command = found.command or _of_file(adapter.name, path)
+    command = _of_file(adapter.name, path) if found.command is None else _escaped(found.command)
     if command is None or found.format == "primus":
         return (
             f"{found.file} starts no program that a worker could start for a probe: write the entry "
@@ -234,6 +235,17 @@ def probe_entry(
     if fixed:
         writer.remarks.append(f"every probe has the job's {listed(fixed, len(fixed))}")
     return ProbeEntry(entry=entry, remarks=tuple(writer.remarks), fixed=fixed)
+
+
+def _escaped(command: LaunchCommand) -> LaunchCommand:
+    """The same command with the braces of its texts, which are none of placeholders."""
+    return replace(
+        command,
+        words=tuple(map(escaped, command.words)),
+        container=tuple(map(escaped, command.container)),
+        environment={name: escaped(value) for name, value in command.environment.items()},
+        working_directory=escaped(command.working_directory),
+    )
 
 
 def _fixed(job: CompletedJob, adapter: TrainerAdapter, words: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob
 from layout_tuner.trainers.found_jobs.found_job import Findings, JobFileInvalidError, LaunchCommand
 from layout_tuner.trainers.found_jobs.probing.probe_entry import ProbeEntry, probe_entry
+from layout_tuner.trainers.placeholders import filled, placeholder_values
 from layout_tuner.trainers.program import ProgramTrainer
 
 MODEL = replace(model_preset("small-llama"), seq_length=64)
@@ -105,6 +106,18 @@ def test_the_item_has_all_that_was_taken_out() -> None:
     for text in SAID.values():
         if text != SAID["model.num_layers"]:
             assert text.replace("=", " ") in joined
+
+
+def test_braces_of_a_script_are_no_placeholders() -> None:
+    texts = {"LOG_FORMAT": "{rank} {time} ${HOME} {brace}", "KEYS": '{"a": {tp}}'}
+    words = ("train.py", "--name", "{job_name}", "--tag={tp}")
+    found = job("deepspeed", {}, words, environment=texts, container=("run", "--as={user}"))
+    entry = entry_of(found).entry
+    values = placeholder_values(TrainerJob(model=MODEL, layout=LAYOUT))
+    written = [*entry["command"], *entry["container"], *entry["environment"].values()]
+    assert [filled(each, values) for each in written] == [
+        *("python", *words, "run", "--as={user}", *texts.values())
+    ]
 
 
 def test_what_was_replaced_left_out_and_is_to_be_checked_is_said() -> None:
