@@ -188,6 +188,8 @@ def _layout(
     if "zero_replicas" not in knobs and (group := values.get("zero_group_size")):
         knobs["zero_replicas"] = _zero_replicas(found, dp * knobs.get("cp", 1), group)
     _leave_out_zero(knobs)
+    if knobs.get("cp", 1) == 1:  # what a recipe would do with several
+        knobs.pop("cp_comm_type", None)
     knobs["num_nodes"] = nodes or (-(-devices // per_node) if per_node else 1)
     knobs["micro_batch_size"] = _micro_batch_size(found, values, dp)
     knobs["num_microbatches"] = _num_microbatches(found, {**values, **knobs}, dp)

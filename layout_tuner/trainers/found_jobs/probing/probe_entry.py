@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -86,6 +88,10 @@ class ProbeOptions:
     """An option without which the command is another program's, and stays as it is."""
     beside: tuple[str, ...] = ()
     """Words that are added where the command does not have their options."""
+    switches: tuple[str, ...] = ()
+    """Keys of the trainer's own configuration that are turned off where it turns them on."""
+    line: str = ""
+    """The pattern of a step's line, where another program than the adapter's prints it."""
 
 
 _MEGATRON: Final = ProbeOptions(
@@ -105,8 +111,16 @@ _TRAINER: Final = ProbeOptions(
         *("--num_train_epochs", "--save_strategy", "--save_steps", "--logging_steps"),
         *("--report_to", "--eval_strategy", "--evaluation_strategy", "--eval_steps"),
         *("--do_eval", "--resume_from_checkpoint", "--load_best_model_at_end"),
+        *("--output_dir", "--overwrite_output_dir", "--push_to_hub", "--eval_on_start"),
+        *("--logging_strategy", "--logging_first_step"),
     ),
-    added=("--logging_steps=1", "--save_strategy=no", "--report_to=none"),
+    added=(
+        *("--logging_steps=1", "--save_strategy=no", "--report_to=none"),
+        # Scripts save the model there at their end, and go on from a checkpoint in it.
+        "--output_dir={probe_directory}",
+    ),
+    # Of `ProgressCallback` and `PrinterCallback`; transformers 5 prints figures as texts.
+    line=r"^\s*\{'loss': (?P<loss>[^,}]+)",
     only_with="--per_device_train_batch_size",
     beside=("--gradient_accumulation_steps={num_microbatches}",),
 )
@@ -115,16 +129,31 @@ _OPTIONS: Final[Mapping[str, ProbeOptions]] = {
     "megatron-deepspeed": _MEGATRON,
     "megatron-bridge": ProbeOptions(
         steps="train.train_iters",
-        dropped=("checkpoint.save", "checkpoint.load", "train.eval_iters", "logger.log_interval"),
+        dropped=(
+            *("checkpoint.save", "checkpoint.load", "train.eval_iters", "logger.log_interval"),
+            *("--max_steps", "-ms", "--save_dir", "--load_dir", "--save_interval"),
+            *("train.train_samples", "train.num_epochs", "validation.eval_iters"),
+            *("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples"),
+        ),
         added=(
             *("checkpoint.save=null", "checkpoint.load=null"),
             *("train.eval_iters=0", "logger.log_interval=1"),
         ),
+        decay="scheduler.lr_decay_iters",
     ),
     "torchtitan-0.2": ProbeOptions(
         steps="--training.steps",
-        dropped=("--metrics.log_freq", "--checkpoint.", "--job.dump_folder"),
+        dropped=(
+            *("--metrics.log_freq", "--checkpoint.", "--job.dump_folder", "--validation."),
+            *("--profiling.", "--metrics.enable_"),
+        ),
         added=("--metrics.log_freq=1", "--job.dump_folder={probe_directory}"),
+        switches=(
+            # With checkpoints torchtitan saves at the last step, and loads at the first one.
+            *("checkpoint.enable", "checkpoint.enable_checkpoint", "validation.enable"),
+            *("profiling.enable_profiling", "profiling.enable_memory_snapshot"),
+            *("metrics.enable_tensorboard", "metrics.enable_wandb"),
+        ),
     ),
     "deepspeed": _TRAINER,
     "accelerate": _TRAINER,
@@ -137,6 +166,8 @@ _OF_FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "torchtitan-0.2": ("-m", "torchtitan.train", "--job.config_file={file}"),
 }
 """The program of a trainer whose configuration starts nothing, by adapter."""
+_CONFIGURATION: Final = ("--job.config_file", "--job.config-file")
+"""Options of torchtitan's configuration."""
 _ENGINE_FILE: Final = ("--deepspeed_config", "--deepspeed")
 """Options whose value is DeepSpeed's configuration; the second is a switch in other programs."""
 _NANOTRON: Final[Mapping[str, Any]] = {
@@ -195,7 +226,7 @@ def probe_entry(
             f"of {adapter.name} by hand (docs/guides/other-trainers.md)"
         )
     writer = _EntryWriter(job, adapter, command)
-    words = writer.words()
+    words = writer.words(path.resolve().parent)
     fixed = _fixed(job, adapter, words)
     if lost := [*_lost(found, fixed, words, path.resolve().parent)]:
         return (
@@ -213,6 +244,8 @@ def probe_entry(
         writer.remarks.append(f"{VALUES_FILE} is {found.file} with the layout's values in it")
     elif engine_file := writer.engine_file:
         entry |= writer.configuration(path.resolve().parent, engine_file, read)
+    if writer.line:
+        entry["log"] = {"step": writer.line}
     environment = {
         name: value
         for name, value in command.environment.items()
@@ -344,8 +377,12 @@ class _EntryWriter:
         names = {each.name for each in self._options}
         return run if run is None or not run.only_with or run.only_with in names else None
 
-    def words(self) -> list[str]:
-        """The words of the command with placeholders."""
+    @property
+    def line(self) -> str:
+        return "" if self._run is None else self._run.line
+
+    def words(self, folder: Path) -> list[str]:
+        """The words of the command with placeholders; `folder` is that of the job's file."""
         found: list[str] = []
         replaced, left_out, kept = [], [], []
         written = self._written()
@@ -374,9 +411,23 @@ class _EntryWriter:
                 replaced, f"gave way to {LAYOUT_ARGUMENTS}, which also has what other layouts need"
             )
         found += self._added()
+        off = [*self._turned_off(folder)]
+        found += off
+        self._say(off, "are added: a probe trains, and does nothing else")
         self._say(left_out, "are left out: a probe runs a few steps, and saves and loads nothing")
         self._say(kept, "stay as they are, though they depend on the layout: check them")
         return found
+
+    def _turned_off(self, folder: Path) -> Iterator[str]:
+        """What turns off the switches of torchtitan's configuration, by the names that it uses."""
+        files = [each.value for each in self._options if each.name in _CONFIGURATION]
+        values: dict[str, Any] = {}
+        with suppress(tomllib.TOMLDecodeError):
+            values = tomllib.loads(_text(folder / files[-1])) if files else {}
+        for each in self._run.switches if self._run else ():
+            section, _, name = each.partition(".")
+            if isinstance(stated := values.get(section), dict) and stated.get(name) is True:
+                yield f"--{section}.no-{name}"
 
     def _is_engine_file(self, option: _Option) -> bool:
         has_file = bool(self._adapter.placement_paths) and bool(option.value)
