@@ -256,7 +256,7 @@ def test_a_layout_that_cannot_be_written_is_refused_with_what_to_change() -> Non
 def test_a_value_of_another_file_is_named_by_file_and_key(
     tmp_path: Path, launch: str, stage: int, says: str
 ) -> None:
-    (tmp_path / "a.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (tmp_path / "a.json").write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true}}')
     (tmp_path / "a.yaml").write_text(
         "{distributed_type: FSDP, num_processes: 2, num_machines: 1, mixed_precision: bf16,\n"
         " fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}}\n"
