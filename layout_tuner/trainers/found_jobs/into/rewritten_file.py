@@ -319,7 +319,7 @@ class _Wanted:
             if layout.job.get(name) != self.settings.get(name):
                 differing[JOB + name] = self.values.get(JOB + name)
         if differing:
-            raise _unwritable(before, differing, "")
+            raise _unwritable(self, before, differing, "")
         return (
             *(
                 f"{name}={word_of(now[name])} in this layout, and {word_of(old[name])} before: "
@@ -461,9 +461,13 @@ class _Round:
             edits = self._script_edits(now) if root is None else self._key_edits(now, root)
             return edited(self.file.text, edits)
         except EditsOverlapError as error:
-            raise _unwritable(self.found, self.wrong, "two changes meet at one place") from error
+            raise _unwritable(
+                self.wanted, self.found, self.wrong, "two changes meet at one place"
+            ) from error
         except KeyNotWritableError as error:
-            raise _unwritable(self.found, self.wrong, f"{error} is no plain value there") from error
+            raise _unwritable(
+                self.wanted, self.found, self.wrong, f"{error} is no plain value there"
+            ) from error
 
     def _literals(self) -> dict[str, tuple[ReadValue, str]]:
         """Literals that are our values as they stand, by field, with the new words."""
