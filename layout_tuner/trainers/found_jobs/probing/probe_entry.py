@@ -244,8 +244,8 @@ def probe_entry(
         writer.remarks.append(f"{VALUES_FILE} is {found.file} with the layout's values in it")
     elif engine_file := writer.engine_file:
         entry |= writer.configuration(path.resolve().parent, engine_file, read)
-    if writer.line:
-        entry["log"] = {"step": writer.line}
+    if line := writer.run.line if writer.run else "":
+        entry["log"] = {"step": line}
     environment = {
         name: value
         for name, value in command.environment.items()
@@ -368,7 +368,7 @@ class _EntryWriter:
     def __init__(self, job: CompletedJob, adapter: TrainerAdapter, command: LaunchCommand) -> None:
         self._job, self._adapter, self._command = job, adapter, command
         self._options = [*_options(command.words)]
-        self._run = self._run_options()
+        self.run = self._run_options()
         self._of_field = _fields_by_option(job.found)
         self.remarks: list[str] = []
 
@@ -376,10 +376,6 @@ class _EntryWriter:
         run = _OPTIONS.get(self._adapter.name)
         names = {each.name for each in self._options}
         return run if run is None or not run.only_with or run.only_with in names else None
-
-    @property
-    def line(self) -> str:
-        return "" if self._run is None else self._run.line
 
     def words(self, folder: Path) -> list[str]:
         """The words of the command with placeholders; `folder` is that of the job's file."""
@@ -424,7 +420,7 @@ class _EntryWriter:
         values: dict[str, Any] = {}
         with suppress(tomllib.TOMLDecodeError):
             values = tomllib.loads(_text(folder / files[-1])) if files else {}
-        for each in self._run.switches if self._run else ():
+        for each in self.run.switches if self.run else ():
             section, _, name = each.partition(".")
             if isinstance(stated := values.get(section), dict) and stated.get(name) is True:
                 yield f"--{section}.no-{name}"
@@ -462,14 +458,12 @@ class _EntryWriter:
 
     @property
     def _steps(self) -> tuple[str, ...]:
-        return () if self._run is None else (self._run.steps,)
+        return () if self.run is None else (self.run.steps,)
 
     def _is_dropped(self, name: str) -> bool:
-        if self._run is None:
-            return False
-        return any(
+        return self.run is not None and any(
             name.startswith(each) if each[-1] in "-_." else name == each
-            for each in self._run.dropped
+            for each in self.run.dropped
         )
 
     def _placeholder(self, option: _Option, fields: Sequence[str]) -> str | None:
@@ -486,7 +480,7 @@ class _EntryWriter:
         return getattr(self._job.layout, name) if is_known else None
 
     def _added(self) -> Iterator[str]:
-        run = self._run
+        run = self.run
         if run is None:
             return
         steps = next((each.value for each in self._options if each.name == run.steps), "")

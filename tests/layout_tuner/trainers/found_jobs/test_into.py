@@ -22,7 +22,10 @@ from layout_tuner.trainers.accelerate import accelerate_backend
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, completed
 from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError
+from layout_tuner.trainers.found_jobs.into import rewritten_file
+from layout_tuner.trainers.found_jobs.into.key_edits import KeyNotWritableError
 from layout_tuner.trainers.found_jobs.into.rewritten_file import rewritten
+from layout_tuner.trainers.found_jobs.into.text_edits import EditsOverlapError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.read_job import read_job
 from layout_tuner.trainers.registry import ADAPTERS
@@ -239,6 +242,21 @@ def test_a_layout_that_cannot_be_written_is_refused_with_what_to_change() -> Non
     wanted = replace(job.layout, micro_batch_size=1, num_microbatches=16)
 
     with pytest.raises(JobFileInvalidError, match="change by hand micro_batch_size=1"):
+        rewritten(file, TrainerJob(model=job.model, layout=wanted))
+
+
+@pytest.mark.parametrize("error", [EditsOverlapError, KeyNotWritableError])
+def test_edits_that_cannot_be_made_are_named(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise error("it")
+
+    monkeypatch.setattr(rewritten_file, "edited", refuse)
+    file = file_of(SCRIPT)
+    job = read(file)
+    wanted = replace(job.layout, micro_batch_size=1, num_microbatches=16)
+    with pytest.raises(JobFileInvalidError, match=r"change by hand .*micro_batch_size=1"):
         rewritten(file, TrainerJob(model=job.model, layout=wanted))
 
 
