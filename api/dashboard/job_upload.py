@@ -22,7 +22,8 @@ from layout_tuner.documents.reading import MAX_COUNT, shown
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.store import Store
-from layout_tuner.search_spaces.campaigns.campaign_of_job import campaign_name, campaign_of_job
+from layout_tuner.search_spaces.campaigns.campaign_of_job import campaign_name, campaign_on_machine
+from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError
 from layout_tuner.trainers.found_jobs.stated_fields import read_stated
@@ -44,8 +45,10 @@ def do_read_job(
     try:
         if form.problem:
             raise JobFileInvalidError(form.problem)
-        uploaded = read_upload(_upload(store, form.fields))
-        document = _document(uploaded, form.fields["cluster"])
+        upload = _upload(store, form.fields)
+        uploaded = read_upload(upload)
+        document, remarks = _document(uploaded, form.fields["cluster"], upload.cluster)
+        uploaded = replace(uploaded, remarks=uploaded.remarks + remarks)
     except _REFUSED as error:
         uploaded = UploadedJob(problem=str(error))
     page = SubmitPage(
@@ -73,17 +76,20 @@ def _upload(store: Store, form: dict[str, str]) -> JobUpload:
     )
 
 
-def _document(uploaded: UploadedJob, cluster: str) -> dict[str, Any]:
-    """The campaign of the job, as far as it is known."""
+def _document(
+    uploaded: UploadedJob, cluster: str, machine: Cluster | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The campaign of the job, as far as it is known, and remarks on its machine."""
+    remarks: tuple[str, ...] = ()
     if uploaded.completed is not None:
-        document = dict(campaign_of_job(uploaded.completed, cluster))
+        document, remarks = campaign_on_machine(uploaded.completed, cluster, machine)
     else:
         named = {} if uploaded.found is None else {"name": campaign_name(uploaded.found.file)}
         shape = {} if uploaded.model is None else {"model": uploaded.model.to_mapping()}
         document = {**named, **shape, "cluster": cluster}
     if not cluster:
         del document["cluster"]
-    return document
+    return document, remarks
 
 
 def _number(text: str, label: str) -> int | None:

@@ -19,11 +19,7 @@ from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.belief.plan import Plan, PlannedLayout
 from layout_tuner.predictions.plan_and_estimate import Described, plan, read_campaign
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.campaigns.campaign_of_job import (
-    campaign_of_job,
-    part_of_node,
-    with_baseline_in_space,
-)
+from layout_tuner.search_spaces.campaigns.campaign_of_job import campaign_on_machine
 from layout_tuner.search_spaces.campaigns.job_on_cluster import SEQ_LENGTH, job_on_cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.clusters.site import cluster_part
@@ -169,17 +165,9 @@ def job_campaign(
     machine = resolve_cluster(cluster)[0]
     model = None if asked.model is None else partial(_model, asked.model)
     job, remarks = job_on_cluster(found, machine, model, asked.num_nodes)
-    if (part := part_of_node(job, machine)) is not None:
-        cluster = part.to_mapping()
-        remarks += (
-            f"the job uses {part.devices_per_node} of the {machine.devices_per_node} devices of a node of "
-            f"{machine.name}: it is planned on {part.name}, which has no others; give the worker "
-            "that cluster",
-        )
-    document = campaign_of_job(job, cluster)
+    document, more = campaign_on_machine(job, cluster, machine)
+    remarks += more
     spec = read_campaign(document, data_dir=data_dir)
-    if (wider := with_baseline_in_space(document, spec)) != document:
-        document, spec = wider, read_campaign(wider, data_dir=data_dir)
     campaign = JobCampaign(job=job, document=document, spec=spec, remarks=remarks)
     if log is None or spec.baseline is None:
         return campaign
@@ -236,9 +224,9 @@ def _effect(campaign: JobCampaign, before: Plan, now: Plan) -> LogEffect:
         log=campaign.log,
         predicted_s=predicted_s,
         factor=campaign.log.step_time_s / predicted_s,
-        best_before=before.layouts[0],
-        rank_now=_rank(now, before.layouts[0]),
-        rank_before=_rank(before, now.layouts[0]),
+        best_before=before.best,
+        rank_now=_rank(now, before.best),
+        rank_before=_rank(before, now.best),
     )
 
 

@@ -47,6 +47,8 @@ PLACEHOLDERS: Final[tuple[str, ...]] = (*LAYOUT_FIELDS, *_MODEL, *_DERIVED)
 """Every name: the fields of a layout, those of the model's shape, and what follows from both."""
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
+_BRACE: Final = "{brace}"
+"""Stands for an opening brace: `{brace}name}` is the text `{name}`."""
 
 
 class PlaceholderUnknownError(SearchSpaceError):
@@ -92,6 +94,8 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     """
 
     def value(found: re.Match[str]) -> str:
+        if found[1] not in values and found[0] == _BRACE:
+            return "{"
         if found[1] not in values:
             raise PlaceholderUnknownError(
                 f"{found[0]} in {template!r} is no placeholder; the placeholders are "
@@ -100,3 +104,8 @@ def filled(template: str, values: Mapping[str, str]) -> str:
         return values[found[1]]
 
     return _PLACEHOLDER.sub(value, template)
+
+
+def escaped(text: str) -> str:
+    """A template that `filled` turns into this text, whatever braces it has."""
+    return _PLACEHOLDER.sub(lambda found: f"{_BRACE}{found[1]}}}", text)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
+from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import (
@@ -63,7 +65,36 @@ def campaign_of_job(job: CompletedJob, cluster: Any) -> dict[str, Any]:
     }
 
 
-def part_of_node(job: CompletedJob, machine: Cluster) -> Cluster | None:
+def campaign_on_machine(
+    job: CompletedJob, cluster: Any, machine: Cluster | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The campaign of a job on the devices that it uses, and remarks on them.
+
+    The machine of a job on a part of each node has no other devices. The space has the values of
+    the baseline that a default space lacks.
+
+    Args:
+        job: the job.
+        cluster: its description, as in a campaign's file.
+        machine: the same, read; None: it is not named yet.
+    """
+    remarks: tuple[str, ...] = ()
+    if machine is not None and (part := _part_of_node(job, machine)) is not None:
+        remarks = (
+            f"the job uses {part.devices_per_node} of the {machine.devices_per_node} devices of a node of "
+            f"{machine.name}: it is planned on {part.name}, which has no others; give the worker "
+            "that cluster",
+        )
+        cluster, machine = part.to_mapping(), part
+    document = campaign_of_job(job, cluster)
+    if machine is not None:
+        # A document that cannot be read stays as it is: whoever plans or submits it is refused.
+        with suppress(SearchSpaceError):
+            _add_baseline(document["space"], {**document, "cluster": machine.to_mapping()})
+    return document, remarks
+
+
+def _part_of_node(job: CompletedJob, machine: Cluster) -> Cluster | None:
     """The machine with as many devices of a node as the job uses; None: it uses whole nodes."""
     per_node, rest = divmod(job.layout.num_devices, job.layout.num_nodes)
     if rest or per_node >= machine.devices_per_node:
@@ -71,14 +102,13 @@ def part_of_node(job: CompletedJob, machine: Cluster) -> Cluster | None:
     return replace(machine, name=f"{machine.name}-{per_node}", devices_per_node=per_node)
 
 
-def with_baseline_in_space(document: Mapping[str, Any], spec: CampaignSpec) -> dict[str, Any]:
-    """A campaign whose space has the values of its baseline too; `spec` is the same, read."""
-    space, baseline = dict(document["space"]), spec.baseline
-    for knob in LAYOUT_FIELDS if baseline is not None else ():
-        choices, value = spec.space.values(knob), getattr(baseline, knob)
+def _add_baseline(space: dict[str, Any], document: Mapping[str, Any]) -> None:
+    """Adds to a campaign's space the values of its baseline that it lacks."""
+    spec = CampaignSpec.from_document(document)
+    for knob in LAYOUT_FIELDS if spec.baseline is not None else ():
+        choices, value = spec.space.values(knob), getattr(spec.baseline, knob)
         if knob not in DERIVABLE and value not in choices:
             space[knob] = [*choices, value]
-    return {**document, "space": space}
 
 
 _CHOICES: Final[Mapping[str, Sequence[Any]]] = {

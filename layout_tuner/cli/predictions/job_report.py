@@ -43,7 +43,7 @@ def log_lines(effect: LogEffect, now: JobPlan, width: int | None) -> Iterator[st
         f"{figure(effect.predicted_s)} s were predicted: measured is {effect.factor:.3g} times that",
         width,
     )
-    best, before = plan.layouts[0], effect.best_before
+    best, before = plan.best, effect.best_before
     if best.layout_key == before.layout_key:
         moved = (
             f"the best layout is the same with the log, and predicted to take "

@@ -113,7 +113,7 @@ class PlannedBaseline:
     is_outside: bool
     """Whether it is not among the layouts of the space."""
     to_best: LayoutComparison | None
-    """The best layout compared with it; None: it is the best."""
+    """The best layout that the trainer runs compared with it; None: it is that one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +193,11 @@ class Plan:
     def num_ranked(self) -> int:
         """The jobs, or the layouts where no job knob is searched."""
         return self.num_legal if self.num_jobs is None else self.num_jobs
+
+    @property
+    def best(self) -> PlannedLayout:
+        """The best listed layout that the trainer runs; rank 1 where it refuses all of them."""
+        return next((each for each in self.layouts if not each.refused), self.layouts[0])
 
     @property
     def rows(self) -> tuple[PlannedLayout, ...]:
@@ -296,7 +301,6 @@ def _planned(
     job: TrainingJob | None,
 ) -> PlannedLayout:
     spec = predictions.spec
-    adapter, trained = adapter_named(predictions.trainer), spec.job_of(layout)
     figures = _figures(layout, predictions)
     factor = objective_factors(spec.objective, LayoutColumns.of(layout), spec.model)
     shares = step_shares(layout, predictions)
@@ -310,9 +314,7 @@ def _planned(
         shares=shares,
         best_chance=best_chance,
         is_baseline=layout == spec.baseline,
-        refused=()
-        if adapter is None
-        else (*adapter.all_lacking(trained).values(), *adapter.refusals(trained)),
+        refused=_refused(layout, predictions),
         job=None
         if job is None
         else estimate_job(
@@ -324,6 +326,14 @@ def _planned(
             allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
         ),
     )
+
+
+def _refused(layout: Layout, predictions: LayoutPredictions) -> tuple[str, ...]:
+    """See `PlannedLayout.refused`."""
+    adapter, trained = adapter_named(predictions.trainer), predictions.spec.job_of(layout)
+    if adapter is None:
+        return ()
+    return (*adapter.all_lacking(trained).values(), *adapter.refusals(trained))
 
 
 def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures:
@@ -374,7 +384,9 @@ def _baseline(
     else:
         rank = 1 + int(places[0])
         chance = chance_of.get(rank)
-    best = legal.layout(int(ranked.order[0]))
+    compared = (legal.layout(int(each)) for each in ranked.order[:MAX_TOP])
+    runs = (each for each in compared if not _refused(each, predictions))
+    best = next(runs, None) or legal.layout(int(ranked.order[0]))
     return PlannedBaseline(
         planned=_planned(rank, layout, predictions, chance, job),
         is_outside=position is None,

@@ -79,7 +79,7 @@ def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
     """The lines of a plan for a terminal of this width; None: for a file, with whole tables."""
     yield from _wrapped(f"{head_words(plan)}. {PREDICTED_WORDS}", width)
     if plan.baseline is not None:
-        yield from _wrapped(baseline_words(plan.baseline, plan.num_ranked), width)
+        yield from _wrapped(baseline_words(plan, plan.baseline), width)
     yield ""
     yield from _space_lines(plan, width)
     yield ""
@@ -128,15 +128,21 @@ def head_words(plan: Plan) -> str:
     return f"plan of {plan.campaign} for {who}: {plan.model} on {plan.cluster}{where}"
 
 
-def baseline_words(baseline: PlannedBaseline, num_legal: int) -> str:
+def baseline_words(plan: Plan, baseline: PlannedBaseline) -> str:
     """How good the layout is that runs today, and what to change in it."""
-    rank = baseline.planned.rank
+    rank, num_legal = baseline.planned.rank, plan.num_ranked
     if baseline.to_best is None:
-        return f"the baseline is rank 1 of {num_legal:,}: no layout is predicted to be better"
+        better = "no layout" if rank == 1 else f"no layout that {plan.trainer} runs"
+        return f"the baseline is rank {rank:,} of {num_legal:,}: {better} is predicted to be better"
     where = f"the baseline is rank {rank:,} of {num_legal:,}"
     if baseline.is_outside:
         where = f"the baseline would be rank {rank:,} of {num_legal:,} (it is outside of the space)"
     best = "rank 1" if rank > 1 else "the best of the space"
+    key = baseline.to_best.second.layout_key
+    if key != plan.layouts[0].layout_key:
+        best = f"{key}, the best that {plan.trainer} runs,"
+    elif plan.layouts[0].refused:
+        best += f", which {plan.trainer} refuses,"
     return (
         f"{where}: {best} gives {ratio_words(baseline.to_best)} of it; from the baseline to that: "
         f"{change_words(baseline.to_best.changes)}"

@@ -13,15 +13,18 @@ from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
+from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.found_job import (
     BATCH_FIELDS,
     JOB,
     MODEL,
+    OF_USER,
     FoundJob,
     JobFileInvalidError,
 )
 from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
 from layout_tuner.trainers.registry import ADAPTERS
+from layout_tuner.trainers.torchtitan import TORCHTITAN_0_2
 
 _DEGREES_BESIDE_DP: Final = ("tp", "tp_columns", "cp", "pp")
 
@@ -79,8 +82,27 @@ def completed(
         raise JobFileInvalidError(f"the model of {found.file}: {error}") from error
     layout = _layout(found, values, num_nodes, devices_per_node)
     knobs = ADAPTERS[found.trainer].knobs if found.trainer in ADAPTERS else ()
+    if found.trainer == TORCHTITAN_0_2.name:
+        found, layout = _without_fsdp(found, shape, layout)
     job = settings_in_effect(layout.job, knobs, layout, shape)
     return CompletedJob(found=found, model=shape, layout=replace(layout, job=job))
+
+
+def _without_fsdp(found: FoundJob, model: ModelShape, layout: Layout) -> tuple[FoundJob, Layout]:
+    """The job in fp32 where one replica is left for torchtitan's FSDP, which has its mixed types.
+
+    `maybe_enable_amp` in torchtitan/distributed/utils.py of v0.2.2.
+    """
+    why = TORCHTITAN_0_2.lacking(TrainerJob(model=model, layout=layout)).get("precision")
+    is_stated = any((each.field, each.why) == ("precision", OF_USER) for each in found.assumed)
+    if why is None or is_stated or layout.precision not in ("bf16", "fp8"):
+        return found, layout
+    if layout.precision == "fp8":
+        raise JobFileInvalidError(
+            f"{found.file}: not understood: precision: {why}, and fp8 here is beside bf16; state it "
+            "with --set precision=VALUE"
+        )
+    return found.with_stated({"precision": "fp32"}, why), replace(layout, precision="fp32")
 
 
 ONLY_WITH: Final = {
@@ -146,6 +168,8 @@ def _layout(
     if knobs.get("ep", 1) == 1 and knobs.get("zero_replicas", 1) == dp * knobs.get("cp", 1):
         # ZeRO over one rank shards nothing, and is no value of its own here.
         knobs.update(zero_stage=0, zero_replicas=1)
+    if knobs.get("cp", 1) == 1:  # what a recipe would do with several
+        knobs.pop("cp_comm_type", None)
     knobs["num_nodes"] = nodes or (-(-devices // per_node) if per_node else 1)
     knobs["micro_batch_size"] = _micro_batch_size(found, values, dp)
     knobs["num_microbatches"] = _num_microbatches(found, {**values, **knobs}, dp)

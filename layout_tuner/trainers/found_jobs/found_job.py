@@ -35,6 +35,8 @@ BATCH_FIELDS: Final = ("global_batch_size", "devices_per_node", "num_devices", "
 """What a job states beside the fields of a layout. `dp` is seldom written: it follows from the
 number of devices. `num_devices` are the ranks of the whole job, `zero_group_size` those that share
 one copy of what ZeRO shards, from which `zero_replicas` follows."""
+OF_USER: Final = "stated by the user"
+"""Why a field has the value that a user states beside the file."""
 
 
 class JobFileInvalidError(SearchSpaceError):
@@ -194,7 +196,7 @@ class FoundJob:
         """Fields that something sets which is not understood."""
         return {each.field: each for each in self.not_understood if each.field}
 
-    def with_stated(self, stated: Mapping[str, Any], why: str = "stated by the user") -> Self:
+    def with_stated(self, stated: Mapping[str, Any], why: str = OF_USER) -> Self:
         """The job with values of the user, over those of the file."""
         whys = dict.fromkeys(stated, why)
         if self.vocabulary and isinstance(tp := stated.get("tp"), int) and tp > 0:

@@ -13,6 +13,7 @@ from tests.api.campaigns.test_found_jobs import CONFIG, DEEPSPEED, SCRIPT
 from tests.api.dashboard.browser import Visitor, look_at, visiting
 from tests.kit.api import answered
 from tests.kit.populated import Populated
+from tests.layout_tuner.predictions.test_job_plan import PART
 
 TEXT = SCRIPT.replace("--bf16", "--bf16 --our-own-flag $(date) --num-workers 4")
 
@@ -57,6 +58,19 @@ def test_a_script_fills_in_the_form_and_says_what_it_did_not_understand(
     expect(beside).to_contain_text("read: --global-batch-size 64 (line 9)")
     expect(page.locator("#check")).to_contain_text("Nothing is wrong")
     look_at(page)
+
+
+def test_a_job_on_part_of_a_node_gets_that_part(visitor: Visitor, tmp_path: Path) -> None:
+    page = visitor.open("/submit")
+    page.get_by_label("Cluster of the job").select_option("h100-sxm")
+    upload(page, tmp_path / "part.sh", PART)
+
+    expect(page.locator("#found-job")).to_contain_text("uses 4 of the 8 devices of a node")
+    assert "name: h100-sxm-4" in value_of(page, "rest")
+    assert "devices_per_node: 4" in value_of(page, "rest")
+    assert value_of(page, "space.tp") == "1, 2"  # one device would hold the job
+    expect(page.locator("#check")).to_contain_text("Nothing is wrong")
+    expect(page.locator("#check")).not_to_contain_text("baseline")
 
 
 def test_what_is_missing_is_stated_beside_files_that_stay(visitor: Visitor, tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ play(values["tokens"]["train_steps"], lambda step, took: (
 """
 
 
-def entry_of(path: Path) -> tuple[CampaignSpec, ProgramTrainer, ProbeEntry]:
+def entry_of(path: Path, **asked: Any) -> tuple[CampaignSpec, ProgramTrainer, ProbeEntry]:
     """The campaign of a job, and the trainer that probes it with the interpreter of the tests."""
-    found = job_campaign(path, JobAsked(cluster=CLUSTER.to_mapping()))
+    found = job_campaign(path, JobAsked(cluster=CLUSTER.to_mapping(), **asked))
     entry = probe_entry_of(found, path)
     assert isinstance(entry, ProbeEntry), entry
     python, *words = entry.entry["command"]
@@ -166,6 +166,274 @@ def test_a_configuration_of_nanotron_is_probed_with_its_data(
     assert values["tokens"]["batch_accumulation_per_replica"] == 2
     assert values["data_stages"][0]["data"] == {"dataset": "/data/text"}
     assert said_by(tmp_path, name="said.json")[0] == "--config-file"
+
+
+BRIDGE = """#!/bin/bash
+export SAID=said-
+torchrun --nproc_per_node 2 scripts/training/run_recipe.py --recipe llama32_1b_pretrain_config \\
+    -tp 2 -mb 2 -gb 8 -sl 32 --save_dir /ckpt model.num_layers=4 model.hidden_size=64 \\
+    model.ffn_hidden_size=256 model.num_attention_heads=4 model.num_query_groups=4 \\
+    train.train_iters=500 scheduler.lr_warmup_iters=100 ++checkpoint.load=/ckpt optimizer.lr=1e-4
+"""
+BRIDGE_RUN = """
+import argparse
+
+parser = argparse.ArgumentParser(allow_abbrev=False)
+for names in (("--recipe",), ("-tp", "--tensor_model_parallel_size"), ("-sl", "--seq_length"),
+              ("-mb", "--micro_batch_size"), ("-gb", "--global_batch_size"),
+              ("-ms", "--max_steps"), ("--save_dir",)):
+    parser.add_argument(*names)
+options, overrides = parser.parse_known_args()
+FIELDS = {  # some of the fields of its ConfigContainer: Hydra refuses others
+    "model": "tensor_model_parallel_size pipeline_model_parallel_size sequence_parallel num_layers "
+        "virtual_pipeline_model_parallel_size recompute_granularity recompute_method hidden_size "
+        "recompute_num_layers ffn_hidden_size num_attention_heads num_query_groups",
+    "train": "micro_batch_size global_batch_size train_iters eval_iters",
+    "ddp": "use_distributed_optimizer overlap_grad_reduce overlap_param_gather "
+        "num_distributed_optimizer_instances use_megatron_fsdp average_in_collective "
+        "data_parallel_sharding_strategy",
+    "dist": "use_megatron_fsdp", "optimizer": "use_distributed_optimizer lr",
+    "checkpoint": "save load ckpt_format", "logger": "log_interval",
+    "scheduler": "lr_decay_iters lr_warmup_iters",
+}
+values = {"checkpoint.save": options.save_dir}
+for word in overrides:
+    path, equals, value = word.lstrip("+").partition("=")
+    section, _, field = path.partition(".")
+    if not equals or path != "mixed_precision" and field not in FIELDS[section].split():
+        sys.exit(f"Failed to parse Hydra overrides: {word}")
+    values[path] = value
+if int(values["scheduler.lr_warmup_iters"]) >= int(
+    values.get("scheduler.lr_decay_iters") or values["train.train_iters"]
+):
+    sys.exit("lr_warmup_steps < lr_decay_steps")
+with open("values.json", "w") as file:
+    json.dump(values, file)
+play(values["train.train_iters"], lambda step, took: (
+    f" [2031-04-05 06:07:08] iteration {step:8d}/     500 | consumed samples:            8 | elapsed "
+    f"time per iteration (ms): {1e3 * took:.1f} | throughput per GPU (TFLOP/s/GPU): 1.0 | learning "
+    "rate: 1.000000E-04 | global batch size:     8 | lm loss: 9.000000E+00 | loss scale: 1.0 | grad "
+    "norm: 1.000 | number of skipped iterations:   0 | number of nan iterations:   0 |"))
+"""
+OF_RECIPE = {"pp": 1, "vpp": 1, "cp": 1, "sequence_parallel": False, "model.vocab_size": 256}
+"""What only the recipe says."""
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        (
+            {},
+            {
+                "model.tensor_model_parallel_size": "2",
+                "train.micro_batch_size": "2",
+                "model.recompute_granularity": "null",
+            },
+        ),
+        (
+            {"tp": 1, "dp": 2, "num_microbatches": 2, "zero_stage": 3, "recompute": "full"},
+            {
+                "model.tensor_model_parallel_size": "1",
+                "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+                "model.recompute_granularity": "full",
+            },
+        ),
+    ],
+)
+def test_a_recipe_of_bridge_is_probed(
+    nodes: LocalNodes, tmp_path: Path, knobs: dict[str, Any], expected: dict[str, str]
+) -> None:
+    (program := tmp_path / "scripts/training/run_recipe.py").parent.mkdir(parents=True)
+    program.write_text(PLAYED + BRIDGE_RUN)
+    script = tmp_path / "job.sh"
+    script.write_text(BRIDGE)
+    spec, trainer, _ = entry_of(script, stated={**OF_RECIPE, "recompute": "none"})
+    outcome = probe(nodes, spec, trainer, **knobs)
+    assert outcome.measurement is not None, (outcome.message, outcome.log_tail)
+    values = json.loads((tmp_path / "values.json").read_text())
+    kept = {"model.hidden_size": "64", "optimizer.lr": "1e-4", "scheduler.lr_decay_iters": "500"}
+    saved = {"checkpoint.save": "null", "checkpoint.load": "null", "train.eval_iters": "0"}
+    expected |= kept | saved | {"train.train_iters": str(2 + 8 + 3), "train.global_batch_size": "8"}
+    assert {name: values[name] for name in expected} == expected
+
+
+TITAN = """
+[job]
+dump_folder = "out"
+[profiling]
+enable_profiling = true
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 2
+global_batch_size = 8
+seq_len = 32
+steps = 500
+dataset = "c4"
+[parallelism]
+tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "none"
+[checkpoint]
+enable = true
+[validation]
+enable = true
+[metrics]
+log_freq = 10
+"""
+TITAN_RUN = """
+import tomllib
+
+values, words, at = {}, sys.argv[1:], 0
+switches = {"checkpoint": ["enable"], "validation": ["enable"], "profiling": ["enable_profiling"]}
+while at < len(words):
+    path, equals, value = words[at].removeprefix("--").partition("=")
+    section, _, name = path.partition(".")
+    at += 1
+    if (switch := name.removeprefix("no-")) in switches.get(section, ()):
+        value = not name.startswith("no-")
+    elif not equals:
+        value, at = words[at], at + 1
+    values[section, switch] = value
+with open(values["job", "config_file"], "rb") as file:
+    for section, each in tomllib.load(file).items():
+        values = {(section, name): value for name, value in each.items()} | values
+with open("values.json", "w") as file:
+    json.dump({".".join(name): value for name, value in values.items()}, file)
+if not os.environ["RANK"].strip("0"):
+    for section, (switch,) in switches.items():
+        assert not values[section, switch], section
+    play(values["training", "steps"], lambda step, took: (
+        f"[titan] 2031-04-05 06:07:08,123 - root - INFO - step: {step:2}  loss: 12.25000  grad_norm: "
+        f" 1.2500  memory:  1.04GiB(1.31%)  tps: {round(128 / took):,}  tflops: 1.00  mfu: 1.00%"
+        if step == 1 or step % int(values["metrics", "log_freq"]) == 0 else ""))
+"""
+LLAMA = {
+    "name": "own",
+    "family": "llama",
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_kv_heads": 4,
+    "ffn_hidden_size": 256,
+    "seq_length": 32,
+    "vocab_size": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({}, {"parallelism.data_parallel_shard_degree": "2"}),
+        (
+            {"tp": 2, "dp": 1, "zero_stage": 0, "num_microbatches": 4, "precision": "fp32"},
+            {
+                "parallelism.tensor_parallel_degree": "2",
+                "parallelism.data_parallel_shard_degree": "1",
+                "training.mixed_precision_param": "float32",
+            },
+        ),
+    ],
+)
+def test_a_configuration_of_torchtitan_is_probed(
+    nodes: LocalNodes, tmp_path: Path, knobs: dict[str, Any], expected: dict[str, str]
+) -> None:
+    (program := tmp_path / "torchtitan/train.py").parent.mkdir()
+    program.write_text(PLAYED + TITAN_RUN)
+    path = tmp_path / "llama.toml"
+    path.write_text(TITAN)
+    spec, trainer, _ = entry_of(path, model=LLAMA, num_nodes=1)
+    knobs = {"sequence_parallel": True, **knobs} if knobs else knobs
+    outcome = probe(nodes, spec, trainer, **knobs)
+    assert outcome.measurement is not None, (outcome.message, outcome.log_tail)
+    assert outcome.measurement.step_time_s >= 0.02
+    values = json.loads((tmp_path / "values.json").read_text())
+    expected |= {"training.dataset": "c4", "training.steps": str(2 + 8 + 3)}
+    assert {name: values[name] for name in expected} == expected
+    assert values["job.dump_folder"] != "out"
+
+
+HUGGING_FACE = """
+def size(name):
+    return int(option("--" + name))
+
+def switch(name):
+    return "--" + name in sys.argv and option("--" + name) != "False"
+
+world_size = int(os.environ["WORLD_SIZE"])
+args = {
+    "train_micro_batch_size_per_gpu": size("per_device_train_batch_size"),
+    "gradient_accumulation_steps": size("gradient_accumulation_steps"),
+    "bf16": switch("bf16"),
+}
+args["train_batch_size"] = (
+    world_size * args["train_micro_batch_size_per_gpu"] * args["gradient_accumulation_steps"]
+)
+config = json.load(open(option("--deepspeed"))) if option("--deepspeed") else {}
+for name, own in args.items():
+    given = config.get(name, "auto")
+    given = given if name != "bf16" or given == "auto" else given["enabled"]
+    if given not in ("auto", own):
+        sys.exit(f"Please correct the following DeepSpeed config values: {name}={given} vs hf {own}")
+with open("values.json", "w") as file:
+    json.dump({"config": config, **args}, file)
+if os.environ["RANK"] == "0":
+    quote = "'" * ("--quoted" in sys.argv)
+    def line(step, took):
+        if config.get("steps_per_print") == 1 and not quote:
+            print(f"[2031-04-05 06:07:08,123] [INFO] [logging.py:107:log_dist] [Rank 0] step={step}, "
+                  "skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]")
+        return ("{'loss': %s9.25%s, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.01}"
+                % (quote, quote))
+    assert option("--logging_steps") == "1" and "--logging_strategy" not in sys.argv
+    play(option("--max_steps"), line)
+    print("{'train_runtime': 1.5, 'train_samples_per_second': 9.9, 'train_loss': 9.25}")
+open(os.path.join(option("--output_dir"), "model.bin"), "w").close()
+"""
+ENGINE = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto"),
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2, "overlap_comm": True},
+}
+TRAINER = (
+    "run_clm.py --model_name_or_path own/model --per_device_train_batch_size 2 --bf16 True "
+    "--gradient_accumulation_steps 2 --do_train True --num_train_epochs 3 --block_size 32 "
+    "--output_dir out --logging_strategy epoch --gradient_checkpointing False"
+)
+
+
+@pytest.mark.parametrize(
+    ("launch", "stages"),
+    [
+        (f"deepspeed --num_gpus 2 {TRAINER} --deepspeed ds.json", (2, 3)),
+        (f"accelerate launch --num_processes 2 --num_machines 1 {TRAINER} --quoted", (0, 0)),
+    ],
+    ids=["deepspeed", "accelerate"],
+)
+def test_a_script_of_hugging_face_is_probed(
+    nodes: LocalNodes, tmp_path: Path, launch: str, stages: tuple[int, int]
+) -> None:
+    (tmp_path / "run_clm.py").write_text(PLAYED + HUGGING_FACE)
+    (tmp_path / "ds.json").write_text(json.dumps(ENGINE))
+    (tmp_path / "out").mkdir()
+    script = tmp_path / "job.sh"
+    script.write_text(f"export SAID=said-\n{launch}\n")
+    spec, trainer, _ = entry_of(
+        script, model=LLAMA, num_nodes=1, stated={} if stages[0] else {"zero_stage": 0}
+    )
+    for stage, size in zip(stages, (2, 1), strict=True):
+        knobs = {"micro_batch_size": size, "num_microbatches": 4 // size, "zero_stage": stage}
+        outcome = probe(nodes, spec, trainer, **knobs)
+        assert outcome.measurement is not None, (outcome.message, outcome.log_tail)
+        assert len(outcome.measurement.iterations) >= 3 + spec.probe.warmup
+        assert outcome.measurement.iterations[-1].loss == 9.25
+        values = json.loads((tmp_path / "values.json").read_text())
+        assert (values["train_micro_batch_size_per_gpu"], values["train_batch_size"]) == (size, 8)
+        config = values["config"]
+        assert config == {} or config["zero_optimization"] == {"stage": stage, "overlap_comm": True}
+    assert list((tmp_path / "out").iterdir()) == []  # nothing is saved over the job's model
 
 
 TORCH = '''

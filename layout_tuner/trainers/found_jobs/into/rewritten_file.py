@@ -19,7 +19,7 @@ from layout_tuner.errors import LayoutInvalidError, SearchSpaceError
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValue
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.terminal.plurals import listed
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, overrides
 from layout_tuner.trainers.found_jobs.completed_job import completed
 from layout_tuner.trainers.found_jobs.found_job import (
     JOB,
@@ -128,7 +128,9 @@ def rewritten(
         try:
             found = read_job(copy, name)
         except JobFileInvalidError as error:
-            raise _unwritable(first, wrong, f"the copy could not be read: {error}") from error
+            raise _unwritable(
+                wanted, first, wrong, f"the copy could not be read: {error}"
+            ) from error
         wrong = wanted.wrong_fields(found)
         if not wrong or wanted.is_reached(found):
             new = (
@@ -137,18 +139,28 @@ def rewritten(
                 *wanted.new_notes(first),
             )
             return Rewritten(file=copy, before=file, notes=(*notes, *new))
-    raise _unwritable(found, wrong, "")  # the copy may say it in another file
+    raise _unwritable(wanted, found, wrong, "")  # the copy may say it in another file
 
 
-def _unwritable(found: FoundJob, wrong: Mapping[str, Any], why: str) -> JobFileInvalidError:
+def _unwritable(
+    wanted: _Wanted, found: FoundJob, wrong: Mapping[str, Any], why: str
+) -> JobFileInvalidError:
+    """Says what to change by hand, in the words of the file where it stands."""
     said = {each.field: each.said for each in found.read}
-    changes = [
-        f"{name}={word_of(value)}" + (f" (where it says {said[name]})" if name in said else "")
-        for name, value in wrong.items()
-    ]
+    keys = overrides(wanted.adapter.values(wanted.job), lambda path, value: [path, word_of(value)])
+    of_key, changes, is_elsewhere = dict(keys), [], True
+    for name, value in wrong.items():
+        now = said.get(name, "")
+        file, _, stated = now.partition(": ")
+        if (key := stated.partition(": ")[0]) in of_key:  # of another file
+            changes.append(f"{key}: {of_key[key]} in {file} ({name}={word_of(value)})")
+            continue
+        is_elsewhere = False
+        changes.append(f"{name}={word_of(value)}" + f" (where it says {now})" * bool(now))
+    then = "do this again" if is_elsewhere else "give what you changed with --set FIELD=VALUE"
     return JobFileInvalidError(
         f"{found.file}: this layout cannot be written into it; change by hand {listed(changes, 5)}, and "
-        "give what you changed with --set FIELD=VALUE" + (f" ({why})" if why else "")
+        f"{then}" + (f" ({why})" if why else "")
     )
 
 
@@ -311,7 +323,7 @@ class _Wanted:
             if layout.job.get(name) != self.settings.get(name):
                 differing[JOB + name] = self.values.get(JOB + name)
         if differing:
-            raise _unwritable(before, differing, "")
+            raise _unwritable(self, before, differing, "")
         return (
             *(
                 f"{name}={word_of(now[name])} in this layout, and {word_of(old[name])} before: "
@@ -453,9 +465,13 @@ class _Round:
             edits = self._script_edits(now) if root is None else self._key_edits(now, root)
             return edited(self.file.text, edits)
         except EditsOverlapError as error:
-            raise _unwritable(self.found, self.wrong, "two changes meet at one place") from error
+            raise _unwritable(
+                self.wanted, self.found, self.wrong, "two changes meet at one place"
+            ) from error
         except KeyNotWritableError as error:
-            raise _unwritable(self.found, self.wrong, f"{error} is no plain value there") from error
+            raise _unwritable(
+                self.wanted, self.found, self.wrong, f"{error} is no plain value there"
+            ) from error
 
     def _literals(self) -> dict[str, tuple[ReadValue, str]]:
         """Literals that are our values as they stand, by field, with the new words."""

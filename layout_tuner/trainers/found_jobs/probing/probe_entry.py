@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ from layout_tuner.trainers.embedded import EMBEDDED
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob
 from layout_tuner.trainers.found_jobs.found_job import BATCH_FIELDS, JOB, FoundJob, LaunchCommand
 from layout_tuner.trainers.megatron_lm import CONNECTIONS, MEGATRON_LM, SHARDING_STRATEGIES
+from layout_tuner.trainers.placeholders import escaped
 from layout_tuner.trainers.program import LAYOUT_ARGUMENTS, STEPS, VALUES_FILE
 from layout_tuner.trainers.registry import ADAPTERS
 
@@ -75,6 +78,10 @@ class ProbeOptions:
     """An option without which the command is another program's, and stays as it is."""
     beside: tuple[str, ...] = ()
     """Words that are added where the command does not have their options."""
+    switches: tuple[str, ...] = ()
+    """Keys of the trainer's own configuration that are turned off where it turns them on."""
+    line: str = ""
+    """The pattern of a step's line, where another program than the adapter's prints it."""
 
 
 _MEGATRON: Final = ProbeOptions(
@@ -94,8 +101,16 @@ _TRAINER: Final = ProbeOptions(
         *("--num_train_epochs", "--save_strategy", "--save_steps", "--logging_steps"),
         *("--report_to", "--eval_strategy", "--evaluation_strategy", "--eval_steps"),
         *("--do_eval", "--resume_from_checkpoint", "--load_best_model_at_end"),
+        *("--output_dir", "--overwrite_output_dir", "--push_to_hub", "--eval_on_start"),
+        *("--logging_strategy", "--logging_first_step"),
     ),
-    added=("--logging_steps=1", "--save_strategy=no", "--report_to=none"),
+    added=(
+        *("--logging_steps=1", "--save_strategy=no", "--report_to=none"),
+        # Scripts save the model there at their end, and go on from a checkpoint in it.
+        "--output_dir={probe_directory}",
+    ),
+    # Of `ProgressCallback` and `PrinterCallback`; transformers 5 prints figures as texts.
+    line=r"^\s*\{'loss': (?P<loss>[^,}]+)",
     only_with="--per_device_train_batch_size",
     beside=("--gradient_accumulation_steps={num_microbatches}",),
 )
@@ -104,16 +119,31 @@ _OPTIONS: Final[Mapping[str, ProbeOptions]] = {
     "megatron-deepspeed": _MEGATRON,
     "megatron-bridge": ProbeOptions(
         steps="train.train_iters",
-        dropped=("checkpoint.save", "checkpoint.load", "train.eval_iters", "logger.log_interval"),
+        dropped=(
+            *("checkpoint.save", "checkpoint.load", "train.eval_iters", "logger.log_interval"),
+            *("--max_steps", "-ms", "--save_dir", "--load_dir", "--save_interval"),
+            *("train.train_samples", "train.num_epochs", "validation.eval_iters"),
+            *("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples"),
+        ),
         added=(
             *("checkpoint.save=null", "checkpoint.load=null"),
             *("train.eval_iters=0", "logger.log_interval=1"),
         ),
+        decay="scheduler.lr_decay_iters",
     ),
     "torchtitan-0.2": ProbeOptions(
         steps="--training.steps",
-        dropped=("--metrics.log_freq", "--checkpoint.", "--job.dump_folder"),
+        dropped=(
+            *("--metrics.log_freq", "--checkpoint.", "--job.dump_folder", "--validation."),
+            *("--profiling.", "--metrics.enable_"),
+        ),
         added=("--metrics.log_freq=1", "--job.dump_folder={probe_directory}"),
+        switches=(
+            # With checkpoints torchtitan saves at the last step, and loads at the first one.
+            *("checkpoint.enable", "checkpoint.enable_checkpoint", "validation.enable"),
+            *("profiling.enable_profiling", "profiling.enable_memory_snapshot"),
+            *("metrics.enable_tensorboard", "metrics.enable_wandb"),
+        ),
     ),
     "deepspeed": _TRAINER,
     "accelerate": _TRAINER,
@@ -126,6 +156,8 @@ _OF_FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "torchtitan-0.2": ("-m", "torchtitan.train", "--job.config_file={file}"),
 }
 """The program of a trainer whose configuration starts nothing, by adapter."""
+_CONFIGURATION: Final = ("--job.config_file", "--job.config-file")
+"""Options of torchtitan's configuration."""
 _ENGINE_FILE: Final = ("--deepspeed_config", "--deepspeed")
 """Options whose value is DeepSpeed's configuration; the second is a switch in other programs."""
 _NANOTRON: Final[Mapping[str, Any]] = {
@@ -175,14 +207,14 @@ def probe_entry(
     found, adapter = job.found, ADAPTERS[job.found.trainer]
     if adapter is EMBEDDED:
         return "every worker has the embedded trainer, which needs none"
-    command = found.command or _of_file(adapter.name, path)
+    command = _of_file(adapter.name, path) if found.command is None else _escaped(found.command)
     if command is None or found.format == "primus":
         return (
             f"{found.file} starts no program that a worker could start for a probe: write the entry "
             f"of {adapter.name} by hand (docs/guides/other-trainers.md)"
         )
     writer = _EntryWriter(job, adapter, command)
-    words = writer.words()
+    words = writer.words(path.resolve().parent)
     fixed = _fixed(job, adapter, words)
     if lost := [*_lost(found, fixed, words, path.resolve().parent)]:
         return (
@@ -200,6 +232,8 @@ def probe_entry(
         writer.remarks.append(f"{VALUES_FILE} is {found.file} with the layout's values in it")
     elif engine_file := writer.engine_file:
         entry |= writer.configuration(path.resolve().parent, engine_file, read)
+    if line := writer.run.line if writer.run else "":
+        entry["log"] = {"step": line}
     environment = {
         name: value
         for name, value in command.environment.items()
@@ -222,6 +256,17 @@ def probe_entry(
     if fixed:
         writer.remarks.append(f"every probe has the job's {listed(fixed, len(fixed))}")
     return ProbeEntry(entry=entry, remarks=tuple(writer.remarks), fixed=fixed)
+
+
+def _escaped(command: LaunchCommand) -> LaunchCommand:
+    """The same command with the braces of its texts, which are none of placeholders."""
+    return replace(
+        command,
+        words=tuple(map(escaped, command.words)),
+        container=tuple(map(escaped, command.container)),
+        environment={name: escaped(value) for name, value in command.environment.items()},
+        working_directory=escaped(command.working_directory),
+    )
 
 
 def _fixed(job: CompletedJob, adapter: TrainerAdapter, words: Sequence[str]) -> tuple[str, ...]:
@@ -311,7 +356,7 @@ class _EntryWriter:
     def __init__(self, job: CompletedJob, adapter: TrainerAdapter, command: LaunchCommand) -> None:
         self._job, self._adapter, self._command = job, adapter, command
         self._options = [*_options(command.words)]
-        self._run = self._run_options()
+        self.run = self._run_options()
         self._of_field = _fields_by_option(job.found)
         self.remarks: list[str] = []
 
@@ -320,14 +365,14 @@ class _EntryWriter:
         names = {each.name for each in self._options}
         return run if run is None or not run.only_with or run.only_with in names else None
 
-    def words(self) -> list[str]:
-        """The words of the command with placeholders."""
+    def words(self, folder: Path) -> list[str]:
+        """The words of the command with placeholders; `folder` is that of the job's file."""
         found: list[str] = []
         replaced, left_out, kept = [], [], []
         written = self._written()
         for each in self._options:
             fields = self._of_field.get(each.name, ())
-            if self._run is not None and each.name == self._run.steps:
+            if self.run is not None and each.name == self.run.steps:
                 continue
             if self._is_engine_file(each):
                 found.append(f"{each.name}={VALUES_FILE}")
@@ -350,9 +395,23 @@ class _EntryWriter:
                 replaced, f"gave way to {LAYOUT_ARGUMENTS}, which also has what other layouts need"
             )
         found += self._added()
+        off = [*self._turned_off(folder)]
+        found += off
+        self._say(off, "are added: a probe trains, and does nothing else")
         self._say(left_out, "are left out: a probe runs a few steps, and saves and loads nothing")
         self._say(kept, "stay as they are, though they depend on the layout: check them")
         return found
+
+    def _turned_off(self, folder: Path) -> Iterator[str]:
+        """What turns off the switches of torchtitan's configuration, by the names that it uses."""
+        files = [each.value for each in self._options if each.name in _CONFIGURATION]
+        values: dict[str, Any] = {}
+        with suppress(tomllib.TOMLDecodeError):
+            values = tomllib.loads(_text(folder / files[-1])) if files else {}
+        for each in self.run.switches if self.run else ():
+            section, _, name = each.partition(".")
+            if isinstance(stated := values.get(section), dict) and stated.get(name) is True:
+                yield f"--{section}.no-{name}"
 
     def _is_engine_file(self, option: _Option) -> bool:
         has_file = bool(self._adapter.placement_paths) and bool(option.value)
@@ -386,11 +445,9 @@ class _EntryWriter:
         return {each.name for each in _options(self._adapter.placement_arguments(job)) if each.name}
 
     def _is_dropped(self, name: str) -> bool:
-        if self._run is None:
-            return False
-        return any(
+        return self.run is not None and any(
             name.startswith(each) if each[-1] in "-_." else name == each
-            for each in self._run.dropped
+            for each in self.run.dropped
         )
 
     def _placeholder(self, option: _Option, fields: Sequence[str]) -> str | None:
@@ -407,7 +464,7 @@ class _EntryWriter:
         return getattr(self._job.layout, name) if is_known else None
 
     def _added(self) -> Iterator[str]:
-        run = self._run
+        run = self.run
         if run is None:
             return
         steps = next((each.value for each in self._options if each.name == run.steps), "")

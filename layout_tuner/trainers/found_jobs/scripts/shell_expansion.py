@@ -223,7 +223,7 @@ class Expander:
             given = self.variables.get("@")
             if given is None:
                 self.has_arguments = True
-                builder.note_array(is_empty=True)
+                builder.note_array(is_empty=name == "@")
             else:
                 self._add_all(given, name == "*", builder, quotes)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,15 @@ from hypothesis import strategies as st
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, RECOMPUTE_MODES, Layout
 from layout_tuner.search_spaces.legality_rules import violations
+from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.accelerate import accelerate_backend
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, completed
 from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError
+from layout_tuner.trainers.found_jobs.into import rewritten_file
+from layout_tuner.trainers.found_jobs.into.key_edits import KeyNotWritableError
 from layout_tuner.trainers.found_jobs.into.rewritten_file import rewritten
+from layout_tuner.trainers.found_jobs.into.text_edits import EditsOverlapError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.read_job import read_job
 from layout_tuner.trainers.registry import ADAPTERS
@@ -238,6 +243,52 @@ def test_a_layout_that_cannot_be_written_is_refused_with_what_to_change() -> Non
 
     with pytest.raises(JobFileInvalidError, match="change by hand micro_batch_size=1"):
         rewritten(file, TrainerJob(model=job.model, layout=wanted))
+
+
+@pytest.mark.parametrize("error", [EditsOverlapError, KeyNotWritableError])
+def test_edits_that_cannot_be_made_are_named(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise error("it")
+
+    monkeypatch.setattr(rewritten_file, "edited", refuse)
+    file = file_of(SCRIPT)
+    job = read(file)
+    wanted = replace(job.layout, micro_batch_size=1, num_microbatches=16)
+    with pytest.raises(JobFileInvalidError, match=r"change by hand .*micro_batch_size=1"):
+        rewritten(file, TrainerJob(model=job.model, layout=wanted))
+
+
+@pytest.mark.parametrize(
+    ("launch", "stage", "says"),
+    [
+        ("deepspeed --num_gpus 2 {} --deepspeed a.json", 3, "zero_optimization.stage: 3 in a.json"),
+        (
+            "accelerate launch --config_file a.yaml {}",
+            2,
+            "fsdp_config.fsdp_reshard_after_forward: false in a.yaml",
+        ),
+    ],
+)
+def test_a_value_of_another_file_is_named_by_file_and_key(
+    tmp_path: Path, launch: str, stage: int, says: str
+) -> None:
+    (tmp_path / "a.json").write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true}}')
+    (tmp_path / "a.yaml").write_text(
+        "{distributed_type: FSDP, num_processes: 2, num_machines: 1, mixed_precision: bf16,\n"
+        " fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}}\n"
+    )
+    batch = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2"
+    words = f"train.py {batch} --bf16 True --gradient_checkpointing False"
+    (tmp_path / "job.sh").write_text(launch.format(words))
+    layout = Layout(
+        dp=2, micro_batch_size=2, num_microbatches=2, precision="bf16", zero_stage=stage
+    )
+    job = TrainerJob(model=model_preset("tiny-llama"), layout=layout)
+    hint = re.escape(f"change by hand {says} (zero_stage={stage}), and do this again")
+    with pytest.raises(JobFileInvalidError, match=hint):
+        rewritten(JobFile.open(tmp_path / "job.sh"), job)
 
 
 def test_a_change_of_something_else_with_the_same_variable_is_refused() -> None:

@@ -17,6 +17,7 @@ from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob
 from layout_tuner.trainers.found_jobs.found_job import Findings, JobFileInvalidError, LaunchCommand
 from layout_tuner.trainers.found_jobs.probing.probe_entry import ProbeEntry, probe_entry
+from layout_tuner.trainers.placeholders import filled, placeholder_values
 from layout_tuner.trainers.program import ProgramTrainer
 
 MODEL = replace(model_preset("small-llama"), seq_length=64)
@@ -107,6 +108,18 @@ def test_the_item_has_all_that_was_taken_out() -> None:
             assert text.replace("=", " ") in joined
 
 
+def test_braces_of_a_script_are_no_placeholders() -> None:
+    texts = {"LOG_FORMAT": "{rank} {time} ${HOME} {brace}", "KEYS": '{"a": {tp}}'}
+    words = ("train.py", "--name", "{job_name}", "--tag={tp}")
+    found = job("deepspeed", {}, words, environment=texts, container=("run", "--as={user}"))
+    entry = entry_of(found).entry
+    values = placeholder_values(TrainerJob(model=MODEL, layout=LAYOUT))
+    written = [*entry["command"], *entry["container"], *entry["environment"].values()]
+    assert [filled(each, values) for each in written] == [
+        *("python", *words, "run", "--as={user}", *texts.values())
+    ]
+
+
 def test_what_was_replaced_left_out_and_is_to_be_checked_is_said() -> None:
     said = " ".join(entry_of(job("megatron-lm", SAID, MEGATRON)).remarks)
     for words in ("--tensor-model-parallel-size", "--save", "--load", "--wandb-project", "version"):
@@ -170,8 +183,13 @@ def test_a_job_of_bridge_has_overrides_of_its_keys() -> None:
     )
     assert command_of(job("megatron-bridge", said, words)) == [
         *("python", "run_recipe.py", "--recipe", "llama32_1b_pretrain_config", "optimizer.lr=1e-4"),
-        *("{layout_arguments}", "train.train_iters={steps}", "checkpoint.save=null"),
-        *("checkpoint.load=null", "train.eval_iters=0", "logger.log_interval=1"),
+        *("{layout_arguments}", "scheduler.lr_decay_iters=9", "train.train_iters={steps}"),
+        *(
+            "checkpoint.save=null",
+            "checkpoint.load=null",
+            "train.eval_iters=0",
+            "logger.log_interval=1",
+        ),
     ]
 
 
@@ -191,8 +209,9 @@ def test_options_of_a_trainer_without_the_item_have_placeholders_of_their_own() 
     assert entry.entry["command"] == [
         *("python", "finetune.py", "--model_name_or_path", "m"),
         "--per_device_train_batch_size={micro_batch_size}",
-        *("--bf16", "True", "--deepspeed={values_file}", "--output_dir", "/out"),
-        *("--max_steps={steps}", "--logging_steps=1", "--save_strategy=no", "--report_to=none"),
+        *("--bf16", "True", "--deepspeed={values_file}", "--max_steps={steps}"),
+        *("--logging_steps=1", "--save_strategy=no", "--report_to=none"),
+        "--output_dir={probe_directory}",
         "--gradient_accumulation_steps={num_microbatches}",
     ]
     assert any(each.startswith("--bf16 stay as they are") for each in entry.remarks)
@@ -238,6 +257,26 @@ def test_a_configuration_of_torchtitan_is_overridden_on_the_command_line() -> No
     at = words.index("--parallelism.tensor_parallel_degree")
     assert words[at + 1] == "2"
     assert not any(each.startswith("--model.") for each in words)
+
+
+def test_switches_of_torchtitan_are_turned_off_where_they_are_on(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[checkpoint]\nenable_checkpoint = true\n[validation]\n")
+    words = (
+        "train.py",
+        "--job.config_file",
+        "a.toml",
+        "--validation.enable",
+        "--metrics.log_freq=5",
+    )
+    found = job("torchtitan-0.2", {}, words)
+    entry = probe_entry(found, tmp_path / "job.sh", unreadable)
+    assert isinstance(entry, ProbeEntry), entry
+    _, *command = entry.entry["command"]
+    assert command[:3] == ["train.py", "--job.config_file", "a.toml"]
+    assert [each for each in command if "no-" in each or "validation" in each] == [
+        "--checkpoint.no-enable_checkpoint"
+    ]
+    assert any("no-enable_checkpoint are added" in each for each in entry.remarks)
 
 
 @pytest.mark.parametrize("trainer", ["accelerate", "deepspeed", "megatron-bridge"])

@@ -211,6 +211,19 @@ def test_shards_over_one_rank_are_none() -> None:
     assert (layout.dp, layout.zero_stage) == (1, 0)
 
 
+def test_one_replica_beside_tp_is_in_fp32() -> None:
+    one = ("tensor_parallel_degree = 2", "tensor_parallel_degree = 8")
+    job = completed(found(NEW, one), num_nodes=1, devices_per_node=8)
+    assert job.layout.precision == job.found.value("precision") == "fp32"
+    [why] = [each.why for each in job.found.assumed if each.field == "precision"]
+    assert "not with dp=1" in why
+    assert on(2, found(NEW, one)).precision == "bf16"
+    assert on(1, found(NEW, one).with_stated({"precision": "bf16"})).precision == "bf16"
+    eight = found(NEW, one, with_section("model", "converters = ['float8']"))
+    with pytest.raises(JobFileInvalidError, match=r"precision: .*--set precision="):
+        on(1, eight)
+
+
 def test_types_are_not_mixed_beside_tp_without_fsdp() -> None:
     job = found(NEW, with_section("parallelism", "data_parallel_shard_degree = 1"))
     assert job.value("precision") == "fp32"

@@ -126,6 +126,36 @@ def test_a_plan_says_how_good_the_baseline_is_and_what_to_change() -> None:
     assert "(baseline)" in text
 
 
+@pytest.mark.parametrize(
+    ("stages", "micro_batch_size", "says"),
+    [
+        ([1, 3], 1, "z3-rc_none-sp1-bf16, the best that torchtitan-0.2 runs, gives"),
+        ([1, 3], 2, "the baseline is rank 2 of 2: no layout that torchtitan-0.2 runs is"),
+        ([1], 1, "rank 1, which torchtitan-0.2 refuses, gives"),
+    ],
+)
+def test_a_baseline_is_compared_with_what_runs(
+    stages: list[int], micro_batch_size: int, says: str
+) -> None:
+    layout = replace(FIRST, num_nodes=1, tp=2, zero_stage=3, sequence_parallel=True)
+    size = {"micro_batch_size": micro_batch_size, "num_microbatches": 8 // micro_batch_size}
+    space = {
+        "global_batch_size": 32,
+        "num_nodes": 1,
+        "tp": 2,
+        "pp": 1,
+        "recompute": "none",
+        "micro_batch_size": 2,
+        "zero_stage": stages,
+        "sequence_parallel": True,
+    }
+    probe = {"trainer": "torchtitan-0.2"}
+    spec = campaign(space=space, baseline=layout.to_mapping() | size, probe=probe)
+    plan = make_plan(spec, top=1)
+    assert plan.layouts[0].refused
+    assert says in " ".join(" ".join(plan_lines(plan, None)).split())
+
+
 def test_a_baseline_outside_of_the_space_has_the_rank_that_it_would_have() -> None:
     narrow = SPACE | {"num_nodes": 4, "tp": [1, 2, 4]}
     spec = campaign(space=narrow, baseline=FIRST.to_mapping())
