@@ -25,7 +25,7 @@ from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError
 from layout_tuner.trainers.found_jobs.into import rewritten_file
 from layout_tuner.trainers.found_jobs.into.key_edits import KeyNotWritableError
 from layout_tuner.trainers.found_jobs.into.rewritten_file import rewritten
-from layout_tuner.trainers.found_jobs.into.text_edits import EditsOverlapError
+from layout_tuner.trainers.found_jobs.into.script_edits import EditsOverlapError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.read_job import read_job
 from layout_tuner.trainers.registry import ADAPTERS
