@@ -69,7 +69,7 @@ def part_of_node(job: CompletedJob, machine: Cluster) -> Cluster | None:
     per_node, rest = divmod(job.layout.num_devices, job.layout.num_nodes)
     if rest or per_node >= machine.devices_per_node:
         return None
-    return replace(machine, name=f"{machine.name}-{per_node}", devices_per_node=per_node)
+    return replace(machine.with_devices_per_node(per_node), name=f"{machine.name}-{per_node}")
 
 
 def with_baseline_in_space(document: Mapping[str, Any], spec: CampaignSpec) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from layout_tuner.documents.reading import (
 )
 from layout_tuner.errors import ClusterInvalidError
 from layout_tuner.search_spaces.clusters.cluster import (
+    CLUSTER_RANGES,
     MAX_DEVICE_MEMORY_BYTES,
     REQUIRED_FIELDS,
     UNKNOWN_DEVICE,
@@ -408,7 +409,12 @@ def _from_preset(values: dict[str, Any]) -> Cluster:
             "preset", f"unknown cluster preset {shown(preset)}{nearest(preset, choices)}"
         )
     if preset != LOCAL_CPU:
-        return Cluster.from_mapping(CLUSTER_PRESETS[preset].to_mapping() | values)
+        described = CLUSTER_PRESETS[preset]
+        if "levels" not in values and "devices_per_node" in values:
+            node = values["devices_per_node"]
+            if CLUSTER_RANGES["devices_per_node"].problem(node) is None:
+                described = described.with_devices_per_node(node)
+        return Cluster.from_mapping(described.to_mapping() | values)
     base = detect_local_cpu(values.pop("devices_per_node", None))
     if values.get("num_nodes", 1) != 1:
         raise ClusterInvalidError.of_field(
