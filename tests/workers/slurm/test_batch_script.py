@@ -70,6 +70,34 @@ def test_what_the_user_says_comes_last_so_that_slurm_takes_it() -> None:
     assert constraints == ["--constraint=nvme", "--constraint=x", "--constraint=y"]
 
 
+def test_switches_and_segments_are_options_of_the_job() -> None:
+    """`--segment` is for topology/block of Slurm 23.11 and later, so no test here runs it."""
+    options = directives(render(make_request(switches="1@10:00", segment="2")))
+    assert options[-2:] == ["--switches=1@10:00", "--segment=2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "why"),
+    [
+        ({"switches": "few"}, "--switches", "'few' is not a number of switches, as 2 or 2@60"),
+        ({"switches": "0"}, "--switches", "'0' is not a number of switches"),
+        ({"segment": "x"}, "--segment", "'x' is not a number of nodes"),
+        ({"segment": "0"}, "--segment", "'0' is not a number of nodes"),
+        ({"num_nodes": 3, "segment": "2"}, "--segment", "3 nodes are no multiple of segments of 2"),
+        ({"num_nodes": 3, "site": Site(sbatch=("--segment=2",))}, "--segment", "3 nodes are no"),
+    ],
+)
+def test_switches_and_segments_that_slurm_refuses(
+    changes: dict[str, Any], field: str, why: str
+) -> None:
+    with pytest.raises(AllocationInvalidError, match=f"^{field}: {why}"):
+        make_request(**changes)
+
+
+def test_a_job_within_one_segment_may_have_any_number_of_nodes() -> None:
+    assert make_request(num_nodes=3, segment="4").segment == "4"
+
+
 def test_cores_are_not_asked_for_as_gpus() -> None:
     assert not [o for o in directives(render(make_request())) if "gpu" in o]
     gres = Site(devices_option="--gres=gpu:{devices}")

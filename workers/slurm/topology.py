@@ -1,0 +1,189 @@
+"""The topology of a Slurm site: its switches or blocks by level, and the nodes below each."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from layout_tuner.documents.json_and_yaml import read_yaml
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.site import Site, node_list
+from layout_tuner.workers.errors import (
+    SlurmRefusedError,
+    SlurmUnavailableError,
+    TopologyUnusableError,
+)
+from layout_tuner.workers.packing.topology import Groups, Topology
+from layout_tuner.workers.slurm.jobs import call, inside_job
+
+_LOG = logging.getLogger(__name__)
+
+_CUT: Final = "SLURM_TOPO_LEN"
+"""A variable of users that cuts the lines of `scontrol show topology`."""
+
+_UNREADABLE: Final = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+)
+Level = Mapping[str, tuple[str, ...]]
+"""The nodes of each switch or block of one level, by its name."""
+
+
+class _Unit(NamedTuple):
+    """A switch or block, with nodes or with switches below it, or with both."""
+
+    name: str
+    nodes: str
+    below: str = ""
+    size: int = 0
+    """Nodes of an aggregated block."""
+
+
+def topology_of(site: Site, cluster: Cluster, environ: Mapping[str, str]) -> Topology:
+    """The topology of the Slurm job of this environment; outside of a job, what the site lists.
+
+    Where it can't be read or contradicts the nodes, the log says so, and probes run as without.
+    """
+    names = site.levels or (("switch",) if site.switches else ())
+    topology, environment = Topology.of(cluster, names), inside_job(environ)
+    environment.pop(_CUT, None)
+    is_job = "SLURM_JOB_ID" in environ
+    if not names or not (is_job or site.switches):
+        return topology
+    try:
+        levels = [site.switches] if site.switches else read_topology(*_shown(site, environment))
+        known = _by_node(levels, names)
+        if is_job:
+            _refuse_unknown(known, call("scontrol", "-o", "show", "node", environ=environment))
+        if why := topology.contradiction(known.values()):
+            raise TopologyUnusableError(why)
+    except (SlurmUnavailableError, SlurmRefusedError) as error:
+        _LOG.warning("the topology is that of the nodes' SLURM_TOPOLOGY_ADDR: %s", error)
+        return replace(topology, reads_addresses=bool(site.levels))
+    except TopologyUnusableError as error:
+        _LOG.warning("probes are placed as without a topology: %s", error)
+        return topology
+    return replace(topology, known=known)
+
+
+def _shown(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The text of the job's topology, and its name where Slurm has several (from 25.05 on)."""
+    named: list[str] = []
+    if partition := environ.get("SLURM_JOB_PARTITION"):
+        shown = call("scontrol", "show", "partition", partition, environ=environ)
+        named = re.findall(r"\bTopology=(\S+)", shown)
+    if not site.topology:
+        return call("scontrol", "show", "topology", *named, environ=environ), ""
+    try:
+        return Path(site.topology).read_text(), "".join(named)
+    except (OSError, ValueError) as error:
+        raise TopologyUnusableError(f"the site's topology can't be read ({error})") from error
+
+
+def read_topology(text: str, name: str = "") -> list[Level]:
+    """The levels of a topology, smallest first.
+
+    Args:
+        text: what `scontrol show topology` prints of a tree (SwitchName=) or of blocks (BlockName=,
+            and AggregatedBlock= from Slurm 25.05 on); or a topology.yaml (topology.yaml(5)).
+        name: the topology among those of a topology.yaml; empty: the cluster's default.
+
+    Raises:
+        TopologyUnusableError: it has no switches or blocks, or can't be read.
+    """
+    is_yaml = text.lstrip().startswith(("-", "#"))
+    try:
+        units = {unit.name: unit for unit in (_of_yaml(text, name) if is_yaml else _of_lines(text))}
+        levels = _levels(units)
+    except _UNREADABLE as error:
+        raise TopologyUnusableError(
+            f"Slurm's topology is not as scontrol or topology.yaml(5) has it ({error!r}); correct it"
+        ) from error
+    if not levels:
+        raise TopologyUnusableError("Slurm's topology has no switches or blocks")
+    return levels
+
+
+def _of_lines(text: str) -> Iterator[_Unit]:
+    for line in text.splitlines():
+        words = dict(word.partition("=")[::2] for word in line.split())
+        nodes = words.get("Nodes", "")
+        if "SwitchName" in words:
+            yield _Unit(words["SwitchName"], nodes, words.get("Switches", ""))
+        elif "BlockName" in words:
+            yield _Unit(words["BlockName"], nodes)
+        elif "AggregatedBlock" in words:
+            yield _Unit(words["AggregatedBlock"], nodes, size=int(words["BlockSize"]))
+
+
+def _of_yaml(text: str, name: str) -> Iterator[_Unit]:
+    listed: list[Any] = read_yaml(text.encode())
+    default = next((each for each in listed if each.get("cluster_default")), listed[0])
+    chosen = {each["topology"]: each for each in listed}[name] if name else default
+    for each in chosen.get("tree", {}).get("switches", ()):
+        yield _Unit(each["switch"], each.get("nodes", ""), each.get("children", ""))
+    block = chosen.get("block", {})
+    blocks = [_Unit(each["block"], each["nodes"]) for each in block.get("blocks", ())]
+    yield from blocks
+    base, *sizes = block.get("block_sizes", (1,))
+    for size in sizes:  # of blocks in a row
+        for first in range(0, len(blocks), size // base):
+            within = blocks[first : first + size // base]
+            nodes = ",".join(each.nodes for each in within)
+            yield _Unit(f"{within[0].name}-{within[-1].name}", nodes, size=size)
+
+
+def _levels(units: Mapping[str, _Unit]) -> list[Level]:
+    sizes = sorted({unit.size for unit in units.values()})
+
+    def height(unit: _Unit) -> int:
+        below = [height(units[name]) for name in _names(unit.below)]
+        return 1 + max(below) if below else sizes.index(unit.size)
+
+    def nodes(unit: _Unit) -> list[str]:
+        return _names(unit.nodes) or [n for name in _names(unit.below) for n in nodes(units[name])]
+
+    levels: dict[int, dict[str, tuple[str, ...]]] = {}
+    for unit in units.values():
+        level, below = levels.setdefault(height(unit), {}), tuple(nodes(unit))
+        if below not in level.values():  # parallel switches above the same nodes are one group
+            level[unit.name] = below
+    return [levels[each] for each in sorted(levels)]
+
+
+def _names(listed: str) -> list[str]:
+    return list(node_list(listed, "topology")) if listed else []
+
+
+def _by_node(levels: list[Level], names: tuple[str, ...]) -> dict[str, Groups]:
+    """The groups of each node at the named levels; TopologyUnusableError where it has two."""
+    if len(levels) < len(names):
+        raise TopologyUnusableError(
+            f"the site names {len(names)} levels ({', '.join(names)}), and Slurm's topology has "
+            f"{len(levels)}: name as many"
+        )
+    found: dict[str, Groups] = {}
+    for name, level in zip(names, levels, strict=False):
+        at: dict[str, str] = {}
+        for group, nodes in level.items():
+            for node in nodes:
+                if at.setdefault(node, group) != group:
+                    raise TopologyUnusableError(
+                        f"{node} is in two groups of level {name}, {at[node]} and {group}: list it "
+                        "in one"
+                    )
+        # In an uneven tree, the switch below stands for one that is missing.
+        found = {n: (*groups, at.get(n, groups[-1])) for n, groups in found.items()} or {
+            n: (group,) for n, group in at.items()
+        }
+    return found
+
+
+def _refuse_unknown(known: Mapping[str, Groups], shown: str) -> None:
+    there = set(re.findall(r"^NodeName=(\S+)", shown, re.MULTILINE))
+    for node, groups in known.items():
+        if node not in there:
+            raise TopologyUnusableError(f"{groups[0]} names {node}, which Slurm does not have")
