@@ -285,7 +285,7 @@ class RayNodes:
             num_cores=agent.hello["num_cores"],
             core_ids=tuple(agent.hello["core_ids"]),
             device_cores=self._device_cores,
-            labels=agent.hello["labels"],
+            labels=agent.hello.get("labels", {}),
             switches=tuple(agent.hello["switches"]),
         )
         with self._changed:

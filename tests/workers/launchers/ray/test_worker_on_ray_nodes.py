@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.kit.worker_loop import WorkedService, running_worker
+from tests.kit.worker_loop import WorkedService, log_of, running_worker
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Sequence[RayNodeProcess]]:
     processes = make_nodes("127.0.1.51", "127.0.1.52")
-    for process in processes:
+    for process, domain in zip(processes, ("a", "b"), strict=True):
+        process.labels = f"domain={domain},zone=z"
         process.start()
     yield processes
     for process in processes:
@@ -45,3 +46,31 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
     seen = {name: told["num_devices_seen"] for name, told in service.told_health().items()}
     assert seen == {node["name"]: 2 for node in status["nodes"]}
     assert 0 < status["ends_in_s"] < 3600
+
+
+def test_a_probe_gets_nodes_whose_label_names_one_domain(
+    nodes: Sequence[RayNodeProcess], mark: str, service: WorkedService
+) -> None:
+    head = nodes[0]
+    late = RayNodeProcess(
+        name="n2", address="127.0.1.53", head=head.head, token=head.token, labels="domain=a"
+    )
+    late.start()
+    service.add(1, num_devices=2, num_nodes=2, iterations=2)
+    cluster = service.spool_dir.parent / "cluster.yaml"
+    levels = "[{name: node, devices: 2}, {name: domain, devices: 4}, {name: all}]"
+    cluster.write_text(
+        f"{{preset: local-cpu, name: domains, devices_per_node: 2, levels: {levels}}}"
+    )
+    options = ["--cluster", str(cluster), "--nodes", "3", "--ray-address", head.head]
+    options += ["--end-when-idle", "3"]
+    try:
+        with running_worker(service, *options, RAY_AUTH_TOKEN=head.token) as worker:
+            assert worker.wait(3 * PATIENCE_S) == 0
+    finally:
+        late.end()
+    log = log_of(service).read_text()
+    print(log)
+    (line,) = (line for line in log.splitlines() if " starts on " in line)
+    assert sorted(line.partition(" on ")[2].partition(";")[0].split(", ")) == ["n0", "n2"]
+    assert line.endswith("; spans 1 of domain (2 nodes)")
