@@ -163,6 +163,7 @@ class NodeRoster:
             self._set(event.node, "lost", event.error)
             return _LOG.warning("node %s has not recovered yet: %s", node.name, event.error)
         self._backoffs[event.node].reset()
+        self._find_groups()  # it may have come back elsewhere
         _LOG.info("node %s has recovered", node.name)
         return self._check([event.node])
 

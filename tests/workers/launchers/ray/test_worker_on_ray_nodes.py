@@ -30,7 +30,10 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
     for trial_id, (num_devices, num_nodes) in sizes.items():
         service.add(trial_id, num_devices=num_devices, num_nodes=num_nodes, iterations=2)
     cluster = service.spool_dir.parent / "cluster.yaml"
-    cluster.write_text("{preset: local-cpu, name: two-nodes, devices_per_node: 2}")
+    levels = "[{name: node, devices: 2}, {name: domain, devices: 4}, {name: all}]"
+    cluster.write_text(
+        f"{{preset: local-cpu, name: two-nodes, devices_per_node: 2, levels: {levels}}}"
+    )
     options = ["--cluster", str(cluster), "--share-nodes", "--nodes", "2", "--time-left", "3600"]
     options += ["--ray-address", nodes[0].head, "--end-when-idle", "3"]
     with running_worker(service, *options, RAY_AUTH_TOKEN=nodes[0].token) as worker:
@@ -43,34 +46,8 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
     assert all(0 < b["iterations_s"] <= b["outcome"]["duration_s"] for b in outcomes.values())
     assert service.unregistered == ["session-1"]
     status = service.heartbeats[-1]["status"]
+    (line,) = (words for words in log_of(service).read_text().splitlines() if "spans" in words)
+    assert line.endswith("; spans 2 of domain (1 + 1 nodes)")
     seen = {name: told["num_devices_seen"] for name, told in service.told_health().items()}
     assert seen == {node["name"]: 2 for node in status["nodes"]}
     assert 0 < status["ends_in_s"] < 3600
-
-
-def test_a_probe_gets_nodes_whose_label_names_one_domain(
-    nodes: Sequence[RayNodeProcess], mark: str, service: WorkedService
-) -> None:
-    head = nodes[0]
-    late = RayNodeProcess(
-        name="n2", address="127.0.1.53", head=head.head, token=head.token, labels="domain=a"
-    )
-    late.start()
-    service.add(1, num_devices=2, num_nodes=2, iterations=2)
-    cluster = service.spool_dir.parent / "cluster.yaml"
-    levels = "[{name: node, devices: 2}, {name: domain, devices: 4}, {name: all}]"
-    cluster.write_text(
-        f"{{preset: local-cpu, name: domains, devices_per_node: 2, levels: {levels}}}"
-    )
-    options = ["--cluster", str(cluster), "--nodes", "3", "--ray-address", head.head]
-    options += ["--end-when-idle", "3"]
-    try:
-        with running_worker(service, *options, RAY_AUTH_TOKEN=head.token) as worker:
-            assert worker.wait(3 * PATIENCE_S) == 0
-    finally:
-        late.end()
-    log = log_of(service).read_text()
-    print(log)
-    (line,) = (line for line in log.splitlines() if " starts on " in line)
-    assert sorted(line.partition(" on ")[2].partition(";")[0].split(", ")) == ["n0", "n2"]
-    assert line.endswith("; spans 1 of domain (2 nodes)")
