@@ -159,5 +159,5 @@ def test_a_switch_with_nodes_that_are_not_there_is_a_warning(
     with closing(SlurmSite(num_nodes=2, switches="SwitchName=leaf1 Nodes=n[1-2],n99\n")) as site:
         topology = topology_of(Site(levels=("leaf",)), make_cluster(), environment_of(site, "1"))
     assert not topology.known
-    words = "probes are placed as without a topology: leaf1 names n99, which Slurm does not have"
+    words = "probes are placed as without a topology: leaf1 names n99, not a node of Slurm's"
     assert [record.getMessage() for record in caplog.records] == [words]

@@ -108,13 +108,12 @@ def _neighbours(positions: Ints, count: int) -> Ints:
     return np.sort(np.concatenate(sorted(runs, key=len, reverse=True))[:count])
 
 
-def choose_devices(free: Bools, width: int, beside: Ints | int = 0) -> Share | None:
+def choose_devices(free: Bools, width: int) -> Share | None:
     """Chooses `width` contiguous free devices of one node; None where no node has them.
 
     They are aligned to their number where possible, since the devices of a package are nearer to
-    each other; then they come from the node with the fewest free devices, of the group with the
-    fewest free nodes (`beside`, by node), and there from the smallest gap, so that large gaps,
-    whole nodes and whole groups remain for larger probes.
+    each other; then they come from the node with the fewest free devices, and there from the
+    smallest gap, so that large gaps and whole nodes remain for larger probes.
     """
     if width > free.shape[1]:
         return None
@@ -123,8 +122,7 @@ def choose_devices(free: Bools, width: int, beside: Ints | int = 0) -> Share | N
         return None
     num_free = np.count_nonzero(free, axis=1)[node]
     gap = _gaps(free)[node, start]
-    group = np.broadcast_to(beside, len(free))[node]
-    best = np.lexsort((start, node, gap, group, num_free, misalignment(start, width)))[0]
+    best = np.lexsort((start, node, gap, num_free, misalignment(start, width)))[0]
     return _share(node[best], start[best], width)
 
 
@@ -270,15 +268,8 @@ class FreeDevices:
         if request.avoid:
             free = free.copy()
             free[list(request.avoid)] = False
-        share = choose_devices(free, request.num_devices, self._free_beside())
+        share = choose_devices(free, request.num_devices)
         return None if share is None else (share,)
-
-    def _free_beside(self) -> Ints | int:
-        """The number of whole free nodes in the smallest group of each node; 0 without levels."""
-        if not len(self._table.levels):
-            return 0
-        _, group = np.unique(self._table.levels[0], return_inverse=True)
-        return np.bincount(group, weights=self._whole).astype(np.intp)[group]
 
     def take(self, held: Iterable[Share]) -> None:
         for share in held:

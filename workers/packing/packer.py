@@ -106,11 +106,8 @@ class Packer:
         Groups of a name in two groups of the level above are two. Probes that run keep their nodes.
         """
         self._levels = tuple(names)
-        of_level = [[each[level:] for each in groups] for level in range(len(names))]
-        numbers = [
-            {name: number for number, name in enumerate(dict.fromkeys(of))} for of in of_level
-        ]
-        rows = [[number[name] for name in of] for number, of in zip(numbers, of_level, strict=True)]
+        paths = [["\0".join(each[level:]) for each in groups] for level in range(len(names))]
+        rows = [np.unique(path, return_inverse=True)[1] for path in paths]
         self._table.levels = np.array(rows, dtype=np.intp).reshape(len(names), len(groups))
 
     def spans(self, placement: Placement) -> str:

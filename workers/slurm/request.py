@@ -31,7 +31,6 @@ _GIVEN_OTHERWISE: Final[Mapping[str, str]] = {
 }
 """Options of sbatch that are set by other means, and those means."""
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:,-]{0,127}")
-_SWITCHES: Final = re.compile(r"[1-9][0-9]{0,4}(?:@[0-9:-]{1,20})?")
 _LOG: Final = re.compile(r"[A-Za-z0-9/._%@+:,=-]{1,500}")
 _LEAST_WORK_S: Final = 60.0
 """An allocation with less than a minute before its drain is a mistake."""
@@ -106,15 +105,13 @@ class AllocationRequest:
 
     def _unreadable(self) -> Iterator[tuple[str, str]]:
         """The options whose values Slurm could misread, and why."""
-        for name in ("job_name", "account", "partition", "qos"):
+        for name in ("job_name", "account", "partition", "qos", "switches", "segment"):
             value = getattr(self, name)
             if value is not None and not _WORD.fullmatch(value):
                 option = f"--{name.replace('_', '-')}"
                 yield option, f"{shown(value)} is not a word of letters, digits and ._@+:,-"
         if self.constraint is not None and not OPTION.fullmatch(f"--constraint={self.constraint}"):
             yield "--constraint", f"{shown(self.constraint)} has spaces or quotes"
-        if self.switches is not None and not _SWITCHES.fullmatch(self.switches):
-            yield "--switches", f"{shown(self.switches)} is not a number of switches, as 2 or 2@60"
         for option in self.sbatch_options:
             name = option.partition("=")[0]
             if name in _GIVEN_OTHERWISE:
@@ -160,14 +157,9 @@ class AllocationRequest:
             return
         if site.needs_account and self.effective("account") is None:
             yield "--account", f"{self.cluster.name} charges every job to an account: name yours"
-        segment = self.effective("segment")
-        if segment is not None and not (segment.isdecimal() and int(segment)):
-            yield "--segment", f"{shown(segment)} is not a number of nodes"
-        elif segment is not None and num_nodes > int(segment) and num_nodes % int(segment):
-            yield (
-                "--segment",
-                f"{num_nodes} nodes are no multiple of segments of {segment}, which Slurm asks for",
-            )
+        segment = self.effective("segment") or ""
+        if segment.isdecimal() and 0 < int(segment) < num_nodes and num_nodes % int(segment):
+            yield "--segment", f"{num_nodes} nodes are no multiple of {segment}, as Slurm asks"
         asked, least_s = slurm_time(self.time_s), site.drain_s + _LEAST_WORK_S
         if self.time_s < least_s:
             yield (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.search_spaces.clusters.cluster import Cluster
@@ -32,16 +32,6 @@ Level = Mapping[str, tuple[str, ...]]
 """The nodes of each switch or block of one level, by its name."""
 
 
-class _Unit(NamedTuple):
-    """A switch or block, with nodes or with switches below it, or with both."""
-
-    name: str
-    nodes: str
-    below: str = ""
-    size: int = 0
-    """Nodes of an aggregated block."""
-
-
 def topology_of(site: Site, cluster: Cluster, environ: Mapping[str, str]) -> Topology:
     """The topology of the Slurm job of this environment; outside of a job, what the site lists.
 
@@ -51,18 +41,24 @@ def topology_of(site: Site, cluster: Cluster, environ: Mapping[str, str]) -> Top
     topology, environment = Topology.of(cluster, names), inside_job(environ)
     environment.pop(_CUT, None)
     is_job = "SLURM_JOB_ID" in environ
+    known: Mapping[str, Groups] = {}
     if not names or not (is_job or site.switches):
         return topology
     try:
         levels = [site.switches] if site.switches else read_topology(*_shown(site, environment))
         known = _by_node(levels, names)
-        if is_job:
-            _refuse_unknown(known, call("scontrol", "-o", "show", "node", environ=environment))
+        shown = call("scontrol", "-o", "show", "node", environ=environment) if is_job else ""
+        there = set(re.findall(r"^NodeName=(\S+)", shown, re.MULTILINE)) or set(known)
+        if absent := next((node for node in known if node not in there), None):
+            raise TopologyUnusableError(f"{known[absent][0]} names {absent}, not a node of Slurm's")
         if why := topology.contradiction(known.values()):
             raise TopologyUnusableError(why)
     except (SlurmUnavailableError, SlurmRefusedError) as error:
-        _LOG.warning("the topology is that of the nodes' SLURM_TOPOLOGY_ADDR: %s", error)
-        return replace(topology, reads_addresses=bool(site.levels))
+        _LOG.warning(
+            "what the site lists and SLURM_TOPOLOGY_ADDR of the nodes say is the topology: %s",
+            error,
+        )
+        return replace(topology, known=known, reads_addresses=bool(site.levels))
     except TopologyUnusableError as error:
         _LOG.warning("probes are placed as without a topology: %s", error)
         return topology
@@ -94,68 +90,54 @@ def read_topology(text: str, name: str = "") -> list[Level]:
     Raises:
         TopologyUnusableError: it has no switches or blocks, or can't be read.
     """
-    is_yaml = text.lstrip().startswith(("-", "#"))
+    units = _of_yaml(text, name) if text.lstrip().startswith(("-", "#")) else _of_lines(text)
+    levels: dict[int, dict[str, tuple[str, ...]]] = {}
     try:
-        units = {unit.name: unit for unit in (_of_yaml(text, name) if is_yaml else _of_lines(text))}
-        levels = _levels(units)
+        for height, unit, listed in units:
+            level, nodes = levels.setdefault(height, {}), tuple(node_list(listed, "Nodes"))
+            if nodes not in level.values():  # parallel switches above the same nodes are one group
+                level[unit] = nodes
     except _UNREADABLE as error:
         raise TopologyUnusableError(
             f"Slurm's topology is not as scontrol or topology.yaml(5) has it ({error!r}); correct it"
         ) from error
     if not levels:
         raise TopologyUnusableError("Slurm's topology has no switches or blocks")
-    return levels
+    return [levels[height] for height in sorted(levels)]
 
 
-def _of_lines(text: str) -> Iterator[_Unit]:
+def _of_lines(text: str) -> Iterator[tuple[int, str, str]]:
+    """The height, the name and the nodes of each switch or block."""
+    kinds = (("SwitchName", "Level"), ("BlockName", ""), ("AggregatedBlock", "BlockSize"))
     for line in text.splitlines():
         words = dict(word.partition("=")[::2] for word in line.split())
-        nodes = words.get("Nodes", "")
-        if "SwitchName" in words:
-            yield _Unit(words["SwitchName"], nodes, words.get("Switches", ""))
-        elif "BlockName" in words:
-            yield _Unit(words["BlockName"], nodes)
-        elif "AggregatedBlock" in words:
-            yield _Unit(words["AggregatedBlock"], nodes, size=int(words["BlockSize"]))
+        for kind, height in kinds:
+            if kind in words and "Nodes" in words:
+                yield int(words.get(height, 0)), words[kind], words["Nodes"]
 
 
-def _of_yaml(text: str, name: str) -> Iterator[_Unit]:
+def _of_yaml(text: str, name: str) -> Iterator[tuple[int, str, str]]:
+    """The same; aggregated blocks are made of blocks in a row, as Slurm makes them."""
     listed: list[Any] = read_yaml(text.encode())
     default = next((each for each in listed if each.get("cluster_default")), listed[0])
     chosen = {each["topology"]: each for each in listed}[name] if name else default
-    for each in chosen.get("tree", {}).get("switches", ()):
-        yield _Unit(each["switch"], each.get("nodes", ""), each.get("children", ""))
-    block = chosen.get("block", {})
-    blocks = [_Unit(each["block"], each["nodes"]) for each in block.get("blocks", ())]
-    yield from blocks
-    base, *sizes = block.get("block_sizes", (1,))
-    for size in sizes:  # of blocks in a row
-        for first in range(0, len(blocks), size // base):
-            within = blocks[first : first + size // base]
-            nodes = ",".join(each.nodes for each in within)
-            yield _Unit(f"{within[0].name}-{within[-1].name}", nodes, size=size)
+    switches = {each["switch"]: each for each in chosen.get("tree", {}).get("switches", ())}
 
+    def under(switch: str) -> tuple[int, str]:
+        if "children" not in switches[switch]:
+            return 0, switches[switch]["nodes"]
+        below = [under(child) for child in node_list(switches[switch]["children"], "children")]
+        return 1 + max(height for height, _ in below), ",".join(nodes for _, nodes in below)
 
-def _levels(units: Mapping[str, _Unit]) -> list[Level]:
-    sizes = sorted({unit.size for unit in units.values()})
-
-    def height(unit: _Unit) -> int:
-        below = [height(units[name]) for name in _names(unit.below)]
-        return 1 + max(below) if below else sizes.index(unit.size)
-
-    def nodes(unit: _Unit) -> list[str]:
-        return _names(unit.nodes) or [n for name in _names(unit.below) for n in nodes(units[name])]
-
-    levels: dict[int, dict[str, tuple[str, ...]]] = {}
-    for unit in units.values():
-        level, below = levels.setdefault(height(unit), {}), tuple(nodes(unit))
-        if below not in level.values():  # parallel switches above the same nodes are one group
-            level[unit.name] = below
-    return [levels[each] for each in sorted(levels)]
-
-
-def _names(listed: str) -> list[str]:
-    return list(node_list(listed, "topology")) if listed else []
+    for switch in switches:
+        height, nodes = under(switch)
+        yield height, switch, nodes
+    blocks, sizes = (chosen.get("block", {}).get(key, ()) for key in ("blocks", "block_sizes"))
+    for size in sizes:
+        for first in range(0, len(blocks), size // sizes[0]):
+            within = blocks[first : first + size // sizes[0]]
+            ends = dict.fromkeys((within[0]["block"], within[-1]["block"]))
+            yield size, "-".join(ends), ",".join(each["nodes"] for each in within)
 
 
 def _by_node(levels: list[Level], names: tuple[str, ...]) -> dict[str, Groups]:
@@ -180,10 +162,3 @@ def _by_node(levels: list[Level], names: tuple[str, ...]) -> dict[str, Groups]:
             n: (group,) for n, group in at.items()
         }
     return found
-
-
-def _refuse_unknown(known: Mapping[str, Groups], shown: str) -> None:
-    there = set(re.findall(r"^NodeName=(\S+)", shown, re.MULTILINE))
-    for node, groups in known.items():
-        if node not in there:
-            raise TopologyUnusableError(f"{groups[0]} names {node}, which Slurm does not have")

@@ -209,13 +209,16 @@ class NodeRoster:
         lacking = ", ".join(n.name for n, known in zip(nodes, groups, strict=True) if not known)
         why = ""
         if names and lacking:
-            why = f"no {names[0]} is known of these nodes, which count as one: {lacking}"[:500]
+            why = f"no {names[0]} is known of these nodes, so each counts as one: {lacking}"[:500]
         if contradiction := self.topology.contradiction(groups):
             names, why = (), f"probes are placed as without a topology: {contradiction}"
         if why not in ("", self._said):
             _LOG.warning("%s", why)
         self._said = why
-        self.packer.set_levels(names, [known or ("",) * len(names) for known in groups])
+        placed = [
+            known or (node.name,) * len(names) for node, known in zip(nodes, groups, strict=True)
+        ]
+        self.packer.set_levels(names, placed)
 
     def _notice_losses(self) -> None:
         for index, why in self.launcher.lost().items():

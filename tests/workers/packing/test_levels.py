@@ -14,9 +14,9 @@ from layout_tuner.workers.packing.packer import Packer
 from tests.workers.packing.test_packer import make_request, nodes_of, packer_of, start
 
 
-def packer_in(*groups: str, devices: int = 8) -> Packer:
+def packer_in(*groups: str) -> Packer:
     """Nodes each in the leaf and spine of its word, as "aX"."""
-    packer = packer_of(*[devices] * len(groups))
+    packer = packer_of(*[8] * len(groups))
     packer.set_levels(["leaf", "spine"], [(leaf, spine) for leaf, spine in groups])
     return packer
 
@@ -61,12 +61,6 @@ def test_two_domains_that_just_suffice_leave_a_whole_one() -> None:
 def test_nodes_of_a_domain_stand_together() -> None:
     packer = packer_in("aX", "bX", "aX", "bX")
     assert nodes_of(start(packer, make_request(1, nodes=4))[1]) == [0, 2, 1, 3]
-
-
-def test_small_probes_fill_a_node_of_the_fullest_domain() -> None:
-    packer = packer_in(*["aX"] * 3, *["bX"] * 2)
-    (share,) = start(packer, make_request(1, devices=2))[1]
-    assert share.node == 3
 
 
 def test_a_probe_of_several_nodes_says_what_it_spans() -> None:

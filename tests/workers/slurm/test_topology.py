@@ -82,7 +82,9 @@ class Scontrol:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.topology: str | Exception = TREE
         self.partition = "PartitionName=batch\n   MinNodes=0\n"
-        self.nodes = "\n".join(f"NodeName=n{number} State=IDLE" for number in range(1, 5))
+        self.nodes: str | Exception = "\n".join(
+            f"NodeName=n{number} State=IDLE" for number in range(1, 5)
+        )
         self.asked: list[tuple[str, ...]] = []
         self.environ: Mapping[str, str] = {}
         patch.setattr(module, "call", self)
@@ -90,13 +92,10 @@ class Scontrol:
     def __call__(self, *command: str, environ: Mapping[str, str]) -> str:
         self.asked.append(command)
         self.environ = environ
-        if command[2] == "show":
-            return self.nodes
-        if command[2] == "partition":
-            return self.partition
-        if isinstance(self.topology, Exception):
-            raise self.topology
-        return self.topology
+        answer = {"show": self.nodes, "partition": self.partition}.get(command[2], self.topology)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def test_a_topology_yaml_has_its_default_tree() -> None:
 def test_blocks_of_a_topology_yaml_are_aggregated_in_rows() -> None:
     base, pairs = read_topology(YAML, "blocks")
     assert base == {"b1": nodes("1"), "b2": nodes("2"), "b3": nodes("3")}
-    assert pairs == {"b1-b2": nodes("12"), "b3-b3": nodes("3")}
+    assert pairs == {"b1-b2": nodes("12"), "b3": nodes("3")}
 
 
 @pytest.mark.parametrize(
@@ -154,8 +153,10 @@ def test_blocks_of_a_topology_yaml_are_aggregated_in_rows() -> None:
         ("- 7", "", "is not as scontrol or topology.yaml"),
         ("- topology: [", "", "is not as scontrol or topology.yaml"),
         ("SwitchName=s1 Nodes=n[1-", "", "is not a list of nodes"),
-        ("SwitchName=s1 Switches=s2", "", "KeyError.'s2'"),
-        ("SwitchName=s1 Switches=s1", "", "RecursionError"),
+        ("SwitchName=s1 Level=x Nodes=n1", "", "ValueError"),
+        (YAML.replace("s[1-2]", "s[1-3]"), "", "KeyError.'s3'"),
+        (YAML.replace("s[1-2]", "root"), "", "RecursionError"),
+        (YAML.replace("[1, 2]", "[0, 2]"), "blocks", "ZeroDivisionError"),
         ("AggregatedBlock=b1 BlockIndex=0 Nodes=n1 BlockSize=x", "", "ValueError"),
     ],
 )
@@ -220,7 +221,7 @@ def test_a_missing_switch_of_an_uneven_tree_is_the_one_below(scontrol: Scontrol)
         (
             TREE.replace("n[3-4]", "n[3-4],n99", 1),
             ("leaf",),
-            "leaf2 names n99, which Slurm does not have",
+            "leaf2 names n99, not a node of Slurm's",
         ),
         (
             TREE.replace("n[3-4]", "n[2-4]", 1),
@@ -268,7 +269,7 @@ def test_where_slurm_does_not_answer_nodes_say_their_switches(
 ) -> None:
     scontrol.topology = SlurmRefusedError("scontrol refuses (1): no")
     topology = found("leaf", "spine")
-    assert "SLURM_TOPOLOGY_ADDR: scontrol refuses" in caplog.text
+    assert "SLURM_TOPOLOGY_ADDR of the nodes say is the topology: scontrol refuses" in caplog.text
     assert topology.groups("n1", {}, ["leaf1", "spine1", "top"]) == ("leaf1", "spine1")
     assert topology.groups("n1", {}, ["leaf1"]) == ()
 
@@ -278,6 +279,11 @@ def test_switches_of_the_file_take_the_place_of_slurms(scontrol: Scontrol) -> No
     assert found(switches=listed).known == {"n1": ("a",), "n2": ("b",)}
     assert found("leaf", switches=listed).names == ("leaf",)
     assert {command[2] for command in scontrol.asked} == {"show"}, "whether the nodes are there"
+
+
+def test_switches_of_the_file_need_no_answer_of_slurm(scontrol: Scontrol) -> None:
+    scontrol.nodes = SlurmRefusedError("scontrol refuses (1): no")
+    assert found(switches={"a": ("n1",)}).known == {"n1": ("a",)}
 
 
 def test_levels_above_the_node_are_the_clusters() -> None:

@@ -286,7 +286,7 @@ def test_nodes_without_a_domain_are_named_once(caplog: pytest.LogCaptureFixture)
     roster = roster_of("a", "", "a", "")
     roster.look(1.0)
     (record,) = caplog.records
-    assert record.getMessage() == "no domain is known of these nodes, which count as one: n1, n3"
+    assert record.getMessage() == "no domain is known of these nodes, so each counts as one: n1, n3"
     assert nodes_of_a_pair(roster) == [0, 2]
 
 
