@@ -36,8 +36,9 @@ def choose_nodes(free: Bools, count: int, levels: Ints | None = None) -> tuple[i
     They come from as few groups as the free nodes force: of the largest level first, since its
     links are the slowest, then of the next one within these. Of equal choices the one with the
     fewest free nodes is taken, so that whole groups remain for larger probes. Within a group, or
-    without levels, the same holds for runs of neighbours, which usually share a switch. The nodes
-    of a group stand together: ranks are contiguous.
+    without levels, the same holds for runs of neighbours, which usually share a switch. Groups of
+    the smallest level get equal numbers where they can, as estimates assume, and the nodes of a
+    group stand together: ranks are contiguous.
 
     Args:
         free: by node.
@@ -53,9 +54,12 @@ def choose_nodes(free: Bools, count: int, levels: Ints | None = None) -> tuple[i
     for level in range(len(levels) - 1, -1, -1):
         positions = _in_fewest_groups(positions, levels[: level + 1], count)
     leaves = [positions[levels[0][positions] == group] for group in set(levels[0][positions])]
-    *whole, last = sorted(leaves, key=lambda leaf: (-len(leaf), int(leaf[0])))
-    rest = _neighbours(last, count - sum(map(len, whole)))
-    chosen = np.sort(np.concatenate([*whole, rest]))
+    parts, left = [], count
+    for place, leaf in enumerate(sorted(leaves, key=len)):
+        share = min(len(leaf), left // (len(leaves) - place))
+        parts.append(_neighbours(leaf, share))
+        left -= share
+    chosen = np.sort(np.concatenate(parts))
     order = [chosen]
     for level in levels:
         _, first, group = np.unique(level[chosen], return_index=True, return_inverse=True)

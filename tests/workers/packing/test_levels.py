@@ -58,6 +58,17 @@ def test_two_domains_that_just_suffice_leave_a_whole_one() -> None:
     assert nodes_of(start(packer, make_request(1, nodes=5))[1]) == [4, 5, 6, 7, 8]
 
 
+def test_two_domains_get_as_many_nodes_where_both_have_them() -> None:
+    packer = packer_in(*["aX"] * 5, *["bX"] * 4)
+    placed = start(packer, make_request(1, nodes=8))[1]
+    assert packer.spans(placed) == "spans 2 of leaf (4 + 4 nodes), 1 of spine (8 nodes)"
+
+
+def test_a_domain_with_few_nodes_gives_all_of_them() -> None:
+    packer = packer_in(*["aX"] * 5, *["bX"] * 2)
+    assert nodes_of(start(packer, make_request(1, nodes=6))[1]) == [0, 1, 2, 3, 5, 6]
+
+
 def test_nodes_of_a_domain_stand_together() -> None:
     packer = packer_in("aX", "bX", "aX", "bX")
     assert nodes_of(start(packer, make_request(1, nodes=4))[1]) == [0, 2, 1, 3]
@@ -66,7 +77,7 @@ def test_nodes_of_a_domain_stand_together() -> None:
 def test_a_probe_of_several_nodes_says_what_it_spans() -> None:
     packer = packer_in(*["aX"] * 2, *["bX"] * 2, "cY")
     placed = start(packer, make_request(1, nodes=3))[1]
-    assert packer.spans(placed) == "spans 2 of leaf (2 + 1 nodes), 1 of spine (3 nodes)"
+    assert packer.spans(placed) == "spans 2 of leaf (1 + 2 nodes), 1 of spine (3 nodes)"
 
 
 def test_a_probe_of_one_node_spans_nothing() -> None:

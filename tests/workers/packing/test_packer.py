@@ -252,7 +252,7 @@ def test_a_share_is_contiguous_and_ascending_and_of_a_node(devices: tuple[int, .
         (1, [7]),  # the smallest switch that is large enough leaves the others to larger probes
         (3, [0, 2, 4]),
         (4, [1, 3, 5, 6]),
-        (6, [0, 2, 1, 3, 5, 6]),  # of as few switches as possible, those of one together
+        (6, [0, 2, 4, 1, 5, 6]),  # of as few switches as possible, as many of each, together
     ],
 )
 def test_a_probe_of_several_nodes_stays_below_one_switch(nodes: int, expected: list[int]) -> None:
