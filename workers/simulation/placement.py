@@ -14,7 +14,10 @@ from typing import Literal
 import numpy as np
 
 from layout_tuner.array_types import Ints
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.level_units import level_units, unit_sizes
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 Axis = Literal["tp", "tp_columns", "cp", "data", "etp", "ep", "edp"]
 """The groups that communicate. data: those that sum gradients, over dp and cp; edp: those that sum
@@ -22,8 +25,22 @@ gradients of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OuterPlace:
+    """The worst placement of the groups of an axis on the units of a level, as of `Place`."""
+
+    devices: int
+    """Devices of the job in a unit."""
+    num_units: int
+    here: int
+    crossing: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The placement of the groups of an axis: that of the worst."""
+    """The placement of the groups of an axis: that of the worst.
+
+    Where nodes are in a domain (`Cluster.domain_devices`), a node is the domain.
+    """
 
     size: int
     """Ranks of each group."""
@@ -33,6 +50,10 @@ class Place:
     """Fewest ranks that a group which leaves its node has on one."""
     crossing: int
     """Most groups that leave the same node."""
+    is_apart: bool = False
+    """Whether no two ranks of a group share a part of a node."""
+    outer: tuple[OuterPlace, ...] = ()
+    """The same of the levels of the network beyond domains, smallest first."""
 
     @property
     def is_inside(self) -> bool:
@@ -49,6 +70,32 @@ class Placement:
 
     layout: Layout
     devices_per_node: int
+    part: int = 0
+    """Devices of a part of a node; 0: it has none."""
+    units: tuple[int, ...] = ()
+    """Devices of the job in a domain, and in units of the levels beyond; empty: nodes alone."""
+
+    @classmethod
+    def on(cls, layout: Layout, cluster: Cluster) -> Placement:
+        """The ranks of a layout on the levels of a cluster."""
+        node, domain, sizes = cluster.devices_per_node, cluster.domain_devices, unit_sizes(cluster)
+        if not cluster.levels:
+            return cls(layout, node)
+        units = level_units(cluster, LayoutColumns.of_each([layout]))
+        return cls(
+            layout,
+            node,
+            part=max((size for size in sizes if size < node), default=0),
+            units=tuple(
+                int(np.max(unit))
+                for unit, size in zip(units, sizes, strict=True)
+                if size >= max(domain, node)
+            ),
+        )
+
+    @property
+    def _domain(self) -> int:
+        return self.units[0] if self.units else self.devices_per_node
 
     @cached_property
     def ranks(self) -> Ints:
@@ -94,27 +141,45 @@ class Placement:
         size = ranks_GR.shape[1]
         if size == 1:
             return ALONE
-        nodes_GR = np.sort(ranks_GR // self.devices_per_node, axis=1)
-        begins = np.diff(nodes_GR, axis=1, prepend=-1) != 0
-        spans = begins.sum(axis=1)
-        if spans.max() == 1:
-            return Place(size=size, num_nodes=1, here=size, crossing=0)
-        leaves = spans > 1
-        starts = np.flatnonzero(begins[leaves])
-        counts = np.diff(starts, append=leaves.sum() * size)
-        crossing = np.bincount(nodes_GR[leaves].reshape(-1)[starts])
+        near = _on_units(ranks_GR, self._domain)
+        parts = np.sort(ranks_GR // self.part, axis=1) if self.part else None
         return Place(
             size=size,
-            num_nodes=int(spans.max()),
-            here=int(counts.min()),
-            crossing=int(crossing.max()),
+            num_nodes=near.num_units,
+            here=near.here,
+            crossing=near.crossing,
+            is_apart=parts is not None and bool((np.diff(parts, axis=1) > 0).all()),
+            outer=tuple(_on_units(ranks_GR, unit) for unit in self.units[1:]),
         )
 
-    def senders(self, stage_rank: int) -> tuple[int, bool]:
-        """Ranks of a node that send to the next pipeline rank at once, and if to another node."""
-        here = self.ranks[:, stage_rank].reshape(-1) // self.devices_per_node
-        there = self.ranks[:, (stage_rank + 1) % self.layout.pp].reshape(-1)
-        crosses = here != there // self.devices_per_node
-        if crosses.any():
-            return int(np.bincount(here[crosses]).max()), True
-        return int(np.bincount(here).max()), False
+    def senders(self, stage_rank: int) -> tuple[int, int]:
+        """Ranks of a node that send to the next pipeline rank at once, and the levels they cross.
+
+        These are 0 inside a node or a domain, and 1 to another one inside the next larger unit.
+        """
+        here_R = self.ranks[:, stage_rank].reshape(-1)
+        there_R = self.ranks[:, (stage_rank + 1) % self.layout.pp].reshape(-1)
+        units = self.units or (self.devices_per_node,)
+        levels = sum(bool((here_R // unit != there_R // unit).any()) for unit in units)
+        here = here_R // self._domain
+        crosses = here != there_R // self._domain
+        return int(np.bincount(here[crosses] if levels else here).max()), levels
+
+
+def _on_units(ranks_GR: Ints, devices: int) -> OuterPlace:
+    size = ranks_GR.shape[1]
+    units_GR = np.sort(ranks_GR // devices, axis=1)
+    begins = np.diff(units_GR, axis=1, prepend=-1) != 0
+    spans = begins.sum(axis=1)
+    if spans.max() == 1:
+        return OuterPlace(devices=devices, num_units=1, here=size, crossing=0)
+    leaves = spans > 1
+    starts = np.flatnonzero(begins[leaves])
+    counts = np.diff(starts, append=leaves.sum() * size)
+    crossing = np.bincount(units_GR[leaves].reshape(-1)[starts])
+    return OuterPlace(
+        devices=devices,
+        num_units=int(spans.max()),
+        here=int(counts.min()),
+        crossing=int(crossing.max()),
+    )
