@@ -160,6 +160,14 @@ class Cluster:
         return tuple(levels)
 
     @property
+    def levels_in_words(self) -> str:
+        """The stated levels with their devices, as "node 8, group 1,024, system"."""
+        sizes = (f" {each.devices:,}" if each.devices else "" for each in self.levels)
+        return ", ".join(
+            f"{each.name}{size}" for each, size in zip(self.levels, sizes, strict=True)
+        )
+
+    @property
     def domain_devices(self) -> int:
         """Devices of a domain: of the largest level at least half as fast as a node, as NVLink's.
 
