@@ -9,6 +9,7 @@ import pytest
 
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
+from layout_tuner.search_spaces.clusters.network_levels import NetworkLevel
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.workers.simulation.collectives import Collectives
@@ -19,6 +20,10 @@ from layout_tuner.workers.simulation.steps import steps
 
 GB200: Final = CLUSTER_PRESETS["gb200"]
 FRONTIER: Final = CLUSTER_PRESETS["frontier"]
+TAPERED: Final = replace(
+    FRONTIER,
+    levels=(*FRONTIER.levels[:-1], NetworkLevel(name="system", bandwidth_bytes_per_s=2.85e9)),
+)
 MIXTURE: Final = model_preset("qwen3-30b-a3b")
 SIZE: Final = 1e10
 
@@ -44,14 +49,14 @@ def test_an_exchange_over_domains_has_the_cards_of_the_devices_there() -> None:
 
 
 def test_messages_between_groups_of_a_dragonfly_take_their_share() -> None:
-    one, between = Collectives(fabric=fabric(FRONTIER)), fabric(FRONTIER).outer[0].bytes_per_s
+    one, between = Collectives(fabric=fabric(TAPERED)), fabric(TAPERED).outer[0].bytes_per_s
     assert between / (one.fabric.far_gather.bytes_per_s / 8) == pytest.approx(0.57)
     near, far = (one.hop_s(1, levels=levels, size_bytes=SIZE) for levels in (1, 2))
     assert far - near == pytest.approx(
         SIZE / between - 4 * SIZE / one.fabric.far_gather.bytes_per_s
     )
     layout = Layout(num_nodes=384, tp=8, pp=128, dp=3, rank_order="tp_cp_pp_dp")
-    place = Placement.on(layout, FRONTIER).place("data")
+    place = Placement.on(layout, TAPERED).place("data")
     assert one.bandwidth(place, one.fabric.far_gather) == pytest.approx(between)
 
 

@@ -28,6 +28,10 @@ from layout_tuner.workers.simulation.placement import Axis, Placement
 
 GB200: Final = replace(CLUSTER_PRESETS["gb200"], num_nodes=288)
 FRONTIER: Final = CLUSTER_PRESETS["frontier"]
+TAPERED: Final = replace(
+    FRONTIER,
+    levels=(*FRONTIER.levels[:-1], NetworkLevel(name="system", bandwidth_bytes_per_s=2.85e9)),
+)
 H100: Final = CLUSTER_PRESETS["h100-sxm"]
 MIXTURE: Final = model_preset("qwen3-30b-a3b")
 DENSE: Final = model_preset("gpt-22b")
@@ -135,10 +139,10 @@ def test_ranks_in_different_packages_take_their_level() -> None:
 
 def test_a_ring_over_groups_of_a_dragonfly_is_not_slowed() -> None:
     # 384 nodes of 8 are 3 groups; one device of each node: 128 in a group share what leaves it.
-    wide = links_of(Layout(num_nodes=384, tp=8, dp=384), FRONTIER).data
+    wide = links_of(Layout(num_nodes=384, tp=8, dp=384), TAPERED).data
     assert wide.bytes_per_s.tolist() == [5e9]
     # One rank in each group: the rate of a device between groups.
-    few = links_of(Layout(num_nodes=384, tp=8, pp=128, dp=3, rank_order="tp_cp_pp_dp"), FRONTIER)
+    few = links_of(Layout(num_nodes=384, tp=8, pp=128, dp=3, rank_order="tp_cp_pp_dp"), TAPERED)
     assert few.data.bytes_per_s.tolist() == [2.85e9]
 
 
