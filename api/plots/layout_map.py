@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -46,7 +46,7 @@ def layout_map(layout: Layout, cluster: Cluster | None = None) -> Plot:
     Where the cluster has levels, the nodes of a larger unit name it, and a note says which axes
     communicate over which level.
     """
-    units = _units(layout, cluster) if cluster is not None and cluster.levels else ()
+    units = _units(layout, cluster)
     per_node = ranks_per_node(layout.num_devices, layout.num_nodes)
     is_folded = layout.num_devices > MAX_DEVICES
     nodes = list(range(layout.num_nodes))
@@ -82,30 +82,30 @@ def layout_map(layout: Layout, cluster: Cluster | None = None) -> Plot:
             tag("g", *boxes, class_="map", transform="translate(1,1)"),
             says=_words(layout),
         ),
-        notes=(*_notes(layout, nodes, per_node, shown), *_traffic(layout, cluster)),
+        notes=(
+            *_notes(layout, nodes, per_node, shown),
+            *([_traffic(layout, cluster)] if cluster and cluster.levels else []),
+        ),
     )
 
 
-def _units(layout: Layout, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+def _units(layout: Layout, cluster: Cluster | None) -> tuple[tuple[str, int], ...]:
     """The levels beyond the node of which a layout has several units, with its devices in one."""
+    if cluster is None or not cluster.levels:
+        return ()
     units = level_units(cluster, LayoutColumns.of_each([layout]))
     sizes = [
         (level, int(np.max(unit))) for level, unit in zip(cluster.network, units, strict=False)
     ]
-    return tuple(
-        (level.name, size)
-        for level, size in sizes
-        if (level.devices or 0) > cluster.devices_per_node and size < layout.num_devices
-    )
+    node, devices = cluster.devices_per_node, layout.num_devices
+    return tuple((e.name, n) for e, n in sizes if (e.devices or 0) > node and n < devices)
 
 
-def _traffic(layout: Layout, cluster: Cluster | None) -> Iterator[str]:
+def _traffic(layout: Layout, cluster: Cluster) -> str:
     """Which axes communicate over which level of the network, smallest level first."""
-    if cluster is None or not cluster.levels:
-        return
     carried = traffic_by_level(layout, cluster).items()
     said = "; ".join(f"{name}: {', '.join(axes)}" for name, axes in carried if axes)
-    yield f"Largest level of the network that each kind of group needs: {said or 'none'}."
+    return f"Largest level of the network that each kind of group needs: {said or 'none'}."
 
 
 def _node(

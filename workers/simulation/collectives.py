@@ -103,7 +103,7 @@ class Collectives:
         cards = min(place.here, self.fabric.node_cards) / self.fabric.node_cards
         across = self.speed * steps.bytes_per_s * min(1 / place.crossing, cards)
         for outer, level in zip(place.outer, self.fabric.outer, strict=False):
-            if outer.num_units > 1:
+            if outer.num_nodes > 1:
                 share = min(outer.devices / outer.crossing, outer.here)
                 across = min(across, self.speed * level.bytes_per_s * share)
         if place.here == 1:
@@ -129,6 +129,6 @@ class Collectives:
     def _further_s(self, place: Place) -> float:
         """Latency of the steps of a ring, or of an exchange, that leave larger units."""
         return self.slowdown * sum(
-            (outer.num_units - 1) * level.latency_s
+            (outer.num_nodes - 1) * level.latency_s
             for outer, level in zip(place.outer, self.fabric.outer, strict=False)
         )

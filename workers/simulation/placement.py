@@ -7,7 +7,7 @@ Ranks are numbered as by `search_spaces.layouts.rank_mesh`, and fill one node af
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -25,21 +25,10 @@ gradients of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OuterPlace:
-    """The worst placement of the groups of an axis on the units of a level, as of `Place`."""
-
-    devices: int
-    """Devices of the job in a unit."""
-    num_units: int
-    here: int
-    crossing: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """The placement of the groups of an axis: that of the worst.
 
-    Where nodes are in a domain (`Cluster.domain_devices`), a node is the domain.
+    A node is a domain of nodes where there are such (`Cluster.domain_devices`).
     """
 
     size: int
@@ -52,8 +41,10 @@ class Place:
     """Most groups that leave the same node."""
     is_apart: bool = False
     """Whether no two ranks of a group share a part of a node."""
-    outer: tuple[OuterPlace, ...] = ()
-    """The same of the levels of the network beyond domains, smallest first."""
+    devices: int = 0
+    """Devices of the job on a node."""
+    outer: tuple[Place, ...] = ()
+    """The same with the units of each larger level as nodes, smallest first."""
 
     @property
     def is_inside(self) -> bool:
@@ -78,24 +69,12 @@ class Placement:
     @classmethod
     def on(cls, layout: Layout, cluster: Cluster) -> Placement:
         """The ranks of a layout on the levels of a cluster."""
-        node, domain, sizes = cluster.devices_per_node, cluster.domain_devices, unit_sizes(cluster)
+        node, sizes = cluster.devices_per_node, unit_sizes(cluster)
         if not cluster.levels:
             return cls(layout, node)
-        units = level_units(cluster, LayoutColumns.of_each([layout]))
-        return cls(
-            layout,
-            node,
-            part=max((size for size in sizes if size < node), default=0),
-            units=tuple(
-                int(np.max(unit))
-                for unit, size in zip(units, sizes, strict=True)
-                if size >= max(domain, node)
-            ),
-        )
-
-    @property
-    def _domain(self) -> int:
-        return self.units[0] if self.units else self.devices_per_node
+        units = zip(level_units(cluster, LayoutColumns.of_each([layout])), sizes, strict=True)
+        far = tuple(int(np.max(unit)) for unit, size in units if size >= cluster.domain_devices)
+        return cls(layout, node, max((n for n in sizes if n < node), default=0), far)
 
     @cached_property
     def ranks(self) -> Ints:
@@ -138,18 +117,14 @@ class Placement:
         return self._place(parts.reshape(-1, size)), self._place(same.reshape(-1, same.shape[2]))
 
     def _place(self, ranks_GR: Ints) -> Place:
-        size = ranks_GR.shape[1]
-        if size == 1:
+        if ranks_GR.shape[1] == 1:
             return ALONE
-        near = _on_units(ranks_GR, self._domain)
-        parts = np.sort(ranks_GR // self.part, axis=1) if self.part else None
-        return Place(
-            size=size,
-            num_nodes=near.num_units,
-            here=near.here,
-            crossing=near.crossing,
-            is_apart=parts is not None and bool((np.diff(parts, axis=1) > 0).all()),
-            outer=tuple(_on_units(ranks_GR, unit) for unit in self.units[1:]),
+        domain, *units = self.units or (self.devices_per_node,)
+        parts = np.sort(ranks_GR // self.part, axis=1) if self.part else np.zeros((1, 2))
+        return replace(
+            _on_nodes(ranks_GR, domain),
+            is_apart=bool((np.diff(parts, axis=1) > 0).all()),
+            outer=tuple(_on_nodes(ranks_GR, unit) for unit in units),
         )
 
     def senders(self, stage_rank: int) -> tuple[int, int]:
@@ -161,25 +136,26 @@ class Placement:
         there_R = self.ranks[:, (stage_rank + 1) % self.layout.pp].reshape(-1)
         units = self.units or (self.devices_per_node,)
         levels = sum(bool((here_R // unit != there_R // unit).any()) for unit in units)
-        here = here_R // self._domain
-        crosses = here != there_R // self._domain
+        here = here_R // units[0]
+        crosses = here != there_R // units[0]
         return int(np.bincount(here[crosses] if levels else here).max()), levels
 
 
-def _on_units(ranks_GR: Ints, devices: int) -> OuterPlace:
+def _on_nodes(ranks_GR: Ints, devices: int) -> Place:
     size = ranks_GR.shape[1]
-    units_GR = np.sort(ranks_GR // devices, axis=1)
-    begins = np.diff(units_GR, axis=1, prepend=-1) != 0
+    nodes_GR = np.sort(ranks_GR // devices, axis=1)
+    begins = np.diff(nodes_GR, axis=1, prepend=-1) != 0
     spans = begins.sum(axis=1)
     if spans.max() == 1:
-        return OuterPlace(devices=devices, num_units=1, here=size, crossing=0)
+        return Place(size=size, num_nodes=1, here=size, crossing=0, devices=devices)
     leaves = spans > 1
     starts = np.flatnonzero(begins[leaves])
     counts = np.diff(starts, append=leaves.sum() * size)
-    crossing = np.bincount(units_GR[leaves].reshape(-1)[starts])
-    return OuterPlace(
-        devices=devices,
-        num_units=int(spans.max()),
+    crossing = np.bincount(nodes_GR[leaves].reshape(-1)[starts])
+    return Place(
+        size=size,
+        num_nodes=int(spans.max()),
         here=int(counts.min()),
         crossing=int(crossing.max()),
+        devices=devices,
     )

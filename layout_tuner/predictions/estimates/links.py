@@ -25,9 +25,6 @@ CARDS_EXPONENT: Final = 0.85
 network cards carry less than twice as much, since all groups reduce at the same time."""
 
 
-LinkPlace = Literal["in node", "in domain", "far"]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LevelLinks:
     """The links between the units of a level of the network."""
@@ -37,7 +34,7 @@ class LevelLinks:
     bytes_per_s: float
     """Bandwidth of a device to other units."""
     latency_s: float
-    place: LinkPlace
+    place: Literal["in node", "in domain", "far"]
     """Whether a unit is a part of a node, a part of a domain (`Cluster.domain_devices`), or larger;
     the network beyond domains is far."""
 
@@ -49,17 +46,18 @@ class LevelLinks:
 def level_links(cluster: Cluster, columns: LayoutColumns) -> tuple[LevelLinks, ...]:
     """The links between the units of each level but the largest, from the smallest one."""
     node, domain = cluster.devices_per_node, cluster.domain_devices
-    levels = []
-    for size, unit, level in zip(
+    found = zip(
         unit_sizes(cluster), level_units(cluster, columns), cluster.network[1:], strict=True
-    ):
-        place: LinkPlace = "in node" if size < node else "in domain" if size < domain else "far"
-        rate = level.bandwidth_bytes_per_s or np.inf
-        links = LevelLinks(
-            unit=unit, bytes_per_s=rate, latency_s=level.latency_s or 0.0, place=place
+    )
+    return tuple(
+        LevelLinks(
+            unit=unit,
+            bytes_per_s=level.bandwidth_bytes_per_s or np.inf,
+            latency_s=level.latency_s or 0.0,
+            place="in node" if size < node else "in domain" if size < domain else "far",
         )
-        levels.append(links)
-    return tuple(levels)
+        for size, unit, level in found
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -300,22 +298,16 @@ def traffic_by_level(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, .
     """
     columns = LayoutColumns.of_each([layout])
     links = Links(columns, cluster, level_links(cluster, columns))
-    axes = {
-        "tp": (layout.tp, links.tensor),
-        "tp_columns": (layout.tp_columns, links.tensor_columns),
-        "cp": (layout.cp, links.context),
-        "ep": (layout.ep, links.expert),
-        "etp": (layout.etp, links.expert_tensor),
-        "dp": (layout.dp, links.data),
-    }
+    axes = {"tp": links.tensor, "tp_columns": links.tensor_columns, "cp": links.context}
+    axes |= {"ep": links.expert, "etp": links.expert_tensor, "dp": links.data}
     insides = {
-        axis: [bool(np.all(inside)) for _, _, inside in group.beyond]
-        for axis, (ranks, group) in axes.items()
-        if ranks > 1
+        axis: [bool(inside[0]) for _, _, inside in group.beyond]
+        for axis, group in axes.items()
+        if getattr(layout, axis) > 1
     }
     if layout.pp > 1:
-        pipeline = links.pipeline_devices
-        insides["pp"] = [bool(np.all(pipeline <= level.unit)) for level in links.levels]
+        devices = links.pipeline_devices
+        insides["pp"] = [bool(np.all(devices <= level.unit)) for level in links.levels]
     names = [level.name for level in cluster.network]
     reached = {axis: names[inside.count(False)] for axis, inside in insides.items()}
     return {name: tuple(axis for axis, at in reached.items() if at == name) for name in names}

@@ -44,7 +44,7 @@ def test_a_cluster_without_levels_has_no_new_word() -> None:
         ("node", "levels='node' is not a list of mappings"),
         ({"node": 8}, "is not a list of mappings"),
         ([3], "levels[0]: a level is 3, not a mapping"),
-        ([{"devices": 8}], "levels[0].name: a level has no name"),
+        ([{"devices": 8}], "the name '' is not a string of 1 to 64 characters"),
         ([NODE | {"latency": 1}], "unknown field of a level 'latency' (did you mean 'latency_s'?)"),
         ([NODE | {"name": ""}], "the name '' is not a string of 1 to 64 characters"),
         ([NODE | {"devices": "8"}], "devices='8' is not a whole number from 1"),

@@ -91,6 +91,6 @@ def test_places_on_a_dragonfly_have_its_groups_and_packages() -> None:
     assert [placement.senders(rank)[1] for rank in range(3)] == [2, 2, 2]
     assert [placement.place(axis).is_apart for axis in ("tp", "tp_columns")] == [True, False]
     (group,) = placement.place("data").outer
-    assert (group.num_units, group.devices) == (1, 1024)
+    assert (group.num_nodes, group.devices) == (1, 1024)
     (wide,) = Placement.on(Layout(num_nodes=384, tp=8, dp=384), frontier).place("data").outer
-    assert (wide.num_units, wide.here, wide.crossing) == (3, 128, 8)
+    assert (wide.num_nodes, wide.here, wide.crossing) == (3, 128, 8)
