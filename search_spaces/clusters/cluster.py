@@ -138,6 +138,51 @@ class Cluster:
         """Devices of the whole machine."""
         return self.num_nodes * self.devices_per_node
 
+    @property
+    def network(self) -> tuple[NetworkLevel, ...]:
+        """The levels from the smallest to the whole cluster, with what they do not state.
+
+        Up to the node they have no bandwidth where none is stated: it goes by the number of ranks.
+        """
+        near = NetworkLevel(name="node", devices=self.devices_per_node)
+        levels = list(self.levels or (near,))
+        if levels[-1].devices or self.domain_devices > max(each.devices or 0 for each in levels):
+            levels.append(NetworkLevel(name="cluster"))
+        for place, level in enumerate(levels):
+            is_near = level.devices is not None and level.devices <= self.devices_per_node
+            usual = None if is_near else self.inter_node_bandwidth_bytes_per_s
+            usual_s = self.intra_node_latency_s if is_near else self.inter_node_latency_s
+            levels[place] = replace(
+                level,
+                bandwidth_bytes_per_s=level.bandwidth_bytes_per_s or usual,
+                latency_s=level.latency_s or usual_s,
+            )
+        return tuple(levels)
+
+    @property
+    def levels_in_words(self) -> str:
+        """The stated levels with their devices, as "node 8, group 1,024, system"."""
+        sizes = (f" {each.devices:,}" if each.devices else "" for each in self.levels)
+        return ", ".join(
+            f"{each.name}{size}" for each, size in zip(self.levels, sizes, strict=True)
+        )
+
+    @property
+    def domain_devices(self) -> int:
+        """Devices of a domain: of the largest level at least half as fast as a node, as NVLink's.
+
+        It is a node where the network has no such level.
+        """
+        inside = self.intra_node_bandwidth_bytes_per_s
+        node_rate = inside[max(inside)] if inside else self.memory_bandwidth_bytes_per_s / 10.0
+        domain = self.devices_per_node
+        for level in self.levels:
+            rate = level.bandwidth_bytes_per_s or self.inter_node_bandwidth_bytes_per_s
+            devices = level.devices or self.num_devices
+            if devices > domain and 2 * rate >= node_rate:
+                domain = devices
+        return domain
+
     def with_devices_per_node(self, devices: int) -> Cluster:
         """The cluster with other nodes.
 

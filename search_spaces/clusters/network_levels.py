@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from layout_tuner.documents.reading import (
     MAX_COUNT,
     Problems,
     is_name,
+    read_fields_of,
     read_mapping,
     shown,
-    unknown_names,
 )
 from layout_tuner.errors import ClusterInvalidError
 from layout_tuner.search_spaces.physical_ranges import Range
@@ -37,7 +37,7 @@ class NetworkLevel:
     `Cluster` checks its levels at construction.
     """
 
-    name: str
+    name: str = ""
     devices: int | None = None
     """Devices of a unit of the level; None, for the largest level: the whole cluster."""
     bandwidth_bytes_per_s: float | None = None
@@ -52,18 +52,6 @@ class NetworkLevel:
         """The stated fields."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    @classmethod
-    def from_mapping(cls, value: object) -> Self:
-        """A level from its fields; ClusterInvalidError if one is unknown or the name is missing."""
-        known = tuple(f.name for f in fields(cls))
-        given = read_mapping(value, ClusterInvalidError, "a level")
-        problems = Problems(ClusterInvalidError)
-        problems.add(*unknown_names(given, known, ClusterInvalidError, "field of a level"))
-        if "name" not in given:
-            problems.note("a level has no name; give one, as node or domain", field="name")
-        problems.refuse()
-        return cls(**given)
-
 
 def read_levels(value: object) -> tuple[NetworkLevel, ...]:
     """The levels of a document, a list of mappings; ClusterInvalidError says what is wrong."""
@@ -71,10 +59,13 @@ def read_levels(value: object) -> tuple[NetworkLevel, ...]:
         raise ClusterInvalidError.of_field(
             "levels", f"levels={shown(value)} is not a list of mappings, each with name and devices"
         )
-    problems, levels = Problems(ClusterInvalidError), []
+    problems, levels = Problems(ClusterInvalidError), list[NetworkLevel]()
+    known = [f.name for f in fields(NetworkLevel)]
     for position, each in enumerate(value[: _MOST + 1]):
         with problems.collecting(f"levels[{position}]"):
-            levels.append(NetworkLevel.from_mapping(each))
+            given = read_mapping(each, ClusterInvalidError, "a level")
+            what = "field of a level"
+            levels.append(read_fields_of(NetworkLevel, given, known, ClusterInvalidError, what))
     problems.refuse()
     return tuple(levels)
 

@@ -9,8 +9,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from layout_tuner.workers.launchers.simulated import SimulatedLauncher
 from layout_tuner.workers.packing.devices import choose_nodes
 from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.topology import Topology
+from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster
 from tests.workers.packing.test_packer import make_request, nodes_of, packer_of, start
 
 
@@ -94,3 +97,10 @@ def test_leaves_of_one_name_in_two_spines_are_two() -> None:
 def test_without_levels_nothing_is_said() -> None:
     packer = packer_of(8, 8)
     assert packer.spans(start(packer, make_request(1, nodes=2))[1]) == ""
+
+
+def test_simulated_nodes_lie_in_the_domains_of_their_cluster() -> None:
+    machine = SimulatedCluster.of("gb200", num_nodes=40, seed=1)
+    launcher = SimulatedLauncher(machine, first_node=16, num_nodes=4, clock=lambda: 0.0)
+    assert Topology.of(machine.cluster).names == ("domain",)
+    assert [node.labels["domain"][-1] for node in launcher.nodes] == ["0", "0", "1", "1"]
