@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.tables import domain_levels
 from benchmarks.tables.judged_tables import (
     FIRST_CHOICE,
     LACKS,
@@ -171,7 +172,8 @@ def main() -> None:
             print(line)
     scores = {name: ChoiceScore.of(own) for name, own in tables.items() if name not in UNTIMED}
     choices = score_rows(scores, before.get("scores", {}))
-    text = _section(rows, intervals_rows(tables), shares_rows(tables), choices, asked.note)
+    domains = domain_levels.domain_rows(asked.tables)
+    text = _section(rows, intervals_rows(tables), shares_rows(tables), domains, choices, asked.note)
     print(text)
     if asked.save:
         kept = {
@@ -328,6 +330,7 @@ def _section(
     rows: list[tuple[str, ...]],
     intervals: list[tuple[str, ...]],
     shares: list[tuple[str, ...]],
+    domains: list[tuple[str, ...]],
     scores: list[tuple[str, ...]],
     note: str,
 ) -> str:
@@ -349,6 +352,12 @@ Asked: {HELD[0]:.0%} to {HELD[1]:.0%} of all hold; width {WIDTHS[0]} at most whe
 The share of the prior's spread that other tables of the same trainers choose (with it {SHARED[0][0]:.0%} of their rows hold, of recipes of Megatron-Bridge {SHARED[-1][0]:.0%}), judged on each table:
 
 {table(("table", "rows", "share", "95 % hold", "width"), shares)}
+
+### Domains of nodes
+
+{domain_levels.__doc__.partition(chr(10))[0]} Asked of Qwen3 30B with the domain as a level: 21 % at most.
+
+{table(domain_levels.HEADER, domains)}
 
 ### First choices
 

@@ -144,18 +144,26 @@ def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool
     if x.allow_tp_across_nodes:
         return False
     # With two or more nodes, a degree that does not divide the node puts some group on two nodes.
-    uneven = (c.num_nodes > 1) & (x.cluster.devices_per_node % c.tp_ranks != 0)
-    broken: Bools = (c.tp_ranks > x.cluster.devices_per_node) | uneven
+    node, domain = x.cluster.devices_per_node, x.cluster.domain_devices
+    uneven = (c.num_nodes > 1) & (node % c.tp_ranks != 0)
+    fits = (c.tp_ranks % node == 0) & (c.tp_ranks <= domain) if domain > node else False
+    broken: Bools = ((c.tp_ranks > node) | uneven) & ~np.asarray(fits)
     return broken
 
 
 def _tp_leaves_node_sentence(layout: Layout, x: RuleContext) -> str:
-    devices, ranks = x.cluster.devices_per_node, _tp_ranks(layout)
-    if layout.tp_ranks > devices:
-        problem = f"{ranks} is more than devices_per_node={devices}"
+    devices, domain, ranks = x.cluster.devices_per_node, x.cluster.domain_devices, _tp_ranks(layout)
+    unit = "node"
+    if layout.tp_ranks > domain > devices:
+        unit, problem = "domain", f"{ranks} is more than the {domain} devices of a domain"
+    elif layout.tp_ranks > devices:
+        no = "more than" if domain == devices else "no multiple of"
+        problem = f"{ranks} is {no} devices_per_node={devices}"
     else:
         problem = f"devices_per_node={devices} is not divisible by {ranks} on num_nodes={layout.num_nodes}"
-    return f"{problem}, so that tensor parallelism leaves the node (allow_tp_across_nodes is false)"
+    return (
+        f"{problem}, so that tensor parallelism leaves the {unit} (allow_tp_across_nodes is false)"
+    )
 
 
 def _world_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools:

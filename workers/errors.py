@@ -126,5 +126,9 @@ class SlurmRefusedError(WorkerError):
     """Slurm refuses a request."""
 
 
+class TopologyUnusableError(WorkerError):
+    """A topology can't be read, or contradicts the nodes; probes are placed as without one."""
+
+
 class JobNotOursError(WorkerError):
     """The job is not an allocation that this user submitted with layout-tuner."""

@@ -1,6 +1,7 @@
 """One node of an allocation's Ray cluster, kept running as long as the batch system's step lasts.
 
     python -P -m layout_tuner.workers.ray_node --head ADDRESS:PORT [--address OWN] [--name NAME]
+        [--labels LEVEL=GROUP,...]
 
 The node whose address is the head's is the head. When Ray ends, its warden ends all processes of
 it, and it is started again; on other nodes than the head once the head answers. SIGTERM, SIGINT or
@@ -38,7 +39,8 @@ _HEAD_LOOK_S: Final = 1.0
 class RayNode:
     """Keeps one Ray node running, under a name that it keeps after a restart."""
 
-    def __init__(self, head: str, address: str, name: str) -> None:
+    def __init__(self, head: str, address: str, name: str, labels: str = "") -> None:
+        self._labels = labels
         self._head = head
         self._address = address
         self._name = name
@@ -71,7 +73,11 @@ class RayNode:
     def _run_once(self) -> str:
         """Runs Ray until it, its head or this process must end; returns the reason."""
         processes = RayNodeProcesses(
-            address=self._address, name=self._name, port=self._port, head=self._head
+            address=self._address,
+            name=self._name,
+            port=self._port,
+            head=self._head,
+            labels=self._labels,
         )
         _LOG.info("Ray starts on %s; the head is %s", self._address, self._head)
         head = HeadWatch(self._head)
@@ -108,13 +114,14 @@ def main() -> None:
     parser.add_argument("--head", required=True)
     parser.add_argument("--address")
     parser.add_argument("--name", default=os.environ.get("SLURMD_NODENAME", socket.gethostname()))
+    parser.add_argument("--labels", default="", help="Ray's labels of the node, as domain=rack3")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if "RAY_AUTH_TOKEN" not in os.environ:
         sys.exit("RAY_AUTH_TOKEN is not set: give every node of the cluster the same token")
     try:
         own = resolved(arguments.address or socket.gethostname())
-        RayNode(resolved(arguments.head), own, arguments.name).run()
+        RayNode(resolved(arguments.head), own, arguments.name, arguments.labels).run()
     except RayClusterFailedError as error:
         sys.exit(str(error))
 

@@ -61,7 +61,7 @@ def show_trial(
         said="".join(_summary(facts)),
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout, facts.campaign.stored.shown_knobs)),
-        drawn=layout_map(trial.layout),
+        drawn=layout_map(trial.layout, campaign.stored.cluster),
         schedule=schedule_plot(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
         rows=[done[place] for place in both_ends(len(done), MAX_ROWS)],

@@ -6,11 +6,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 from markupsafe import Markup
 
 from layout_tuner.api.plot_data.plot_data import both_ends
 from layout_tuner.api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
+from layout_tuner.predictions.estimates.links import traffic_by_level
+from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.level_units import level_units
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.layouts.rank_mesh import (
     coordinates,
     expert_coordinates,
@@ -35,8 +40,13 @@ _CHARACTER: Final = 5.6
 """Width of a character in a cell."""
 
 
-def layout_map(layout: Layout) -> Plot:
-    """Nodes, devices, stages, groups and replicas of a layout."""
+def layout_map(layout: Layout, cluster: Cluster | None = None) -> Plot:
+    """Nodes, devices, stages, groups and replicas of a layout.
+
+    Where the cluster has levels, the nodes of a larger unit name it, and a note says which axes
+    communicate over which level.
+    """
+    units = _units(layout, cluster)
     per_node = ranks_per_node(layout.num_devices, layout.num_nodes)
     is_folded = layout.num_devices > MAX_DEVICES
     nodes = list(range(layout.num_nodes))
@@ -47,7 +57,8 @@ def layout_map(layout: Layout) -> Plot:
     shown = min(per_node, MAX_PER_NODE) if is_folded else per_node
     cell = 8.0 + _CHARACTER * len(_cell_text(layout.num_devices - 1, layout))
     columns = min(shown, _COLUMNS)
-    width = max(columns * cell + 2 * _MARGIN, 150.0)
+    named = 14.0 * max((len(name) for name, _ in units), default=0)
+    width = max(columns * cell + 2 * _MARGIN, 150.0 + named)
     height = _HEAD + -(-shown // columns) * _CELL_HEIGHT + 2 * _MARGIN
     a_row = max(int(WIDTH // (width + 10.0)), 1)
     boxes = [
@@ -57,6 +68,7 @@ def layout_map(layout: Layout) -> Plot:
             range(node * per_node, min((node + 1) * per_node, layout.num_devices)),
             shown=shown,
             cell=cell,
+            units="".join(f", {name} {node * per_node // size}" for name, size in units),
             corner=((place % a_row) * (width + 10.0), (place // a_row) * (height + 10.0)),
             size=(width, height),
         )
@@ -70,8 +82,30 @@ def layout_map(layout: Layout) -> Plot:
             tag("g", *boxes, class_="map", transform="translate(1,1)"),
             says=_words(layout),
         ),
-        notes=tuple(_notes(layout, nodes, per_node, shown)),
+        notes=(
+            *_notes(layout, nodes, per_node, shown),
+            *([_traffic(layout, cluster)] if cluster and cluster.levels else []),
+        ),
     )
+
+
+def _units(layout: Layout, cluster: Cluster | None) -> tuple[tuple[str, int], ...]:
+    """The levels beyond the node of which a layout has several units, with its devices in one."""
+    if cluster is None or not cluster.levels:
+        return ()
+    units = level_units(cluster, LayoutColumns.of_each([layout]))
+    sizes = [
+        (level, int(np.max(unit))) for level, unit in zip(cluster.network, units, strict=False)
+    ]
+    node, devices = cluster.devices_per_node, layout.num_devices
+    return tuple((e.name, n) for e, n in sizes if (e.devices or 0) > node and n < devices)
+
+
+def _traffic(layout: Layout, cluster: Cluster) -> str:
+    """Which axes communicate over which level of the network, smallest level first."""
+    carried = traffic_by_level(layout, cluster).items()
+    said = "; ".join(f"{name}: {', '.join(axes)}" for name, axes in carried if axes)
+    return f"Largest level of the network that each kind of group needs: {said or 'none'}."
 
 
 def _node(
@@ -81,6 +115,7 @@ def _node(
     *,
     shown: int,
     cell: float,
+    units: str,
     corner: tuple[float, float],
     size: tuple[float, float],
 ) -> Markup:
@@ -104,7 +139,7 @@ def _node(
         f"h-{number(length)}z"
         for x, y, length in runs.values()
     )
-    name = f"node {node}: rank" + (
+    name = f"node {node}{units}: rank" + (
         f"s {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f" {ranks[0]}"
     )
     return join(

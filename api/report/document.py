@@ -137,7 +137,7 @@ def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
         "knobs": list(knob_pairs(layout, facts.campaign.stored.shown_knobs)),
         "figures": facts.figures,
         "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
-        "map": layout_map(layout),
+        "map": layout_map(layout, facts.campaign.stored.cluster),
         "schedule": schedule_plot(layout, compute_s=facts.compute_s) if is_pipeline else None,
         "memory": facts.memory() if is_pipeline else None,
     }

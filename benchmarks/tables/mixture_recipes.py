@@ -33,7 +33,6 @@ MOST_PLACE: Final = 0.1
 MOST_LOSS: Final = 0.1
 """Predicted loss of the recipe against the plan's first, the median of all recipes."""
 _PRESETS: Final = {"GPT OSS 120B": "gpt-oss-120b", "Qwen3_30B_a3B": "qwen3-30b-a3b"}
-_RACK: Final = 72
 _SPACE: Final[Mapping[str, Any]] = {
     "tp": [1, 2, 4, 8],
     "cp": [1, 2, 4],
@@ -88,7 +87,7 @@ def read_recipes(path: Path) -> list[Recipe]:
 
 def _recipe(row: Mapping[str, str]) -> Recipe:
     devices, batch = int(row["num_devices"]), int(row["global_batch_size"])
-    model, cluster = _model(row), _cluster(row["hardware"], devices)
+    model, cluster = _model(row), _cluster(row["hardware"])
     tp, cp, pp, ep, vpp, size = (
         int(row[name]) for name in ("tp", "cp", "pp", "ep", "vpp", "micro_batch_size")
     )
@@ -128,14 +127,10 @@ def _model(row: Mapping[str, str]) -> ModelShape:
     return ModelShape.from_mapping({"name": row["model"], "family": "llama", **sizes})
 
 
-def _cluster(hardware: str, devices: int) -> Cluster:
-    """The preset of a machine; inside one rack of GB200 and GB300, NVLink connects the trays."""
+def _cluster(hardware: str) -> Cluster:
+    """The preset of a machine."""
     name = hardware.removeprefix("DGX-").lower()
-    cluster = CLUSTER_PRESETS["h100-sxm" if name == "h100" else name]
-    if name.startswith("gb") and devices <= _RACK:
-        near = max(cluster.intra_node_bandwidth_bytes_per_s.values())
-        return replace(cluster, inter_node_bandwidth_bytes_per_s=near)
-    return cluster
+    return CLUSTER_PRESETS["h100-sxm" if name == "h100" else name]
 
 
 def _in_plan(recipe: Recipe) -> tuple[int, int, float]:

@@ -99,7 +99,7 @@ def _part_of_node(job: CompletedJob, machine: Cluster) -> Cluster | None:
     per_node, rest = divmod(job.layout.num_devices, job.layout.num_nodes)
     if rest or per_node >= machine.devices_per_node:
         return None
-    return replace(machine, name=f"{machine.name}-{per_node}", devices_per_node=per_node)
+    return replace(machine.with_devices_per_node(per_node), name=f"{machine.name}-{per_node}")
 
 
 def _add_baseline(space: dict[str, Any], document: Mapping[str, Any]) -> None:

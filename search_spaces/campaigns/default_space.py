@@ -47,10 +47,11 @@ LEAST_SHARE: Final = 4096
 """Fewest tokens that a context-parallel rank gets, if memory asks for no more ranks."""
 
 MAX_AUTO_EP: Final = 64
-"""Largest expert-parallel degree, if memory asks for no more."""
+"""Largest expert-parallel degree, if memory asks for no more and no domain has more devices."""
 
 MAX_NODES_OF_TP: Final = 4
-"""Most nodes that a tensor-parallel group spans where the document allows more than one."""
+"""Most nodes that a tensor-parallel group spans in a domain of nodes, or where the document allows
+more than one."""
 
 OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
@@ -183,9 +184,9 @@ class _Choices:
     @cached_property
     def tp(self) -> tuple[int, ...]:
         node, model = self._cluster.devices_per_node, self._model
-        most = node * min(
-            MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
-        )
+        near = self._cluster.domain_devices // node
+        across = MAX_NODES_OF_TP if self._tp_leaves_node else min(near, MAX_NODES_OF_TP)
+        most = node * min(across, max(self._devices) // node)
         widths = (model.ffn_hidden_size, model.shared_expert_ffn_hidden_size, model.vocab_size)
         divided = math.gcd(model.num_heads, model.num_kv_heads, *widths)
         degrees = [
@@ -229,7 +230,7 @@ class _Choices:
         """Powers of two from the first one with which the experts may fit."""
         zero = max(self._of("zero_stage"))
         least = next((ep for ep in self._expert_degrees if self._may_fit(zero, ep=ep)), 1)
-        most = max(MAX_AUTO_EP, least)
+        most = max(MAX_AUTO_EP, self._cluster.domain_devices, least)
         return tuple(ep for ep in self._expert_degrees if least <= ep <= most)
 
     @cached_property

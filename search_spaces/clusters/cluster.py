@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,25 +24,29 @@ from layout_tuner.documents.reading import (
 )
 from layout_tuner.errors import ClusterInvalidError
 from layout_tuner.process_resources import ROOT, usable_cores, usable_memory_bytes
+from layout_tuner.search_spaces.clusters.network_levels import (
+    BANDWIDTHS,
+    LATENCIES,
+    NetworkLevel,
+    level_problems,
+    read_levels,
+)
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Precision
 from layout_tuner.search_spaces.physical_ranges import Range
 
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
-
-_BANDWIDTHS: Final = Range(1e3, 1e15, "bytes/s")
-_LATENCIES: Final = Range(1e-15, 10.0, "s")
 
 CLUSTER_RANGES: Final[Mapping[str, Range]] = {
     "num_nodes": Range(1, MAX_COUNT, "nodes"),
     "devices_per_node": Range(1, 1 << 12, "devices"),
     "device_memory_bytes": Range(1, MAX_DEVICE_MEMORY_BYTES, "bytes"),
     "peak_flops_per_s": Range(1e6, 1e18, "FLOP/s"),
-    "memory_bandwidth_bytes_per_s": _BANDWIDTHS,
-    "intra_node_bandwidth_bytes_per_s": _BANDWIDTHS,
-    "inter_node_bandwidth_bytes_per_s": _BANDWIDTHS,
-    "host_operation_s": _LATENCIES,
-    "intra_node_latency_s": _LATENCIES,
-    "inter_node_latency_s": _LATENCIES,
+    "memory_bandwidth_bytes_per_s": BANDWIDTHS,
+    "intra_node_bandwidth_bytes_per_s": BANDWIDTHS,
+    "inter_node_bandwidth_bytes_per_s": BANDWIDTHS,
+    "host_operation_s": LATENCIES,
+    "intra_node_latency_s": LATENCIES,
+    "inter_node_latency_s": LATENCIES,
 }
 """The range of each number of a cluster; for a table, of each of its values."""
 
@@ -92,6 +96,10 @@ class Cluster:
     """Latency of a step of a collective, or of a transfer, between nodes."""
     source: str = ""
     """Where the numbers come from; "generic constants" where they are guesses."""
+    levels: tuple[NetworkLevel, ...] = ()
+    """The levels of the network, smallest first; one of them is the node. Without levels, the
+    network has two, the node and the cluster, which the fields `intra_node_...` and
+    `inter_node_...` describe."""
 
     def __post_init__(self) -> None:
         refuse_all(_wrong_fields({f.name: getattr(self, f.name) for f in fields(self)}))
@@ -130,10 +138,74 @@ class Cluster:
         """Devices of the whole machine."""
         return self.num_nodes * self.devices_per_node
 
+    @property
+    def network(self) -> tuple[NetworkLevel, ...]:
+        """The levels from the smallest to the whole cluster, with what they do not state.
+
+        Up to the node they have no bandwidth where none is stated: it goes by the number of ranks.
+        """
+        near = NetworkLevel(name="node", devices=self.devices_per_node)
+        levels = list(self.levels or (near,))
+        if levels[-1].devices or self.domain_devices > max(each.devices or 0 for each in levels):
+            levels.append(NetworkLevel(name="cluster"))
+        for place, level in enumerate(levels):
+            is_near = level.devices is not None and level.devices <= self.devices_per_node
+            usual = None if is_near else self.inter_node_bandwidth_bytes_per_s
+            usual_s = self.intra_node_latency_s if is_near else self.inter_node_latency_s
+            levels[place] = replace(
+                level,
+                bandwidth_bytes_per_s=level.bandwidth_bytes_per_s or usual,
+                latency_s=level.latency_s or usual_s,
+            )
+        return tuple(levels)
+
+    @property
+    def levels_in_words(self) -> str:
+        """The stated levels with their devices, as "node 8, group 1,024, system"."""
+        sizes = (f" {each.devices:,}" if each.devices else "" for each in self.levels)
+        return ", ".join(
+            f"{each.name}{size}" for each, size in zip(self.levels, sizes, strict=True)
+        )
+
+    @property
+    def domain_devices(self) -> int:
+        """Devices of a domain: of the largest level at least half as fast as a node, as NVLink's.
+
+        It is a node where the network has no such level.
+        """
+        inside = self.intra_node_bandwidth_bytes_per_s
+        node_rate = inside[max(inside)] if inside else self.memory_bandwidth_bytes_per_s / 10.0
+        domain = self.devices_per_node
+        for level in self.levels:
+            rate = level.bandwidth_bytes_per_s or self.inter_node_bandwidth_bytes_per_s
+            devices = level.devices or self.num_devices
+            if devices > domain and 2 * rate >= node_rate:
+                domain = devices
+        return domain
+
+    def with_devices_per_node(self, devices: int) -> Cluster:
+        """The cluster with other nodes.
+
+        With fewer devices of each, as where a job does not use all, the levels shrink with the
+        nodes, and levels of a part of a node that do not divide them go. Larger nodes than those
+        of the cluster are a level of its network that is described as a node: there the levels go.
+        """
+        node, levels = self.devices_per_node, list[NetworkLevel]()
+        for level in self.levels if devices <= node else ():
+            size = level.devices
+            if size is None or size >= node:
+                levels.append(replace(level, devices=size and size * devices // node))
+            elif size < devices and devices % size == 0:
+                levels.append(level)
+        return replace(self, devices_per_node=devices, levels=tuple(levels))
+
     def to_mapping(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON values (keys become strings)."""
+        """The fields by name, as plain JSON values: keys become strings; levels only if stated."""
         links = self.intra_node_bandwidth_bytes_per_s.items()
-        return asdict(self) | {_LINKS: {str(ranks): value for ranks, value in links}}
+        values = asdict(self) | {_LINKS: {str(ranks): value for ranks, value in links}}
+        del values["levels"]
+        levels = {"levels": [level.to_mapping() for level in self.levels]} if self.levels else {}
+        return values | levels
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -148,6 +220,9 @@ class Cluster:
                 problems.add(ClusterInvalidError.of_field(name, f"the cluster's {name} is missing"))
         with problems.collecting():
             values[_LINKS] = _read_links(values.pop(_LINKS, {}))
+        with problems.collecting():
+            if (levels := values.pop("levels", None)) is not None:
+                values["levels"] = read_levels(levels)
         stated = {name: value for name, value in values.items() if value is not None}
         problems.add(*_wrong_fields(stated))
         problems.refuse()
@@ -158,6 +233,8 @@ def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ClusterInvalidError]:
     for name, value in values.items():
         for problem in _problems(name, value):
             yield ClusterInvalidError.of_field(name, problem)
+    for problem in level_problems(values.get("levels", ()), values.get("devices_per_node")):
+        yield ClusterInvalidError.of_field("levels", problem)
 
 
 def _problems(name: str, value: object) -> Iterator[str]:

@@ -17,6 +17,7 @@ from layout_tuner.documents.reading import (
 )
 from layout_tuner.errors import ClusterInvalidError
 from layout_tuner.search_spaces.clusters.cluster import (
+    CLUSTER_RANGES,
     MAX_DEVICE_MEMORY_BYTES,
     REQUIRED_FIELDS,
     UNKNOWN_DEVICE,
@@ -24,6 +25,7 @@ from layout_tuner.search_spaces.clusters.cluster import (
     detect_local_cpu,
 )
 from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS
+from layout_tuner.search_spaces.clusters.network_levels import NetworkLevel
 from layout_tuner.search_spaces.clusters.usual_constants import unusual_constants
 from layout_tuner.units import GIB
 
@@ -49,6 +51,17 @@ def _between(device: str, other: str) -> dict[str, float]:
     return {name: (one[name] * two[name]) ** 0.5 for name in one if name in two}
 
 
+_NVL72: Final = (
+    NetworkLevel(name="tray", devices=4),
+    # NVLink's switches connect all trays of a rack at the rate of the links inside a tray, with the
+    # latency of a node.
+    NetworkLevel(
+        name="domain", devices=72, bandwidth_bytes_per_s=_reached(900e9), latency_s=3.4e-6
+    ),
+    NetworkLevel(name="fabric"),
+)
+"""The network of racks whose 18 compute trays of four devices are one NVLink domain."""
+
 _CLUSTERS: Final = (
     Cluster(
         name="frontier",
@@ -60,8 +73,18 @@ _CLUSTERS: Final = (
         memory_bandwidth_bytes_per_s=1.6e12,
         # Not monotonic: four ranks span two packages over the thinnest links.
         intra_node_bandwidth_bytes_per_s={2: 129e9, 4: 52e9, 8: 135e9},
-        # Measured with all eight devices of a node in different groups.
+        # Measured with all eight devices of a node in different groups, on up to 1,024 devices.
         inter_node_bandwidth_bytes_per_s=5e9,
+        levels=(
+            NetworkLevel(name="pair", devices=2),  # the two GCDs of a package
+            # Groups of which no two ranks share a package: measured are 50 GB/s for 2 ranks and 72
+            # for 4 over two groups, 36 for 2 over four. Four neighbours stay at 52.
+            NetworkLevel(name="node", devices=8, bandwidth_bytes_per_s=50e9),
+            NetworkLevel(name="group", devices=1024),  # of the dragonfly: 128 nodes of a cabinet
+            # Groups have 4 links of 25 GB/s to each of 73 others, 7.1 GB/s a device: more than the
+            # 5 that a device reaches in its group, so that they are no slower level.
+            NetworkLevel(name="system"),
+        ),
         source="OLCF user guide; collectives as measured in arXiv:2502.08145",
     ),
     Cluster(
@@ -147,9 +170,8 @@ _CLUSTERS: Final = (
         memory_bandwidth_bytes_per_s=8e12,
         # NVLink 5: 18 links of 50 GB/s each way.
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
-        # For jobs over several racks (one 400 Gb/s port per device). NVLink also connects the trays
-        # of a rack: for jobs inside a rack start from the preset and state 720e9.
-        inter_node_bandwidth_bytes_per_s=50e9,
+        inter_node_bandwidth_bytes_per_s=50e9,  # one 400 Gb/s port a device
+        levels=_NVL72,
         source=_DATA_SHEET.format("NVIDIA GB200 NVL72"),
     ),
     Cluster(
@@ -162,7 +184,8 @@ _CLUSTERS: Final = (
         peak_flops_per_s=DEVICE_PEAKS["GB300"],
         memory_bandwidth_bytes_per_s=8e12,
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
-        inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device; see gb200
+        inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device
+        levels=_NVL72,
         source=_DATA_SHEET.format("NVIDIA GB300 NVL72"),
     ),
     _of_eight(
@@ -354,13 +377,17 @@ def with_speeds_of(cluster: Cluster, device: str) -> Cluster | None:
 
     The device is the name of a preset, or its device with or without the vendor, in any case and
     spacing; what follows a comma may describe it. Its peaks, memory bandwidth and links inside a
-    node replace the cluster's.
+    node replace the cluster's; so do the levels of its network where nodes have as many devices.
     """
     asked = _squeezed(device.partition(",")[0])
     for preset in _CLUSTERS:
         names = (preset.name, preset.device, preset.device.partition(" ")[2])
         if asked in map(_squeezed, names):
-            return replace(cluster, **{name: getattr(preset, name) for name in _OF_A_DEVICE})
+            levels = cluster.levels
+            if preset.devices_per_node == cluster.devices_per_node:
+                levels = preset.levels
+            speeds = {name: getattr(preset, name) for name in _OF_A_DEVICE}
+            return replace(cluster, levels=levels, **speeds)
     return None
 
 
@@ -408,7 +435,12 @@ def _from_preset(values: dict[str, Any]) -> Cluster:
             "preset", f"unknown cluster preset {shown(preset)}{nearest(preset, choices)}"
         )
     if preset != LOCAL_CPU:
-        return Cluster.from_mapping(CLUSTER_PRESETS[preset].to_mapping() | values)
+        described = CLUSTER_PRESETS[preset]
+        if "levels" not in values and "devices_per_node" in values:
+            node = values["devices_per_node"]
+            if CLUSTER_RANGES["devices_per_node"].problem(node) is None:
+                described = described.with_devices_per_node(node)
+        return Cluster.from_mapping(described.to_mapping() | values)
     base = detect_local_cpu(values.pop("devices_per_node", None))
     if values.get("num_nodes", 1) != 1:
         raise ClusterInvalidError.of_field(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from ipaddress import ip_address, ip_network
+from itertools import product
+from math import prod
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ from layout_tuner.documents.duration import MAX_DURATION_S, MaxTimes, read_wallt
 from layout_tuner.documents.hosts import is_loopback_host
 from layout_tuner.documents.reading import (
     is_line,
+    is_name,
     is_positive_number,
     nearest,
     read_choice,
@@ -40,7 +43,7 @@ _DRAIN_S: Final = Range(1e-3, MAX_DURATION_S, "s")
 _CORES: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NODES: Final = re.compile(
-    r"([A-Za-z0-9._-]+)(?:\[((?:[0-9]{1,9}(?:-[0-9]{1,9})?,?)+)(?<!,)\])?([A-Za-z0-9._-]*)"
+    r"([A-Za-z0-9._-]+)|\[((?:[0-9]{1,9}(?:-[0-9]{1,9})?,?)+)(?<!,)\]"  # a text, or ranges
 )
 _MAX_NODES: Final = 100_000
 _MODULE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*")
@@ -89,9 +92,15 @@ class Site:
     """Ids of the cores that are nearest to each device; empty: equal contiguous shares."""
     node_local_dir: str = "/tmp"  # noqa: S108 - of the node, below it a directory of the job's own
     """A directory on a disk of the node; `$NAME` is replaced by a variable."""
+    levels: tuple[str, ...] = ()
+    """Names of the levels of Slurm's topology, the lowest first; a level of the cluster has the
+    same name. The worker asks Slurm which nodes lie together at each. Empty: it does not ask."""
+    topology: str = ""
+    """The path of Slurm's topology.yaml on the batch host; empty: `scontrol show topology`."""
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the nodes below each switch. Probes of several nodes get nodes of one switch where
-    they can; empty: nodes whose positions in the job are neighbours."""
+    """Names of the nodes below each switch, in place of Slurm's topology. Probes of several nodes
+    get nodes of one switch where they can; empty: nodes whose positions in the job are
+    neighbours."""
     http_proxy: str = ""
     """The proxy through which the worker reaches a service outside; empty: none."""
     no_proxy: tuple[str, ...] = ()
@@ -110,6 +119,7 @@ class Site:
             ("sbatch", self.sbatch, OPTION.fullmatch, option),
             ("srun", self.srun, OPTION.fullmatch, option),
             ("setup", self.setup, is_line, "one line of shell"),
+            ("levels", self.levels, is_name, "the name of a level, at most 64 characters long"),
             ("node_address", (self.node_address,), _ADDRESS.fullmatch, address),
         ):
             for text in texts:
@@ -124,6 +134,10 @@ class Site:
             self.node_local_dir,
             "an absolute path",
         )
+        if len(set(self.levels)) < len(self.levels):
+            raise SiteInvalidError("a name is there twice", field="levels")
+        absolute = not self.topology or (is_line(self.topology) and self.topology.startswith("/"))
+        _refuse_unless(absolute, "topology", self.topology, "an absolute path")
         read_choice(self.launcher, LAUNCHERS, SiteInvalidError, field="launcher")
         if problem := _DRAIN_S.problem(self.drain_s):
             raise SiteInvalidError(problem, field="drain_s")
@@ -138,11 +152,6 @@ class Site:
         known = tuple(f.name for f in fields(cls))
         refuse_unknown(values, known, SiteInvalidError, "site field")
         return cls(**{name: _READERS[name](value, name) for name, value in values.items()})
-
-    @property
-    def switch_of_nodes(self) -> dict[str, str]:
-        """The switch of each node that `switches` names."""
-        return {node: switch for switch, nodes in self.switches.items() for node in nodes}
 
     def address(self, name: str, index: int) -> str:
         """The address of the node with this name and position in the job."""
@@ -286,7 +295,7 @@ def _cores(value: Any, name: str) -> tuple[int, ...]:
 def _switches(value: Any, name: str) -> dict[str, tuple[str, ...]]:
     values = read_mapping(value, SiteInvalidError, name)
     switches = {
-        switch: tuple(_nodes(nodes, f"{name}.{switch}")) for switch, nodes in values.items()
+        switch: tuple(node_list(nodes, f"{name}.{switch}")) for switch, nodes in values.items()
     }
     named = [node for nodes in switches.values() for node in nodes]
     twice = next((node for node, count in Counter(named).items() if count > 1), None)
@@ -295,21 +304,31 @@ def _switches(value: Any, name: str) -> dict[str, tuple[str, ...]]:
     return switches
 
 
-def _nodes(value: Any, name: str) -> Iterator[str]:
-    """The names in a list of nodes as Slurm writes it, such as "n[001-003,7],login"."""
+def node_list(value: Any, name: str) -> Iterator[str]:
+    """The names in a list of nodes as Slurm writes it, such as "n[001-003,7],r[1-2]n[0-8],login".
+
+    Raises:
+        SiteInvalidError: it is not such a list; `name` is the field that has it.
+    """
     what = 'a list of nodes as "node[001-016],node40"'
     for part in re.split(r",(?![^\[]*\])", value if isinstance(value, str) else ""):
-        match = _NODES.fullmatch(part)
-        _refuse_unless(match, name, value, what)
-        assert match is not None
-        before, ranges, after = match.groups()
-        for item in (ranges or "").split(","):
-            first, _, last = item.partition("-")
-            numbers = range(int(first), int(last or first) + 1) if item else (None,)
-            _refuse_unless(0 < len(numbers) <= _MAX_NODES, name, value, what)
-            for number in numbers:
-                middle = "" if number is None else f"{number:0{len(first)}}"
-                yield f"{before}{middle}{after}"
+        pieces = [*_NODES.finditer(part)]
+        is_whole = pieces and pieces[0][1] and "".join(piece[0] for piece in pieces) == part
+        _refuse_unless(is_whole, name, value, what)
+        choices = [[piece[1]] if piece[1] else _numbers(piece[2]) for piece in pieces]
+        _refuse_unless(0 < prod(map(len, choices)) <= _MAX_NODES, name, value, what)
+        yield from map("".join, product(*choices))
+
+
+def _numbers(ranges: str) -> Sequence[str]:
+    """The numbers of ranges as "001-003,7"; none where there are too many or a range is empty."""
+    found: list[str] = []
+    for first, _, last in (item.partition("-") for item in ranges.split(",")):
+        numbers = range(int(first), int(last or first) + 1)
+        if not 0 < len(numbers) <= _MAX_NODES:
+            return ()
+        found += [f"{number:0{len(first)}}" for number in numbers]
+    return found
 
 
 _READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
@@ -331,6 +350,8 @@ _READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "cores_per_node": lambda value, _: value,
     "device_cores": _device_cores,
     "node_local_dir": _text,
+    "levels": _texts,
+    "topology": _text,
     "switches": _switches,
     "http_proxy": _text,
     "no_proxy": _texts,

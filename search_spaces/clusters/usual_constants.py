@@ -48,7 +48,13 @@ def unusual_constants(cluster: Cluster) -> str | None:
 
 
 def _unusual(cluster: Cluster) -> Iterator[str]:
-    for name, usual in (_CPU if cluster.has_cpu_devices else _ACCELERATOR).items():
+    ranges = _CPU if cluster.has_cpu_devices else _ACCELERATOR
+    for level in cluster.levels:
+        for name in ("bandwidth_bytes_per_s", "latency_s"):
+            stated, usual = getattr(level, name), ranges[f"inter_node_{name}"]
+            if stated is not None and (problem := usual.problem(stated)):
+                yield f"{name}={problem} at level {level.name}"
+    for name, usual in ranges.items():
         stated = getattr(cluster, name)
         of_each = stated.items() if isinstance(stated, Mapping) else ((None, stated),)
         for key, value in of_each:

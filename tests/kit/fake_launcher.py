@@ -14,8 +14,9 @@ Program = Callable[[OnEvent, Cancelled], Outcome]
 PlacedProgram = Callable[[ProbeRequest, Placement, OnEvent, Cancelled], Outcome]
 
 
-def make_node(name: str, num_devices: int) -> Node:
+def make_node(name: str, num_devices: int, **labels: str) -> Node:
     return Node(
+        labels=labels,
         name=name,
         address="127.0.0.1",
         num_devices=num_devices,

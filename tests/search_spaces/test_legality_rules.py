@@ -9,6 +9,7 @@ import pytest
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.clusters.network_levels import NetworkLevel
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, RULES, violations
@@ -19,6 +20,15 @@ from layout_tuner.units import GIB
 from layout_tuner.workers.trainer.open_training import unsupported
 
 NODES = Cluster(name="box", device="card", num_nodes=4, devices_per_node=8, device_memory_bytes=GIB)
+TRAYS = replace(
+    NODES,
+    devices_per_node=4,
+    levels=(
+        NetworkLevel(name="tray", devices=4),
+        NetworkLevel(name="domain", devices=8, bandwidth_bytes_per_s=1e12),
+        NetworkLevel(name="fabric"),
+    ),
+)
 
 WITHOUT_TRAINER = ALL_SCOPES - {"trainer"}
 
@@ -125,6 +135,12 @@ CASES = [
     case("tp_within_node", "tp*tp_columns=4*4=16 is more than devices_per_node=8, so that tensor "
          "parallelism leaves the node (allow_tp_across_nodes is false)",
          num_nodes=2, tp=4, tp_columns=4),
+    case("tp_within_node", "tp=16 is more than the 8 devices of a domain, so that tensor "
+         "parallelism leaves the domain (allow_tp_across_nodes is false)",
+         num_nodes=4, tp=16, cluster=TRAYS, model={"num_heads": 48, "num_kv_heads": 48}),
+    case("tp_within_node", "tp=6 is no multiple of devices_per_node=4, so that tensor "
+         "parallelism leaves the node (allow_tp_across_nodes is false)",
+         num_nodes=3, tp=6, dp=2, cluster=TRAYS),
     case("nodes_exist", "num_nodes=5 is more than the 4 of box", num_nodes=5, dp=40),
     case("tp_within_node", "tp=24 is more than devices_per_node=8, so that tensor parallelism "
          "leaves the node (allow_tp_across_nodes is false)", num_nodes=3, tp=24),
@@ -325,3 +341,10 @@ def test_indivisible_layouts_are_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(LayoutInvalidError, match=re.escape(why)):
         on(make_layout(**changes), num_nodes)
+
+
+def test_tensor_parallel_groups_may_fill_trays_of_a_domain() -> None:
+    for tp, nodes in ((8, 2), (8, 4), (4, 2), (2, 1)):
+        layout = Layout(num_nodes=nodes, tp=tp, dp=4 * nodes // tp)
+        rules = violations(layout, make_model(), TRAYS, scopes=WITHOUT_TRAINER)
+        assert rules == [], layout.key

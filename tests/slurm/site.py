@@ -62,9 +62,17 @@ class SlurmSite:
     """
 
     def __init__(
-        self, *, num_nodes: int = 4, cpus: int = 8, gpus: int = 8, memory_mb: int = 4000
+        self,
+        *,
+        num_nodes: int = 4,
+        cpus: int = 8,
+        gpus: int = 8,
+        memory_mb: int = 4000,
+        switches: str = "",
     ) -> None:
+        """`switches` are the lines of topology.conf, a tree; empty: the network is flat."""
         self.num_nodes = num_nodes
+        self._switches = switches
         self._cpus, self._gpus, self._memory_mb = cpus, gpus, memory_mb
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.directory = Path(tempfile.mkdtemp(prefix="lt-slurm-"))  # short: it holds sockets
@@ -250,6 +258,7 @@ class SlurmSite:
         (self.directory / "gres.conf").write_text(
             f"NodeName=n[1-{last}] Name=gpu {gpus} Flags=amd_gpu_env\n"
         )
+        (self.directory / "topology.conf").write_text(self._switches)
         (self.directory / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         lines = [f"{name}={value}" for name, value in self._settings(ports[0]).items()]
         node = {
@@ -297,6 +306,7 @@ class SlurmSite:
             "SlurmdParameters": "config_overrides",
             "ReturnToService": 2,
             "FirstJobId": random.randrange(1000, 60_000),  # ports of a job follow from its id
+            "TopologyPlugin": f"topology/{'tree' if self._switches else 'none'}",
             "MinJobAge": 3600,
             "KillWait": 10,
             "InactiveLimit": 0,

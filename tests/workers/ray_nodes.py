@@ -28,11 +28,13 @@ class RayNodeProcess:
     address: str
     head: str
     token: str
+    labels: str = ""
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         flags = {"head": self.head, "address": self.address, "name": self.name}
+        flags |= {"labels": self.labels} if self.labels else {}
         environment = {
             **os.environ,
             MARK: self.mark,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.estimates.links import GroupLinks
+from layout_tuner.predictions.estimates.links import GroupLinks, level_links
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
 from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.search_spaces.clusters.cluster import Cluster
@@ -46,8 +46,9 @@ def communication_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster)
     terms = time_terms(columns, model, cluster, dtype=np.float32)
     seconds: Floats = terms.seconds[:, _OTHER_AXES].sum(axis=1, dtype=np.float64)
     stride: Ints | int = 1
+    levels = level_links(cluster, columns)
     for ranks, sent, collectives in _axes(columns, model):
-        links = GroupLinks.of(ranks, stride, cluster, 1.0)
+        links = GroupLinks.of(ranks, stride, cluster, levels, 1.0)
         hops = np.where(links.inside, 0.0, collectives * ranks * links.latency_s)
         shares = (ranks - 1.0) / ranks
         seconds += np.where(ranks > 1, shares * sent / links.bytes_per_s + hops, 0.0)

@@ -9,7 +9,7 @@ token come in the environment or from Ray, since every user of a node can read c
     {"order": "end", "group": ...}
 
     {"event": "hello", "token": ..., "name": ..., "pid": ..., "num_cores": ..., "core_ids": [...],
-     ...}
+     "switches": [...], ...}
     {"event": "ready", "pids": {...}}         the zygote is ready: ranks can be forked at once
     {"event": "report", "group": ..., "rank": ..., "document": {...}}
     {"event": "exit" or "group_lost", "group": ..., ...}     as the keeper sends them
@@ -87,11 +87,24 @@ def greet(address: str, token: str, fields: Document) -> JsonLines:
             "pid": os.getpid(),
             "num_cores": usable_cores(),
             "core_ids": sorted(os.sched_getaffinity(0)),
+            "switches": switches_above(os.environ),
             **fields,
         }
     )
     threading.Thread(target=_stay_alive, args=[line], daemon=True).start()
     return line
+
+
+def switches_above(environment: Mapping[str, str]) -> list[str]:
+    """Slurm's switches or block above this node, the lowest first; none outside of a step.
+
+    SLURM_TOPOLOGY_ADDR is "root.leaf1.n1" below switches and "block1.n1" in a block (sbatch(1);
+    the block plugin's topology_p_get_node_addr). A name with a dot in it can't be told apart.
+    """
+    address, pattern = (
+        environment.get(f"SLURM_TOPOLOGY_ADDR{end}", "").split(".") for end in ("", "_PATTERN")
+    )
+    return address[-2::-1] if len(address) == len(pattern) and pattern[-1] == "node" else []
 
 
 def _stay_alive(line: JsonLines) -> None:

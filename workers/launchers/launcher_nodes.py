@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from layout_tuner.workers.ranks.json_lines import Document
@@ -37,6 +37,10 @@ class Node:
     """CPU numbers that this process may use."""
     device_cores: tuple[tuple[int, ...], ...] = ()
     """CPU numbers by device, where the site lists the near ones; empty: equal contiguous shares."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray's labels of the node."""
+    switches: tuple[str, ...] = ()
+    """Slurm's switches or block above the node, the lowest first."""
 
     def capacity(self, device: Device) -> int:
         """Ranks that it holds without sharing devices; a CPU device needs a core."""

@@ -32,6 +32,7 @@ from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
 from layout_tuner.workers.launchers.group_launcher import outcome_of
 from layout_tuner.workers.launchers.launcher_nodes import Node
 from layout_tuner.workers.packing.request import Placement
+from layout_tuner.workers.packing.topology import Topology
 from layout_tuner.workers.simulation.knob_effects import HiddenEffects
 from layout_tuner.workers.simulation.simulated_cluster import SimulatedCluster, SimulatedProbe
 from layout_tuner.workers.trainer.revision import GIT_REVISION
@@ -82,6 +83,7 @@ class SimulatedLauncher:
                 f"cluster {cluster.name} has no peak_flops_per_s, and simulated nodes cannot measure "
                 "it; add it to the description of the cluster"
             )
+        domains = Topology.of(cluster).most_nodes.items()
         self.nodes: tuple[Node, ...] = tuple(
             Node(
                 name=f"{cluster.name}-simulated-{first_node + node:05d}",
@@ -89,6 +91,7 @@ class SimulatedLauncher:
                 num_devices=cluster.devices_per_node,
                 num_cores=cluster.devices_per_node,
                 core_ids=(),
+                labels={name: f"{name}-{(first_node + node) // size}" for name, size in domains},
             )
             for node in range(num_nodes)
         )

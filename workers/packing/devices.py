@@ -5,7 +5,9 @@ Arrays are over the nodes, and over the devices of a node where they are two-dim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
+from itertools import combinations
 from typing import Final, TypeVar
 
 import numpy as np
@@ -24,36 +26,90 @@ NEVER: Final = np.inf
 _FREE: Final = -np.inf
 """The time until which a free device is held."""
 
+_MOST_SETS: Final = 512
+"""Sets of groups that are compared before the largest groups are taken."""
 
-def choose_nodes(
-    free: Bools, count: int, switches: Sequence[str] | None = None
-) -> tuple[int, ...] | None:
+
+def choose_nodes(free: Bools, count: int, levels: Ints | None = None) -> tuple[int, ...] | None:
     """Chooses `count` of the free nodes; None where there are too few.
 
-    They come from the smallest group that is large enough, which leaves the larger groups to larger
-    probes; without such a group, from as few groups as possible. Groups are the nodes below each of
-    the `switches`, by node, and there runs of neighbours; without switches, such runs alone, since
-    neighbours usually share a switch.
+    They come from as few groups as the free nodes force: of the largest level first, since its
+    links are the slowest, then of the next one within these. Of equal choices the one with the
+    fewest free nodes is taken, so that whole groups remain for larger probes. Within a group, or
+    without levels, the same holds for runs of neighbours, which usually share a switch. Groups of
+    the smallest level get equal numbers where they can, as estimates assume, and the nodes of a
+    group stand together: ranks are contiguous.
+
+    Args:
+        free: by node.
+        count: nodes that are needed.
+        levels: number of the group of each node, by level (smallest first) and node; None: there
+            are no levels.
     """
     positions = np.flatnonzero(free)
     if len(positions) < count:
         return None
-    by_switch = switches is not None and len(set(switches)) > 1
-    if by_switch:
-        labels = np.asarray(switches)[positions]
-        groups = [positions[labels == label] for label in dict.fromkeys(labels.tolist())]
-    else:
-        groups = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
-    large_enough = [group for group in groups if len(group) >= count]
+    if levels is None or not len(levels):
+        return tuple(_neighbours(positions, count).tolist())
+    for level in range(len(levels) - 1, -1, -1):
+        positions = _in_fewest_groups(positions, levels[: level + 1], count)
+    leaves = [positions[levels[0][positions] == group] for group in set(levels[0][positions])]
+    parts, left = [], count
+    for place, leaf in enumerate(sorted(leaves, key=len)):
+        share = min(len(leaf), left // (len(leaves) - place))
+        parts.append(_neighbours(leaf, share))
+        left -= share
+    chosen = np.sort(np.concatenate(parts))
+    order = [chosen]
+    for level in levels:
+        _, first, group = np.unique(level[chosen], return_index=True, return_inverse=True)
+        order.append(first[group])
+    return tuple(chosen[np.lexsort(order)].tolist())
+
+
+def _tightest(groups: Ints, count: int) -> tuple[int, int]:
+    """How many groups `count` nodes take at least, and the free nodes of such groups.
+
+    Args:
+        groups: the group of each free node.
+        count: nodes that are needed.
+    """
+    sizes = np.sort(np.unique(groups, return_counts=True)[1])[::-1]
+    fewest = int(np.searchsorted(np.cumsum(sizes), count)) + 1
+    others = int(sizes[: fewest - 1].sum())
+    return fewest, others + int(sizes[sizes >= count - others].min())
+
+
+def _in_fewest_groups(positions: Ints, levels: Ints, count: int) -> Ints:
+    """The nodes of the fewest groups of the last level that together have enough.
+
+    Among those, of the groups in which the lower levels need the fewest, then of those with the
+    fewest nodes, the smallest level first.
+    """
+    names, group, sizes = np.unique(levels[-1][positions], return_inverse=True, return_counts=True)
+    fewest, _ = _tightest(group, count)
+    if math.comb(len(names), fewest) <= _MOST_SETS:
+        sets: Iterable[tuple[int, ...]] = combinations(range(len(names)), fewest)
+    else:  # the largest ones, and the smallest that completes them
+        largest = np.argsort(-sizes, kind="stable")[: fewest - 1].tolist()
+        sets = [(*largest, other) for other in range(len(names)) if other not in largest]
+
+    def cost(chosen: tuple[int, ...]) -> tuple[int, ...]:
+        within = positions[np.isin(group, chosen)]
+        below = [_tightest(level[within], count) for level in levels[:-1]]
+        return (*(num for num, _ in below[::-1]), *(nodes for _, nodes in below), len(within))
+
+    large_enough = (each for each in sets if sizes[list(each)].sum() >= count)
+    return positions[np.isin(group, min(large_enough, key=cost))]
+
+
+def _neighbours(positions: Ints, count: int) -> Ints:
+    """`count` nodes of the smallest run of neighbours that has enough, or of the longest runs."""
+    runs = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+    large_enough = [run for run in runs if len(run) >= count]
     if large_enough:
-        group = min(large_enough, key=len)
-        if not by_switch:
-            return tuple(group[:count].tolist())
-        below = np.zeros_like(free)
-        below[group] = True
-        return choose_nodes(below, count)
-    chosen = np.concatenate(sorted(groups, key=len, reverse=True))
-    return tuple(sorted(chosen[:count].tolist()))
+        return min(large_enough, key=len)[:count]
+    return np.sort(np.concatenate(sorted(runs, key=len, reverse=True))[:count])
 
 
 def choose_devices(free: Bools, width: int) -> Share | None:
@@ -138,16 +194,16 @@ class DeviceTable:
         self.largest = 0
         """Devices of the largest node."""
         self.usable: Bools = np.zeros(0, dtype=np.bool_)
-        self.switches: list[str] = []
-        """The switch above each node; empty: not known."""
+        self.levels: Ints = np.zeros((0, 0), dtype=np.intp)
+        """The number of each node's group, by level (smallest first) and node."""
         self._exists: Bools = np.zeros((0, 0), dtype=np.bool_)
         self._until: Floats = np.full((0, 0), _FREE)
         self._expected: Floats = np.full((0, 0), _FREE)
 
-    def add_node(self, num_devices: int, switch: str = "") -> int:
+    def add_node(self, num_devices: int) -> int:
         """Appends a node, and returns its position."""
         node = len(self.num_devices)
-        self.switches.append(switch)
+        self.levels = np.pad(self.levels, ((0, 0), (0, 1)), constant_values=-1)
         self.num_devices = np.append(self.num_devices, num_devices)
         self.usable = np.append(self.usable, True)
         self.largest = max(self.largest, num_devices)
@@ -208,7 +264,7 @@ class FreeDevices:
                 return None
             fits = self._whole & (self._table.num_devices >= request.per_node)
             fits[list(request.avoid)] = False
-            nodes = choose_nodes(fits, request.num_nodes, self._table.switches)
+            nodes = choose_nodes(fits, request.num_nodes, self._table.levels)
             return None if nodes is None else request.shares_of_nodes(nodes)
         if request.num_devices > self.longest:
             return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,8 +74,9 @@ class Packer:
     contiguous devices of a node. The oldest probe that does not fit gets a reservation: the devices
     that are free first, by the longest time that the running probes may take. Younger probes start
     before it where they do not delay it: on other devices, or where they end in time. (EASY
-    backfill: Lifka, The ANL/IBM SP scheduling system, 1995.) Whole nodes are below one switch where
-    switches are known (after arXiv:2509.15940, which places groups of ranks so).
+    backfill: Lifka, The ANL/IBM SP scheduling system, 1995.) Whole nodes come from as few groups
+    (switches, NVLink domains) as the free nodes force, where groups are known (after
+    arXiv:2509.15940, which places groups of ranks so).
 
     With `share_nodes`, probes smaller than a node may run beside others on it.
     """
@@ -83,19 +85,41 @@ class Packer:
         self.share_nodes = share_nodes
         self._table = DeviceTable()
         self._names: list[str] = []
+        self._levels: tuple[str, ...] = ()
         self._unusable: dict[int, str] = {}
         self._waiting: dict[Hashable, PackRequest] = {}
         self._running: dict[Hashable, tuple[Share, ...]] = {}
         """Devices that no other probe may use meanwhile: whole nodes where a probe needs them."""
         self._loans: dict[Hashable, int] = {}
 
-    def add_node(self, num_devices: int, *, name: str = "", switch: str = "") -> int:
-        """Appends a usable node below a switch, if that is known; returns its position."""
+    def add_node(self, num_devices: int, *, name: str = "") -> int:
+        """Appends a usable node; returns its position."""
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices} of a node is not positive")
-        node = self._table.add_node(num_devices, switch)
+        node = self._table.add_node(num_devices)
         self._names.append(name or f"node {node}")
         return node
+
+    def set_levels(self, names: Sequence[str], groups: Sequence[tuple[str, ...]]) -> None:
+        """Sets the levels of the network by name, smallest first, and each node's group at each.
+
+        Groups of a name in two groups of the level above are two. Probes that run keep their nodes.
+        """
+        self._levels = tuple(names)
+        paths = [["\0".join(each[level:]) for each in groups] for level in range(len(names))]
+        rows = [np.unique(path, return_inverse=True)[1] for path in paths]
+        self._table.levels = np.array(rows, dtype=np.intp).reshape(len(names), len(groups))
+
+    def spans(self, placement: Placement) -> str:
+        """How many groups of each level a probe's nodes lie in, for messages; empty: one node."""
+        nodes = [share.node for share in placement]
+        if len(nodes) < 2 or not self._levels:
+            return ""
+        parts = []
+        for name, level in zip(self._levels, self._table.levels, strict=True):
+            sizes = Counter(level[nodes].tolist()).values()
+            parts.append(f"{len(sizes)} of {name} ({' + '.join(map(str, sizes))} nodes)")
+        return f"spans {', '.join(parts)}"
 
     def set_usable(self, node: int, usable: bool, reason: str = "") -> None:
         """Sets whether probes may start on a node, and why not; running ones keep their devices."""

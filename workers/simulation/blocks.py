@@ -52,7 +52,7 @@ class BlockTimes:
 
     @cached_property
     def _places(self) -> dict[Axis, Place]:
-        placement = Placement(self.layout, self.machine.cluster.devices_per_node)
+        placement = Placement.on(self.layout, self.machine.cluster)
         axes: tuple[Axis, ...] = ("tp", "tp_columns", "cp", "etp", "ep")
         is_alone = {axis: getattr(self.layout, axis) == 1 for axis in axes}
         return {axis: ALONE if is_alone[axis] else placement.place(axis) for axis in axes}

@@ -12,6 +12,7 @@ take longer than those of 512 KiB.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -19,6 +20,7 @@ from typing import Final, Self
 import numpy as np
 
 from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.clusters.level_units import unit_sizes
 
 StepTimes = Mapping[int, float]
 """Microseconds of a step by KiB of the share."""
@@ -56,6 +58,16 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OuterSteps:
+    """What a larger level of the network adds to the steps of a collective across nodes."""
+
+    bytes_per_s: float
+    """Bandwidth of a device to other units."""
+    latency_s: float
+    """Latency of a step beyond that of a step between nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Fabric:
     """The steps of a machine's collectives, and what its nodes have."""
 
@@ -69,6 +81,12 @@ class Fabric:
     """Bandwidth inside a node by the ranks of a group, where it is not a whole node."""
     node_cards: int
     """Network cards of a node; a group uses as many as it has ranks there."""
+    domain: int = 0
+    """Devices of a domain of nodes, which is a node then; 0: a node is one."""
+    apart_bytes_per_s: float = math.inf
+    """Most bandwidth inside a node of a group without two ranks in one part of it."""
+    outer: tuple[OuterSteps, ...] = ()
+    """The levels beyond the first one that leaves nodes or domains, smallest first."""
     start_s: float = 1e-5
     """Seconds until a collective's first step (NCCL's `baseLat` is about as long)."""
 
@@ -106,13 +124,25 @@ def fabric(cluster: Cluster, *, far_share: float = 1.0, near_share: float = 1.0)
     """The network of a cluster.
 
     Frontier's and Perlmutter's are as measured; of others, the latencies across nodes are those of
-    NCCL on Perlmutter, and bandwidths are shares of the described ones.
+    NCCL on Perlmutter, and bandwidths are shares of the described ones. Of levels beyond the first
+    one across nodes, bandwidths have the described proportion to those of the first.
     """
     near = {n: near_share * b for n, b in cluster.intra_node_bandwidth_bytes_per_s.items()}
     if not near:
         near = {2: 0.1 * cluster.memory_bandwidth_bytes_per_s}
+    node, domain = cluster.devices_per_node, cluster.domain_devices
+    levels = list(zip(unit_sizes(cluster), cluster.network[1:], strict=True))
+    first, *further = [level for size, level in levels if size >= domain]
+    first_rate, first_s = first.bandwidth_bytes_per_s or 0.0, first.latency_s or 0.0
+    apart, latency_s = math.inf, cluster.intra_node_latency_s
+    for size, level in levels:
+        if size < node:
+            apart = near_share * (level.bandwidth_bytes_per_s or math.inf)
+        elif size < domain:  # of groups with more ranks than a node has
+            near[node + 1] = near_share * (level.bandwidth_bytes_per_s or 0.0)
+            latency_s = level.latency_s or latency_s
     whole = near[max(near)]
-    inside = Steps.constant(cluster.intra_node_latency_s, whole)
+    inside = Steps.constant(latency_s, whole)
     if cluster.name == "frontier":
         steps = [
             Steps.of(MEASURED[f"frontier {kind} {place}"])
@@ -122,10 +152,8 @@ def fabric(cluster: Cluster, *, far_share: float = 1.0, near_share: float = 1.0)
     else:
         across = Steps.of(MEASURED["perlmutter gather across"])
         if cluster.name != "perlmutter":
-            node = cluster.inter_node_bandwidth_bytes_per_s * cluster.devices_per_node
-            across = Steps(
-                sizes=across.sizes, latencies_s=across.latencies_s, bytes_per_s=far_share * node
-            )
+            rate = far_share * (first_rate * domain)
+            across = Steps(sizes=across.sizes, latencies_s=across.latencies_s, bytes_per_s=rate)
         steps = [across, across, inside, inside]
     return Fabric(
         far_gather=steps[0],
@@ -133,5 +161,16 @@ def fabric(cluster: Cluster, *, far_share: float = 1.0, near_share: float = 1.0)
         near_gather=steps[2],
         near_scatter=steps[3],
         near_bytes_per_s=near,
-        node_cards=_NODE_CARDS.get(cluster.name, cluster.devices_per_node),
+        node_cards=_NODE_CARDS.get(cluster.name, domain),
+        domain=domain if domain > node else 0,
+        apart_bytes_per_s=apart,
+        outer=tuple(
+            OuterSteps(
+                bytes_per_s=steps[0].bytes_per_s
+                / domain
+                * ((level.bandwidth_bytes_per_s or 0.0) / first_rate),
+                latency_s=max((level.latency_s or 0.0) - first_s, 0.0),
+            )
+            for level in further
+        ),
     )

@@ -164,9 +164,9 @@ class StagePasses:
         shares = layout.zero_stage >= 2 and not sums[0].is_inside
         found = []
         for rank in range(layout.pp):
-            senders, crosses = placement.senders(rank)
-            hop_s = self.machine.collectives.hop_s(senders, crosses=crosses, size_bytes=size)
-            found.append(hop_s * (2 if shares and crosses else 1))
+            senders, levels = placement.senders(rank)
+            hop_s = self.machine.collectives.hop_s(senders, levels=levels, size_bytes=size)
+            found.append(hop_s * (2 if shares and levels else 1))
         return found
 
     def sums(self, placement: Placement) -> list[_Sum]:
@@ -302,12 +302,12 @@ def _built(
             host_s=host * machine.host_s,
             host_collective_s=host * machine.host_collective_s,
         )
-    placement = Placement(layout, machine.cluster.devices_per_node)
+    placement = Placement.on(layout, machine.cluster)
     crosses = layout.pp > 1 and any(placement.senders(rank)[1] for rank in range(layout.pp))
     key: tuple[object, ...] = (
         crosses, host, layout.tp, layout.tp_columns, layout.cp, layout.cp_comm_type, layout.ep, layout.etp,
         layout.micro_batch_size, layout.sequence_parallel, layout.recompute, layout.precision,
-        layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 else (),
+        layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 or placement.units else (),
     )  # fmt: skip
     if key not in shared:
         mixed = BlockTimes(layout, model, machine, crosses)

@@ -20,7 +20,7 @@ from layout_tuner.workers.errors import AllocationInvalidError
 MARK: Final = "layout-tuner"
 """Start of the comment of every job that layout-tuner submits."""
 
-NAMED_OPTIONS: Final = ("account", "partition", "qos", "constraint")
+NAMED_OPTIONS: Final = ("account", "partition", "qos", "constraint", "switches", "segment")
 """Options of sbatch that are fields of a request."""
 
 _GIVEN_OTHERWISE: Final[Mapping[str, str]] = {
@@ -73,6 +73,10 @@ class AllocationRequest:
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
+    switches: str | None = None
+    """Most leaf switches of a tree topology, and how long to wait for them: "2" or "2@60"."""
+    segment: str | None = None
+    """Nodes of each part of the job that lies in one block of a block topology."""
     sbatch_options: tuple[str, ...] = ()
     """Further options of sbatch; they override other options of the same name."""
     log: str = "%x-%j.log"
@@ -101,7 +105,7 @@ class AllocationRequest:
 
     def _unreadable(self) -> Iterator[tuple[str, str]]:
         """The options whose values Slurm could misread, and why."""
-        for name in ("job_name", "account", "partition", "qos"):
+        for name in ("job_name", "account", "partition", "qos", "switches", "segment"):
             value = getattr(self, name)
             if value is not None and not _WORD.fullmatch(value):
                 option = f"--{name.replace('_', '-')}"
@@ -153,6 +157,9 @@ class AllocationRequest:
             return
         if site.needs_account and self.effective("account") is None:
             yield "--account", f"{self.cluster.name} charges every job to an account: name yours"
+        segment = self.effective("segment") or ""
+        if segment.isdecimal() and 0 < int(segment) < num_nodes and num_nodes % int(segment):
+            yield "--segment", f"{num_nodes} nodes are no multiple of {segment}, as Slurm asks"
         asked, least_s = slurm_time(self.time_s), site.drain_s + _LEAST_WORK_S
         if self.time_s < least_s:
             yield (

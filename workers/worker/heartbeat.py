@@ -102,7 +102,8 @@ def _statuses(
         for share in trial.placement:
             if share.node >= len(nodes):
                 continue  # it joined after this was made, and the trial has started there
-            doing.setdefault(share.node, []).append(trial.title)
+            what = f"{trial.title} ({trial.spans})" if trial.spans else trial.title
+            doing.setdefault(share.node, []).append(what)
             size = nodes[share.node].num_devices
             free[share.node] -= size if trial.holds_whole_nodes else len(share.devices)
     return [

@@ -69,6 +69,8 @@ class HeldTrial:
     started_at: float = 0.0
     """When its probe was started last."""
     waiting_because: str = ""
+    spans: str = ""
+    """The groups of the network that its nodes lie in, for messages; empty: not known."""
     runs: tuple[ProbeRun, ...] = ()
     """Its ended runs. A second run checks whether the node or the layout made the first one
     fail."""

@@ -15,6 +15,7 @@ from layout_tuner.protocol.worker_messages import SetAside
 from layout_tuner.workers.errors import RanksLeftError
 from layout_tuner.workers.launchers.launcher_nodes import Cancelled, LaunchedNodes
 from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.topology import Topology
 from layout_tuner.workers.worker.events import (
     Events,
     NodeRecovered,
@@ -67,8 +68,8 @@ class NodeRoster:
     """Where the ends of checks and recoveries are put."""
     check: Check | None = None
     """Checks nodes; None: they are not checked."""
-    switches: Mapping[str, str] = field(default_factory=dict)
-    """The switch above each node that the site names."""
+    topology: Topology = field(default_factory=Topology)
+    """The groups of nodes that are known before the nodes join."""
     cpu: bool = False
     """Whether devices are cores, of which a node may have fewer than its description."""
 
@@ -80,6 +81,8 @@ class NodeRoster:
         """Nodes whose check is under way, also lost ones: a second check would disturb the
         first."""
         self._closing = threading.Event()
+        self._said = ""
+        """The last warning about groups of nodes."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -118,8 +121,10 @@ class NodeRoster:
             num_devices = node.capacity("cpu") if self.cpu else node.num_devices
             # The service needs unique names; in tests two nodes have the same host.
             name = node.name if self.position(node.name) is None else f"{node.name}#{len(self)}"
-            self.packer.add_node(num_devices, name=name, switch=self.switches.get(node.name, ""))
+            self.packer.add_node(num_devices, name=name)
             self._nodes.append(RosterNode(name=name, num_devices=num_devices))
+        if joined:
+            self._find_groups()
         self._notice_losses()
         if self._closing.is_set():
             return  # a check that begins now could outlive the launcher
@@ -158,6 +163,7 @@ class NodeRoster:
             self._set(event.node, "lost", event.error)
             return _LOG.warning("node %s has not recovered yet: %s", node.name, event.error)
         self._backoffs[event.node].reset()
+        self._find_groups()  # it may have come back elsewhere
         _LOG.info("node %s has recovered", node.name)
         return self._check([event.node])
 
@@ -194,6 +200,25 @@ class NodeRoster:
 
     def _reports(self) -> dict[int, HealthReport]:
         return {i: node.report for i, node in enumerate(self._nodes) if node.report is not None}
+
+    def _find_groups(self) -> None:
+        """Sets the groups of all nodes in the packer; a topology that contradicts them has none."""
+        nodes = self.launcher.nodes[: len(self._nodes)]
+        groups = [self.topology.groups(n.name, n.labels, n.switches) for n in nodes]
+        names = self.topology.names if any(groups) else ()
+        lacking = ", ".join(n.name for n, known in zip(nodes, groups, strict=True) if not known)
+        why = ""
+        if names and lacking:
+            why = f"no {names[0]} is known of these nodes, so each counts as one: {lacking}"[:500]
+        if contradiction := self.topology.contradiction(groups):
+            names, why = (), f"probes are placed as without a topology: {contradiction}"
+        if why not in ("", self._said):
+            _LOG.warning("%s", why)
+        self._said = why
+        placed = [
+            known or (node.name,) * len(names) for node, known in zip(nodes, groups, strict=True)
+        ]
+        self.packer.set_levels(names, placed)
 
     def _notice_losses(self) -> None:
         for index, why in self.launcher.lost().items():

@@ -27,6 +27,7 @@ from layout_tuner.workers.service.lease_client import LeaseClient
 from layout_tuner.workers.simulation.simulation_settings import SimulationOptions
 from layout_tuner.workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
 from layout_tuner.workers.slurm.site_lookup import site_of
+from layout_tuner.workers.slurm.topology import topology_of
 from layout_tuner.workers.trainer.revision import GIT_REVISION, software_versions
 from layout_tuner.workers.worker.node_health import check_nodes
 from layout_tuner.workers.worker.outcome_posting import Outbox
@@ -238,7 +239,9 @@ def run_worker(
         share_nodes=machine.shares_nodes(share_nodes),
         drain_s=machine.drain_s,
         devices_are_cores=machine.cluster.has_cpu_devices,
-        switches={} if machine.site is None else machine.site.switch_of_nodes,
+        topology=topology_of(
+            machine.site or Site(), machine.cluster, os.environ if machine.allocation else {}
+        ),
         end_when_idle_s=end_when_idle_s,
     )
     look_up_end = _end_of(machine.allocation, time_left_s)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from layout_tuner.protocol.states import AllocationState
 from layout_tuner.protocol.worker_messages import HeartbeatReply, RoomBody, WorkerCreated
+from layout_tuner.workers.packing.topology import Topology
 from layout_tuner.workers.worker.events import (
     DrainAsked,
     EndMoved,
@@ -46,8 +46,8 @@ class SchedulerOptions:
     """Seconds before the end of the allocation by which no probe may run any more."""
     devices_are_cores: bool = False
     """Whether a device is a core, of which a node may have fewer than it is described with."""
-    switches: Mapping[str, str] = field(default_factory=dict)
-    """The switch above each node that the site names."""
+    topology: Topology = field(default_factory=Topology)
+    """The groups of nodes that are known before the nodes join."""
     end_when_idle_s: float | None = None
     """Seconds without a trial after which the worker ends; None: never."""
     asks: bool = True

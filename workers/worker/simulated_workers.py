@@ -38,6 +38,7 @@ from layout_tuner.units import SECONDS_PER_HOUR
 from layout_tuner.workers.errors import ServiceUnreachableError
 from layout_tuner.workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.topology import Topology
 from layout_tuner.workers.ranks.rank_task import Device
 from layout_tuner.workers.service.lease_client import LeaseClient
 from layout_tuner.workers.worker.events import (
@@ -311,6 +312,7 @@ class SimulatedWorkers:
             Packer(share_nodes=self.options.share_nodes),
             member,
             check=lambda nodes, *_: {node: _health_of(launcher, node) for node in nodes},
+            topology=Topology.of(launcher.machine.cluster),
         )
         member.trials = TrialBook(
             start_probe=partial(self._start, member),

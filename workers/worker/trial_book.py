@@ -171,7 +171,10 @@ class TrialBook:
         trial.begin(placement, whole=whole, nodes_held=nodes_held)
         again = " again, elsewhere" if trial.runs else ""
         where = ", ".join(self.roster.name(share.node) for share in placement)
-        _LOG.info("%s starts%s on %s", trial.key, again, where)
+        trial.spans = self.packer.spans(placement)
+        _LOG.info(
+            "%s starts%s on %s", trial.key, again, "; ".join(filter(None, (where, trial.spans)))
+        )
         self.start_probe(trial)
 
     # From the end of the probe to the outcome.

@@ -216,7 +216,7 @@ class Worker:
             Packer(share_nodes=self.options.share_nodes),
             self._events,
             check=None if self.check is None else partial(self.check, launcher),
-            switches=self.options.switches,
+            topology=self.options.topology,
             cpu=self.options.devices_are_cores,
         )
         try:

@@ -63,6 +63,10 @@ def allocation() -> None:
 @click.option("--partition", help="Slurm's partition.")
 @click.option("--qos", help="Slurm's quality of service.")
 @click.option("--constraint", help="Features that the nodes must have.")
+@click.option(
+    "--switches", help="Most leaf switches of Slurm's tree topology, as 2; or 2@60: for 60 minutes."
+)
+@click.option("--segment", help="Nodes of each part of the job within a block of Slurm's topology.")
 @click.option("--job-name", default="layout-tuner", show_default=True, help="Name of the job.")
 @click.option(
     "--sbatch-option",

@@ -29,6 +29,7 @@ from layout_tuner.cli.service.service_connection import (
 from layout_tuner.documents.json_and_yaml import read_file, write_yaml
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import ClusterInvalidError, ModelShapeInvalidError
+from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import is_cluster_preset
 from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.search_spaces.models.model_files import model_of_file
@@ -73,6 +74,7 @@ def list_models(service: Callable[[], Client]) -> ModelPage:
         _CLUSTER_COLUMNS,
         ">memory a device",
         lambda each: memory(each.description["device_memory_bytes"]),
+        levels=lambda each: Cluster.from_mapping(each.description).levels_in_words or "-",
     )
 )
 @service_when_called
@@ -82,7 +84,11 @@ def list_clusters(service: Callable[[], Client]) -> ClusterPage:
 
 
 def _print_list(
-    entries: Iterable[Any], columns: dict[str, str], last: str, last_of: Callable[[Any], str]
+    entries: Iterable[Any],
+    columns: dict[str, str],
+    last: str,
+    last_of: Callable[[Any], str],
+    **more: Callable[[Any], str],
 ) -> None:
     rows = [
         (
@@ -90,10 +96,11 @@ def _print_list(
             "preset" if each.preset else str(each.created_by),
             *(str(each.description[field]) for field in columns.values()),
             last_of(each),
+            *(text_of(each) for text_of in more.values()),
         )
         for each in entries
     ]
-    print_table(("name", "by", *columns, last), rows)
+    print_table(("name", "by", *columns, last, *more), rows)
 
 
 def _print_yaml(entry: CatalogueEntry) -> None:

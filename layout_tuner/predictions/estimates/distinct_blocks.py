@@ -15,6 +15,7 @@ import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.distinct_layouts import distinct
+from layout_tuner.predictions.estimates.links import level_links
 from layout_tuner.predictions.estimates.step_shape import StepShape
 from layout_tuner.predictions.estimates.time_terms import (
     block_terms,
@@ -60,11 +61,15 @@ class DistinctBlocks:
 
         Columns of two axes vary along the second in the number of micro-batches alone.
         """
-        block_of, examples = distinct(columns.firsts(), _BLOCK_KNOBS)
+        firsts = columns.firsts()
+        levels = level_links(cluster, firsts)
+        units = (level.unit for level in levels if not isinstance(level.unit, int))
+        block_of, examples = distinct(firsts, _BLOCK_KNOBS, *units)
+        levels = tuple(level.rows(examples) for level in levels)
         one = np.ones_like(examples)
         # One slot, so that the seconds of a block are the same whichever layout is the example.
-        alone = replace(columns.firsts().rows(examples), pp=one, vpp=one, num_microbatches=one)
-        step = StepShape.of(alone, model, cluster, kernels)
+        alone = replace(firsts.rows(examples), pp=one, vpp=one, num_microbatches=one)
+        step = StepShape.of(alone, model, cluster, kernels, levels)
         blocks, ends = dict(block_terms(step)), dict(head_terms(step))
         layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
         return cls(

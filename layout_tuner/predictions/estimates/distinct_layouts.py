@@ -45,11 +45,13 @@ def different(values: Ints) -> Ints:
     return np.append(ordered[:1], ordered[1:][ordered[1:] != ordered[:-1]])
 
 
-def distinct(columns: LayoutColumns, knobs: Iterable[str]) -> tuple[Ints, Ints]:
-    """The combination of some knobs of each layout, numbered from 0, and one layout of each."""
+def distinct(columns: LayoutColumns, knobs: Iterable[str], *others: Ints) -> tuple[Ints, Ints]:
+    """The combination of some knobs of each layout, numbered from 0, and one layout of each.
+
+    `others` are further values of each layout.
+    """
     codes, count = np.zeros(columns.tp.shape, dtype=np.int64), 1
-    for name in knobs:
-        values = getattr(columns, name)
+    for values in (*(getattr(columns, name) for name in knobs), *others):
         low = int(values.min())
         span = int(values.max()) - low + 1
         if count * span > _MOST_CODES:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Floats, Ints
-from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.predictions.estimates.links import GroupLinks, LevelLinks, Links, level_links
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
@@ -118,7 +118,9 @@ class StepShape:
         model: ModelShape,
         cluster: Cluster,
         kernels: TrainerKernels = ANY_TRAINER,
+        levels: tuple[LevelLinks, ...] | None = None,
     ) -> StepShape:
+        """`levels` are the links of the layouts whose blocks the columns stand for."""
         floats = {name: _floats(getattr(columns, name)) for name in _AS_FLOATS}
         peaks = _peaks(cluster)
         selective = np.where(columns.recompute == _SELECTIVE, 1.0, 0.0)
@@ -127,7 +129,9 @@ class StepShape:
         return cls(
             model=model,
             cluster=cluster,
-            links=Links(columns, cluster),
+            links=Links(
+                columns, cluster, level_links(cluster, columns) if levels is None else levels
+            ),
             **floats,
             cp_comm_type=columns.cp_comm_type,
             tokens=columns.micro_batch_size * float(model.seq_length) / floats["cp"],

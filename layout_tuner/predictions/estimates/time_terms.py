@@ -320,8 +320,8 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """Expert parallelism: each pass sends rows to the ranks of their experts, and back.
 
     Of the rows of a rank, under balanced routing, g - 1 of n shares go to the other ranks of its
-    node, and n - g over its network card, g being the ranks of the group on a node. Before the rows
-    of a forward pass the ranks tell each other how many there are.
+    node, and n - g over its network card, g being the ranks of the group on a node; of a domain of
+    nodes likewise. Before the rows of a forward pass the ranks tell each other how many there are.
     """
     if not step.model.num_experts:
         return
@@ -331,7 +331,7 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     passes = 1.0 + step.forward_passes
     sent = 2.0 * passes * count * step.element_bytes * rows * step.model.hidden_size / n
     yield "exchange_inside", sent * (g - 1.0) / links.near_bytes_per_s
-    yield "exchange_across", sent * (n - g) / step.cluster.inter_node_bandwidth_bytes_per_s
+    yield "exchange_across", links.across_s(sent, n)
     yield "exchange_latency", count * _exchanges(step) * (COLLECTIVE_S + links.latency_s)
 
 

@@ -19,6 +19,7 @@ from layout_tuner.api.plots.schedule_plot import (
     schedule_plot,
     timed_schedule,
 )
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout, Recompute
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates
 from layout_tuner.search_spaces.layouts.schedules import Schedule, pipeline_schedule
@@ -222,3 +223,22 @@ def test_every_kind_of_pass_has_a_colour(layout: Layout) -> None:
     style = (Path(html.__file__).parent / "static/dashboard.css").read_text()
     coloured = set(re.findall(r"svg \.schedule \.([a-z]+[01])[ ,]", style))
     assert {"forward0", "backward0"} < drawn <= coloured
+
+
+def test_a_drawing_names_domains_and_the_level_of_each_traffic() -> None:
+    trays = CLUSTER_PRESETS["gb200"]
+    layout = Layout(num_nodes=32, tp=4, pp=2, dp=16, ep=64, num_microbatches=2)
+    drawn = layout_map(layout, trays)
+    heads = re.findall(NODES, str(drawn.svg))
+    assert heads[0] == "node 0, domain 0: ranks 0 to 3"
+    assert heads[16] == "node 16, domain 1: ranks 64 to 67"
+    said = "Largest level of the network that each kind of group needs: tray: tp; domain: ep, dp; fabric: pp."
+    assert drawn.notes[-1] == said
+    assert layout_map(layout, CLUSTER_PRESETS["h200"]) == layout_map(layout)
+
+
+def test_a_job_in_one_domain_needs_no_number_of_it() -> None:
+    drawn = layout_map(Layout(num_nodes=16, dp=64), CLUSTER_PRESETS["gb200"])
+    assert re.findall(NODES, str(drawn.svg))[15] == "node 15: ranks 60 to 63"
+    alone = layout_map(Layout(), CLUSTER_PRESETS["gb200"])
+    assert alone.notes[-1].endswith("needs: none.")

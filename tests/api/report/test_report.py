@@ -331,6 +331,16 @@ def test_a_campaign_without_a_result_says_why(store: Store) -> None:
     assert num_told(page, "INFEASIBLE (out_of_memory)") == 4 + 4  # the history and the timeline
 
 
+def test_a_report_has_the_levels_of_the_network(store: Store) -> None:
+    node = CLUSTER["devices_per_node"]
+    levels = [{"name": "node", "devices": node}, {"name": "rack", "devices": 8 * node}]
+    campaign = make(store, cluster={**CLUSTER, "levels": levels})
+    run_all(store, campaign, 2000.0, 1500.0, 1000.0, 500.0)
+    text = page_of(store, campaign).text
+    assert f"node {node}, rack {8 * node}" in text
+    assert "Largest level of the network that each kind of group needs: none." in text
+
+
 def imported(store: Store, cell: TableCell) -> int:
     described = {"model": cell.model.to_mapping(), "cluster": cell.cluster.to_mapping()}
     document = {**CAMPAIGN, "name": "theirs", **described, "strategy": "exhaustive"}

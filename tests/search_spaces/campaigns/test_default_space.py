@@ -334,3 +334,17 @@ def test_a_stated_precision_stays_and_so_does_that_of_a_preset_of_a_space() -> N
         for space in (name, {"preset": name, "global_batch_size": 640}):
             found = least_of(model="gpt-125m", space=space).space.values("precision")
             assert found == preset.values("precision"), name
+
+
+def test_the_choices_of_tp_and_ep_know_a_domain_of_nodes() -> None:
+    experts = {"model": "qwen3-235b-a22b", "space": {**BATCH, "num_nodes": 32}}
+    trays = spec_of(**experts, cluster={"preset": "gb200", "num_nodes": 32}).space
+    assert max(trays.values("ep")) == 64
+    dense = {"model": "gpt-1t", "space": {**BATCH, "num_nodes": 32}}
+    for levels, most in ((None, 4), (CLUSTER_PRESETS["gb200"].to_mapping()["levels"], 16)):
+        cluster = {"preset": "gb200", "num_nodes": 32, "levels": levels}
+        assert max(spec_of(**dense, cluster=cluster).space.values("tp")) == most
+    wide = [{"name": "tray", "devices": 4}]
+    wide += [{"name": "domain", "devices": 128, "bandwidth_bytes_per_s": 720e9}]
+    cluster = {"preset": "gb200", "num_nodes": 32, "levels": wide}
+    assert max(spec_of(**experts, cluster=cluster).space.values("ep")) == 128

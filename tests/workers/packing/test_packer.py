@@ -14,7 +14,9 @@ def packer_of(*sizes: int, share_nodes: bool = True, switches: str = "") -> Pack
     """Nodes n0, n1, ... of so many devices, each below the switch of its letter."""
     packer = Packer(share_nodes=share_nodes)
     for node, num_devices in enumerate(sizes):
-        packer.add_node(num_devices, name=f"n{node}", switch=switches[node : node + 1])
+        packer.add_node(num_devices, name=f"n{node}")
+    if switches:
+        packer.set_levels(["switch"], [(switch,) for switch in switches])
     return packer
 
 
@@ -250,7 +252,7 @@ def test_a_share_is_contiguous_and_ascending_and_of_a_node(devices: tuple[int, .
         (1, [7]),  # the smallest switch that is large enough leaves the others to larger probes
         (3, [0, 2, 4]),
         (4, [1, 3, 5, 6]),
-        (6, [0, 1, 2, 3, 5, 6]),  # of as few switches as possible
+        (6, [0, 2, 4, 1, 5, 6]),  # of as few switches as possible, as many of each, together
     ],
 )
 def test_a_probe_of_several_nodes_stays_below_one_switch(nodes: int, expected: list[int]) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
 from layout_tuner.workers.simulation.placement import Axis, Placement
@@ -68,3 +69,28 @@ def test_ranks_that_share_zero_shards_are_neighbours_and_their_copies_lie_apart(
     shards, copies = Placement(Layout(num_nodes=4, dp=32), 8).shards("data", 8)
     assert (shards.size, shards.is_inside) == (8, True)
     assert (copies.size, copies.num_nodes, copies.crossing) == (4, 4, 8)
+
+
+def test_places_on_levels_are_those_of_domains_and_larger_units() -> None:
+    trays = CLUSTER_PRESETS["gb200"]
+    placement = Placement.on(Layout(num_nodes=64, tp=4, pp=4, dp=16, ep=64), trays)
+    assert placement.units == (64,)
+    assert placement.place("ep").is_inside
+    assert placement.place("data").is_inside
+    assert [placement.senders(rank) for rank in range(3)] == [(64, 1)] * 3
+    wide = Placement.on(Layout(num_nodes=64, dp=256), trays).place("data")
+    assert (wide.num_nodes, wide.here, wide.crossing) == (4, 64, 1)
+    without = Placement.on(Layout(num_nodes=64, dp=256), CLUSTER_PRESETS["alps"])
+    assert (without.units, without.place("data").num_nodes) == ((), 64)
+
+
+def test_places_on_a_dragonfly_have_its_groups_and_packages() -> None:
+    frontier = CLUSTER_PRESETS["frontier"]
+    placement = Placement.on(Layout(num_nodes=384, tp=2, tp_columns=4, pp=3, dp=128), frontier)
+    assert placement.units == (8, 1024)
+    assert [placement.senders(rank)[1] for rank in range(3)] == [2, 2, 2]
+    assert [placement.place(axis).is_apart for axis in ("tp", "tp_columns")] == [True, False]
+    (group,) = placement.place("data").outer
+    assert (group.num_nodes, group.devices) == (1, 1024)
+    (wide,) = Placement.on(Layout(num_nodes=384, tp=8, dp=384), frontier).place("data").outer
+    assert (wide.num_nodes, wide.here, wide.crossing) == (3, 128, 8)

@@ -70,6 +70,32 @@ def test_what_the_user_says_comes_last_so_that_slurm_takes_it() -> None:
     assert constraints == ["--constraint=nvme", "--constraint=x", "--constraint=y"]
 
 
+def test_switches_and_segments_are_options_of_the_job() -> None:
+    """`--segment` is for topology/block of Slurm 23.11 and later, so no test here runs it."""
+    options = directives(render(make_request(switches="1@10:00", segment="2")))
+    assert options[-2:] == ["--switches=1@10:00", "--segment=2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "why"),
+    [
+        ({"switches": "1 2"}, "--switches", "'1 2' is not a word"),
+        ({"segment": "'"}, "--segment", '"\'" is not a word'),
+        ({"num_nodes": 3, "segment": "2"}, "--segment", "3 nodes are no multiple of 2"),
+        ({"num_nodes": 3, "site": Site(sbatch=("--segment=2",))}, "--segment", "3 nodes are no"),
+    ],
+)
+def test_switches_and_segments_that_slurm_refuses(
+    changes: dict[str, Any], field: str, why: str
+) -> None:
+    with pytest.raises(AllocationInvalidError, match=f"^{field}: {why}"):
+        make_request(**changes)
+
+
+def test_a_job_within_one_segment_may_have_any_number_of_nodes() -> None:
+    assert make_request(num_nodes=3, segment="4").segment == "4"
+
+
 def test_cores_are_not_asked_for_as_gpus() -> None:
     assert not [o for o in directives(render(make_request())) if "gpu" in o]
     gres = Site(devices_option="--gres=gpu:{devices}")

@@ -10,13 +10,15 @@ import yaml
 
 from layout_tuner.errors import ClusterInvalidError, SiteInvalidError
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
-from layout_tuner.search_spaces.clusters.site import SITE_PRESETS, Site, cluster_part
+from layout_tuner.search_spaces.clusters.site import SITE_PRESETS, Site, cluster_part, node_list
 from layout_tuner.workers.ranks.rank_task import RANK_ENTRY
 from layout_tuner.workers.slurm import site_lookup
 from layout_tuner.workers.slurm.jobs import SlurmAllocation
 from layout_tuner.workers.slurm.site_lookup import site_of
+from layout_tuner.workers.slurm.topology import topology_of
 from layout_tuner.workers.worker.run_worker import _machine
 from tests.kit.campaigns import spec_of
+from tests.workers.slurm.requests import make_cluster
 
 CLUSTER: dict[str, Any] = {
     "name": "ours",
@@ -165,7 +167,7 @@ def test_switches_name_nodes_as_slurm_does() -> None:
         "leaf1": ("gpu08", "gpu09", "gpu10", "gpu12", "login"),
         "leaf2": ("gpu13",),
     }
-    assert site.switch_of_nodes["gpu10"] == "leaf1"
+    assert topology_of(site, make_cluster(), {}).known["gpu10"] == ("leaf1",)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,25 @@ def test_switches_name_nodes_as_slurm_does() -> None:
 def test_a_list_of_nodes_that_slurm_would_not_write_is_refused(nodes: object) -> None:
     with pytest.raises(SiteInvalidError, match=r"switches\.leaf1: .* is not a list of nodes as"):
         Site.from_mapping({"switches": {"leaf1": nodes}})
+
+
+def test_a_list_of_nodes_may_have_several_ranges() -> None:
+    assert list(node_list("r[1-2]n[08-09],x", "nodes")) == ["r1n08", "r1n09", "r2n08", "r2n09", "x"]
+    with pytest.raises(SiteInvalidError):
+        list(node_list("r[1-400]n[1-400]", "nodes"))
+
+
+def test_levels_are_named_once_and_the_topology_is_a_path() -> None:
+    site = Site.from_mapping({"levels": ["leaf", "spine"], "topology": "/etc/slurm/topology.yaml"})
+    assert site.levels == ("leaf", "spine")
+    with pytest.raises(SiteInvalidError, match="levels: a name is there twice"):
+        Site.from_mapping({"levels": ["leaf", "leaf"]})
+    with pytest.raises(SiteInvalidError, match=r"levels: '' is not the name of a level"):
+        Site.from_mapping({"levels": [""]})
+    with pytest.raises(
+        SiteInvalidError, match=r"topology: 'topology.yaml' is not an absolute path"
+    ):
+        Site.from_mapping({"topology": "topology.yaml"})
 
 
 def test_a_node_is_below_one_switch() -> None:

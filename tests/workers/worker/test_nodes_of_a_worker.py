@@ -15,6 +15,7 @@ from layout_tuner.protocol.outcome import FailureReason, Outcome, ProbeRequest
 from layout_tuner.workers.launchers.launcher_nodes import Cancelled, OnEvent
 from layout_tuner.workers.packing.packer import Packer
 from layout_tuner.workers.packing.request import PackRequest, Placement
+from layout_tuner.workers.packing.topology import Topology
 from layout_tuner.workers.worker.events import WorkerEvent
 from layout_tuner.workers.worker.node_health import HealthReport
 from layout_tuner.workers.worker.quarantine import NodeHistory
@@ -22,7 +23,7 @@ from layout_tuner.workers.worker.roster import NodeRoster
 from tests.kit.fake_launcher import FakeLauncher, make_node
 from tests.kit.store import completed
 from tests.kit.waiting import wait_until
-from tests.kit.worker_loop import IDENTITY, WorkedService, ends_when, launcher_of
+from tests.kit.worker_loop import IDENTITY, SHARED, WorkedService, ends_when, launcher_of
 
 KILLED = "its raylet was killed"
 
@@ -242,6 +243,74 @@ def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
     roster.look(2.0)
     take_checked()
     assert (roster.usable(), checked) == ([0], [(0,), (0,)])
+
+
+def roster_of(*domains: str, most_nodes: int = 2) -> NodeRoster:
+    """Nodes with the label of a domain, of which one has so many nodes; "": without the label."""
+    launcher = FakeLauncher(sizes=())
+    for index, domain in enumerate(domains):
+        launcher.nodes.append(make_node(f"n{index}", 2, **({"domain": domain} if domain else {})))
+    topology = Topology(names=("domain",), most_nodes={"domain": most_nodes})
+    events: SimpleQueue[WorkerEvent] = SimpleQueue()
+    roster = NodeRoster(launcher, Packer(share_nodes=True), events, topology=topology)
+    roster.look(0.0)
+    return roster
+
+
+def nodes_of_a_pair(roster: NodeRoster) -> list[int]:
+    roster.packer.submit(PackRequest(key=1, num_nodes=2, num_devices=4, at_most_s=10.0))
+    ((_, placement),) = roster.packer.place(0.0, None)
+    return [share.node for share in placement]
+
+
+def test_nodes_are_in_the_domains_of_their_labels(caplog: pytest.LogCaptureFixture) -> None:
+    assert nodes_of_a_pair(roster_of("a", "b", "a")) == [0, 2]
+    assert not caplog.records
+
+
+def test_domains_larger_than_the_clusters_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    roster = roster_of("a", "b", "a", "a")
+    roster.launcher.nodes.append(make_node("n4", 2, domain="b"))  # type: ignore[attr-defined]
+    roster.look(1.0)
+    assert nodes_of_a_pair(roster) == [0, 1]
+    (record,) = caplog.records
+    words = (
+        "domain a has 3 nodes, and the cluster's description says 2 at most: correct one of the two"
+    )
+    assert record.getMessage() == f"probes are placed as without a topology: {words}"
+
+
+def test_nodes_without_a_domain_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    roster = roster_of("a", "", "a", "")
+    roster.look(1.0)
+    (record,) = caplog.records
+    assert record.getMessage() == "no domain is known of these nodes, so each counts as one: n1, n3"
+    assert nodes_of_a_pair(roster) == [0, 2]
+
+
+def test_without_any_label_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert nodes_of_a_pair(roster_of("", "", "")) == [0, 1]
+    assert not caplog.records
+
+
+def test_a_trial_says_what_it_spans(
+    service: WorkedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    doing: set[str] = set()
+
+    def is_said() -> bool:
+        bodies = [body["status"] for body in service.heartbeats if body["status"]]
+        doing.update(node["doing"] for status in bodies for node in status["nodes"])
+        return any("spans" in words for words in doing)
+
+    launcher = launcher_of(ends=is_said)
+    launcher.nodes += [make_node("n0", 2, domain="a"), make_node("n1", 2, domain="b")]
+    service.add(1, num_devices=4, num_nodes=2)
+    options = replace(SHARED, topology=Topology(names=("domain",)))
+    service.work(launcher, until=lambda: service.outcomes, options=options)
+    assert "starts on n0, n1; spans 2 of domain (1 + 1 nodes)" in caplog.text
+    assert "trial 1 of c (spans 2 of domain (1 + 1 nodes))" in doing
 
 
 def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:

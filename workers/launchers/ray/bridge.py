@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -124,7 +125,9 @@ class Bridge:
         self._start_at = {key: due for key, due in self._start_at.items() if key in alive}
         for key, node in alive.items():
             if key not in self._agents and self._start_at.get(key, 0.0) <= now:
-                self._start_agent(key, node["NodeName"], node["NodeManagerAddress"])
+                self._start_agent(
+                    key, node["NodeName"], node["NodeManagerAddress"], node.get("Labels") or {}
+                )
 
     def _ended_agents(self) -> list[str]:
         """Nodes whose agents have ended; says why."""
@@ -135,7 +138,7 @@ class Bridge:
                 _LOG.warning("an agent ended: %s", call.future().exception())
         return [keys[call] for call in ended]
 
-    def _start_agent(self, key: str, name: str, address: str) -> None:
+    def _start_agent(self, key: str, name: str, address: str, labels: Mapping[str, str]) -> None:
         options: Any = ray.remote(RayAgent).options(
             num_cpus=0,
             max_restarts=0,
@@ -145,6 +148,7 @@ class Bridge:
         fields = {
             "node": key,
             "address": address,
+            "labels": dict(labels),
             **({} if name in ("", address) else {"name": name}),
         }
         self._agents[key] = (

@@ -96,6 +96,7 @@ class RayNodeProcesses:
         head: "address:port" of that other head.
         command: the command `ray`.
         directory: for its files, which another process holds too; None: one is created.
+        labels: of the node, as "domain=rack3,building=b1".
 
     Raises:
         RayClusterFailedError: no directory can be created.
@@ -110,11 +111,13 @@ class RayNodeProcesses:
         head: str | None = None,
         command: Sequence[str] = RAY,
         directory: Path | None = None,
+        labels: str = "",
     ) -> None:
         prepare_environment()
         # Ray's monitor scales clusters in a cloud; here it would only serve metrics on 0.0.0.0.
         as_head = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
         role = [f"--address={head}"] if port is None else as_head
+        role += [f"--labels={labels}"] if labels else []
         environment = with_variables(os.environ, ray_variables(os.environ))
         environment.pop(_GCS_AWAY_S, None)
         environment.pop(DIRECTORY_VARIABLE, None)  # the new one stands last: see `end_marked`

@@ -285,6 +285,8 @@ class RayNodes:
             num_cores=agent.hello["num_cores"],
             core_ids=tuple(agent.hello["core_ids"]),
             device_cores=self._device_cores,
+            labels=agent.hello.get("labels", {}),
+            switches=tuple(agent.hello["switches"]),
         )
         with self._changed:
             if position is None:

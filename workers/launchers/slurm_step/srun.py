@@ -193,7 +193,8 @@ class SrunNodes:
         self._lost = {node: losses[node] for node in everyone if node not in hellos}
         for why in self._lost.values():
             _LOG.warning("%s", why)
-        return [self._describe(node, hellos.get(node, some)) for node in everyone]
+        unknown = {**some, "switches": ()}
+        return [self._describe(node, hellos.get(node, unknown)) for node in everyone]
 
     def _meet_in_parts(
         self, nodes: Sequence[int], give_up_at: float
@@ -233,6 +234,7 @@ class SrunNodes:
             num_cores=hello["num_cores"],
             core_ids=tuple(hello["core_ids"]),
             device_cores=self.settings.device_cores,
+            switches=tuple(hello["switches"]),
         )
 
     def _new_step(self, group: str, nodes: Sequence[int]) -> Step:

@@ -150,7 +150,9 @@ def test_a_cluster_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path)
     told = run("cluster", "put", "desk", file)
     assert "cluster desk is stored" in done(told)
     assert "generic constants stand in for" in told.output
-    assert "desk" in done(run("cluster", "list"))
+    listed = done(run("cluster", "list"))
+    assert "desk" in listed
+    assert "tray 4, domain 72, fabric" in listed
     shown = tmp_path / "shown.yaml"
     shown.write_text(done(run("cluster", "show", "desk")))
     done(run("cluster", "put", "desk", str(shown)))

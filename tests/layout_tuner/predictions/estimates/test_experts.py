@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from layout_tuner.predictions.estimates.distinct_blocks import DistinctBlocks
-from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.predictions.estimates.links import GroupLinks, Links, level_links
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.estimates.step_shape import StepShape
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
@@ -166,7 +166,8 @@ def test_attention_follows_window_and_head_and_layers_of_both_kinds_take_the_mea
 
 @pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
 def test_links_of_experts_are_those_between_the_ranks_of_the_mesh(layout: Layout) -> None:
-    links = Links(LayoutColumns.of(layout), H100)
+    columns = LayoutColumns.of(layout)
+    links = Links(columns, H100, level_links(H100, columns))
     ranks = range(layout.tp * layout.cp * layout.dp)
     places = [expert_coordinates(rank, layout) for rank in ranks]
     axes: list[tuple[GroupLinks, Callable[[int], Any]]] = [

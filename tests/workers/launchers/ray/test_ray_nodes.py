@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -15,7 +16,11 @@ import pytest
 from layout_tuner.workers.errors import RayClusterFailedError
 from layout_tuner.workers.launchers.group import GroupEnd, GroupFailure
 from layout_tuner.workers.launchers.ray.launcher import RayNodes
-from layout_tuner.workers.packing.request import Share
+from layout_tuner.workers.packing.packer import Packer
+from layout_tuner.workers.packing.request import PackRequest, Share
+from layout_tuner.workers.packing.topology import Topology
+from layout_tuner.workers.worker.events import WorkerEvent
+from layout_tuner.workers.worker.roster import NodeRoster
 from tests.kit.local_ranks import Hanging
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
@@ -39,6 +44,7 @@ ON_BOTH = (Share(node=0, devices=(0,)), Share(node=1, devices=(1,)))
 def processes() -> Iterator[list[RayNodeProcess]]:
     processes = make_nodes("127.0.1.31", "127.0.1.32")
     for process in processes:
+        process.labels = f"domain={'ab'[process.name == 'n1']}"
         process.start()
     yield processes
     for process in processes:
@@ -86,6 +92,15 @@ def hanging(nodes: RayNodes, **where: Any) -> Iterator[tuple[Future[GroupEnd], l
             yield group, told.pids
         finally:
             ended.append(True)
+
+
+def pair_of(nodes: RayNodes) -> set[str]:
+    """The nodes that a probe of two nodes gets, where the nodes have the labels of domains."""
+    packer, events = Packer(share_nodes=False), SimpleQueue[WorkerEvent]()
+    NodeRoster(nodes, packer, events, topology=Topology(names=("domain",))).look(0.0)
+    packer.submit(PackRequest(key=1, num_nodes=2, num_devices=4, at_most_s=10.0))
+    ((_, placement),) = packer.place(0.0, None)
+    return {nodes.nodes[share.node].name for share in placement}
 
 
 def failed(group: Future[GroupEnd], within_s: float = LOSS_SHOWS_WITHIN_S) -> GroupFailure:
@@ -168,12 +183,14 @@ def test_a_token_that_is_not_the_clusters_is_refused(
 
 def test_a_node_that_joins_late_is_used(nodes: RayNodes, processes: list[RayNodeProcess]) -> None:
     first = processes[0]
-    late = RayNodeProcess(name="n2", address="127.0.1.33", head=first.head, token=first.token)
+    where = {"address": "127.0.1.33", "head": first.head, "token": first.token}
+    late = RayNodeProcess(name="n2", labels="domain=a", **where)
     late.start()
     try:
         wait_until("n2 is there", lambda: len(nodes.nodes) == 3, PATIENCE_S)
         assert position(nodes, "n2") == 2
         assert run_group(nodes, "succeed", shares=on(nodes, "n2")).failure is None
+        assert pair_of(nodes) == {"n0", "n2"}, "of one domain by their labels"
     finally:
         late.end()
     wait_until("n2 is lost", lambda: 2 in nodes.lost(), PATIENCE_S)
