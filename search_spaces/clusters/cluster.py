@@ -233,7 +233,10 @@ def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ClusterInvalidError]:
     for name, value in values.items():
         for problem in _problems(name, value):
             yield ClusterInvalidError.of_field(name, problem)
-    for problem in level_problems(values.get("levels", ()), values.get("devices_per_node")):
+    node = values.get("devices_per_node")
+    if CLUSTER_RANGES["devices_per_node"].problem(node):
+        node = None  # one sentence says so already
+    for problem in level_problems(values.get("levels", ()), node):
         yield ClusterInvalidError.of_field("levels", problem)
 
 

@@ -70,8 +70,8 @@ def read_levels(value: object) -> tuple[NetworkLevel, ...]:
     return tuple(levels)
 
 
-def level_problems(levels: object, devices_per_node: object) -> Iterator[str]:
-    """Why levels are impossible for nodes of so many devices."""
+def level_problems(levels: object, devices_per_node: int | None) -> Iterator[str]:
+    """Why levels are impossible for nodes of so many devices; None: their number is not known."""
     if not isinstance(levels, tuple) or not all(isinstance(e, NetworkLevel) for e in levels):
         yield f"levels={shown(levels)} is not a tuple of NetworkLevel"
         return
@@ -91,7 +91,7 @@ def _problems_of(level: NetworkLevel) -> Iterator[str]:
             yield f"levels: {name}={problem}, at level {shown(level.name)}"
 
 
-def _problems_together(levels: tuple[NetworkLevel, ...], devices_per_node: object) -> Iterator[str]:
+def _problems_together(levels: tuple[NetworkLevel, ...], node: int | None) -> Iterator[str]:
     names = [level.name for level in levels]
     if len(set(names)) < len(names):
         yield f"levels: each name may be there once, not {', '.join(names)}"
@@ -105,9 +105,6 @@ def _problems_together(levels: tuple[NetworkLevel, ...], devices_per_node: objec
                 f"levels: {level.name!r} has {level.devices} devices, which is no multiple of the "
                 f"{below.devices} of {below.name!r}; list levels from the smallest to the largest"
             )
-    if devices_per_node not in [level.devices for level in levels]:
+    if node is not None and node not in [level.devices for level in levels]:
         sizes = ", ".join(f"{each.name} {each.devices or 'all'}" for each in levels)
-        yield (
-            f"levels: none has devices_per_node={devices_per_node} devices ({sizes}); one level is "
-            "the node"
-        )
+        yield (f"levels: none has devices_per_node={node} devices ({sizes}); one level is the node")

@@ -84,6 +84,16 @@ def test_levels_shrink_with_the_nodes() -> None:
     assert cluster.with_devices_per_node(8) == cluster
 
 
+def test_a_preset_with_other_nodes_has_their_levels() -> None:
+    sizes = {2: [2, 36, None], 4: [4, 72, None], 64: []}
+    for node, expected in sizes.items():
+        cluster, _ = resolve_cluster({"preset": "gb200", "devices_per_node": node})
+        assert [level.devices for level in cluster.levels] == expected
+    with pytest.raises(ClusterInvalidError) as refused:
+        resolve_cluster({"preset": "gb200", "devices_per_node": 0})
+    assert len(refused.value.parts) == 1
+
+
 def test_larger_nodes_have_no_levels() -> None:
     assert h100_with(FOUR).with_devices_per_node(64).levels == ()
 

@@ -75,3 +75,33 @@ def test_ranks_of_different_packages_have_the_rate_between_packages() -> None:
     one = Collectives(fabric=fabric(FRONTIER))
     assert one.bandwidth(placement.place("tp"), one.fabric.near_gather) == 50e9
     assert one.bandwidth(placement.place("tp_columns"), one.fabric.near_gather) == 52e9
+
+
+def test_an_exchange_between_groups_takes_the_slowest_level() -> None:
+    pair, node, group, system = TAPERED.levels
+    far = replace(TAPERED, levels=(pair, node, group, replace(system, latency_s=34e-6)))
+    place = Placement.on(Layout(num_nodes=384, tp=8, dp=384), TAPERED).place("data")
+    slow, usual = (Collectives(fabric=fabric(each)) for each in (far, TAPERED))
+    between, steps_s = usual.fabric.outer[0].bytes_per_s, usual.fabric.far_gather.latencies_s[0]
+    # 256 of 384 ranks are in other groups; 383 messages leave the node.
+    expected = usual.fabric.start_s + 256 * (SIZE / 384) / between + 383 * steps_s
+    assert usual.exchange_s(place, SIZE) == pytest.approx(expected)
+    assert slow.exchange_s(place, SIZE) - usual.exchange_s(place, SIZE) == pytest.approx(2 * 20e-6)
+
+
+def test_steps_inside_a_domain_have_its_latency() -> None:
+    tray, domain, fabric_level = GB200.levels
+    slow = replace(GB200, levels=(tray, replace(domain, latency_s=13.4e-6), fabric_level))
+    place = Placement.on(Layout(num_nodes=16, dp=64), GB200).place("data")
+    later, usual = (
+        Collectives(fabric=fabric(each)).gather_s(place, SIZE) for each in (slow, GB200)
+    )
+    assert later - usual == pytest.approx(63 * 10e-6)
+
+
+def test_layouts_of_other_places_in_domains_share_no_blocks() -> None:
+    machine = Machine.of(GB200)
+    both = [Layout(num_nodes=32 * dp, tp=4, cp=32, dp=dp, sequence_parallel=True) for dp in (1, 9)]
+    alone = [steps([each], MIXTURE, machine)[0] for each in both]
+    assert [each.parts_s for each in steps(both, MIXTURE, machine)] == [e.parts_s for e in alone]
+    assert alone[0].parts_s["cp_s"] != alone[1].parts_s["cp_s"]

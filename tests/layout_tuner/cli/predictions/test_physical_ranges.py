@@ -32,6 +32,7 @@ NUMBERS = st.one_of(
 )
 COUNTS = st.one_of(st.sampled_from([1, 2, 8, 4096, MAX_COUNT, 2**31, 2**63]), st.integers(1, 10**6))
 FRONTIER = CLUSTER_PRESETS["frontier"].to_mapping()
+FRONTIER.pop("levels")  # they fix the devices of a node
 MODEL = MODEL_PRESETS["llama-8b"].to_mapping()
 SAME_EACH_TIME = settings(deadline=None, derandomize=True, database=None)
 

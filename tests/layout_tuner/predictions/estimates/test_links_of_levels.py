@@ -116,6 +116,14 @@ def test_a_group_has_the_slowest_level_that_it_spans() -> None:
     assert alone.bytes_per_s.tolist() == [50e9]
 
 
+def test_a_rank_alone_on_its_node_is_not_bound_by_the_node() -> None:
+    slow = {2: 1e11, 4: 720e9}
+    trays = replace(GB200, intra_node_bandwidth_bytes_per_s=slow)
+    alone = links_of(on_trays(tp=4, dp=16), trays).data
+    assert alone.bytes_per_s.tolist() == [720e9]
+    assert links_of(on_trays(tp=2, dp=32), trays).data.bytes_per_s.tolist() == [1e11]
+
+
 def test_a_slower_domain_is_a_level_of_the_network() -> None:
     tray, domain, fabric = GB200.levels
     slow = replace(GB200, levels=(tray, replace(domain, bandwidth_bytes_per_s=1e11), fabric))
