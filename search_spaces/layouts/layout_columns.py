@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -11,11 +12,16 @@ import numpy as np
 from layout_tuner.array_types import Bools, Ints
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
 
 Codes = Ints
 
 NO_JOBS: Final = (NO_SETTINGS,)
 """The job settings of layouts alone."""
+
+NO_TEXTS: Final[Mapping[int, str]] = MappingProxyType({})
+
+_TEXT_KNOBS: Final = tuple(name for name, knob in KNOBS.items() if knob.is_text)
 
 _ARRAYS: Final = (*LAYOUT_FIELDS, "job")
 
@@ -31,6 +37,15 @@ def code_of(knob: str, value: Any) -> int:
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:
     """`code_of` each of the values."""
     return np.array([code_of(knob, value) for value in values], dtype=np.int64)
+
+
+def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
+    """The free texts among the values of each knob, by their codes."""
+    return {
+        code_of(name, value): value
+        for name in _TEXT_KNOBS
+        for value in set(values(name)).difference(KNOBS[name].choices)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,6 +69,7 @@ class LayoutColumns:
     schedule: Codes
     cp_comm_type: Codes
     pipeline_split: Codes
+    pipeline_layout: Codes
     rank_order: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
@@ -65,6 +81,8 @@ class LayoutColumns:
     job: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
     """Positions of each layout's job settings among `jobs`."""
     jobs: tuple[JobSettings, ...] = NO_JOBS
+    texts: Mapping[int, str] = field(default_factory=lambda: NO_TEXTS)
+    """The free texts of all knobs by their codes (`Knob.code`); others may be among them."""
 
     @classmethod
     def of(cls, layouts: Layout | Self) -> Self:
@@ -73,7 +91,8 @@ class LayoutColumns:
             return layouts
         values = {name: code_of(name, getattr(layouts, name)) for name in LAYOUT_FIELDS}
         columns = {name: np.asarray(value) for name, value in values.items()}
-        return cls(**columns, jobs=(layouts.job,))
+        texts = texts_of(lambda name: (getattr(layouts, name),))
+        return cls(**columns, jobs=(layouts.job,), texts=texts)
 
     @classmethod
     def of_each(cls, layouts: Iterable[Layout]) -> Self:
@@ -85,7 +104,8 @@ class LayoutColumns:
             name: codes_of(name, (getattr(layout, name) for layout in listed))
             for name in LAYOUT_FIELDS
         }
-        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs))
+        texts = texts_of(lambda name: (getattr(layout, name) for layout in listed))
+        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs), texts=texts)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -98,13 +118,15 @@ class LayoutColumns:
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in LAYOUT_FIELDS
         }
-        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs))
+        texts = {code: text for part in parts for code, text in part.texts.items()}
+        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs), texts=texts)
 
     def flattened(self) -> Self:
         """The same layouts as columns with one axis, of equal length."""
-        arrays = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
-        flat = (array.reshape(-1) for array in arrays)
-        return type(self)(**dict(zip(_ARRAYS, flat, strict=True)), jobs=self.jobs)
+        each = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
+        flat = (array.reshape(-1) for array in each)
+        arrays = dict(zip(_ARRAYS, flat, strict=True))
+        return type(self)(**arrays, jobs=self.jobs, texts=self.texts)
 
     def rows(self, rows: slice | Ints | Bools) -> Self:
         """Some of the layouts along the first axis; a column that does not vary there stays."""
@@ -122,6 +144,21 @@ class LayoutColumns:
     def shape(self) -> tuple[int, ...]:
         """The shape of all columns together."""
         return np.broadcast_shapes(*(getattr(self, name).shape for name in _ARRAYS))
+
+    def words(self, knob: str) -> tuple[Sequence[str], Ints]:
+        """The words and texts that a knob of free text may have here, and each layout's place."""
+        column, words = getattr(self, knob), KNOBS[knob].choices
+        if not self.texts:
+            return words, column
+        codes, places = np.unique(column, return_inverse=True)
+        found = [words[code] if code < len(words) else self.texts[code] for code in codes.tolist()]
+        return found, places.reshape(column.shape)
+
+    def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
+        """A number of the layers of each stage, for pipelines that are written out; else 0."""
+        words, places = self.words("pipeline_layout")
+        numbers = [0 if word == SPLIT else of(stage_layers(word)) for word in words]
+        return np.array(numbers, dtype=np.int64)[places]
 
     @property
     def num_devices(self) -> Ints:
@@ -142,7 +179,7 @@ class LayoutColumns:
     @property
     def counted_ends(self) -> tuple[Ints, Ints]:
         # The bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
-        is_cut = self.pp > 1
+        is_cut = (self.pp > 1) & (self.pipeline_layout == 0)
         return (self.pipeline_split & 1) * is_cut, (self.pipeline_split >> 1) * is_cut
 
     @property

@@ -80,6 +80,12 @@ CASES = [
          "pp*vpp=2*2=4; it would be with pipeline_split=embedding or head",
          pp=2, dp=4, vpp=2, num_microbatches=2, pipeline_split="embedding_and_head",
          model={"num_layers": 7}),
+    case("layout_over_stages", "pipeline_layout=Et*5|t*4|t*3L has 3 stages, and pp*vpp=4*1=4",
+         pp=4, pipeline_layout="Et*5|t*4|t*3L"),
+    case("layout_of_the_layers", "pipeline_layout=Et*5|t*6L has 11 layers t, and num_layers=12",
+         pp=2, pipeline_layout="Et*5|t*6L"),
+    case("layout_and_split", "pipeline_layout=Et*5|t*7L says which layers a stage has; leave out "
+         "pipeline_split=head", pp=2, pipeline_layout="Et*5|t*7L", pipeline_split="head"),
     case("split_needs_pipeline", "pipeline_split=head with pp=1 is the same job as "
          "pipeline_split=layers", pipeline_split="head"),
     case("schedule_interleaved", "vpp=2 interleaves schedule=1f1b, not schedule=gpipe; take vpp=1 "
@@ -174,7 +180,9 @@ def test_a_broken_rule_names_the_offending_numbers(
 
 def test_every_rule_outside_the_trainer_has_a_case() -> None:
     rules = {str(each.id).split(":")[0] for each in CASES}
-    assert rules == {rule.name for rule in RULES if rule.scope != "trainer"}
+    # A layout whose text is a split is that split: spaces alone break the other rule.
+    of_spaces = {"layout_is_split"}
+    assert rules | of_spaces == {rule.name for rule in RULES if rule.scope != "trainer"}
 
 
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out() -> None:
@@ -193,7 +201,16 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
     assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
     names = {rule.name for rule in RULES if rule.scope == "trainer"}
-    assert names == {"trainer_precision", "trainer_window_over_cp", "trainer_attention"}
+    assert names == {
+        "trainer_precision",
+        "trainer_window_over_cp",
+        "trainer_attention",
+        "trainer_pipeline_layout",
+    }
+    written = Layout(pp=2, pipeline_layout="Et|t*3L")
+    assert violations(written, make_model(), NODES, scopes={"trainer"}) == [
+        "pipeline_layout=Et|t*3L: the embedded trainer splits layers by pipeline_split alone"
+    ]
 
 
 @pytest.mark.parametrize(

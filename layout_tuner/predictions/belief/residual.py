@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
-from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS
+from layout_tuner.search_spaces.layouts.knobs import TEXT_BITS
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, KNOBS, LAYOUT_FIELDS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 _CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
+
+_UNIT: Final = {name: float(1 << TEXT_BITS) for name in _CODED if KNOBS[name].is_text}
+"""The code that is one doubling away from the default: two free texts differ by at most another."""
 
 _AMPLITUDES: Final = (0.05, 0.1, 0.2, 0.4)
 _LENGTHS: Final = (2.0, 4.0)
@@ -44,7 +48,10 @@ def knob_coordinates(columns: LayoutColumns, jobs: Sequence[JobSettings] = ()) -
     doubling = [
         np.log2(np.asarray(getattr(columns, name), dtype=np.float64)) for name in COUNT_KNOBS
     ]
-    coded = [np.asarray(getattr(columns, name), dtype=np.float64) for name in _CODED]
+    coded = [
+        np.asarray(getattr(columns, name), dtype=np.float64) / _UNIT.get(name, 1.0)
+        for name in _CODED
+    ]
     every = [*doubling, *coded, *_setting_coordinates(columns, jobs or columns.jobs)]
     return np.stack(np.broadcast_arrays(*every), axis=-1)
 
@@ -70,7 +77,7 @@ class KnobPoints:
         for name in (*COUNT_KNOBS, *_CODED):
             values, places = np.unique(getattr(columns, name), return_inverse=True)
             if len(values) > 1:
-                known = values.astype(np.float64)
+                known = values.astype(np.float64) / _UNIT.get(name, 1.0)
                 coordinates = np.log2(known) if name in COUNT_KNOBS else known
                 self._knobs.append((coordinates, places.astype(np.min_scalar_type(len(values)))))
         for coordinate in _setting_coordinates(columns, columns.jobs):
