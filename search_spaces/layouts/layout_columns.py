@@ -13,6 +13,7 @@ from layout_tuner.array_types import Bools, Ints
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 
 Codes = Ints
 
@@ -37,6 +38,9 @@ def code_of(knob: str, value: Any) -> int:
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:
     """`code_of` each of the values."""
     return np.array([code_of(knob, value) for value in values], dtype=np.int64)
+
+
+_V_SHAPED: Final = [KNOBS["schedule"].code(name) for name in V_SLOTS]
 
 
 def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
@@ -153,6 +157,10 @@ class LayoutColumns:
         codes, places = np.unique(column, return_inverse=True)
         found = [words[code] if code < len(words) else self.texts[code] for code in codes.tolist()]
         return found, places.reshape(column.shape)
+
+    @property
+    def is_v_shaped(self) -> Bools:
+        return np.isin(self.schedule, _V_SHAPED)
 
     def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
         """A number of the layers of each stage, for pipelines that are written out; else 0."""
