@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Ints
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import (
+    RECOMPUTE_CHOICES,
+    RECOMPUTE_MODES,
+    RECOMPUTE_MODULES,
+    layers_by_rank,
+    modules_of,
+)
 
 Codes = Ints
 
 NO_JOBS: Final = (NO_SETTINGS,)
 """The job settings of layouts alone."""
 
+NO_TEXTS: Final[Mapping[int, str]] = MappingProxyType({})
+
+_TEXT_KNOBS: Final = tuple(name for name, knob in KNOBS.items() if knob.is_text)
+
 _ARRAYS: Final = (*LAYOUT_FIELDS, "job")
+
+_REPEATS: Final = {
+    module: np.array([module in modules_of(choice) for choice in RECOMPUTE_CHOICES])
+    for module in RECOMPUTE_MODULES
+}
 
 
 def code_of(knob: str, value: Any) -> int:
@@ -31,6 +49,15 @@ def code_of(knob: str, value: Any) -> int:
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:
     """`code_of` each of the values."""
     return np.array([code_of(knob, value) for value in values], dtype=np.int64)
+
+
+def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
+    """The free texts among the values of each knob, by their codes."""
+    return {
+        code_of(name, value): value
+        for name in _TEXT_KNOBS
+        for value in set(values(name)).difference(KNOBS[name].choices)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,11 +87,16 @@ class LayoutColumns:
     zero_stage: Ints
     zero_replicas: Ints
     recompute: Codes
+    recompute_layers: Codes
+    offload: Codes
+    optimizer_states: Codes
     sequence_parallel: Codes
     precision: Codes
     job: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
     """Positions of each layout's job settings among `jobs`."""
     jobs: tuple[JobSettings, ...] = NO_JOBS
+    texts: Mapping[int, str] = field(default_factory=lambda: NO_TEXTS)
+    """The free texts of all knobs by their codes (`Knob.code`); others may be among them."""
 
     @classmethod
     def of(cls, layouts: Layout | Self) -> Self:
@@ -73,7 +105,8 @@ class LayoutColumns:
             return layouts
         values = {name: code_of(name, getattr(layouts, name)) for name in LAYOUT_FIELDS}
         columns = {name: np.asarray(value) for name, value in values.items()}
-        return cls(**columns, jobs=(layouts.job,))
+        texts = texts_of(lambda name: (getattr(layouts, name),))
+        return cls(**columns, jobs=(layouts.job,), texts=texts)
 
     @classmethod
     def of_each(cls, layouts: Iterable[Layout]) -> Self:
@@ -85,7 +118,8 @@ class LayoutColumns:
             name: codes_of(name, (getattr(layout, name) for layout in listed))
             for name in LAYOUT_FIELDS
         }
-        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs))
+        texts = texts_of(lambda name: (getattr(layout, name) for layout in listed))
+        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs), texts=texts)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -98,13 +132,15 @@ class LayoutColumns:
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in LAYOUT_FIELDS
         }
-        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs))
+        texts = {code: text for part in parts for code, text in part.texts.items()}
+        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs), texts=texts)
 
     def flattened(self) -> Self:
         """The same layouts as columns with one axis, of equal length."""
-        arrays = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
-        flat = (array.reshape(-1) for array in arrays)
-        return type(self)(**dict(zip(_ARRAYS, flat, strict=True)), jobs=self.jobs)
+        each = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
+        flat = (array.reshape(-1) for array in each)
+        arrays = dict(zip(_ARRAYS, flat, strict=True))
+        return type(self)(**arrays, jobs=self.jobs, texts=self.texts)
 
     def rows(self, rows: slice | Ints | Bools) -> Self:
         """Some of the layouts along the first axis; a column that does not vary there stays."""
@@ -122,6 +158,40 @@ class LayoutColumns:
     def shape(self) -> tuple[int, ...]:
         """The shape of all columns together."""
         return np.broadcast_shapes(*(getattr(self, name).shape for name in _ARRAYS))
+
+    def words(self, knob: str) -> tuple[Sequence[str], Ints]:
+        """The words and texts that a knob of free text may have here, and each layout's place."""
+        column, words = getattr(self, knob), KNOBS[knob].choices
+        if not self.texts:
+            return words, column
+        codes, places = np.unique(column, return_inverse=True)
+        found = [words[code] if code < len(words) else self.texts[code] for code in codes.tolist()]
+        return found, places.reshape(column.shape)
+
+    @property
+    def recomputes_modules(self) -> Bools:
+        """Where modules of a layer are recomputed that no mode names."""
+        return self.recompute >= len(RECOMPUTE_MODES)
+
+    def repeats(self, module: str) -> Bools:
+        """Where a module of `RECOMPUTE_MODULES` is recomputed without the rest of its layer."""
+        return _REPEATS[module][self.recompute]
+
+    def of_recompute_layers(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
+        """A number of the layers that recompute by pipeline rank; all of them are no numbers."""
+        words, places = self.words("recompute_layers")
+        return np.array([of(layers_by_rank(word)) for word in words], dtype=np.int64)[places]
+
+    def recomputing_share(self, stage: Ints, layers: Floats) -> Floats | None:
+        """Share of a stage's layers that recompute. None: all of them, everywhere."""
+        if not self.recompute_layers.any():
+            return None
+        words, places = self.words("recompute_layers")
+        numbers = [layers_by_rank(word) or (MAX_COUNT,) for word in words]
+        most = max(map(len, numbers))
+        table = np.array([[*each, *each[-1:] * (most - len(each))] for each in numbers])
+        found = table[places, np.minimum(stage, most - 1)] * self.vpp
+        return np.asarray(np.minimum(found / np.maximum(layers, 1.0), 1.0), dtype=np.float64)
 
     @property
     def num_devices(self) -> Ints:

@@ -356,8 +356,8 @@ def test_an_error_knows_the_field_that_it_comes_from() -> None:
 
 
 def test_columns_and_spaces_have_the_knobs_of_a_layout_and_devices_their_product() -> None:
-    *of_layout, job, jobs = fields(LayoutColumns)
-    assert (job.name, jobs.name) == ("job", "jobs")
+    *of_layout, job, jobs, texts = fields(LayoutColumns)
+    assert (job.name, jobs.name, texts.name) == ("job", "jobs", "texts")
     assert tuple(field.name for field in of_layout) == tuple(KNOBS)
     kinds = {"Ints": True, "Codes": False}
     assert {field.name: kinds[str(field.type)] for field in of_layout} == {
