@@ -21,7 +21,7 @@ from layout_tuner.search_spaces.layouts.job_settings import (
     value_of_word,
 )
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.layouts.recomputation import MAX_LAYERS_TEXT
+from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT
 
 MAX_VALUES: Final = 100
 """Most values that one knob, or the states, may be held to."""
@@ -51,7 +51,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
 """Fields whose values are words, or true and false, with their values."""
 
 TEXTS: Final = {"reasons": 40, "nodes": 255} | {
-    name: MAX_LAYERS_TEXT for name, knob in KNOBS.items() if knob.is_text
+    name: MAX_TEXT for name, knob in KNOBS.items() if knob.is_text
 }
 """Fields whose values are free texts, with their largest lengths."""
 

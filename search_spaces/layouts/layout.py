@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, get_args
 
@@ -11,6 +11,13 @@ from layout_tuner.documents.reading import read_mapping, refuse_unknown, shown
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.knobs import knob, knobs_of
+from layout_tuner.search_spaces.layouts.pipeline_layout import (
+    SPLIT,
+    canonical_layout,
+    layout_key,
+    layout_of_key,
+    stage_layers,
+)
 from layout_tuner.search_spaces.layouts.recomputation import (
     ALL_LAYERS,
     RECOMPUTE_CHOICES,
@@ -137,6 +144,17 @@ class Layout:
     )
     """What counts as a layer in the split over stages: `layers` is the transformer layers alone. A
     stage whose embedding or head counts has one transformer layer fewer."""
+    pipeline_layout: str = knob(
+        SPLIT,
+        "pipeline layout",
+        "stages",
+        "The layers of each stage, such as Et*3|(tt|)*2tL; split: as --pipeline-split says.",
+        choices=(SPLIT,),
+        parse=canonical_layout,
+        is_new=True,
+    )
+    """The layers of each of pp * vpp stages in Megatron-LM's letters (`pipeline_layout`). A text
+    that is the same as a `pipeline_split` becomes that split."""
     rank_order: RankOrder = knob(
         "tp_cp_dp_pp",
         "order of ranks",
@@ -255,6 +273,9 @@ class Layout:
                 raise LayoutInvalidError(f"{name}={problem}")
             if each.parse is not None:
                 object.__setattr__(self, name, each.parse(getattr(self, name)))
+        if self.is_written_out and (split := self._split_of_layout()) is not None:
+            object.__setattr__(self, "pipeline_layout", SPLIT)
+            object.__setattr__(self, "pipeline_split", split)
         if not isinstance(self.job, JobSettings):
             raise LayoutInvalidError(f"{shown(self.job)} is not the job's knobs", field="job")
 
@@ -287,9 +308,19 @@ class Layout:
         return max(self.tp * self.dp_cp // (self.etp * self.ep), 1)
 
     @property
+    def is_written_out(self) -> bool:
+        """Whether `pipeline_layout` says which layers a stage has, and not `pipeline_split`."""
+        return self.pipeline_layout != SPLIT
+
+    def _split_of_layout(self) -> PipelineSplit | None:
+        """The `pipeline_split` that a pipeline that is written out is the same as, or None."""
+        split = split_of(stage_layers(self.pipeline_layout), self.pp, self.vpp)
+        return split if self.pipeline_split in ("layers", split) else None
+
+    @property
     def counted_ends(self) -> tuple[int, int]:
         """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each."""
-        split = self.pipeline_split if self.pp > 1 else "layers"
+        split = self.pipeline_split if self.pp > 1 and not self.is_written_out else "layers"
         return int("embedding" in split), int("head" in split)
 
     def counted_layers(self, num_layers: int) -> int:
@@ -301,6 +332,10 @@ class Layout:
 
         The split is Megatron-LM's (`get_num_layers_to_build`).
         """
+        if self.is_written_out:
+            layers = stage_layers(self.pipeline_layout)
+            begin = sum(layers[:stage])
+            return range(begin, begin + layers[stage])
         each = self.counted_layers(num_layers) // (self.pp * self.vpp)
         first = stage * each - self.counted_ends[0]
         return range(max(first, 0), min(first + each, num_layers))
@@ -334,12 +369,11 @@ class Layout:
         if self.rank_order != "tp_cp_dp_pp":
             context += f"-{self.rank_order}"
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
+        if self.is_written_out:
+            split += f"-pl_{layout_key(self.pipeline_layout)}"
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
-        levers = (
-            ""
-            if self.recompute_layers == ALL_LAYERS
-            else f"-rl{self.recompute_layers}".replace("/", ".")
-        )
+        numbers = "" if self.recompute_layers == ALL_LAYERS else self.recompute_layers
+        levers = f"-rl{numbers}".replace("/", ".") if numbers else ""
         levers += "" if self.offload == "none" else f"-off_{self.offload}"
         levers += "" if self.optimizer_states == "fp32" else f"-os_{self.optimizer_states}"
         return (
@@ -367,6 +401,13 @@ class Layout:
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
         if "recompute_layers" in words:
             words["recompute_layers"] = words["recompute_layers"].replace(".", "/")
+        if "pipeline_layout" in words:
+            try:
+                words["pipeline_layout"] = layout_of_key(words["pipeline_layout"])
+            except ValueError as error:
+                raise LayoutInvalidError(
+                    f"{shown(key)} is not the key of a layout: {error}"
+                ) from None
         return cls(
             **words | {"sequence_parallel": words["sequence_parallel"] == "1"},
             job=JobSettings.of_key(tilde + job),
@@ -393,9 +434,24 @@ class Layout:
         return cls(**values | {"job": JobSettings.read(values.get("job", {}))})
 
 
+def split_of(layers: Sequence[int], pp: int, vpp: int) -> PipelineSplit | None:
+    """The split by which pp * vpp stages have these layers, or None."""
+    stages = pp * vpp
+    for split in PIPELINE_SPLITS if pp > 1 else PIPELINE_SPLITS[:1]:
+        ends = int("embedding" in split), int("head" in split)
+        each = (sum(layers) + sum(ends)) // stages
+        even = [each] * stages
+        even[0] -= ends[0]
+        even[-1] -= ends[1]
+        if [*layers] == even:
+            return split
+    return None
+
+
 _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
     r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"(?:-pl_(?P<pipeline_layout>\d{1,4}(?:x\d{1,4})?(?:\.\d{1,4}(?:x\d{1,4})?)*))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z_+]+)"
     r"(?:-rl(?P<recompute_layers>\d[\d.]*))?(?:-off_(?P<offload>[a-z]+))?"

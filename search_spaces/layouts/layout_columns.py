@@ -13,6 +13,7 @@ from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
 from layout_tuner.search_spaces.layouts.recomputation import (
     RECOMPUTE_CHOICES,
     RECOMPUTE_MODES,
@@ -81,6 +82,7 @@ class LayoutColumns:
     schedule: Codes
     cp_comm_type: Codes
     pipeline_split: Codes
+    pipeline_layout: Codes
     rank_order: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
@@ -193,6 +195,12 @@ class LayoutColumns:
         found = table[places, np.minimum(stage, most - 1)] * self.vpp
         return np.asarray(np.minimum(found / np.maximum(layers, 1.0), 1.0), dtype=np.float64)
 
+    def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
+        """A number of the layers of each stage, for pipelines that are written out; else 0."""
+        words, places = self.words("pipeline_layout")
+        numbers = [0 if word == SPLIT else of(stage_layers(word)) for word in words]
+        return np.array(numbers, dtype=np.int64)[places]
+
     @property
     def num_devices(self) -> Ints:
         return self.tp_ranks * self.cp * self.pp * self.dp
@@ -212,7 +220,7 @@ class LayoutColumns:
     @property
     def counted_ends(self) -> tuple[Ints, Ints]:
         # The bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
-        is_cut = self.pp > 1
+        is_cut = (self.pp > 1) & (self.pipeline_layout == 0)
         return (self.pipeline_split & 1) * is_cut, (self.pipeline_split >> 1) * is_cut
 
     @property

@@ -21,6 +21,7 @@ EVERY_KNOB: Final = Layout(
     schedule="zero_bubble",
     cp_comm_type="p2p",
     pipeline_split="embedding_and_head",
+    pipeline_layout="E|tt|t*5|tL",
     rank_order="tp_cp_pp_dp",
     micro_batch_size=2,
     num_microbatches=4,

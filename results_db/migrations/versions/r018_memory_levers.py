@@ -27,17 +27,16 @@ _CHECKED = ("recompute", "offload", "optimizer_states")
 
 
 def upgrade() -> None:
-    if _has_columns():
-        return
-    for name, (length, default) in _COLUMNS.items():
-        column = sa.Column(name, sa.String(length), nullable=False, server_default=default)
-        op.add_column("trials", column)
     if op.get_bind().dialect.name == "postgresql":  # SQLite checks no lengths
         for table, lengths in _LONGER.items():
             for name, length in lengths.items():
                 op.alter_column(table, name, type_=sa.String(length))
-    checks = {f"ck_trials_{name}": one_of(name, KNOBS[name].choices) for name in _CHECKED}
-    set_checks("trials", checks)
+    if not _has_columns():
+        for name, (length, default) in _COLUMNS.items():
+            column = sa.Column(name, sa.String(length), nullable=False, server_default=default)
+            op.add_column("trials", column)
+        checks = {f"ck_trials_{name}": one_of(name, KNOBS[name].choices) for name in _CHECKED}
+        set_checks("trials", checks)
 
 
 def downgrade() -> None:

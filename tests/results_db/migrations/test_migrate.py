@@ -102,6 +102,7 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
         ("r013", "workers", "trainer_knobs"),
         ("r014", "trials", "recompute_layers"),
         ("r014", "trials", "offload"),
+        ("r018", "trials", "pipeline_layout"),
     ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(
