@@ -24,6 +24,7 @@ from layout_tuner.search_spaces.layouts.layout import (
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, codes_of
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
+from layout_tuner.search_spaces.memory_levers import LEVER_RULES, LeverRule
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
@@ -269,6 +270,15 @@ def _dp_cp(layout: Layout) -> str:
     if layout.cp == 1:
         return f"dp={layout.dp}"
     return f"dp*cp={layout.dp}*{layout.cp}={layout.dp_cp}"
+
+
+def _of_levers(rule: LeverRule) -> Rule:
+    return Rule(
+        name=rule.name,
+        scope=rule.scope,
+        illegal=lambda c, x: rule.illegal(c, x.model),
+        sentence=lambda layout, x: rule.sentence(layout, x.model),
+    )
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -529,6 +539,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "states"
         ),
     ),
+    *map(_of_levers, LEVER_RULES),
     _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",

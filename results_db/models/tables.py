@@ -58,8 +58,8 @@ from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 _LATER_COUNTS: Final = ("tp_columns", "ep", "etp")
 """Counts with a check of their own each; `layout_counts` checks the others."""
-_LAYOUT_KEY: Final = String(120).with_variant(String(640), "postgresql")
-"""The longest is that of a cheap probe of a job with settings: 218 characters and those of
+_LAYOUT_KEY: Final = String(120).with_variant(String(1000), "postgresql")
+"""The longest is that of a cheap probe of a job with settings: under 600 characters and those of
 `MAX_KEY_LENGTH`. SQLite checks no lengths."""
 _KNOB: Final = String(40).with_variant(String(64), "postgresql")
 """The name or value of a knob of a layout or a job."""
@@ -240,7 +240,10 @@ class Trial(WithCosts, Base):
     num_microbatches: Mapped[int]
     zero_stage: Mapped[int]
     zero_replicas: Mapped[int] = mapped_column(server_default="1")
-    recompute: Mapped[str] = mapped_column(String(16))
+    recompute: Mapped[str] = mapped_column(String(64))
+    recompute_layers: Mapped[str] = mapped_column(String(64), server_default="all")
+    offload: Mapped[str] = mapped_column(String(16), server_default="none")
+    optimizer_states: Mapped[str] = mapped_column(String(8), server_default="fp32")
     sequence_parallel: Mapped[bool]
     precision: Mapped[str] = mapped_column(String(8))
     num_devices: Mapped[int]

@@ -48,8 +48,8 @@ class Knob:
     choices: tuple[Any, ...] = ()
     """Its values; empty: every whole number from 1. Of a knob of free text, its words."""
     parse: Callable[[object], str] | None = None
-    """Makes it a knob of free text, whose default is one of its words: returns the canonical text
-    of a value, or raises a ValueError whose sentence begins with the value."""
+    """Returns the canonical text of a value, or raises a ValueError whose sentence begins with the
+    value. With its default as the only choice it is a knob of free text."""
     help: str = ""
     """Help text of its command-line option."""
     label: str
@@ -73,7 +73,7 @@ class Knob:
     @property
     def is_text(self) -> bool:
         """Whether its values are texts of a grammar, beside its words."""
-        return self.parse is not None
+        return self.parse is not None and len(self.choices) == 1
 
     @property
     def is_switch(self) -> bool:

@@ -18,13 +18,18 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import (
     layout_of_key,
     stage_layers,
 )
+from layout_tuner.search_spaces.layouts.recomputation import (
+    ALL_LAYERS,
+    RECOMPUTE_CHOICES,
+    read_recompute,
+    read_recompute_layers,
+)
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES as RECOMPUTE_MODES
+from layout_tuner.search_spaces.layouts.recomputation import Recompute as Recompute
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, Schedule, stage_of
 
-Recompute = Literal["none", "selective", "full"]
-"""The activations that the backward pass recomputes instead of storing them."""
-
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-"""The type of the matrix multiplications; master weights and optimizer states are always fp32. With
+"""The type of the matrix multiplications; master weights are always fp32. With
 fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
 
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
@@ -36,7 +41,6 @@ RankOrder = Literal["tp_cp_dp_pp", "tp_cp_pp_dp"]
 RANK_ORDERS: Final[tuple[RankOrder, ...]] = get_args(RankOrder)
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
-RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 ZERO_STAGES: Final = (0, 1, 2, 3)
 
@@ -45,6 +49,12 @@ CpCommType = Literal["all_gather", "p2p", "a2a"]
 exchanges tokens for heads."""
 
 CP_COMM_TYPES: Final[tuple[CpCommType, ...]] = get_args(CpCommType)
+
+Offload = Literal["none", "activations", "optimizer"]
+"""What is kept in the memory of the host."""
+
+OptimizerStates = Literal["fp32", "bf16"]
+"""The type in which the optimizer keeps its two moments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,10 +203,47 @@ class Layout:
     )
     """Copies of what ZeRO shards: a shard group is dp * cp / zero_replicas neighbouring ranks, and
     the groups hold the same. 1: one group of all dp * cp."""
-    recompute: Recompute = knob(
-        "none", "recomputation", "recompute", choices=RECOMPUTE_MODES, table_column="stated"
+    recompute: str = knob(
+        "none",
+        "recomputation",
+        "recompute",
+        choices=RECOMPUTE_CHOICES,
+        parse=read_recompute,
+        table_column="stated",
     )
-    """Activations that are recomputed in the backward pass."""
+    """Activations that are recomputed in the backward pass: none, selective (core attention), full,
+    or modules of a layer (`recomputation.RECOMPUTE_MODULES`) joined by +."""
+    recompute_layers: str = knob(
+        ALL_LAYERS,
+        "layers that recompute",
+        "recompute layers",
+        "Layers of each stage that recompute: all, a number, or one number for each pipeline rank "
+        "as in 8/6/4/0.",
+        choices=(ALL_LAYERS,),
+        parse=read_recompute_layers,
+        is_new=True,
+    )
+    """Layers that recompute: all, the first so many of each (virtual) stage, or one such number for
+    each pipeline rank."""
+    offload: Offload = knob(
+        "none",
+        "offload",
+        "offload",
+        "What is kept in the memory of the host.",
+        choices=get_args(Offload),
+        is_new=True,
+    )
+    """What is kept in the memory of the host instead of the device: activations until the backward
+    pass, or the optimizer's states with the step."""
+    optimizer_states: OptimizerStates = knob(
+        "fp32",
+        "optimizer states",
+        "optimizer states",
+        "Type in which the optimizer keeps its moments; bf16 changes losses.",
+        choices=get_args(OptimizerStates),
+        is_new=True,
+    )
+    """Type in which Adam's two moments are kept; the masters stay in fp32."""
     sequence_parallel: bool = knob(
         False,
         "sequence parallel",
@@ -334,10 +381,14 @@ class Layout:
         if self.is_written_out:
             split += f"-pl_{layout_key(self.pipeline_layout)}"
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
+        numbers = "" if self.recompute_layers == ALL_LAYERS else self.recompute_layers
+        levers = f"-rl{numbers}".replace("/", ".") if numbers else ""
+        levers += "" if self.offload == "none" else f"-off_{self.offload}"
+        levers += "" if self.optimizer_states == "fp32" else f"-os_{self.optimizer_states}"
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{schedule}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
-            f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
+            f"-rc_{self.recompute}{levers}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
             f"{self.job.key}"
         )
 
@@ -357,6 +408,8 @@ class Layout:
             )
         words: dict[str, Any] = {name: word for name, word in found.groupdict().items() if word}
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
+        if "recompute_layers" in words:
+            words["recompute_layers"] = words["recompute_layers"].replace(".", "/")
         if "pipeline_layout" in words:
             try:
                 words["pipeline_layout"] = layout_of_key(words["pipeline_layout"])
@@ -409,8 +462,9 @@ _KEY: Final = re.compile(
     r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble|zbv|v_half|v_min))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
     r"(?:-pl_(?P<pipeline_layout>\d{1,4}(?:x\d{1,4})?(?:\.\d{1,4}(?:x\d{1,4})?)*))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
-    r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
-    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
+    r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z_+]+)"
+    r"(?:-rl(?P<recompute_layers>\d[\d.]*))?(?:-off_(?P<offload>[a-z]+))?"
+    r"(?:-os_(?P<optimizer_states>[a-z0-9]+))?-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
     r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?"
     r"(?:-(?P<rank_order>tp_cp_pp_dp))?",

@@ -9,10 +9,18 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Ints
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
+from layout_tuner.search_spaces.layouts.recomputation import (
+    RECOMPUTE_CHOICES,
+    RECOMPUTE_MODES,
+    RECOMPUTE_MODULES,
+    layers_by_rank,
+    modules_of,
+)
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 
 Codes = Ints
@@ -25,6 +33,11 @@ NO_TEXTS: Final[Mapping[int, str]] = MappingProxyType({})
 _TEXT_KNOBS: Final = tuple(name for name, knob in KNOBS.items() if knob.is_text)
 
 _ARRAYS: Final = (*LAYOUT_FIELDS, "job")
+
+_REPEATS: Final = {
+    module: np.array([module in modules_of(choice) for choice in RECOMPUTE_CHOICES])
+    for module in RECOMPUTE_MODULES
+}
 
 
 def code_of(knob: str, value: Any) -> int:
@@ -80,6 +93,9 @@ class LayoutColumns:
     zero_stage: Ints
     zero_replicas: Ints
     recompute: Codes
+    recompute_layers: Codes
+    offload: Codes
+    optimizer_states: Codes
     sequence_parallel: Codes
     precision: Codes
     job: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
@@ -161,6 +177,31 @@ class LayoutColumns:
     @property
     def is_v_shaped(self) -> Bools:
         return np.isin(self.schedule, _V_SHAPED)
+
+    @property
+    def recomputes_modules(self) -> Bools:
+        """Where modules of a layer are recomputed that no mode names."""
+        return self.recompute >= len(RECOMPUTE_MODES)
+
+    def repeats(self, module: str) -> Bools:
+        """Where a module of `RECOMPUTE_MODULES` is recomputed without the rest of its layer."""
+        return _REPEATS[module][self.recompute]
+
+    def of_recompute_layers(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
+        """A number of the layers that recompute by pipeline rank; all of them are no numbers."""
+        words, places = self.words("recompute_layers")
+        return np.array([of(layers_by_rank(word)) for word in words], dtype=np.int64)[places]
+
+    def recomputing_share(self, stage: Ints, layers: Floats) -> Floats | None:
+        """Share of a stage's layers that recompute. None: all of them, everywhere."""
+        if not self.recompute_layers.any():
+            return None
+        words, places = self.words("recompute_layers")
+        numbers = [layers_by_rank(word) or (MAX_COUNT,) for word in words]
+        most = max(map(len, numbers))
+        table = np.array([[*each, *each[-1:] * (most - len(each))] for each in numbers])
+        found = table[places, np.minimum(stage, most - 1)] * self.vpp
+        return np.asarray(np.minimum(found / np.maximum(layers, 1.0), 1.0), dtype=np.float64)
 
     def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
         """A number of the layers of each stage, for pipelines that are written out; else 0."""

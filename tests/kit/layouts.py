@@ -27,7 +27,10 @@ EVERY_KNOB: Final = Layout(
     num_microbatches=4,
     zero_stage=1,
     zero_replicas=2,
-    recompute="full",
+    recompute="core_attention+mlp",
+    recompute_layers="2/1",
+    offload="optimizer",
+    optimizer_states="bf16",
     sequence_parallel=True,
     precision="bf16",
 )

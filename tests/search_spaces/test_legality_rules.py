@@ -59,6 +59,25 @@ EXPERTS = {"num_experts": 4, "experts_per_token": 2}
 EXPERTS |= {"moe_ffn_hidden_size": 96, "num_dense_layers": 1}
 
 CASES = [
+    case("moe_act_needs_experts", "recompute=moe_act+layernorm: moe_act is the activation of "
+         "experts, and the model has none; leave it out", recompute="layernorm+moe_act"),
+    case("mlp_needs_dense_layers", "recompute=mlp: mlp is the feed-forward of dense layers, and "
+         "all layers of the model have experts; leave it out, or take moe_act",
+         recompute="mlp", model=EXPERTS | {"num_dense_layers": 0, "ffn_hidden_size": 96}),
+    case("mla_up_proj_needs_latent_attention", "recompute=mla_up_proj: mla_up_proj is a part of "
+         "latent attention, which no model here can state; leave it out", recompute="mla_up_proj"),
+    case("recompute_layers_by_rank", "recompute_layers=2/1 has 2 numbers, and pp=4: give one for "
+         "each pipeline rank, or one for all", pp=4, recompute="full", recompute_layers="2/1"),
+    case("recompute_layers_without_recompute", "recompute_layers=2 with recompute=none is the "
+         "same job as recompute_layers=all", recompute_layers=2),
+    case("recompute_layers_are_some", "recompute_layers=3 of 3 layers of a stage is the same job "
+         "as recompute=none, or as recompute_layers=all",
+         pp=2, vpp=2, num_microbatches=2, recompute="full", recompute_layers=3),
+    case("recompute_layers_are_some", "recompute_layers=0 of 12 layers of a stage is the same job "
+         "as recompute=none, or as recompute_layers=all", recompute="mlp", recompute_layers=0),
+    case("offload_of_activations", "offload=activations with pp=1 and recompute=full: activations "
+         "are offloaded without a pipeline and without recomputation alone, as Megatron-LM has it",
+         recompute="full", offload="activations"),
     case("heads_over_tp", "num_heads=12 is not divisible by tp=8",
          tp=8, model={"num_heads": 12, "num_kv_heads": 4}),
     case("kv_heads_over_tp", "num_kv_heads=4 is not divisible by tp=8, and key/value heads are "
@@ -82,8 +101,8 @@ CASES = [
          model={"num_layers": 7}),
     case("layout_over_stages", "pipeline_layout=Et*5|t*4|t*3L has 3 stages, and pp*vpp=4*1=4",
          pp=4, pipeline_layout="Et*5|t*4|t*3L"),
-    case("layout_of_the_layers", "pipeline_layout=Et*5|t*6L has 11 layers t, and num_layers=12",
-         pp=2, pipeline_layout="Et*5|t*6L"),
+    case("layout_of_the_layers", "pipeline_layout=Et*4|t*7L has 11 layers t, and num_layers=12",
+         pp=2, pipeline_layout="Et*4|t*7L"),
     case("layout_and_split", "pipeline_layout=Et*5|t*7L says which layers a stage has; leave out "
          "pipeline_split=head", pp=2, pipeline_layout="Et*5|t*7L", pipeline_split="head"),
     case("split_needs_pipeline", "pipeline_split=head with pp=1 is the same job as "
@@ -209,6 +228,8 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "trainer_attention",
         "trainer_pipeline_layout",
         "trainer_schedule",
+        "trainer_offload",
+        "trainer_recompute",
     }
     written = Layout(pp=2, pipeline_layout="Et|t*3L")
     assert violations(written, make_model(), NODES, scopes={"trainer"}) == [

@@ -30,6 +30,11 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
+from layout_tuner.predictions.estimates.stage_parameters import (
+    of_layers,
+    stage_parameters,
+    whole_layers,
+)
 from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_TRAINER,
     TrainerStorage,
@@ -39,7 +44,12 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-_MOMENTS_BYTES: Final = 8.0
+_MOMENTS_BYTES: Final = (8.0, 4.0)
+"""Bytes of Adam's two moments by the code of `optimizer_states`."""
+_LAYERS_HELD: Final = 3.0
+"""Layers whose activations are on the device where they are offloaded: the last two, which
+Megatron-LM never offloads (`--cpu-offloading-num-layers` is below the layers less one), and one on
+its way."""
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
@@ -47,6 +57,8 @@ _BF16: Final = code_of("precision", "bf16")
 _FULL: Final = code_of("recompute", "full")
 _GPIPE: Final = code_of("schedule", "gpipe")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
+_ACTIVATIONS: Final = code_of("offload", "activations")
+_OPTIMIZER: Final = code_of("offload", "optimizer")
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -298,10 +310,12 @@ def stage_parts(
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     dense = _dense_share(columns, stage, layers, model)
-    others, experts = _stage_parameters(columns, model, stage, layers, dense)
+    others, experts = stage_parameters(columns, model, stage, layers, dense)
     element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
-    states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
+    states = np.take(_MOMENTS_BYTES, columns.optimizer_states) + np.where(
+        columns.precision == _FP32, 0.0, storage.master_bytes
+    )
     own = others / columns.zero_group_size + experts / columns.expert_zero_group_size
     optimizer = own
     if storage.shards_bf16_states:
@@ -310,7 +324,7 @@ def stage_parts(
     zero, weights = columns.zero_stage, others + experts
     gradients = own if storage.zero_shards_gradients else weights
     if (zero >= 2).any():  # skipped for the many searches without them
-        gathered, unsent = _whole_layers(columns, model, stage, layers, dense)
+        gathered, unsent = whole_layers(columns, model, stage, layers, dense)
         if storage.whole_beside_pipeline:
             whole = np.where(columns.zero_group_size > 1, others, 0.0)
             whole = whole + np.where(columns.expert_zero_group_size > 1, experts, 0.0)
@@ -321,8 +335,25 @@ def stage_parts(
         weights = np.where(zero == 3, shard + gathered, weights)
     token_bytes = element * held_tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
-    kept = _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage))
-    gathered = _of_layers(model, dense, lambda shape: gathered_elements(columns, shape))
+    if columns.offload.any():
+        held = np.minimum(_LAYERS_HELD / np.maximum(layers, 1.0), 1.0)
+        kept_bytes = kept_bytes * np.where(columns.offload == _ACTIVATIONS, held, 1.0)
+        optimizer = np.where(columns.offload == _OPTIMIZER, 0.0, optimizer)
+    kept, gathered, backward = _of_a_layer(columns, model, storage, dense)
+    share = columns.recomputing_share(stage, layers)
+    if share is not None:
+        plain = _of_a_layer(
+            replace(columns, recompute=np.zeros_like(columns.recompute)), model, storage, dense
+        )
+        # The layers that recompute are a chunk's first: its others have freed theirs by then.
+        freed = plain[0] + plain[1] * storage.gathered_share
+        backward = backward - layers * (1.0 - share) / columns.vpp * freed
+        backward = np.where(share < 1.0, np.maximum(backward, plain[2]), backward)
+        backward = np.where(share > 0.0, backward, plain[2])
+        kept, gathered = (
+            share * each + (1.0 - share) * other
+            for each, other in zip((kept, gathered), plain[:2], strict=True)
+        )
     a_layer = kept + gathered * storage.gathered_share
     scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer)
     return StageParts(
@@ -331,10 +362,20 @@ def stage_parts(
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
-        backward=token_bytes
-        * _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
+        backward=token_bytes * backward,
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
+    )
+
+
+def _of_a_layer(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
+    return (
+        of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
+        of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
+        _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
     )
 
 
@@ -356,14 +397,6 @@ def _dense_share(
     return np.asarray(dense / np.maximum(layers, 1), dtype=np.float64)
 
 
-def _of_layers(
-    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
-) -> Floats:
-    """The mean of a quantity over the layers of a stage."""
-    value = of(model)
-    return value + dense_share * (of(model.dense) - value) if model.num_dense_layers else value
-
-
 def _largest_layer(
     model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
 ) -> Floats:
@@ -381,103 +414,6 @@ def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats |
         return storage.gradient_bytes
     is_fp16 = columns.precision == _FP16
     return np.where(is_fp16, storage.fp16_gradient_bytes, storage.gradient_bytes)
-
-
-def _stage_parameters(
-    columns: LayoutColumns,
-    model: ModelShape,
-    stage: NDArray[Any],
-    num_layers: Floats,
-    dense_share: Floats,
-) -> tuple[Floats, Floats]:
-    """Parameters that one rank of the stage holds: those outside of experts, and experts.
-
-    With several stages and a tied embedding, the last stage holds a copy of it.
-    """
-    vocabulary, positions, final_norm = _end_parameters(columns, model)
-    layer = _of_layers(model, dense_share, lambda shape: _layer_parameters(columns, shape))
-    experts = _of_layers(model, dense_share, lambda shape: _expert_parameters(columns, shape))
-    first, last = stage == 0, stage == columns.pp - 1
-    owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
-    others = (
-        num_layers * layer
-        + np.where(first, vocabulary + positions, 0.0)
-        + np.where(last, final_norm, 0.0)
-        + np.where(owns_output, vocabulary, 0.0)
-    )
-    return np.asarray(others, dtype=np.float64), num_layers * experts
-
-
-def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Parameters of a block that a rank holds outside of experts.
-
-    Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
-    row-parallel matrices, and routers are replicated. Tensor columns split matrices, norms and the
-    biases of row-parallel ones.
-    """
-    h, c, is_gpt = float(model.hidden_size), columns.tp_columns, model.family == "gpt"
-    # gpt: two norms of weight and bias, two row-parallel biases.
-    of_features = 6.0 * h if is_gpt else 2.0 * h
-    replicated = 0.0 if is_gpt else h * model.num_experts
-    replicated += 2 * model.head_size if model.qk_norm else 0
-    shared = model.num_layer_parameters - model.num_expert_parameters - replicated - of_features
-    width = model.query_size + 2.0 * model.kv_hidden_size + model.ffn_hidden_size
-    biases = width * (c - 1.0) if is_gpt else 0.0  # beyond 1 / c of them
-    return np.asarray(
-        (shared + biases) / columns.tp_ranks + (replicated + of_features / c), dtype=np.float64
-    )
-
-
-def _expert_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
-    return np.asarray(model.num_expert_parameters / (columns.etp * columns.ep), dtype=np.float64)
-
-
-def _end_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, Floats, Floats]:
-    """Parameters of a rank: of a vocabulary's matrix, the positions, the final norm."""
-    h, is_gpt = model.hidden_size / columns.tp_columns, model.family == "gpt"
-    vocabulary = np.asarray(model.vocab_size * model.hidden_size / columns.tp_ranks)
-    return vocabulary, model.seq_length * h if is_gpt else 0.0 * h, 2 * h if is_gpt else h
-
-
-def _whole_layers(
-    columns: LayoutColumns,
-    model: ModelShape,
-    stage: NDArray[Any],
-    num_layers: Floats,
-    dense_share: Floats,
-) -> tuple[Floats, Floats]:
-    """Whole parameters beside a rank's shares: of weights (ZeRO-3), and of gradients (ZeRO-2, 3).
-
-    They are those of two layers in succession, of which one may be the embedding or the output. A
-    tied embedding's gradients are there from the output's backward pass to its own, where one rank
-    has both. What no other rank shares is whole as it is.
-    """
-    is_shared, are_experts_shared = columns.zero_group_size > 1, columns.expert_zero_group_size > 1
-    vocabulary, positions, final_norm = (
-        np.where(is_shared, each, 0.0) for each in _end_parameters(columns, model)
-    )
-
-    def shared_of(shape: ModelShape) -> Floats:
-        others = np.where(is_shared, _layer_parameters(columns, shape), 0.0)
-        return others + np.where(are_experts_shared, _expert_parameters(columns, shape), 0.0)
-
-    num_dense = np.round(dense_share * num_layers)  # those come first
-    layer, dense = shared_of(model), shared_of(model.dense)
-    begin = np.where(num_dense > 0, dense, layer)
-    end = np.where(num_layers > num_dense, layer, dense)
-    two = np.where(num_layers > 1, begin + end, 0.0)
-    two = np.maximum(two, np.where(num_layers > num_dense + 1, 2 * layer, 0.0))
-    two = np.maximum(two, np.where(num_dense > 1, 2 * dense, 0.0))
-    first, last = stage == 0, stage == columns.pp - 1
-
-    def pair(matrix: Floats) -> Floats:
-        after = begin + np.where(first, matrix + positions, 0.0)
-        before = end + np.where(last, matrix + final_norm, 0.0)
-        return np.asarray(np.maximum(two, np.maximum(after, before)), dtype=np.float64)
-
-    has_both = (columns.pp == 1) & model.tied_embeddings
-    gathered = pair(vocabulary)
-    return gathered, np.where(has_both, pair(0.0 * vocabulary) + vocabulary, gathered)
 
 
 def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -568,7 +504,7 @@ def _scheduled_bytes(
         logits = (m - 1.0) * _kept_by_head(columns, model, storage)
         found = found + np.where(is_gpipe & is_last, logits, 0.0)
     if (is_late := columns.schedule == _ZERO_BUBBLE).any():
-        late = _of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
         late = _beside_late_gradients(columns, stage, layers, kept, late)
         # With full recomputation the peak comes later, when the last micro-batch's have been added.
         ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)

@@ -1,6 +1,6 @@
 """The layers of each stage of a pipeline that is written out.
 
-Revision: r019, after r014. A database that r007 has just created has the column already: it creates
+Revision: r019, after r018. A database that r007 has just created has the column already: it creates
 the tables of the models. Earlier trials split their layers as `pipeline_split` says.
 """
 
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r019"
-down_revision = "r014"
+down_revision = "r018"
 branch_labels = None
 depends_on = None
 
