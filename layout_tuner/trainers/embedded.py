@@ -49,5 +49,6 @@ EMBEDDED: Final = TrainerAdapter(
     rules=shape_rules("the embedded trainer", "search_spaces/legality_rules.py", ATTENTION_FIELDS),
     layout_values=_values,
     has_columns=True,
+    has_stages=True,
     knobs=EMBEDDED_KNOBS,
 )

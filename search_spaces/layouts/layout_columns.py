@@ -12,7 +12,7 @@ import numpy as np
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
-from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, SCHEDULES, Layout
 from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
 from layout_tuner.search_spaces.layouts.recomputation import (
     RECOMPUTE_CHOICES,
@@ -21,7 +21,7 @@ from layout_tuner.search_spaces.layouts.recomputation import (
     layers_by_rank,
     modules_of,
 )
-from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, splits_backward
 
 Codes = Ints
 
@@ -54,6 +54,7 @@ def codes_of(knob: str, values: Iterable[Any]) -> Codes:
 
 
 _V_SHAPED: Final = [KNOBS["schedule"].code(name) for name in V_SLOTS]
+_SPLITTING: Final = [KNOBS["schedule"].code(name) for name in SCHEDULES if splits_backward(name)]
 
 
 def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
@@ -177,6 +178,16 @@ class LayoutColumns:
     @property
     def is_v_shaped(self) -> Bools:
         return np.isin(self.schedule, _V_SHAPED)
+
+    @property
+    def last_rank(self) -> Ints:
+        """The pipeline rank that has the output: the first one of a V."""
+        return np.where(self.is_v_shaped & (self.vpp == 2), 0, self.pp - 1)
+
+    @property
+    def splits_backward(self) -> Bools:
+        """Where backward passes leave out the products of weight gradients."""
+        return np.isin(self.schedule, _SPLITTING)
 
     @property
     def recomputes_modules(self) -> Bools:
