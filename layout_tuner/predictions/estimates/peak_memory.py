@@ -172,20 +172,26 @@ def peak_memory_bytes(
 def _fullest_stages(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two stages one of which is the fullest: the first or the second, and the last.
+    """Two stages one of which is the fullest: one of the others, and the last.
 
     A stage between the ends has no embedding, at most as many micro-batches in flight as those
     before it, and at most as many layers as the second. The second has more layers than the first
-    only where the embedding counts as one.
+    only where the embedding counts as one. Each is looked at where stages recompute different
+    numbers of layers.
     """
-    first, last = np.zeros_like(columns.pp), columns.pp - 1
+    fullest, last = np.zeros_like(columns.pp), columns.pp - 1
+    is_by_rank = columns.of_recompute_layers(len) > 1
     is_counted = columns.counted_ends[0] > 0
-    if not np.any(is_counted):
-        return first, last
-    second = np.minimum(last, 1)
-    of_first = stage_parts(columns, model, first, storage).total
-    of_second = stage_parts(columns, model, second, storage).total
-    return np.where(is_counted & (of_second > of_first), second, first), last
+    if not np.any(is_counted | is_by_rank):
+        return fullest, last
+    most = stage_parts(columns, model, fullest, storage).total
+    ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
+    for number in range(1, ranks):
+        stage = np.minimum(last, number)
+        here = stage_parts(columns, model, stage, storage).total
+        is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
+        fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
+    return fullest, last
 
 
 def memory_terms(
