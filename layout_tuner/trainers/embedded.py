@@ -50,5 +50,6 @@ EMBEDDED: Final = TrainerAdapter(
     layout_values=_values,
     has_columns=True,
     has_stages=True,
+    levers=lambda _layout: ("modules", "layers", "layers_by_rank", "bf16_states"),
     knobs=EMBEDDED_KNOBS,
 )

@@ -458,7 +458,10 @@ def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
         "max_context_length": seq_length,
     }
     pipeline = {"num_pp_microbatches": layout.num_microbatches} if layout.pp > 1 else {}
-    return _sections_of_0_3(job, batch, pipeline)
+    values = _sections_of_0_3(job, batch, pipeline)
+    if layout.optimizer_states == "bf16":
+        values["optimizer"] = {"implementation": "fused_opt_states_bf16"}
+    return values
 
 
 def _notes(job: TrainerJob) -> list[str]:
@@ -533,5 +536,8 @@ TORCHTITAN_0_2: Final = _adapter(
 )
 TORCHTITAN_0_3: Final = _adapter("torchtitan-0.3", "torchtitan 0.3.0", _values_of_0_3)
 TORCHTITAN_MAIN: Final = _adapter(
-    "torchtitan-main", f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})", _values_of_main
+    "torchtitan-main",
+    f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})",
+    _values_of_main,
+    levers=lambda _layout: ("bf16_states",),
 )

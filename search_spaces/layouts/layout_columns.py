@@ -214,6 +214,24 @@ class LayoutColumns:
         found = table[places, np.minimum(stage, most - 1)] * self.vpp
         return np.asarray(np.minimum(found / np.maximum(layers, 1.0), 1.0), dtype=np.float64)
 
+    def recomputing_shares(self, num_layers: int) -> tuple[Floats, Floats] | None:
+        """Shares of all layers that recompute, and of those of the stage with the most of them.
+
+        Of layers that are split evenly. None: all of them, everywhere.
+        """
+        if not self.recompute_layers.any():
+            return None
+        stages = range(int(np.maximum(self.of_recompute_layers(len).max(), 1)))
+        layers = np.asarray(num_layers / self.pp)
+        each = [self.recomputing_share(np.asarray(stage), layers) for stage in stages]
+        is_here = [
+            np.asarray(stage) < np.maximum(self.of_recompute_layers(len), 1) for stage in stages
+        ]
+        shares = [np.where(here, share, 0.0) for here, share in zip(is_here, each, strict=True)]
+        return sum(shares, np.zeros(())) / sum(is_here), np.max(
+            np.broadcast_arrays(*shares), axis=0
+        )
+
     def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
         """A number of the layers of each stage, for pipelines that are written out; else 0."""
         words, places = self.words("pipeline_layout")

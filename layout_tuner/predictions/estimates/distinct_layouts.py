@@ -54,6 +54,9 @@ def distinct(columns: LayoutColumns, knobs: Iterable[str]) -> tuple[Ints, Ints]:
             values = np.searchsorted(different(values), values)
         low = int(values.min())
         span = int(values.max()) - low + 1
+        if span > _MOST_CODES:  # codes of free texts
+            known = different(values)
+            values, low, span = np.searchsorted(known, values), 0, known.size
         if count * span > _MOST_CODES:
             codes, count = _ranked(codes, count)
         if span > 1:

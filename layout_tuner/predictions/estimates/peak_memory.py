@@ -173,31 +173,33 @@ def peak_memory_bytes(
 def _fullest_stages(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two stages one of which is the fullest: the first or the second, and the last.
+    """Two stages one of which is the fullest: one of the others, and the last.
 
     A stage between the ends has no embedding, at most as many micro-batches in flight as those
     before it, and at most as many layers as the second. The second has more layers than the first
-    only where the embedding counts as one. Of stages that are written out, and of V-shaped
-    schedules, all are looked at.
+    only where the embedding counts as one. Each is looked at where stages recompute different
+    numbers of layers or are written out, and of V-shaped schedules.
     """
-    first, last = np.zeros_like(columns.pp), columns.pp - 1
+    fullest, last = np.zeros_like(columns.pp), columns.pp - 1
+    is_by_rank = columns.of_recompute_layers(len) > 1
     if (own := RankStages.of(columns, model)) is not None:
-        rows = np.flatnonzero(own.is_own)
-        first = np.broadcast_to(first, columns.shape).copy()
+        is_by_rank = is_by_rank | own.is_own
+    if np.any(is_counted := columns.counted_ends[0] > 0):
+        second = np.minimum(last, 1)
+        of_first = stage_parts(columns, model, fullest, storage).total
+        of_second = stage_parts(columns, model, second, storage).total
+        fullest = np.where(is_counted & (of_second > of_first), second, fullest)
+    if np.any(is_by_rank):
+        rows = np.flatnonzero(np.broadcast_to(is_by_rank, columns.shape))
         part = columns.flattened().rows(rows)
         totals = [
             np.where(stage < part.pp, stage_parts(part, model, np.asarray(stage), storage).total, 0)
             for stage in range(int(part.pp.max()))
         ]
-        first.reshape(-1)[rows] = np.argmax(totals, axis=0)
+        fullest = np.broadcast_to(fullest, columns.shape).copy()
+        fullest.reshape(-1)[rows] = np.argmax(totals, axis=0)
         last = np.broadcast_to(last, columns.shape)
-    is_counted = columns.counted_ends[0] > 0
-    if not np.any(is_counted):
-        return first, last
-    second = np.minimum(last, 1)
-    of_first = stage_parts(columns, model, first, storage).total
-    of_second = stage_parts(columns, model, second, storage).total
-    return np.where(is_counted & (of_second > of_first), second, first), last
+    return fullest, last
 
 
 def memory_terms(

@@ -120,7 +120,10 @@ def _numbers_of_ranks(layout: Layout, num_layers: int, num_dense: int) -> Floats
 
 def v_idle_slots(columns: LayoutColumns, forward_passes: Floats) -> Floats:
     """Stage times in which a stage of a V-shaped schedule waits; 0 for other layouts."""
-    knobs = (columns.schedule, columns.pp, columns.num_microbatches, forward_passes)
+    passes = (
+        np.round(4.0 * forward_passes) / 4.0
+    )  # few different ones, where some layers repeat theirs
+    knobs = (columns.schedule, columns.pp, columns.num_microbatches, passes)
     is_own = columns.is_v_shaped & (columns.pp > 1)
     each = np.stack(np.broadcast_arrays(*(np.where(is_own, knob, 0) for knob in knobs)))
     found, place = np.unique(each.reshape(len(knobs), -1), axis=1, return_inverse=True)
