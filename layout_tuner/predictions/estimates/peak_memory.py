@@ -30,6 +30,7 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.stage_parameters import (
     of_layers,
     stage_parameters,
@@ -59,6 +60,12 @@ _GPIPE: Final = code_of("schedule", "gpipe")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _ACTIVATIONS: Final = code_of("offload", "activations")
 _OPTIMIZER: Final = code_of("offload", "optimizer")
+
+_LAYER_KNOBS: Final = (
+    *("tp", "tp_columns", "cp", "ep", "etp", "vpp", "schedule", "cp_comm_type", "recompute"),
+    *("sequence_parallel", "precision"),
+)
+"""What the elements per token of a layer depend on (`activations`)."""
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -184,6 +191,11 @@ def _fullest_stages(
     is_counted = columns.counted_ends[0] > 0
     if not np.any(is_counted | is_by_rank):
         return fullest, last
+    if columns.tp.ndim == 1 and columns.tp.size > 1:  # few layouts of many
+        rows = np.flatnonzero(is_counted | is_by_rank)
+        if len(rows) < columns.tp.size:
+            fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
+            return fullest, last
     most = stage_parts(columns, model, fullest, storage).total
     ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
     for number in range(1, ranks):
@@ -378,10 +390,18 @@ def _of_a_layer(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
+    few, places = columns, None
+    if columns.tp.ndim == 1 and columns.tp.size > 1:  # many layouts have few different layers
+        places, examples = distinct(columns, _LAYER_KNOBS)
+        few = columns.rows(examples)
+
+    def on_all(of: Callable[[ModelShape], Floats]) -> Callable[[ModelShape], Floats]:
+        return of if places is None else lambda shape: np.broadcast_to(of(shape), few.shape)[places]
+
     return (
-        of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
-        of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
-        _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
+        of_layers(model, dense, on_all(lambda shape: kept_elements(few, shape, storage))),
+        of_layers(model, dense, on_all(lambda shape: gathered_elements(few, shape))),
+        _largest_layer(model, dense, on_all(lambda shape: backward_elements(few, shape, storage))),
     )
 
 
