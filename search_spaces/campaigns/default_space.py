@@ -339,7 +339,7 @@ class _Choices:
 
     @cached_property
     def recompute_layers(self) -> tuple[str, ...]:
-        """A quarter, a half, three quarters of a stage's layers; and by rank, where it is asked.
+        """Half of a stage's layers, and numbers by rank, where it is asked.
 
         By rank they fall as the micro-batches in flight under 1F1B do, to none on the last.
         """
@@ -348,8 +348,8 @@ class _Choices:
         found: dict[str, None] = {ALL_LAYERS: None}
         for pp in self._of("pp"):
             layers = self._model.num_layers // pp
-            for number in {layers * part // 4 for part in (1, 2, 3)} - {0}:
-                found[str(number)] = None
+            if layers > 1:
+                found[str(layers // 2)] = None
             by_rank = [layers * (pp - 1 - rank) // (pp - 1) for rank in range(pp if pp > 1 else 0)]
             if 0 < len("/".join(map(str, by_rank))) <= MAX_LAYERS_TEXT:
                 found[read_recompute_layers(by_rank)] = None

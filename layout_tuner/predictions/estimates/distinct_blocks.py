@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.estimates.distinct_layouts import distinct
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.step_shape import StepShape
 from layout_tuner.predictions.estimates.time_terms import (
     block_terms,
@@ -67,7 +67,9 @@ class DistinctBlocks:
         # One slot, so that the seconds of a block are the same whichever layout is the example.
         alone = replace(
             columns.firsts().rows(examples),
-            **dict.fromkeys(("pp", "vpp", "num_microbatches"), one),
+            pp=one,
+            vpp=one,
+            num_microbatches=one,
             recompute_layers=np.zeros_like(examples),
         )
         plain = None

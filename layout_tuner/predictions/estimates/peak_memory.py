@@ -30,6 +30,7 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages
 from layout_tuner.predictions.estimates.stage_parameters import (
     of_layers,
@@ -60,6 +61,12 @@ _GPIPE: Final = code_of("schedule", "gpipe")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _ACTIVATIONS: Final = code_of("offload", "activations")
 _OPTIMIZER: Final = code_of("offload", "optimizer")
+
+_LAYER_KNOBS: Final = (
+    *("tp", "tp_columns", "cp", "ep", "etp", "vpp", "schedule", "cp_comm_type", "recompute"),
+    *("sequence_parallel", "precision"),
+)
+"""What the elements per token of a layer depend on (`activations`)."""
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -184,21 +191,21 @@ def _fullest_stages(
     is_by_rank = columns.of_recompute_layers(len) > 1
     if (own := RankStages.of(columns, model)) is not None:
         is_by_rank = is_by_rank | own.is_own
-    if np.any(is_counted := columns.counted_ends[0] > 0):
-        second = np.minimum(last, 1)
-        of_first = stage_parts(columns, model, fullest, storage).total
-        of_second = stage_parts(columns, model, second, storage).total
-        fullest = np.where(is_counted & (of_second > of_first), second, fullest)
-    if np.any(is_by_rank):
-        rows = np.flatnonzero(np.broadcast_to(is_by_rank, columns.shape))
-        part = columns.flattened().rows(rows)
-        totals = [
-            np.where(stage < part.pp, stage_parts(part, model, np.asarray(stage), storage).total, 0)
-            for stage in range(int(part.pp.max()))
-        ]
-        fullest = np.broadcast_to(fullest, columns.shape).copy()
-        fullest.reshape(-1)[rows] = np.argmax(totals, axis=0)
-        last = np.broadcast_to(last, columns.shape)
+    is_counted = columns.counted_ends[0] > 0
+    if not np.any(is_counted | is_by_rank):
+        return fullest, last
+    if columns.tp.ndim == 1 and columns.tp.size > 1:  # few layouts of many
+        rows = np.flatnonzero(is_counted | is_by_rank)
+        if len(rows) < columns.tp.size:
+            fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
+            return fullest, last
+    most = stage_parts(columns, model, fullest, storage).total
+    ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
+    for number in range(1, ranks):
+        stage = np.minimum(last, number)
+        here = stage_parts(columns, model, stage, storage).total
+        is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
+        fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
     return fullest, last
 
 
@@ -389,10 +396,18 @@ def _of_a_layer(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
+    few, places = columns, None
+    if columns.tp.ndim == 1 and columns.tp.size > 1:  # many layouts have few different layers
+        places, examples = distinct(columns, _LAYER_KNOBS)
+        few = columns.rows(examples)
+
+    def on_all(of: Callable[[ModelShape], Floats]) -> Callable[[ModelShape], Floats]:
+        return of if places is None else lambda shape: np.broadcast_to(of(shape), few.shape)[places]
+
     return (
-        of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
-        of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
-        _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
+        of_layers(model, dense, on_all(lambda shape: kept_elements(few, shape, storage))),
+        of_layers(model, dense, on_all(lambda shape: gathered_elements(few, shape))),
+        _largest_layer(model, dense, on_all(lambda shape: backward_elements(few, shape, storage))),
     )
 
 
