@@ -199,11 +199,11 @@ def _fullest_stages(
         if len(rows) < columns.tp.size:
             fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
             return fullest, last
-    most = stage_parts(columns, model, fullest, storage).total
+    most = stage_parts(columns, model, fullest, storage, own).total
     ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
     for number in range(1, ranks):
         stage = np.minimum(last, number)
-        here = stage_parts(columns, model, stage, storage).total
+        here = stage_parts(columns, model, stage, storage, own).total
         is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
         fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
     return fullest, last
@@ -327,11 +327,16 @@ class StageParts:
 
 
 def stage_parts(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
+    columns: LayoutColumns,
+    model: ModelShape,
+    stage: NDArray[Any],
+    storage: TrainerStorage,
+    ranks: RankStages | None = None,
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     dense = _dense_share(columns, stage, layers, model)
-    if (ranks := RankStages.of(columns, model)) is not None:
+    ranks = RankStages.of(columns, model) if ranks is None else ranks
+    if ranks is not None:
         layers = np.where(ranks.is_own, ranks.layers(stage), layers)
         dense = np.where(ranks.is_own, ranks.dense(stage) / np.maximum(layers, 1.0), dense)
     others, experts = stage_parameters(columns, model, stage, layers, dense)
