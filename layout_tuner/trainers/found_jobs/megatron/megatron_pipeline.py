@@ -80,6 +80,13 @@ def _read_string(arguments: Arguments, text: str, pp: int | None) -> None:
             arguments.miss(option, why, name)
         return
     vpp = len(stages) // pp
+    stated = arguments.whole("vpp", LAYOUT_FLAGS["vpp"], notes=False)
+    if stated not in (None, vpp):
+        for name in ("vpp", "pipeline_split"):
+            arguments.miss(
+                option, f"it has {len(stages)} parts, and pp * vpp is {pp} * {stated}", name
+            )
+        return
     arguments.note("vpp", vpp, option)
     if any("m" in each for each in stages):
         why = "it has a layer of multi-token prediction (m), which models cannot say yet"
