@@ -20,6 +20,8 @@ from layout_tuner.search_spaces.layouts.layout import (
     ZERO_STAGES,
     Layout,
 )
+from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, layout_text, stage_layers
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
@@ -89,6 +91,7 @@ def legal_jobs(draw: Callable[[st.SearchStrategy[Any]], Any], name: str) -> Trai
         model=model, layout=layout, compile=pick(False, True), balanced_routing=pick(False, True)
     )
     job = job.without(adapter.all_lacking(job))
+    assume(not violations(job.layout, model, CLUSTER, scopes=SCOPES))
     assume(not adapter.refusals(job))
     return job
 
@@ -101,7 +104,9 @@ def _layout(pick: Callable[..., Any], degree: dict[str, Any]) -> Layout:
         ep = pick(*(each for each in (1, 2, 4) if ranks % each == 0))
         etp = pick(*(each for each in (1, 1, 2) if ranks % (each * ep) == 0))
     schedule = pick(*SCHEDULES) if pp > 1 else "1f1b"
-    vpp = pick(1, 2) if pp > 1 and schedule == "1f1b" else 1
+    vpp = 2 if schedule in V_SLOTS else pick(1, 2) if pp > 1 and schedule == "1f1b" else 1
+    stages = layout_text([pick(1, 2, 3) for _ in range(pp * vpp)])
+    written = pick(SPLIT, SPLIT, stages) if pp > 1 else SPLIT
     zero_stage = pick(*ZERO_STAGES) if dp * cp > 1 else 0
     copies = [each for each in (1, 1, 2, 4) if dp * cp % each == 0 and each < dp * cp]
     is_shared = tp > 1 and (ep * etp > 1 or degree["experts"] or pick(False, True))
@@ -118,7 +123,8 @@ def _layout(pick: Callable[..., Any], degree: dict[str, Any]) -> Layout:
         zero_replicas=pick(*copies) if zero_stage else 1,
         recompute=pick(*RECOMPUTE_MODES),
         sequence_parallel=is_shared,
-        pipeline_split=pick(*PIPELINE_SPLITS) if pp > 1 else "layers",
+        pipeline_split=pick(*PIPELINE_SPLITS) if pp > 1 and written == SPLIT else "layers",
+        pipeline_layout=written,
         cp_comm_type=pick(*CP_COMM_TYPES) if cp > 1 else "all_gather",
         rank_order=pick(*RANK_ORDERS) if pp > 1 and dp > 1 else RANK_ORDERS[0],
     )
@@ -130,10 +136,13 @@ def _model(pick: Callable[..., Any], layout: Layout, degree: dict[str, Any]) -> 
     kv_heads = tp * cp * pick(1, 2)
     heads = kv_heads * (pick(1, 2, 3) if is_llama else 1)
     counted_ends = sum(layout.counted_ends)
+    num_layers = max(layout.pp * layout.vpp * pick(1, 2, 5) - counted_ends, 1)
+    if layout.is_written_out:
+        num_layers = sum(stage_layers(layout.pipeline_layout))
     shape: dict[str, Any] = {
         "name": "random",
         "family": degree["family"],
-        "num_layers": max(layout.pp * layout.vpp * pick(1, 2, 5) - counted_ends, 1),
+        "num_layers": num_layers,
         "hidden_size": heads * layout.tp_columns * pick(16, 64),
         "ffn_hidden_size": tp * layout.tp_columns * pick(24, 99, 688),
         "num_heads": heads,

@@ -25,7 +25,7 @@ from layout_tuner.workers.simulation.machine import Machine, node_slowness
 from layout_tuner.workers.simulation.simulated_peaks import device_bytes, rank_memory
 from layout_tuner.workers.simulation.steps import steps
 
-SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout"]
+SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout", "unsupported"]
 """The failures of `protocol.outcome` that are simulated. timeout: the probe hung, or
 was too slow for its deadline."""
 
@@ -113,6 +113,9 @@ class SimulatedCluster:
             deadline_s: seconds from its start until it is ended.
             effects: what the job knobs of the layout do.
         """
+        if layout.is_v_shaped:
+            message = f"the simulator has no schedule={layout.schedule}, which has the shape of a V"
+            return SimulatedProbe(ended_s=started_s, failure="unsupported", message=message)
         machine = Machine.of(self.cluster)
         peaks = rank_memory(layout, model, machine, seed=self.seed, effects=effects)
         up_s = min(started_s + _START_S, started_s + deadline_s)

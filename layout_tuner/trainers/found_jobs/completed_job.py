@@ -108,6 +108,7 @@ def _without_fsdp(found: FoundJob, model: ModelShape, layout: Layout) -> tuple[F
 ONLY_WITH: Final = {
     "vpp": "pp",
     "pipeline_split": "pp",
+    "pipeline_layout": "pp",
     "sequence_parallel": "tp",
     "cp_comm_type": "cp",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from layout_tuner.api.plots.schedule_plot import (
     end_units,
     enough_microbatches,
     schedule_plot,
-    timed_schedule,
 )
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout, Recompute
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates
 from layout_tuner.search_spaces.layouts.schedules import Schedule, pipeline_schedule
+from layout_tuner.search_spaces.layouts.timed_schedule import timed_schedule
 
 
 def found(pattern: str, layout: Layout) -> list[str]:
@@ -242,3 +243,21 @@ def test_a_job_in_one_domain_needs_no_number_of_it() -> None:
     assert re.findall(NODES, str(drawn.svg))[15] == "node 15: ranks 60 to 63"
     alone = layout_map(Layout(), CLUSTER_PRESETS["gb200"])
     assert alone.notes[-1].endswith("needs: none.")
+
+
+def test_unequal_stages_and_v_schedules_are_drawn() -> None:
+    uneven = Layout(pp=4, num_microbatches=8, pipeline_layout="Et*5|t*9|t*9|t*9L")
+    equal = replace(uneven, pipeline_layout="split")
+    plot = schedule_plot(uneven)
+    assert plot is not None
+    assert bubble(uneven) > bubble(equal)
+    assert any("as long as its stage has layers" in note for note in plot.notes)
+    # In many micro-batches, the first stage waits for the others: 5 of 9 layers, all in the mean.
+    many = bubble(replace(uneven, num_microbatches=8000))
+    assert many == pytest.approx(1 - 8 / 9, abs=0.01)
+    for name in ("zbv", "v_half", "v_min"):
+        v = schedule_plot(replace(equal, schedule=name, vpp=2))
+        assert v is not None
+        assert f"{name} schedule of 4 stages" in str(v.svg)
+        assert "weight gradients" in str(v.svg)
+    assert bubble(replace(equal, schedule="zbv", vpp=2)) < bubble(equal)

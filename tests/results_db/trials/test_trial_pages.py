@@ -357,3 +357,10 @@ def test_a_filter_is_a_value_and_has_no_other_fields() -> None:
         TrialFilter(tpp=(2,))
     with pytest.raises(AttributeError, match="TrialFilter has no field 'tpp'"):
         _ = TrialFilter().tpp
+
+
+def test_a_filter_takes_any_spelling_of_a_text() -> None:
+    wanted = TrialFilter(pipeline_layout=("Ettt|tL", "split"))
+    assert wanted.pipeline_layout == ("Et*3|tL", "split")
+    with pytest.raises(TrialFilterInvalidError, match=r"pipeline_layout='ttt' does not begin"):
+        TrialFilter(pipeline_layout=("ttt",))

@@ -13,6 +13,7 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
 from tests.kit.campaigns import spec_of as least_of
@@ -203,10 +204,12 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     absent = spec_of(space=space)
     values = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
     values |= {"pipeline_split": "head", "cp_comm_type": "p2p", "schedule": "gpipe"}
-    values |= {"rank_order": "tp_cp_pp_dp"}
+    values |= {"rank_order": "tp_cp_pp_dp", "pipeline_layout": "Et|t*79L"}
+    values |= {"recompute_layers": "2", "offload": "optimizer", "optimizer_states": "bf16"}
     # A new knob at its default is in no document; the space is so large that cp has one way.
     left_out = ("dp", "tp_columns", "ep", "etp", "pipeline_split", "cp_comm_type")
-    left_out += ("schedule", "rank_order")
+    left_out += ("schedule", "rank_order", "pipeline_layout")
+    left_out += ("recompute_layers", "offload", "optimizer_states")
     for knob in KNOBS:
         stated = spec_of(space={**space, knob: values.get(knob, 2)}).space
         assert stated.values(knob) == (values.get(knob, 2),)
@@ -348,3 +351,18 @@ def test_the_choices_of_tp_and_ep_know_a_domain_of_nodes() -> None:
     wide += [{"name": "domain", "devices": 128, "bandwidth_bytes_per_s": 720e9}]
     cluster = {"preset": "gb200", "num_nodes": 32, "levels": wide}
     assert max(spec_of(**experts, cluster=cluster).space.values("ep")) == 128
+
+
+def test_balanced_stages_are_proposed_where_they_are_asked() -> None:
+    space = {"global_batch_size": 64, "pp": [1, 4, 8], "vpp": [1, 2], "num_nodes": 8}
+    left_out = spec_of(model="llama-8b", space=space)
+    assert left_out.space.values("pipeline_layout") == ("split",)
+    assert "pipeline_layout" not in left_out.space.to_mapping()
+    asked = spec_of(model="llama-8b", space=space | {"pipeline_layout": "auto"})
+    split, *texts = asked.space.values("pipeline_layout")
+    assert split == "split"
+    assert {len(stage_layers(text)) for text in texts} == {4, 8, 16}
+    assert {sum(stage_layers(text)) for text in texts} == {32}
+    # The output takes longer than a layer.
+    assert all(stage_layers(text)[-1] < max(stage_layers(text)) for text in texts)
+    assert "pipeline_layout" in asked.space.auto
