@@ -196,14 +196,11 @@ def _fullest_stages(
         if len(rows) < columns.tp.size:
             fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
             return fullest, last
-    most = stage_parts(columns, model, fullest, storage).total
     ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
-    for number in range(1, ranks):
-        stage = np.minimum(last, number)
-        here = stage_parts(columns, model, stage, storage).total
-        is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
-        fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
-    return fullest, last
+    numbers = np.arange(ranks).reshape(-1, *[1] * len(columns.shape))
+    total = stage_parts(columns, model, np.minimum(last, numbers), storage).total
+    may_be = (numbers == 0) | is_by_rank | (is_counted & (numbers == 1))
+    return np.minimum(last, np.argmax(np.where(may_be, total, -np.inf), axis=0)), last
 
 
 def memory_terms(
