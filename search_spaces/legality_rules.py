@@ -348,15 +348,23 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="schedule_interleaved",
-        illegal=lambda c, _: (c.vpp > 1) & (c.pp > 1) & (c.schedule != 0),
+        illegal=lambda c, _: (c.vpp > 1) & (c.pp > 1) & (c.schedule != 0) & ~c.is_v_shaped,
         sentence=lambda layout, _: (
             f"vpp={layout.vpp} interleaves schedule=1f1b, not schedule={layout.schedule}; take "
             "vpp=1 or schedule=1f1b"
         ),
     ),
     Rule(
+        name="v_has_two_chunks",
+        illegal=lambda c, _: c.is_v_shaped & (c.pp > 1) & (c.vpp != 2),
+        sentence=lambda layout, _: (
+            f"schedule={layout.schedule} has two chunks on each rank, in the shape of a V; take vpp=2, "
+            f"not vpp={layout.vpp}"
+        ),
+    ),
+    Rule(
         name="interleaved_microbatches",
-        illegal=lambda c, _: (c.vpp > 1) & (c.num_microbatches % c.pp != 0),
+        illegal=lambda c, _: (c.vpp > 1) & ~c.is_v_shaped & (c.num_microbatches % c.pp != 0),
         sentence=lambda layout, _: (
             f"num_microbatches={layout.num_microbatches} is not divisible by pp={layout.pp}, which "
             f"the interleaved schedule of vpp={layout.vpp} needs"
@@ -542,6 +550,15 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, x: (
             f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}: the embedded trainer has the "
             f"attention_window={x.model.attention_window} only with cp_comm_type=a2a"
+        ),
+    ),
+    Rule(
+        name="trainer_schedule",
+        scope="trainer",
+        illegal=lambda c, _: c.is_v_shaped,
+        sentence=lambda layout, _: (
+            f"schedule={layout.schedule} is not supported by the embedded trainer (1f1b, gpipe, "
+            "zero_bubble)"
         ),
     ),
     Rule(

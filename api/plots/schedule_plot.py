@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,12 +14,12 @@ from layout_tuner.api.plots.svg import Plot, join, number, svg_tag, tag
 from layout_tuner.predictions.estimates.step_shape import idle_slots
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.layouts.schedules import (
-    Backward,
-    Forward,
-    Schedule,
-    Transfer,
-    pipeline_schedule,
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
+from layout_tuner.search_spaces.layouts.schedules import splits_backward
+from layout_tuner.search_spaces.layouts.timed_schedule import (
+    TimedPass,
+    TimedSchedule,
+    timed_schedule,
 )
 
 MAX_STAGES: Final = 128
@@ -40,77 +39,6 @@ _GAP: Final = 26.0
 """Width of the break in a long schedule."""
 _LEGEND: Final = 300.0
 _CHARACTER: Final = 6.6
-
-
-Kind = Literal["forward", "backward", "weights"]
-
-
-class TimedPass(NamedTuple):
-    """A pass of a chunk with its times, in durations of a chunk's forward pass."""
-
-    kind: Kind
-    """`weights`: the products of weight gradients that a backward pass has left out."""
-    chunk: int
-    microbatch: int
-    start: float
-    end: float
-
-
-class TimedSchedule(NamedTuple):
-    """When each rank of a pipeline runs its passes, if transfers took no time."""
-
-    ranks: Sequence[Sequence[TimedPass]]
-    """The passes of each pipeline rank in order."""
-    length: float
-    """The end of the last pass."""
-
-
-@lru_cache(maxsize=8)
-def timed_schedule(
-    *, pp: int, vpp: int, num_microbatches: int, backward_units: float, schedule: Schedule = "1f1b"
-) -> TimedSchedule:
-    """Starts each pass when its rank is free and its input is there.
-
-    A backward pass takes `backward_units` as long as a forward pass, and one unit less where it
-    leaves out the products of weight gradients. The idle share is then that of `bubble`.
-    """
-    durations = {"forward": 1.0, "backward": backward_units, "weights": 1.0}
-    durations["backward"] -= 1.0 if schedule == "zero_bubble" else 0.0
-    waiting = [_passes(rank, pp, vpp, num_microbatches, schedule)[::-1] for rank in range(pp)]
-    ranks: list[list[TimedPass]] = [[] for _ in range(pp)]
-    # When the pass of a stage and micro-batch ended.
-    ends: dict[tuple[Kind, int, int], float] = {}
-    last_stage = pp * vpp - 1
-    while any(waiting):
-        for rank, passes in enumerate(waiting):
-            while passes:
-                kind, chunk, microbatch = passes[-1]
-                stage = chunk * pp + rank
-                before = stage + {"forward": -1, "backward": 1, "weights": 0}[kind]
-                has_input = 0 <= before <= last_stage and kind != "weights"
-                arrived = ends.get((kind, before, microbatch)) if has_input else 0.0
-                if arrived is None:
-                    break
-                passes.pop()
-                free = ranks[rank][-1].end if ranks[rank] else 0.0
-                start = max(free, arrived)
-                end = start + durations[kind]
-                ends[kind, stage, microbatch] = end
-                ranks[rank].append(TimedPass(kind, chunk, microbatch, start, end))
-    return TimedSchedule(ranks, max(passes[-1].end for passes in ranks))
-
-
-def _passes(
-    rank: int, pp: int, vpp: int, num_microbatches: int, schedule: Schedule
-) -> list[tuple[Kind, int, int]]:
-    kinds: dict[type, Kind] = {Forward: "forward", Backward: "backward"}
-    return [
-        (kinds.get(type(action), "weights"), action.of.chunk, action.of.microbatch)
-        for action in pipeline_schedule(
-            rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule
-        )
-        if not isinstance(action, Transfer)
-    ]
 
 
 class _Window(NamedTuple):
@@ -159,7 +87,7 @@ def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | N
             height,
             tag("g", _legend(layout), *_drawn_rows(window, rows), class_="schedule"),
             _axis(layout, window, backward, compute_s, height - 24.0),
-            says=f"{'interleaved' if layout.vpp > 1 else layout.schedule} schedule of {layout.pp} "
+            says=f"{_name(layout)} schedule of {layout.pp} "
             f"stages and {layout.num_microbatches} micro-batches",
         ),
         notes=tuple(_notes(layout, window, backward, compute_s)),
@@ -170,17 +98,53 @@ def bubble(layout: Layout) -> float:
     """The idle share of the modelled schedule.
 
     For 1F1B and GPipe it is (pp - 1) / (vpp * m + pp - 1), equation 1 of arXiv:2104.04473 as a
-    share of the whole step.
+    share of the whole step. Of stages that are written out it is that of their times.
     """
+    if layout.is_written_out:
+        return _bubble_of_stages(layout)
     idle = float(idle_slots(LayoutColumns.of(layout)))
     return idle / (layout.num_microbatches + idle)
+
+
+def _name(layout: Layout) -> str:
+    return "interleaved" if layout.vpp > 1 and not layout.is_v_shaped else layout.schedule
+
+
+def _stage_units(layout: Layout) -> tuple[float, ...]:
+    """Layers of each stage over those of a mean one; empty: the stages are drawn as equal."""
+    layers = stage_layers(layout.pipeline_layout) if layout.is_written_out else ()
+    return tuple(each * len(layers) / sum(layers) for each in layers)
+
+
+def _bubble_of_stages(layout: Layout) -> float:
+    units, backward = _stage_units(layout), 3.0 if layout.recompute == "full" else 2.0
+    few = min(layout.num_microbatches, 4 * layout.pp)
+    timed = timed_schedule(
+        pp=layout.pp,
+        vpp=layout.vpp,
+        num_microbatches=few,
+        backward_units=backward,
+        schedule=layout.schedule,
+        stage_units=units,
+    )
+    slowest = max(
+        sum(units[stage] for stage in layout.stages_of_rank(rank)) for rank in range(layout.pp)
+    )
+    passes = 1.0 + backward
+    length = timed.length + (layout.num_microbatches - few) * slowest * passes
+    return 1.0 - layout.num_microbatches * layout.vpp * passes / length
 
 
 def _window(layout: Layout, backward: float) -> _Window:
     pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
     drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
     schedule = timed_schedule(
-        pp=pp, vpp=vpp, num_microbatches=drawn, backward_units=backward, schedule=layout.schedule
+        pp=pp,
+        vpp=vpp,
+        num_microbatches=drawn,
+        backward_units=backward,
+        schedule=layout.schedule,
+        stage_units=_stage_units(layout),
     )
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:
@@ -209,7 +173,7 @@ def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
 
 def _legend(layout: Layout) -> Markup:
     kinds = [("forward0", "forward"), ("backward0", "backward")]
-    if layout.schedule == "zero_bubble":
+    if splits_backward(layout.schedule):
         kinds.append(("weights0", "weight gradients"))
     drawn = []
     for place, (kind, words) in enumerate(kinds):
@@ -284,7 +248,7 @@ def _notes(
     why = ", since it recomputes the activations" if backward > 2 else ""
     paler = "; every other model chunk has another shade" if layout.vpp > 1 else ""
     late = (
-        " and its weight gradients together take" if layout.schedule == "zero_bubble" else " takes"
+        " and its weight gradients together take" if splits_backward(layout.schedule) else " takes"
     )
     yield (
         f"A row is a pipeline stage, a number a micro-batch{paler}. A backward pass{late} {times} "
@@ -293,8 +257,10 @@ def _notes(
     if compute_s is not None:
         yield f"The measured compute time, {compute_s:.4g} s a step, is spread over the passes."
     formula = "(pp - 1) / (vpp * micro-batches + pp - 1)"
-    if layout.schedule == "zero_bubble":
+    if splits_backward(layout.schedule):
         formula = f"with schedule=1f1b {bubble(replace(layout, schedule='1f1b')):.1%}"
+    if layout.is_written_out:
+        formula = "a pass takes as long as its stage has layers"
     yield f"In this model a stage is idle for {bubble(layout):.1%} of the step: {formula}."
     if window.is_broken:
         yield (

@@ -219,6 +219,8 @@ class TrainerAdapter:
     the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
     none that sets the ranks or the batch: those are refusals. A user may accept that they are
     dropped; they then have their defaults in the job, whatever the trainer does."""
+    has_stages: bool = False
+    """Whether the trainer is told the layers of each stage. If not, they count as lacking."""
     schedules: Collection[str] = ("1f1b",)
     """The pipeline schedules that the trainer has. Others count as lacking."""
     rank_orders: Collection[str] = RANK_ORDERS[:1]
@@ -332,10 +334,17 @@ class TrainerAdapter:
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
         """What the trainer does not have: `lacking`, schedule, order of ranks, settings."""
         found = dict(self.lacking(job))
+        if job.layout.is_written_out and not self.has_stages:
+            found["pipeline_layout"] = (
+                f"{self.name} cannot be told the layers of each stage; without pipeline_layout="
+                f"{job.layout.pipeline_layout} it cuts stages of its own"
+            )
         if job.layout.schedule not in self.schedules:
+            is_v = job.layout.is_v_shaped
             found["schedule"] = (
-                f"{self.name} has no schedule={job.layout.schedule} with one stage a rank; without "
-                "it the schedule is 1F1B"
+                f"{self.name} has no schedule={job.layout.schedule}"
+                f"{'' if is_v else ' with one stage a rank'}; without it the schedule is "
+                f"{'interleaved ' if is_v else ''}1F1B"
             )
         if job.layout.rank_order not in self.rank_orders:
             found["rank_order"] = (

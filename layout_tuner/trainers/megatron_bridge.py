@@ -177,6 +177,11 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         **({} if layout.cp == 1 else context),
         **_stated(layout, "tp", "pp"),
         LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
+        **(
+            {"pipeline_model_parallel_layout": layout.pipeline_layout}
+            if layout.is_written_out
+            else {}
+        ),
         **_stated(layout, "sequence_parallel"),
         "recompute_granularity": None if granularity == "none" else granularity,
         "recompute_method": method,
@@ -195,6 +200,8 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
 
 
 def _override(path: str, value: Any) -> list[str]:
+    if path.endswith("_layout"):  # its signs mean something to the reader of overrides
+        return [f'{path}="{value}"']
     return [f"{path}={'null' if value is None else word_of(value)}"]
 
 
@@ -244,6 +251,7 @@ _FP16: Final = (
 
 MEGATRON_BRIDGE: Final = TrainerAdapter(
     name="megatron-bridge",
+    has_stages=True,
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,

@@ -70,7 +70,7 @@ def _checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
     )
     counted = layout.counted_layers(model.num_layers)
     yield (
-        counted % (pp * vpp) != 0,
+        counted % (pp * vpp) != 0 and not layout.is_written_out,
         f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
         f"={pp * vpp}",
     )
@@ -232,6 +232,8 @@ SPLIT_FLAGS: Final = (
     "--account-for-loss-in-pipeline-split",
 )
 """They count embedding and head as layers of the pipeline's split."""
+STAGES_FLAG: Final = "--pipeline-model-parallel-layout"
+"""The layers of each of pp * vpp stages, in the letters of `Layout.pipeline_layout`."""
 MODULES_FLAG: Final = "--recompute-modules"
 MODULE_NAMES: Final[Mapping[str, str]] = {"core_attention": "core_attn"}
 """Its names of modules that have another one here."""
@@ -303,6 +305,8 @@ def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
         flags.append([str(word) for pair in named for word in pair])
     if layout.rank_order == "tp_cp_pp_dp":
         flags.append([PIPELINE_FIRST_FLAG])
+    if layout.is_written_out:
+        flags.append([STAGES_FLAG, layout.pipeline_layout])
     counted_ends = zip(SPLIT_FLAGS, layout.counted_ends, strict=True)
     flags += [[name] for name, counts in counted_ends if counts]
     return flags
@@ -310,7 +314,7 @@ def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
 
 def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     flags = []
-    if layout.vpp > 1:
+    if layout.vpp > 1 and not layout.is_written_out:  # the stages say it, and the option is refused
         flags.append([LAYOUT_FLAGS["vpp"], str(layout.vpp)])
     if layout.zero_stage:
         flags += [
@@ -535,6 +539,7 @@ def _notes(job: TrainerJob) -> list[str]:
 
 MEGATRON_LM: Final = TrainerAdapter(
     name="megatron-lm",
+    has_stages=True,
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
     rank_orders=RANK_ORDERS,

@@ -26,7 +26,7 @@ from layout_tuner.search_spaces.layouts.recomputation import (
 )
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES as RECOMPUTE_MODES
 from layout_tuner.search_spaces.layouts.recomputation import Recompute as Recompute
-from layout_tuner.search_spaces.layouts.schedules import Schedule
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, Schedule, stage_of
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """The type of the matrix multiplications; master weights are always fp32. With
@@ -341,6 +341,15 @@ class Layout:
         return range(max(first, 0), min(first + each, num_layers))
 
     @property
+    def is_v_shaped(self) -> bool:
+        """Whether a rank has two stages in the shape of a V: the first and the last on one rank."""
+        return self.schedule in V_SLOTS
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, its chunks in order."""
+        return tuple(stage_of(chunk, rank, self.pp, self.schedule) for chunk in range(self.vpp))
+
+    @property
     def zero_group_size(self) -> int:
         """Ranks that share one copy of what ZeRO shards: 1 without ZeRO."""
         return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage else 1
@@ -450,7 +459,7 @@ def split_of(layers: Sequence[int], pp: int, vpp: int) -> PipelineSplit | None:
 
 _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
-    r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble|zbv|v_half|v_min))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
     r"(?:-pl_(?P<pipeline_layout>\d{1,4}(?:x\d{1,4})?(?:\.\d{1,4}(?:x\d{1,4})?)*))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z_+]+)"

@@ -12,7 +12,7 @@ import numpy as np
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
-from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, SCHEDULES, Layout
 from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
 from layout_tuner.search_spaces.layouts.recomputation import (
     RECOMPUTE_CHOICES,
@@ -21,6 +21,7 @@ from layout_tuner.search_spaces.layouts.recomputation import (
     layers_by_rank,
     modules_of,
 )
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, splits_backward
 
 Codes = Ints
 
@@ -50,6 +51,10 @@ def code_of(knob: str, value: Any) -> int:
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:
     """`code_of` each of the values."""
     return np.array([code_of(knob, value) for value in values], dtype=np.int64)
+
+
+_V_SHAPED: Final = [KNOBS["schedule"].code(name) for name in V_SLOTS]
+_SPLITTING: Final = [KNOBS["schedule"].code(name) for name in SCHEDULES if splits_backward(name)]
 
 
 def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
@@ -170,6 +175,20 @@ class LayoutColumns:
         fits = {code: text for code, text in self.texts.items() if not KNOBS[knob].problem(text)}
         codes = [*range(len(words)), *sorted(fits)]
         return [*words, *(fits[code] for code in sorted(fits))], np.searchsorted(codes, column)
+
+    @property
+    def is_v_shaped(self) -> Bools:
+        return np.isin(self.schedule, _V_SHAPED)
+
+    @property
+    def last_rank(self) -> Ints:
+        """The pipeline rank that has the output: the first one of a V."""
+        return np.where(self.is_v_shaped & (self.vpp == 2), 0, self.pp - 1)
+
+    @property
+    def splits_backward(self) -> Bools:
+        """Where backward passes leave out the products of weight gradients."""
+        return np.isin(self.schedule, _SPLITTING)
 
     @property
     def recomputes_modules(self) -> Bools:

@@ -101,14 +101,16 @@ CASES = [
          model={"num_layers": 7}),
     case("layout_over_stages", "pipeline_layout=Et*5|t*4|t*3L has 3 stages, and pp*vpp=4*1=4",
          pp=4, pipeline_layout="Et*5|t*4|t*3L"),
-    case("layout_of_the_layers", "pipeline_layout=Et*5|t*6L has 11 layers t, and num_layers=12",
-         pp=2, pipeline_layout="Et*5|t*6L"),
+    case("layout_of_the_layers", "pipeline_layout=Et*4|t*7L has 11 layers t, and num_layers=12",
+         pp=2, pipeline_layout="Et*4|t*7L"),
     case("layout_and_split", "pipeline_layout=Et*5|t*7L says which layers a stage has; leave out "
          "pipeline_split=head", pp=2, pipeline_layout="Et*5|t*7L", pipeline_split="head"),
     case("split_needs_pipeline", "pipeline_split=head with pp=1 is the same job as "
          "pipeline_split=layers", pipeline_split="head"),
     case("schedule_interleaved", "vpp=2 interleaves schedule=1f1b, not schedule=gpipe; take vpp=1 "
          "or schedule=1f1b", pp=2, vpp=2, num_microbatches=4, schedule="gpipe"),
+    case("v_has_two_chunks", "schedule=v_half has two chunks on each rank, in the shape of a V; take "
+         "vpp=2, not vpp=1", pp=2, num_microbatches=4, schedule="v_half"),
     case("rank_order_needs_both", "rank_order=tp_cp_pp_dp with pp=2 and dp=1 is the same job as "
          "rank_order=tp_cp_dp_pp", pp=2, dp=1, rank_order="tp_cp_pp_dp"),
     case("schedule_needs_pipeline", "schedule=zero_bubble with pp=1 is the same job as "
@@ -225,6 +227,7 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "trainer_window_over_cp",
         "trainer_attention",
         "trainer_pipeline_layout",
+        "trainer_schedule",
         "trainer_offload",
         "trainer_recompute",
     }
@@ -363,3 +366,11 @@ def test_indivisible_layouts_are_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(LayoutInvalidError, match=re.escape(why)):
         on(make_layout(**changes), num_nodes)
+
+
+def test_v_schedules_take_any_number_of_microbatches_but_not_in_the_trainer() -> None:
+    layout = Layout(pp=2, dp=4, vpp=2, num_microbatches=5, schedule="zbv")
+    assert violations(layout, make_model(), NODES, scopes=WITHOUT_TRAINER) == []
+    assert violations(layout, make_model(), NODES, scopes={"trainer"}) == [
+        "schedule=zbv is not supported by the embedded trainer (1f1b, gpipe, zero_bubble)"
+    ]

@@ -26,7 +26,6 @@ _FP32: Final = code_of("precision", "fp32")
 _FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
-_ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
 
@@ -264,11 +263,11 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     again = again + storage.gathered_share * _gathered_again(columns, model, norms=1.0)
     revived = np.where(columns.recompute == _FULL, whole - part, again)
     under_way = np.where(columns.vpp > 1, 2.0 * part, 0.0)
-    if (columns.schedule == _ZERO_BUBBLE).any():
+    if (columns.splits_backward).any():
         # Of the layer that comes last, attention may have the peak: the rest has freed nothing.
         # Beside it are the gradients of two blocks' inputs, and an activation that has come.
         q, kv = model.query_size / columns.tp, model.kv_hidden_size / columns.tp
-        late = columns.schedule == _ZERO_BUBBLE
+        late = columns.splits_backward
         made = np.where(
             late, np.maximum(made, _features(columns, model) + 3.0 * q + 4.0 * kv + part), made
         )

@@ -31,6 +31,7 @@ from layout_tuner.predictions.estimates.activations import (
     residual_elements,
 )
 from layout_tuner.predictions.estimates.distinct_rows import distinct
+from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages
 from layout_tuner.predictions.estimates.stage_parameters import (
     of_layers,
     stage_parameters,
@@ -184,10 +185,12 @@ def _fullest_stages(
     A stage between the ends has no embedding, at most as many micro-batches in flight as those
     before it, and at most as many layers as the second. The second has more layers than the first
     only where the embedding counts as one. Each is looked at where stages recompute different
-    numbers of layers.
+    numbers of layers or are written out, and of V-shaped schedules.
     """
     fullest, last = np.zeros_like(columns.pp), columns.pp - 1
     is_by_rank = columns.of_recompute_layers(len) > 1
+    if (own := RankStages.of(columns, model)) is not None:
+        is_by_rank = is_by_rank | own.is_own
     is_counted = columns.counted_ends[0] > 0
     if not np.any(is_counted | is_by_rank):
         return fullest, last
@@ -325,6 +328,9 @@ def stage_parts(
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     dense = _dense_share(columns, stage, layers, model)
+    if (ranks := RankStages.of(columns, model)) is not None:
+        layers = np.where(ranks.is_own, ranks.layers(stage), layers)
+        dense = np.where(ranks.is_own, ranks.dense(stage) / np.maximum(layers, 1.0), dense)
     others, experts = stage_parameters(columns, model, stage, layers, dense)
     element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
@@ -349,7 +355,7 @@ def stage_parts(
         shard = 0.0 if storage.shards_are_masters else own
         weights = np.where(zero == 3, shard + gathered, weights)
     token_bytes = element * held_tokens(columns, model)
-    kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
+    kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers, ranks)
     if columns.offload.any():
         held = np.minimum(_LAYERS_HELD / np.maximum(layers, 1.0), 1.0)
         kept_bytes = kept_bytes * np.where(columns.offload == _ACTIVATIONS, held, 1.0)
@@ -370,7 +376,7 @@ def stage_parts(
             for each, other in zip((kept, gathered), plain[:2], strict=True)
         )
     a_layer = kept + gathered * storage.gathered_share
-    scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer)
+    scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer, ranks)
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
@@ -378,7 +384,7 @@ def stage_parts(
         activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
         backward=token_bytes * backward,
-        head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
+        head=np.where(stage == columns.last_rank, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
 
@@ -467,7 +473,9 @@ def _kept_by_head(columns: LayoutColumns, model: ModelShape, storage: TrainerSto
     return np.asarray(held_tokens(columns, model) * (logits + inputs), dtype=np.float64)
 
 
-def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Floats) -> Floats:
+def _layers_in_flight(
+    columns: LayoutColumns, stage: NDArray[Any], layers: Floats, own: RankStages | None
+) -> Floats:
     """Layers times the micro-batches whose activations each of them holds.
 
     Chunks of a rank have equally many layers, except for those of the counted embedding and head.
@@ -480,7 +488,10 @@ def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Float
     last = head * (stage == columns.pp - 1) * (columns.vpp > 1)
     of_first = np.minimum(columns.num_microbatches, 2 * columns.pp - 1)
     missing = first * (in_flight - of_first) + last * (in_flight - 1.0)
-    return np.asarray(layers * in_flight + missing, dtype=np.float64)
+    found = np.asarray(layers * in_flight + missing, dtype=np.float64)
+    if own is None:
+        return found
+    return np.where(own.is_own & (columns.vpp > 1), own.in_flight(stage), found)
 
 
 def most_held(columns: LayoutColumns) -> Ints:
@@ -489,6 +500,7 @@ def most_held(columns: LayoutColumns) -> Ints:
     See `_in_flight`: a pipeline holds at most p of them, or 2 p - 1 where it is interleaved.
     """
     most = np.where(columns.vpp > 1, 2 * columns.pp - 1, columns.pp)
+    most = np.where(columns.is_v_shaped, HELD_ROUNDS * columns.pp, most)
     return np.where(columns.schedule == _GPIPE, MAX_COUNT, most)
 
 
@@ -514,6 +526,7 @@ def _scheduled_bytes(
     layers: Floats,
     dense: Floats,
     kept: Floats,
+    own: RankStages | None,
 ) -> Floats:
     """Bytes that other schedules than 1F1B hold beside the layers' activations in flight.
 
@@ -535,6 +548,15 @@ def _scheduled_bytes(
         elements = late + np.where(is_last, of_head, 0.0)
         token_bytes = element_bytes(columns) * held_tokens(columns, model)
         found = found + np.where(is_late, token_bytes * elements, 0.0)
+    if own is not None and (is_v := columns.is_v_shaped).any():
+        late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        # The products of the output's weight gradients wait for one micro-batch at most.
+        of_head = np.where(
+            stage == columns.last_rank, model.vocab_size / columns.tp_ranks + model.hidden_size, 0.0
+        )
+        token_bytes = element_bytes(columns) * held_tokens(columns, model)
+        elements = late * own.late(stage) + of_head
+        found = found + np.where(is_v & own.is_own, token_bytes * elements, 0.0)
     return np.asarray(found, dtype=np.float64)
 
 

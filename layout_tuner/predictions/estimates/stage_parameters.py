@@ -33,7 +33,7 @@ def stage_parameters(
     vocabulary, positions, final_norm = _end_parameters(columns, model)
     layer = of_layers(model, dense_share, lambda shape: _layer_parameters(columns, shape))
     experts = of_layers(model, dense_share, lambda shape: _expert_parameters(columns, shape))
-    first, last = stage == 0, stage == columns.pp - 1
+    first, last = stage == 0, stage == columns.last_rank
     owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
     others = (
         num_layers * layer
@@ -104,7 +104,7 @@ def whole_layers(
     two = np.where(num_layers > 1, begin + end, 0.0)
     two = np.maximum(two, np.where(num_layers > num_dense + 1, 2 * layer, 0.0))
     two = np.maximum(two, np.where(num_dense > 1, 2 * dense, 0.0))
-    first, last = stage == 0, stage == columns.pp - 1
+    first, last = stage == 0, stage == columns.last_rank
 
     def pair(matrix: Floats) -> Floats:
         after = begin + np.where(first, matrix + positions, 0.0)

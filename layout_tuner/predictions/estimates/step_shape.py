@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from layout_tuner.predictions.estimates.activations import (
     kept_elements,
 )
 from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.predictions.estimates.rank_stages import RankStages, v_idle_slots
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.predictions.estimates.trainer_storage import MEGATRON_LIKE
 from layout_tuner.search_spaces.clusters.cluster import Cluster
@@ -138,6 +139,11 @@ class StepShape:
     """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
     puts_off_gradients: Bools
     """Whether the products of weight gradients wait, as with `zero_bubble`."""
+    rank_layers: tuple[Bools, Floats, Floats] | None
+    """Where stages are written out or in a V, with the layers of the rank that has the output, and
+    of the fullest other rank (`rank_stages`). None: nowhere."""
+    is_v_shaped: Bools
+    """Whether a rank has both embedding and output."""
     slots: Floats
     """Stage times in a step on the slowest path: m, and those of `idle_slots`."""
 
@@ -184,7 +190,9 @@ class StepShape:
             zero_stage=columns.zero_stage,
             kernels=kernels,
             counted_ends=(embedding, head),
-            puts_off_gradients=columns.schedule == _ZERO_BUBBLE,
+            puts_off_gradients=columns.splits_backward,
+            rank_layers=_rank_layers(columns, model),
+            is_v_shaped=columns.is_v_shaped,
             slots=floats["num_microbatches"] + idle_slots(columns, share),
         )
 
@@ -235,6 +243,10 @@ class StepShape:
         yield SummedParameters(self.rank_parameters, self.dp_cp, self.zero_shards, self.links.data)
         if self.model.num_experts:
             layers = self.model.num_expert_layers + sum(self.counted_ends)
+            if self.rank_layers is not None:
+                is_own, last, most = self.rank_layers
+                of_experts = self.model.num_expert_layers / self.model.num_layers
+                layers = np.where(is_own, np.maximum(last, most) * self.pp * of_experts, layers)
             experts = self.model.num_expert_parameters * layers / (self.pp * self.etp * self.ep)
             links = self.links.expert_data
             yield SummedParameters(experts, self.edp, self.expert_shards, links)
@@ -256,7 +268,17 @@ class StepShape:
         ends = float(model.num_embedding_parameters + model.num_head_parameters)
         outside = np.where(self.pp > 1, one, ends)
         layers = (model.num_layers + embedding + head) * a_layer / self.pp
-        return np.asarray((layers + outside) / self.tp_ranks, dtype=np.float64)
+        held = layers + outside
+        if self.rank_layers is not None:
+            is_own, of_last, most = self.rank_layers
+            with_output = of_last * a_layer + np.where(
+                self.is_v_shaped, ends, float(model.num_head_parameters)
+            )
+            with_input = most * a_layer + np.where(
+                self.is_v_shaped, 0.0, float(model.num_embedding_parameters)
+            )
+            held = np.where(is_own, np.maximum(with_output, with_input), held)
+        return np.asarray(held / self.tp_ranks, dtype=np.float64)
 
 
 def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:
@@ -319,11 +341,16 @@ def idle_slots(columns: LayoutColumns, share: Floats | None = None) -> Floats:
 
     A zero-bubble schedule has (p - 1) (F + B) - (min(m, p) - 1) W, from the tables of `schedules`,
     with a forward pass F, as much for the products of weight gradients W, and a backward pass B
-    beside them that also takes as long as each forward pass that it repeats.
+    beside them that also takes as long as each forward pass that it repeats. V-shaped schedules
+    have that of their tables.
     """
     later = columns.pp - 1.0
-    if not (columns.schedule == _ZERO_BUBBLE).any():
+    if not columns.splits_backward.any():
         return np.asarray(later / columns.vpp, dtype=np.float64)
+    if columns.is_v_shaped.any():
+        own = v_idle_slots(columns, _forward_passes(columns, share))
+        plain = replace(columns, schedule=np.where(columns.is_v_shaped, 0, columns.schedule))
+        return np.where(columns.is_v_shaped, own, idle_slots(plain, share))
     passes = 1.0 + _forward_passes(columns, share)
     late = np.minimum(columns.num_microbatches, columns.pp) - 1.0
     return np.where(
@@ -331,6 +358,12 @@ def idle_slots(columns: LayoutColumns, share: Floats | None = None) -> Floats:
         (later * passes - late) / (passes + 1.0),
         later / columns.vpp,
     )
+
+
+def _rank_layers(columns: LayoutColumns, model: ModelShape) -> tuple[Bools, Floats, Floats] | None:
+    if (own := RankStages.of(columns, model)) is None:
+        return None
+    return own.is_own, *own.last_and_most(np.broadcast_to(columns.last_rank, columns.shape))
 
 
 def _forward_passes(columns: LayoutColumns, share: Floats | None) -> Floats:

@@ -457,6 +457,7 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     1F1B takes (m - 1) times the slowest stage and once the sum of all stages. An equal split gives
     every stage L / p layers and the last stage the output too; the best split gives the last stage
     fewer layers. Where embedding or output count as a layer, their stages have one layer fewer.
+    Stages that are written out, and those of a V, have the cost of their split alone.
 
     `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
     by the prior.
@@ -475,8 +476,13 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     last = np.maximum(counted - each * (step.pp - 1.0) - head, 0.0)
     most = np.where(step.pp > 2, each, each - embedding)
     equal = np.maximum(most * layer_s, last * layer_s + head_s)
+    unequal = np.maximum(equal - even - best, 0.0)
+    if step.rank_layers is not None:
+        is_own, of_last, of_others = step.rank_layers
+        written = np.maximum(of_others * layer_s, of_last * layer_s + head_s) - even
+        best, unequal = np.where(is_own, written, best), np.where(is_own, 0.0, unequal)
     yield "imbalance", later * best
-    yield "equal_layers", later * np.maximum(equal - even - best, 0.0)
+    yield "equal_layers", later * unequal
 
 
 def _slowest_stage(step: StepShape, last: Floats, layer_s: Floats, head_s: Floats) -> Floats:

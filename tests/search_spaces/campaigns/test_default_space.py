@@ -13,6 +13,7 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
 from tests.kit.campaigns import spec_of as least_of
@@ -336,3 +337,18 @@ def test_a_stated_precision_stays_and_so_does_that_of_a_preset_of_a_space() -> N
         for space in (name, {"preset": name, "global_batch_size": 640}):
             found = least_of(model="gpt-125m", space=space).space.values("precision")
             assert found == preset.values("precision"), name
+
+
+def test_balanced_stages_are_proposed_where_they_are_asked() -> None:
+    space = {"global_batch_size": 64, "pp": [1, 4, 8], "vpp": [1, 2], "num_nodes": 8}
+    left_out = spec_of(model="llama-8b", space=space)
+    assert left_out.space.values("pipeline_layout") == ("split",)
+    assert "pipeline_layout" not in left_out.space.to_mapping()
+    asked = spec_of(model="llama-8b", space=space | {"pipeline_layout": "auto"})
+    split, *texts = asked.space.values("pipeline_layout")
+    assert split == "split"
+    assert {len(stage_layers(text)) for text in texts} == {4, 8, 16}
+    assert {sum(stage_layers(text)) for text in texts} == {32}
+    # The output takes longer than a layer.
+    assert all(stage_layers(text)[-1] < max(stage_layers(text)) for text in texts)
+    assert "pipeline_layout" in asked.space.auto

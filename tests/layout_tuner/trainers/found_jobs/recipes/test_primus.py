@@ -100,6 +100,17 @@ def test_values_have_their_places_with_their_variables() -> None:
         assert text[place.start : place.end] == literal
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "schedule"), [("zbv", "zbv"), ("v-half", "v_half"), ("v-min", "v_min")]
+)
+def test_v_schedules_of_primus_have_two_chunks_a_rank(algorithm: str, schedule: str) -> None:
+    stages = "num_virtual_stages_per_pipeline_rank: {}\n"
+    more = f"{stages}patch_primus_pipeline: true\npp_algorithm: {algorithm}"
+    job = read(experiment(more.format(2)))
+    assert {each.field: each.value for each in job.assumed}["schedule"] == schedule
+    assert "schedule" in read(experiment(more.format(4))).open_fields
+
+
 def test_a_variable_without_a_default_leaves_its_field_open() -> None:
     job = read(experiment("context_parallel_size: ${CP}"))
     assert job.open_fields["cp"].why == "CP is set where the job runs"
@@ -156,7 +167,7 @@ def test_overrides_change_layout_model_and_knobs(more: str, field: str, value: A
         ("fp4: mxfp4", "precision"),
         ("multi_latent_attention: true", "model.multi_latent_attention"),
         ("mtp_num_layers: 1", "model.mtp_num_layers"),
-        ("patch_primus_pipeline: true\npp_algorithm: v-half", "schedule"),
+        ("patch_primus_pipeline: true\npp_algorithm: seq1f1b", "schedule"),
         ("lora:\n  enabled: true", "model.lacks"),
         ("tokenizer_type: HuggingFaceTokenizer\ntokenizer_model: mine/of-mine", "model.vocab_size"),
     ],
