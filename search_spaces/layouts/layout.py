@@ -448,6 +448,8 @@ def split_of(
 ) -> PipelineSplit | None:
     """The split, first the likely one, by which pp * vpp stages have these layers, or None."""
     stages = pp * vpp
+    if len(layers) != stages:
+        return None
     for split in (likely, *PIPELINE_SPLITS) if pp > 1 else PIPELINE_SPLITS[:1]:
         ends = int("embedding" in split), int("head" in split)
         each = (sum(layers) + sum(ends)) // stages

@@ -219,6 +219,27 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
         assert spec_of(space={**space, knob: "auto"}) == absent
 
 
+def test_levers_of_memory_are_proposed_where_they_are_asked_for() -> None:
+    plain = spec_of(model="llama-70b").space
+    assert plain.values("recompute") == ("none", "selective", "full")
+    assert plain.values("recompute_layers") == ("all",)
+    stated = {**BATCH, "pp": [1, 4], "tp": 8, "vpp": 1, "micro_batch_size": 1, "num_nodes": 8}
+    asked = {**stated, "recompute_layers": "auto", "optimizer_states": "auto", "offload": "auto"}
+    space = spec_of(model="llama-70b", space=asked).space
+    assert space.values("recompute") == ("none", "selective", "full", "mlp", "mlp+layernorm")
+    # Of 80 layers, and of 20 of each of four stages.
+    assert space.values("recompute_layers") == ("all", "10", "20/13/6/0", "40")
+    assert space.values("optimizer_states") == ("fp32",)
+    assert space.values("offload") == ("none",)
+
+
+def test_offload_is_proposed_where_nothing_fits() -> None:
+    stated = {**BATCH, "num_nodes": 1, "tp": 1, "pp": 1, "zero_stage": 0, "cp": 1}
+    for asked, found in (({}, ("none",)), ({"offload": "auto"}, ("none", "optimizer"))):
+        space = spec_of(model="llama-70b", space={**stated, **asked}).space
+        assert space.values("offload") == found
+
+
 LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}
 """As Llama 405B has: pipelines of 2, 3, 6, ... stages, and of 4, 8, 16 with the ends counted."""
 

@@ -117,3 +117,18 @@ def test_unequal_stages_are_simulated_and_v_schedules_refused() -> None:
     refused = run(layout=replace(LAYOUT, schedule="v_half", vpp=2))
     assert (refused.failure, refused.iteration_s) == ("unsupported", ())
     assert "schedule=v_half" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("recompute", "layernorm"),
+        ("recompute_layers", "2"),
+        ("offload", "optimizer"),
+        ("optimizer_states", "bf16"),
+    ],
+)
+def test_levers_are_refused_by_name(name: str, value: str) -> None:
+    refused = run(layout=replace(LAYOUT, **{name: value}))
+    assert (refused.failure, refused.iteration_s) == ("unsupported", ())
+    assert refused.message == f"the simulator has no {name}={value}; leave it out"

@@ -361,7 +361,7 @@ def _read_levers(arguments: Arguments) -> None:
     if (option := arguments.switch(name, OPTIMIZER_OFFLOAD_FLAG)) is not None:
         arguments.note(name, "optimizer", option)
     part = arguments.word(name, "--optimizer-offload-fraction")
-    if part is not None and float(part[1].text or 0) != 1.0:
+    if part is not None and part[1].text not in ("1", "1.0"):
         arguments.miss(part[0], "offload here is of the whole optimizer", name)
     dtypes = [arguments.word("", flag) for flag in ("--exp-avg-dtype", "--exp-avg-sq-dtype")]
     first = dtypes[0]

@@ -137,3 +137,14 @@ def test_many_layouts_are_as_each_one(model: Any) -> None:
     assert terms == pytest.approx(alone, rel=1e-12)
     times = [seconds(layout, model) for layout in each]
     assert step_time_s(columns, model, H100) == pytest.approx(times, rel=1e-12)
+
+
+def test_other_layers_have_freed_theirs() -> None:
+    layout = Layout(tp=2, sequence_parallel=True, precision="bf16")
+    whole = replace(layout, recompute="full")
+    plain, full, part = (
+        stage_memory(each, LLAMA)[0]
+        for each in (layout, whole, replace(whole, recompute_layers="31"))
+    )
+    # The layer that recomputes none has its backward pass first, and frees all that it kept.
+    assert plain.backward_bytes == part.backward_bytes < full.backward_bytes

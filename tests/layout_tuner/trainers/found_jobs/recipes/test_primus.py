@@ -136,6 +136,11 @@ def test_a_variable_without_a_default_leaves_its_field_open() -> None:
             "recompute",
             "none",
         ),
+        (
+            "recompute_granularity: full\nrecompute_method: block\nrecompute_num_layers: 3",
+            "recompute_layers",
+            "3",
+        ),
         ("num_layers: ${LAYERS:16}", "model.num_layers", 16),
         ("untie_embeddings_and_output_weights: false", "model.tied_embeddings", True),
         ("qk_layernorm: true\nkv_channels: 64", "model.head_dim", 64),
@@ -156,10 +161,6 @@ def test_overrides_change_layout_model_and_knobs(more: str, field: str, value: A
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        (
-            "recompute_granularity: full\nrecompute_method: block\nrecompute_num_layers: 3",
-            "recompute",
-        ),
         ('recompute_granularity: full\nrecompute_layer_ids: "0,3"', "recompute"),
         ("decoder_pipeline_manual_split_list: [17, 15]", "pipeline_split"),
         ("virtual_pipeline_model_parallel_size: 2", "vpp"),
