@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hypothesis import strategies as st
+
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
 from layout_tuner.search_spaces.layouts.layout import (
@@ -263,3 +265,16 @@ RUNS = [
 """Most new pairs first, and those of eight ranks last; SGD in fp32 has every value early."""
 NUM_FAST = 22
 """Runs of the fast suite: nine tenths of the pairs, with SGD in fp32 every value of each knob."""
+
+CHANGES = [(knob, value) for knob, values in KNOBS.items() for value in values]
+
+
+@st.composite
+def random_runs(draw: st.DrawFn) -> Values:
+    """A run of the table after as many random changes as leave it legal on at most eight ranks."""
+    values = values_of(draw(st.sampled_from(RUNS)))
+    for knob, value in draw(st.lists(st.sampled_from(CHANGES), min_size=20, max_size=40)):
+        changed = {**values, knob: value}
+        if num_ranks(changed) <= 8 and is_legal(changed):
+            values = changed
+    return values
