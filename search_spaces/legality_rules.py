@@ -15,8 +15,16 @@ from layout_tuner.array_types import Bools
 from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
-from layout_tuner.search_spaces.layouts.layout import KNOBS, PIPELINE_SPLITS, Layout, Precision
+from layout_tuner.search_spaces.layouts.layout import (
+    KNOBS,
+    PIPELINE_SPLITS,
+    Layout,
+    Precision,
+    split_of,
+)
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, codes_of
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
+from layout_tuner.search_spaces.memory_levers import LEVER_RULES, LeverRule
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
@@ -140,6 +148,10 @@ def _layers_sentence(layout: Layout, x: RuleContext) -> str:
     return f"{what} is not divisible by pp*vpp={layout.pp}*{layout.vpp}={stages}{hint}"
 
 
+def _is_split(layers: tuple[int, ...]) -> int:
+    return split_of(layers, len(layers), 1) is not None
+
+
 def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
     if x.allow_tp_across_nodes:
         return False
@@ -260,6 +272,15 @@ def _dp_cp(layout: Layout) -> str:
     return f"dp*cp={layout.dp}*{layout.cp}={layout.dp_cp}"
 
 
+def _of_levers(rule: LeverRule) -> Rule:
+    return Rule(
+        name=rule.name,
+        scope=rule.scope,
+        illegal=lambda c, x: rule.illegal(c, x.model),
+        sentence=lambda layout, x: rule.sentence(layout, x.model),
+    )
+
+
 RULES: Final[tuple[Rule, ...]] = (
     _divides("heads_over_tp", "num_heads", "tp"),
     Rule(
@@ -288,8 +309,37 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="layers_over_stages",
-        illegal=lambda c, x: (x.model.num_layers + sum(c.counted_ends)) % (c.pp * c.vpp) != 0,
+        illegal=lambda c, x: (
+            (c.pipeline_layout == 0)
+            & ((x.model.num_layers + sum(c.counted_ends)) % (c.pp * c.vpp) != 0)
+        ),
         sentence=_layers_sentence,
+    ),
+    Rule(
+        name="layout_over_stages",
+        illegal=lambda c, _: (c.pipeline_layout != 0) & (c.of_stages(len) != c.pp * c.vpp),
+        sentence=lambda layout, _: (
+            f"pipeline_layout={layout.pipeline_layout} has "
+            f"{len(stage_layers(layout.pipeline_layout))} stages, and pp*vpp={layout.pp}*"
+            f"{layout.vpp}={layout.pp * layout.vpp}"
+        ),
+    ),
+    Rule(
+        name="layout_of_the_layers",
+        illegal=lambda c, x: (c.pipeline_layout != 0) & (c.of_stages(sum) != x.model.num_layers),
+        sentence=lambda layout, x: (
+            f"pipeline_layout={layout.pipeline_layout} has "
+            f"{sum(stage_layers(layout.pipeline_layout))} layers t, and num_layers="
+            f"{x.model.num_layers}"
+        ),
+    ),
+    Rule(
+        name="layout_and_split",
+        illegal=lambda c, _: (c.pipeline_layout != 0) & (c.pipeline_split != 0),
+        sentence=lambda layout, _: (
+            f"pipeline_layout={layout.pipeline_layout} says which layers a stage has; leave out "
+            f"pipeline_split={layout.pipeline_split}"
+        ),
     ),
     Rule(
         name="interleaving_needs_pipeline",
@@ -298,15 +348,23 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="schedule_interleaved",
-        illegal=lambda c, _: (c.vpp > 1) & (c.pp > 1) & (c.schedule != 0),
+        illegal=lambda c, _: (c.vpp > 1) & (c.pp > 1) & (c.schedule != 0) & ~c.is_v_shaped,
         sentence=lambda layout, _: (
             f"vpp={layout.vpp} interleaves schedule=1f1b, not schedule={layout.schedule}; take "
             "vpp=1 or schedule=1f1b"
         ),
     ),
     Rule(
+        name="v_has_two_chunks",
+        illegal=lambda c, _: c.is_v_shaped & (c.pp > 1) & (c.vpp != 2),
+        sentence=lambda layout, _: (
+            f"schedule={layout.schedule} has two chunks on each rank, in the shape of a V; take vpp=2, "
+            f"not vpp={layout.vpp}"
+        ),
+    ),
+    Rule(
         name="interleaved_microbatches",
-        illegal=lambda c, _: (c.vpp > 1) & (c.num_microbatches % c.pp != 0),
+        illegal=lambda c, _: (c.vpp > 1) & ~c.is_v_shaped & (c.num_microbatches % c.pp != 0),
         sentence=lambda layout, _: (
             f"num_microbatches={layout.num_microbatches} is not divisible by pp={layout.pp}, which "
             f"the interleaved schedule of vpp={layout.vpp} needs"
@@ -440,6 +498,16 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="layout_is_split",
+        scope="redundant",
+        # A single layout is its split: only a space still has the text.
+        illegal=lambda c, _: (c.of_stages(_is_split) != 0) & (c.of_stages(len) == c.pp * c.vpp),
+        sentence=lambda layout, _: (
+            "the pipeline_layout has the same stages as pipeline_split="
+            f"{layout.pipeline_split}; list that instead"
+        ),
+    ),
+    Rule(
         name="rank_order_needs_both",
         scope="redundant",
         illegal=lambda c, _: (c.rank_order != 0) & ((c.pp == 1) | (c.dp == 1)),
@@ -471,6 +539,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "states"
         ),
     ),
+    *map(_of_levers, LEVER_RULES),
     _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",
@@ -481,6 +550,24 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, x: (
             f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}: the embedded trainer has the "
             f"attention_window={x.model.attention_window} only with cp_comm_type=a2a"
+        ),
+    ),
+    Rule(
+        name="trainer_schedule",
+        scope="trainer",
+        illegal=lambda c, _: c.is_v_shaped,
+        sentence=lambda layout, _: (
+            f"schedule={layout.schedule} is not supported by the embedded trainer (1f1b, gpipe, "
+            "zero_bubble)"
+        ),
+    ),
+    Rule(
+        name="trainer_pipeline_layout",
+        scope="trainer",
+        illegal=lambda c, _: c.pipeline_layout != 0,
+        sentence=lambda layout, _: (
+            f"pipeline_layout={layout.pipeline_layout}: the embedded trainer splits layers by "
+            "pipeline_split alone"
         ),
     ),
     Rule(

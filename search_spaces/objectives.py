@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.errors import ObjectiveInvalidError
-from layout_tuner.search_spaces.layouts.layout import RECOMPUTE_MODES
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES
 from layout_tuner.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and clients need the names alone
@@ -89,7 +89,7 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
     if name == "model_tflops_per_device":
         return np.asarray(per_device * (model.model_flops_per_token / 1e12), dtype=np.float64)
     if name == "hardware_tflops_per_device":
-        by_mode = [model.hardware_flops_per_token(mode) / 1e12 for mode in RECOMPUTE_MODES]
+        by_mode = [model.hardware_flops_per_token(each) / 1e12 for each in RECOMPUTE_CHOICES]
         return np.asarray(per_device * np.array(by_mode)[columns.recompute], dtype=np.float64)
     raise ObjectiveInvalidError(
         f"objective {name!r} is not one of the throughputs {', '.join(OBJECTIVES)}"

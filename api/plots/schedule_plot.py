@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,12 +14,11 @@ from layout_tuner.api.plots.svg import Plot, join, number, svg_tag, tag
 from layout_tuner.predictions.estimates.step_shape import idle_slots
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.layouts.schedules import (
-    Backward,
-    Forward,
-    Schedule,
-    Transfer,
-    pipeline_schedule,
+from layout_tuner.search_spaces.layouts.schedules import splits_backward
+from layout_tuner.search_spaces.layouts.timed_schedule import (
+    TimedPass,
+    TimedSchedule,
+    timed_schedule,
 )
 
 MAX_STAGES: Final = 128
@@ -40,77 +38,6 @@ _GAP: Final = 26.0
 """Width of the break in a long schedule."""
 _LEGEND: Final = 300.0
 _CHARACTER: Final = 6.6
-
-
-Kind = Literal["forward", "backward", "weights"]
-
-
-class TimedPass(NamedTuple):
-    """A pass of a chunk with its times, in durations of a chunk's forward pass."""
-
-    kind: Kind
-    """`weights`: the products of weight gradients that a backward pass has left out."""
-    chunk: int
-    microbatch: int
-    start: float
-    end: float
-
-
-class TimedSchedule(NamedTuple):
-    """When each rank of a pipeline runs its passes, if transfers took no time."""
-
-    ranks: Sequence[Sequence[TimedPass]]
-    """The passes of each pipeline rank in order."""
-    length: float
-    """The end of the last pass."""
-
-
-@lru_cache(maxsize=8)
-def timed_schedule(
-    *, pp: int, vpp: int, num_microbatches: int, backward_units: float, schedule: Schedule = "1f1b"
-) -> TimedSchedule:
-    """Starts each pass when its rank is free and its input is there.
-
-    A backward pass takes `backward_units` as long as a forward pass, and one unit less where it
-    leaves out the products of weight gradients. The idle share is then that of `bubble`.
-    """
-    durations = {"forward": 1.0, "backward": backward_units, "weights": 1.0}
-    durations["backward"] -= 1.0 if schedule == "zero_bubble" else 0.0
-    waiting = [_passes(rank, pp, vpp, num_microbatches, schedule)[::-1] for rank in range(pp)]
-    ranks: list[list[TimedPass]] = [[] for _ in range(pp)]
-    # When the pass of a stage and micro-batch ended.
-    ends: dict[tuple[Kind, int, int], float] = {}
-    last_stage = pp * vpp - 1
-    while any(waiting):
-        for rank, passes in enumerate(waiting):
-            while passes:
-                kind, chunk, microbatch = passes[-1]
-                stage = chunk * pp + rank
-                before = stage + {"forward": -1, "backward": 1, "weights": 0}[kind]
-                has_input = 0 <= before <= last_stage and kind != "weights"
-                arrived = ends.get((kind, before, microbatch)) if has_input else 0.0
-                if arrived is None:
-                    break
-                passes.pop()
-                free = ranks[rank][-1].end if ranks[rank] else 0.0
-                start = max(free, arrived)
-                end = start + durations[kind]
-                ends[kind, stage, microbatch] = end
-                ranks[rank].append(TimedPass(kind, chunk, microbatch, start, end))
-    return TimedSchedule(ranks, max(passes[-1].end for passes in ranks))
-
-
-def _passes(
-    rank: int, pp: int, vpp: int, num_microbatches: int, schedule: Schedule
-) -> list[tuple[Kind, int, int]]:
-    kinds: dict[type, Kind] = {Forward: "forward", Backward: "backward"}
-    return [
-        (kinds.get(type(action), "weights"), action.of.chunk, action.of.microbatch)
-        for action in pipeline_schedule(
-            rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule
-        )
-        if not isinstance(action, Transfer)
-    ]
 
 
 class _Window(NamedTuple):
@@ -209,7 +136,7 @@ def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
 
 def _legend(layout: Layout) -> Markup:
     kinds = [("forward0", "forward"), ("backward0", "backward")]
-    if layout.schedule == "zero_bubble":
+    if splits_backward(layout.schedule):
         kinds.append(("weights0", "weight gradients"))
     drawn = []
     for place, (kind, words) in enumerate(kinds):
@@ -284,7 +211,7 @@ def _notes(
     why = ", since it recomputes the activations" if backward > 2 else ""
     paler = "; every other model chunk has another shade" if layout.vpp > 1 else ""
     late = (
-        " and its weight gradients together take" if layout.schedule == "zero_bubble" else " takes"
+        " and its weight gradients together take" if splits_backward(layout.schedule) else " takes"
     )
     yield (
         f"A row is a pipeline stage, a number a micro-batch{paler}. A backward pass{late} {times} "
@@ -293,7 +220,7 @@ def _notes(
     if compute_s is not None:
         yield f"The measured compute time, {compute_s:.4g} s a step, is spread over the passes."
     formula = "(pp - 1) / (vpp * micro-batches + pp - 1)"
-    if layout.schedule == "zero_bubble":
+    if splits_backward(layout.schedule):
         formula = f"with schedule=1f1b {bubble(replace(layout, schedule='1f1b')):.1%}"
     yield f"In this model a stage is idle for {bubble(layout):.1%} of the step: {formula}."
     if window.is_broken:

@@ -48,6 +48,8 @@ LEAST_LAYOUTS: Final = 5
 """Measured layouts of a cell in which choices are counted."""
 LEAST_ORDERED: Final = 3
 """Measured rows of a cell in which the order is judged."""
+V_NAMES: Final = {"zbv": "zbv", "zbv-formatted": "zbv", "v-half": "v_half", "v-min": "v_min"}
+"""V-shaped schedules by their names in Primus."""
 PEAKS: Final = "frontier_175b_memory.csv"
 _PEAKS: Final = ("low_peak_bytes", "expected_peak_bytes", "high_peak_bytes")
 
@@ -275,7 +277,7 @@ def cells_by_memory(text: str) -> list[TableCell]:
 
 def table_cells(text: str) -> Iterator[tuple[TableCell, Sequence[Mapping[str, str]]]]:
     """Cells, each with the texts of the rows of its part of the table by their number."""
-    texts = list(csv.DictReader(io.StringIO(text)))
+    texts = [_with_schedule(row) for row in csv.DictReader(io.StringIO(text))]
     if not texts or "device_memory_gb" not in texts[0]:
         yield from ((cell, texts) for cell in read_table(text).cells)
         return
@@ -286,6 +288,14 @@ def table_cells(text: str) -> Iterator[tuple[TableCell, Sequence[Mapping[str, st
         writer.writeheader()
         writer.writerows(part)
         yield from ((cell, part) for cell in read_table(written.getvalue()).cells)
+
+
+def _with_schedule(row: dict[str, str]) -> dict[str, str]:
+    """A row of Primus' schedules with its V-shaped schedule, which the table names beside them."""
+    schedule = V_NAMES.get(row.get("pp_algorithm", ""))
+    if schedule is None:
+        return row
+    return {**row, "schedule": schedule, LACKS: "", "source": row["source"].split(",")[0]}
 
 
 def _of_cell(cell: TableCell, texts: Sequence[Mapping[str, str]]) -> Iterator[JudgedRow]:

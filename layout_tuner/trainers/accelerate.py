@@ -21,6 +21,7 @@ from layout_tuner.trainers.adapter import (
     lacking_knobs,
     shape_rules,
 )
+from layout_tuner.trainers.megatron_lm import recompute_method
 
 MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
@@ -72,6 +73,12 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     if without := _without_recompute(layout):
         lacking["recompute"] = without
     return lacking
+
+
+def _levers(layout: Layout) -> tuple[str, ...]:
+    """The levers of memory that the file can state."""
+    known = {"DEEPSPEED": ("optimizer",), "MEGATRON_LM": ("layers",)}
+    return known.get(accelerate_backend(layout), ())
 
 
 def _without_recompute(layout: Layout) -> str:
@@ -137,6 +144,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "gradient_accumulation_steps": layout.num_microbatches,
         "zero3_init_flag": False,
         "deepspeed_multinode_launcher": "standard",
+        **({"offload_optimizer_device": "cpu"} if layout.offload == "optimizer" else {}),
     }
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -166,8 +174,8 @@ def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
         "context_parallel_size": layout.cp,  # 2 where the file says nothing
         # these three also where the file says nothing
         "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
+        "recompute_method": recompute_method(layout)[0],
+        "recompute_num_layers": int(recompute_method(layout)[1]),
         "use_rotary_position_embeddings": job.model.family == "llama",
     }
     return {f"megatron_lm_{key}": value for key, value in values.items()}
@@ -242,6 +250,7 @@ ACCELERATE: Final = TrainerAdapter(
     target_version="accelerate 1.15.0",
     needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
+    levers=_levers,
     rules=_RULES,
     layout_values=_values,
     notes=_notes,

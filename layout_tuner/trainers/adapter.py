@@ -13,6 +13,7 @@ from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValue
 from layout_tuner.search_spaces.layouts.layout import KNOBS, RANK_ORDERS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, RECOMPUTE_MODES
 from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
 from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
 from layout_tuner.trainers.trainer_knob import (
@@ -75,6 +76,41 @@ def lacking_knobs(layout: Layout, trainer: str, *knobs: str) -> dict[str, str]:
         ),
     }
     return {knob: known[knob][1] for knob in knobs if known[knob][0]}
+
+
+_LEVERS: Final[Mapping[str, tuple[str, Callable[[Layout], bool], str]]] = {
+    "modules": (
+        "recompute",
+        lambda layout: layout.recompute not in RECOMPUTE_MODES,
+        "no recomputation of single modules; without it no activations are recomputed",
+    ),
+    "layers": (
+        "recompute_layers",
+        lambda layout: layout.recompute_layers != ALL_LAYERS,
+        "no number of layers that recompute; without it all of them do",
+    ),
+    "layers_by_rank": (
+        "recompute_layers",
+        lambda layout: "/" in layout.recompute_layers,
+        "no number of layers for each pipeline rank; without them all layers recompute",
+    ),
+    "activations": (
+        "offload",
+        lambda layout: layout.offload == "activations",
+        "no offloading of activations alone; without it they stay on the device",
+    ),
+    "optimizer": (
+        "offload",
+        lambda layout: layout.offload == "optimizer",
+        "no offloading of the optimizer alone; without it its states stay on the device",
+    ),
+    "bf16_states": (
+        "optimizer_states",
+        lambda layout: layout.optimizer_states == "bf16",
+        "no setting for moments of 16 bits beside masters in fp32; without it they are fp32",
+    ),
+}
+"""Levers of memory: the knob of the layout, where a layout has it, and what a trainer lacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,12 +219,16 @@ class TrainerAdapter:
     the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
     none that sets the ranks or the batch: those are refusals. A user may accept that they are
     dropped; they then have their defaults in the job, whatever the trainer does."""
+    has_stages: bool = False
+    """Whether the trainer is told the layers of each stage. If not, they count as lacking."""
     schedules: Collection[str] = ("1f1b",)
     """The pipeline schedules that the trainer has. Others count as lacking."""
     rank_orders: Collection[str] = RANK_ORDERS[:1]
     """The orders of ranks that it has. Others count as lacking."""
     rules: Sequence[TrainerRule] = ()
     """The trainer's own legality, beyond the rules that every exported layout keeps."""
+    levers: Callable[[Layout], Collection[str]] = lambda _layout: ()
+    """Which of `_LEVERS` it has for a layout. Others count as lacking."""
     has_columns: bool = False
     """Whether it divides weights over tensor columns."""
     layout_values: Callable[[TrainerJob], Mapping[str, Any]] = lambda _job: {}
@@ -294,16 +334,27 @@ class TrainerAdapter:
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
         """What the trainer does not have: `lacking`, schedule, order of ranks, settings."""
         found = dict(self.lacking(job))
+        if job.layout.is_written_out and not self.has_stages:
+            found["pipeline_layout"] = (
+                f"{self.name} cannot be told the layers of each stage; without pipeline_layout="
+                f"{job.layout.pipeline_layout} it cuts stages of its own"
+            )
         if job.layout.schedule not in self.schedules:
+            is_v = job.layout.is_v_shaped
             found["schedule"] = (
-                f"{self.name} has no schedule={job.layout.schedule} with one stage a rank; without "
-                "it the schedule is 1F1B"
+                f"{self.name} has no schedule={job.layout.schedule}"
+                f"{'' if is_v else ' with one stage a rank'}; without it the schedule is "
+                f"{'interleaved ' if is_v else ''}1F1B"
             )
         if job.layout.rank_order not in self.rank_orders:
             found["rank_order"] = (
                 f"{self.name} numbers ranks by tp, cp, dp and pp; without rank_order="
                 f"{job.layout.rank_order} the replicas of a stage are neighbours, not its pipeline"
             )
+        levers = _LEVERS if self.any_settings else self.levers(job.layout)
+        for lever, (knob, is_set, lacks) in _LEVERS.items():
+            if lever not in levers and is_set(job.layout) and knob not in found:
+                found[knob] = f"{self.name} has {lacks}"
         for name, value in job.layout.job.items():
             if self._writing(name, value) is None:
                 known = self.job_knobs.get(name)

@@ -134,6 +134,7 @@ ENGINE_PATHS: Final = (
     "gradient_accumulation_steps",
     "steps_per_print",
     "zero_optimization.stage",
+    "zero_optimization.offload_optimizer",
     "data_types",
     "bf16",
     "fp16",
@@ -164,6 +165,8 @@ def batch_zero_and_types(layout: Layout) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": layout.zero_stage}
     if layout.zero_stage >= 2:
         zero["overlap_comm"] = True  # the default of stage 3 alone
+    if layout.offload == "optimizer":
+        zero["offload_optimizer"] = {"device": "cpu"}
     values: dict[str, Any] = {
         **{key: getattr(layout, name) for key, name in BATCH_KEYS.items()},
         "steps_per_print": 1,
@@ -250,6 +253,8 @@ def _notes(job: TrainerJob) -> list[str]:
 DEEPSPEED: Final = TrainerAdapter(
     name="deepspeed",
     target_version="DeepSpeed 0.19.8",
+    # Without ZeRO there is no section that offloads (runtime/zero/config.py).
+    levers=lambda layout: ("optimizer",) if layout.zero_stage else (),
     needs="DeepSpeed, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
     rules=_RULES,

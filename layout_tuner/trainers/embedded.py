@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, shape_rules
 from layout_tuner.trainers.knobs.embedded import EMBEDDED_KNOBS
@@ -44,9 +45,11 @@ EMBEDDED: Final = TrainerAdapter(
     target_version=f"job version {JOB_VERSION}",
     needs="layout-tuner itself, on every node",
     rank_orders=RANK_ORDERS,
-    schedules=SCHEDULES,
+    schedules=tuple(each for each in SCHEDULES if each not in V_SLOTS),
     rules=shape_rules("the embedded trainer", "search_spaces/legality_rules.py", ATTENTION_FIELDS),
     layout_values=_values,
     has_columns=True,
+    has_stages=True,
+    levers=lambda _layout: ("modules", "layers", "layers_by_rank", "bf16_states"),
     knobs=EMBEDDED_KNOBS,
 )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import (
     INITIAL_LOSS_SCALE,
@@ -30,6 +31,9 @@ from layout_tuner.trainers.megatron_lm import (
     STEP_LINES,
     expert_values,
     notes,
+    offloaded_layers,
+    recompute_method,
+    recompute_modules,
 )
 
 RECIPE: Final = "vanilla_gpt_pretrain_config"
@@ -89,7 +93,12 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     if layout.rank_order == "tp_cp_pp_dp":
         distributed["use_tp_pp_dp_mapping"] = True
     return {
-        "model": {**_model(model), **expert_values(job), **_parallelism(layout)},
+        "model": {
+            **_model(model),
+            **expert_values(job),
+            **_parallelism(layout),
+            **_activation_offload(job),
+        },
         "train": {
             "train_iters": 100,
             **_stated(layout, "micro_batch_size", "global_batch_size"),
@@ -103,7 +112,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         },
         **({"dist": distributed} if distributed else {}),
         **({"checkpoint": {"ckpt_format": FSDP_CHECKPOINTS}} if strategy else {}),
-        "optimizer": {"use_distributed_optimizer": has_zero},
+        "optimizer": {"use_distributed_optimizer": has_zero, **_optimizer_offload(layout)},
         "dataset": {"seq_length": model.seq_length},
         "tokenizer": {"vocab_size": model.vocab_size},
         "mixed_precision": MIXED_PRECISION[layout.precision],
@@ -144,8 +153,22 @@ def _stated(layout: Layout, *names: str) -> dict[str, Any]:
     return {LAYOUT_KEYS[name]: getattr(layout, name) for name in names}
 
 
+def _optimizer_offload(layout: Layout) -> dict[str, Any]:
+    if layout.offload != "optimizer":
+        return {}
+    names = ("optimizer_cpu_offload", "use_precision_aware_optimizer")
+    return {**dict.fromkeys(names, True), "optimizer_offload_fraction": 1.0}
+
+
+def _activation_offload(job: TrainerJob) -> dict[str, Any]:
+    layers = offloaded_layers(job)
+    return {"cpu_offloading": True, "cpu_offloading_num_layers": layers} if layers else {}
+
+
 def _parallelism(layout: Layout) -> dict[str, Any]:
-    is_full = layout.recompute == "full"
+    method, number = recompute_method(layout) if layout.recompute == "full" else (None, None)
+    granularity = "selective" if layout.recompute not in ("none", "full") else layout.recompute
+    modules = {"recompute_modules": recompute_modules(layout)}
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
     context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
@@ -154,10 +177,16 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         **({} if layout.cp == 1 else context),
         **_stated(layout, "tp", "pp"),
         LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
+        **(
+            {"pipeline_model_parallel_layout": layout.pipeline_layout}
+            if layout.is_written_out
+            else {}
+        ),
         **_stated(layout, "sequence_parallel"),
-        "recompute_granularity": None if layout.recompute == "none" else layout.recompute,
-        "recompute_method": "uniform" if is_full else None,
-        "recompute_num_layers": 1 if is_full else None,
+        "recompute_granularity": None if granularity == "none" else granularity,
+        "recompute_method": method,
+        "recompute_num_layers": None if number is None else int(number),
+        **(modules if layout.recompute not in RECOMPUTE_MODES else {}),
     }
 
 
@@ -171,6 +200,8 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
 
 
 def _override(path: str, value: Any) -> list[str]:
+    if path.endswith("_layout"):  # its signs mean something to the reader of overrides
+        return [f'{path}="{value}"']
     return [f"{path}={'null' if value is None else word_of(value)}"]
 
 
@@ -191,6 +222,9 @@ _PLACEMENT: Final = (
             "recompute_granularity",
             "recompute_method",
             "recompute_num_layers",
+            "recompute_modules",
+            "cpu_offloading",
+            "cpu_offloading_num_layers",
         )
     ),
     "train.micro_batch_size",
@@ -198,7 +232,7 @@ _PLACEMENT: Final = (
     "ddp",
     "dist",
     "checkpoint.ckpt_format",
-    "optimizer.use_distributed_optimizer",
+    "optimizer",
     "mixed_precision",
 )
 
@@ -217,9 +251,11 @@ _FP16: Final = (
 
 MEGATRON_BRIDGE: Final = TrainerAdapter(
     name="megatron-bridge",
+    has_stages=True,
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,
+    levers=lambda _layout: ("modules", "layers", "activations", "optimizer"),
     rules=(*ARGUMENT_RULES, *_UNFUSED),
     layout_values=_values,
     layout_arguments=_argument_groups,

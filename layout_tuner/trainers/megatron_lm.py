@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
+from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.trainers.adapter import (
@@ -69,7 +70,7 @@ def _checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
     )
     counted = layout.counted_layers(model.num_layers)
     yield (
-        counted % (pp * vpp) != 0,
+        counted % (pp * vpp) != 0 and not layout.is_written_out,
         f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
         f"={pp * vpp}",
     )
@@ -156,6 +157,31 @@ ARGUMENT_RULES: Final = (
         sentence=lambda layout, model: "; ".join(_problems(layout, model)),
     ),
     TrainerRule(
+        name="modules_of_all_layers",
+        source="core/transformer/transformer_config.py, __post_init__: selective takes no number",
+        broken=lambda layout, _: (
+            layout.recompute not in ("none", "full") and layout.recompute_layers != ALL_LAYERS
+        ),
+        sentence=lambda layout, _: (
+            f"recompute={layout.recompute} with recompute_layers={layout.recompute_layers}: "
+            "Megatron recomputes modules in all layers; state full, or leave recompute_layers out"
+        ),
+    ),
+    TrainerRule(
+        name="distributed_optimizer",
+        source="megatron/training/arguments.py, validate_args: --use-precision-aware-optimizer",
+        broken=lambda layout, _: (
+            (layout.offload == "optimizer" or layout.optimizer_states == "bf16")
+            and (layout.zero_stage == 0 or layout.precision == "fp32")
+        ),
+        sentence=lambda layout, _: (
+            f"offload={layout.offload} and optimizer_states={layout.optimizer_states} with "
+            f"zero_stage={layout.zero_stage} and precision={layout.precision}: Megatron's "
+            "precision-aware optimizer needs the distributed one and 16-bit weights; export a "
+            "trial with zero_stage=1"
+        ),
+    ),
+    TrainerRule(
         name="rank_order_of_fsdp",
         source="Megatron-Bridge training/config.py, ConfigContainer.validate",
         broken=lambda layout, _: (
@@ -206,6 +232,12 @@ SPLIT_FLAGS: Final = (
     "--account-for-loss-in-pipeline-split",
 )
 """They count embedding and head as layers of the pipeline's split."""
+STAGES_FLAG: Final = "--pipeline-model-parallel-layout"
+"""The layers of each of pp * vpp stages, in the letters of `Layout.pipeline_layout`."""
+MODULES_FLAG: Final = "--recompute-modules"
+MODULE_NAMES: Final[Mapping[str, str]] = {"core_attention": "core_attn"}
+"""Its names of modules that have another one here."""
+OPTIMIZER_OFFLOAD_FLAG: Final = "--optimizer-cpu-offload"
 PIPELINE_FIRST_FLAG: Final = "--use-tp-pp-dp-mapping"
 """It numbers the stages of a pipeline before its replicas."""
 
@@ -224,6 +256,7 @@ def _argument_groups(job: TrainerJob) -> list[list[str]]:
         *_attention_flags(model),
         *_expert_flags(job),
         *recompute_flags(layout),
+        *_lever_flags(job),
         ["--seed", str(job.seed + 1)],  # all of the family refuse 0
     ]
 
@@ -241,6 +274,7 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
         *batch_flags(layout, with_loss_scale=False),
         *(words for words in _expert_flags(job) if _OF_THE_PLACEMENT.fullmatch(words[0])),
         *recompute_flags(layout),
+        *_lever_flags(job),
     ]
 
 
@@ -271,6 +305,8 @@ def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
         flags.append([str(word) for pair in named for word in pair])
     if layout.rank_order == "tp_cp_pp_dp":
         flags.append([PIPELINE_FIRST_FLAG])
+    if layout.is_written_out:
+        flags.append([STAGES_FLAG, layout.pipeline_layout])
     counted_ends = zip(SPLIT_FLAGS, layout.counted_ends, strict=True)
     flags += [[name] for name, counts in counted_ends if counts]
     return flags
@@ -278,7 +314,7 @@ def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
 
 def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     flags = []
-    if layout.vpp > 1:
+    if layout.vpp > 1 and not layout.is_written_out:  # the stages say it, and the option is refused
         flags.append([LAYOUT_FLAGS["vpp"], str(layout.vpp)])
     if layout.zero_stage:
         flags += [
@@ -405,16 +441,49 @@ def _expert_flags(job: TrainerJob) -> list[list[str]]:
 
 
 def recompute_flags(layout: Layout) -> list[list[str]]:
-    """Recomputation: of attention's core, or of whole layers."""
-    if layout.recompute == "selective":
-        return [["--recompute-granularity", "selective"]]
+    """Recomputation: of attention's core, of other modules, or of whole layers."""
+    if layout.recompute == "none":
+        return []
     if layout.recompute == "full":
         # uniform, one layer at a time: every block is recomputed from its own input
+        method = recompute_method(layout)
         return [
             ["--recompute-granularity", "full"],
-            ["--recompute-method", "uniform", "--recompute-num-layers", "1"],
+            ["--recompute-method", method[0], "--recompute-num-layers", method[1]],
         ]
-    return []
+    flags = [["--recompute-granularity", "selective"]]
+    if layout.recompute != "selective":
+        flags.append([MODULES_FLAG, *recompute_modules(layout)])
+    return flags
+
+
+def recompute_method(layout: Layout) -> tuple[str, str]:
+    """The method of full recomputation, and its number of layers, which is that of all ranks."""
+    is_number = layout.recompute_layers.isdigit()
+    return ("block", layout.recompute_layers) if is_number else ("uniform", "1")
+
+
+def recompute_modules(layout: Layout) -> list[str]:
+    """The modules that are recomputed alone, by Megatron's names."""
+    return [MODULE_NAMES.get(name, name) for name in modules_of(layout.recompute)]
+
+
+def offloaded_layers(job: TrainerJob) -> int:
+    """The most layers whose activations it offloads: all but two (TransformerConfig)."""
+    return max(job.model.num_layers - 2, 0) if job.layout.offload == "activations" else 0
+
+
+def _lever_flags(job: TrainerJob) -> list[list[str]]:
+    layout, flags = job.layout, []
+    if layers := offloaded_layers(job):
+        flags.append(["--cpu-offloading-num-layers", str(layers)])
+    if layout.offload == "optimizer":
+        flags.append([OPTIMIZER_OFFLOAD_FLAG])
+    if layout.offload == "optimizer" or layout.optimizer_states == "bf16":
+        flags.append(["--use-precision-aware-optimizer"])
+    if layout.optimizer_states == "bf16":
+        flags.append(["--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"])
+    return flags
 
 
 def notes(job: TrainerJob, trainer: str) -> list[str]:
@@ -470,9 +539,11 @@ def _notes(job: TrainerJob) -> list[str]:
 
 MEGATRON_LM: Final = TrainerAdapter(
     name="megatron-lm",
+    has_stages=True,
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
     rank_orders=RANK_ORDERS,
+    levers=lambda _layout: ("modules", "layers", "activations", "optimizer", "bf16_states"),
     rules=(*ARGUMENT_RULES, UNFUSED_OVER_CP),
     layout_arguments=_argument_groups,
     placement_groups=_placement_groups,

@@ -177,6 +177,7 @@ _RULES: Final = (
         source="distributed/pipeline_parallel.py: its last stages would have fewer layers",
         broken=lambda layout, model: (
             layout.pp > 1
+            and not layout.is_written_out
             and layout.counted_layers(model.num_layers) % (layout.pp * layout.vpp) != 0
         ),
         sentence=lambda layout, model: (
@@ -243,25 +244,43 @@ _RULES_OF_0_3: Final = (
 )
 
 
-def _pipeline(job: TrainerJob) -> dict[str, Any]:
-    """The stages: without them, torchtitan counts embedding and output as a layer each."""
+def _pipeline(job: TrainerJob, output: str) -> dict[str, Any]:
+    """The stages: without them, torchtitan counts embedding and output as a layer each.
+
+    `output` is the name of the module of the output projection.
+    """
     layout = job.layout
     embedding, head = layout.counted_ends
     counted = layout.counted_layers(job.model.num_layers)
     if layout.pp == 1:
         return {}
+    is_interleaved = layout.vpp > 1 and not layout.is_v_shaped
+    schedule = "Interleaved1F1B" if is_interleaved else SCHEDULES[layout.schedule]
+    if layout.is_written_out:
+        return {
+            "pipeline_parallel_schedule": schedule,
+            MODULES: _modules_of_stages(layout, job.model.num_layers, output),
+        }
     return {
-        "pipeline_parallel_schedule": "Interleaved1F1B"
-        if layout.vpp > 1
-        else SCHEDULES[layout.schedule],
+        "pipeline_parallel_schedule": schedule,
         "pipeline_parallel_layers_per_stage": counted // (layout.pp * layout.vpp),
         "pipeline_parallel_first_stage_less_layers": embedding,
         "pipeline_parallel_last_stage_less_layers": head,
     }
 
 
-SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe"}
-"""Its schedules of one stage a rank; those without bubbles have two."""
+def _modules_of_stages(layout: Layout, num_layers: int, output: str) -> list[list[str]]:
+    """The modules of each stage by name, as `_generate_llm_fqn_per_model_part` lists them."""
+    stages = [
+        [f"layers.{layer}" for layer in layout.layers_of_stage(stage, num_layers)]
+        for stage in range(layout.pp * layout.vpp)
+    ]
+    return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", output]]
+
+
+MODULES: Final = "module_fqns_per_model_part"
+SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "zbv": "ZBVZeroBubble"}
+"""Its schedules: the last one has two stages a rank, as the interleaved one may have."""
 RESHARD: Final[Mapping[int, str]] = {2: "never", 3: "always"}
 """When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
 ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
@@ -369,7 +388,7 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
         "parallelism": {
             **_degrees(layout, replicas),
             **exchange,
-            **_pipeline(job),
+            **_pipeline(job, "output"),
             **_micro_batch(layout),
         },
         "activation_checkpoint": {
@@ -416,7 +435,7 @@ def _sections_of_0_3(
         "parallelism": {
             **_degrees(layout, layout.dp),
             "enable_sequence_parallel": layout.sequence_parallel,
-            **_pipeline(job),
+            **_pipeline(job, "lm_head"),
             **pipeline,
         },
         "compile": {"enable": job.compile},
@@ -439,7 +458,10 @@ def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
         "max_context_length": seq_length,
     }
     pipeline = {"num_pp_microbatches": layout.num_microbatches} if layout.pp > 1 else {}
-    return _sections_of_0_3(job, batch, pipeline)
+    values = _sections_of_0_3(job, batch, pipeline)
+    if layout.optimizer_states == "bf16":
+        values["optimizer"] = {"implementation": "fused_opt_states_bf16"}
+    return values
 
 
 def _notes(job: TrainerJob) -> list[str]:
@@ -472,6 +494,7 @@ def _adapter(
         needs=f"{target_version}, a tokenizer's folder in TOKENIZER_DIR, and a GPU",
         lacking=lacking,
         schedules=SCHEDULES,
+        has_stages=True,
         rules=rules,
         layout_values=values,
         notes=_notes,
@@ -513,5 +536,8 @@ TORCHTITAN_0_2: Final = _adapter(
 )
 TORCHTITAN_0_3: Final = _adapter("torchtitan-0.3", "torchtitan 0.3.0", _values_of_0_3)
 TORCHTITAN_MAIN: Final = _adapter(
-    "torchtitan-main", f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})", _values_of_main
+    "torchtitan-main",
+    f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})",
+    _values_of_main,
+    levers=lambda _layout: ("bf16_states",),
 )

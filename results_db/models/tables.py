@@ -53,12 +53,13 @@ from layout_tuner.results_db.records import (
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, DEGREES, KNOBS
+from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT, SPLIT
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
 _LATER_COUNTS: Final = ("tp_columns", "ep", "etp")
 """Counts with a check of their own each; `layout_counts` checks the others."""
-_LAYOUT_KEY: Final = String(120).with_variant(String(640), "postgresql")
-"""The longest is that of a cheap probe of a job with settings: 218 characters and those of
+_LAYOUT_KEY: Final = String(120).with_variant(String(1000), "postgresql")
+"""The longest is that of a cheap probe of a job with settings: under 600 characters and those of
 `MAX_KEY_LENGTH`. SQLite checks no lengths."""
 _KNOB: Final = String(40).with_variant(String(64), "postgresql")
 """The name or value of a knob of a layout or a job."""
@@ -188,7 +189,7 @@ class Trial(WithCosts, Base):
         *(
             CheckConstraint(one_of(name, knob.choices), name=name)
             for name, knob in KNOBS.items()
-            if knob.choices and not knob.is_switch
+            if knob.choices and not knob.is_switch and not knob.is_text
         ),
         CheckConstraint(
             "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
@@ -233,12 +234,16 @@ class Trial(WithCosts, Base):
     schedule: Mapped[str] = mapped_column(String(16), server_default="1f1b")
     cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
     pipeline_split: Mapped[str] = mapped_column(String(24), server_default="layers")
+    pipeline_layout: Mapped[str] = mapped_column(String(MAX_TEXT), server_default=SPLIT)
     rank_order: Mapped[str] = mapped_column(String(16), server_default="tp_cp_dp_pp")
     micro_batch_size: Mapped[int]
     num_microbatches: Mapped[int]
     zero_stage: Mapped[int]
     zero_replicas: Mapped[int] = mapped_column(server_default="1")
-    recompute: Mapped[str] = mapped_column(String(16))
+    recompute: Mapped[str] = mapped_column(String(64))
+    recompute_layers: Mapped[str] = mapped_column(String(64), server_default="all")
+    offload: Mapped[str] = mapped_column(String(16), server_default="none")
+    optimizer_states: Mapped[str] = mapped_column(String(8), server_default="fp32")
     sequence_parallel: Mapped[bool]
     precision: Mapped[str] = mapped_column(String(8))
     num_devices: Mapped[int]

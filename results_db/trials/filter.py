@@ -21,6 +21,7 @@ from layout_tuner.search_spaces.layouts.job_settings import (
     value_of_word,
 )
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT
 
 MAX_VALUES: Final = 100
 """Most values that one knob, or the states, may be held to."""
@@ -45,11 +46,13 @@ BOUND_FIELDS: Final = tuple(f"{end}_{metric}" for metric in METRICS for end in (
 
 CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "states": TRIAL_STATES,
-    **{name: knob.choices for name, knob in KNOBS.items() if not knob.is_number},
+    **{name: each.choices for name, each in KNOBS.items() if not each.is_number | each.is_text},
 }
 """Fields whose values are words, or true and false, with their values."""
 
-TEXTS: Final = {"reasons": 40, "nodes": 255}
+TEXTS: Final = {"reasons": 40, "nodes": 255} | {
+    name: MAX_TEXT for name, knob in KNOBS.items() if knob.is_text
+}
 """Fields whose values are free texts, with their largest lengths."""
 
 _ENDS: Final = ("min_", "max_")
@@ -126,6 +129,8 @@ class TrialFilter:
         for name in LISTED_FIELDS:
             if name in kept:
                 _refuse_values(name, kept[name])
+                if name in KNOBS and (parse := KNOBS[name].parse):
+                    kept[name] = tuple(map(parse, kept[name]))
         of_jobs = dict.fromkeys(name[4:] for name in kept if name[4:].startswith(JOB_PREFIX))
         for metric in (*METRICS, *of_jobs):
             low, high = self.bounds(metric)
@@ -184,6 +189,8 @@ def _refuse_values(name: str, values: object) -> None:
 def _problem(name: str, value: object) -> str | None:
     if name.startswith(JOB_PREFIX):
         return job_value_problem(value)
+    if name in KNOBS and KNOBS[name].is_text:
+        return KNOBS[name].problem(value)
     if name in CHOICES:
         choices = CHOICES[name]
         # True is no 1 here, and no number is a word.

@@ -60,7 +60,9 @@ def knob_number(name: str, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return column
     if knob.is_switch:
         return cast(column, Integer)
-    return case({word: knob.code(word) for word in knob.choices}, value=column)
+    # Free texts come after the words, in no order of their own.
+    else_ = len(knob.choices) if knob.is_text else None
+    return case({word: knob.code(word) for word in knob.choices}, value=column, else_=else_)
 
 
 def job_knobs_of(session: Session, campaign_id: int) -> Knobs:

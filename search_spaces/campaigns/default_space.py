@@ -7,7 +7,7 @@ is never changed. The result is explicit, so that a stored campaign keeps its me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -28,6 +28,12 @@ from layout_tuner.search_spaces.layouts.layout import (
     Layout,
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.recomputation import (
+    ALL_LAYERS,
+    MAX_LAYERS_TEXT,
+    layers_by_rank,
+    read_recompute_layers,
+)
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, read_auto
 
@@ -56,6 +62,7 @@ OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
 
 _GIVEN_UP: Final = (
+    "recompute_layers",
     "cp_comm_type",
     "vpp",
     "sequence_parallel",
@@ -98,6 +105,7 @@ class DefaultSpace:
             SpaceInvalidError: the number of nodes is left out and unknown.
         """
         given = read_mapping(described, SpaceInvalidError, "the search space")
+        asked = frozenset(name for name, value in given.items() if value == AUTO)
         given = {name: value for name, value in given.items() if value != AUTO}
         batch: Any = given.get("global_batch_size")
         try:
@@ -110,7 +118,9 @@ class DefaultSpace:
             }
         except SearchSpaceError:
             return given
-        choices = _Choices(self, stated, read_batch, given.get("allow_tp_across_nodes") is True)
+        choices = _Choices(
+            self, stated, read_batch, given.get("allow_tp_across_nodes") is True, asked
+        )
         chosen = choices.of_absent_knobs()
         plain = {name: each[0] if len(each) == 1 else list(each) for name, each in chosen.items()}
         plain = {name: value for name, value in plain.items() if not KNOBS[name].is_left_out(value)}
@@ -126,10 +136,12 @@ class _Choices:
         stated: Mapping[str, tuple[Any, ...]],
         batch: GlobalBatch,
         allow_tp_across_nodes: bool,
+        asked: Collection[str] = (),
     ) -> None:
         self._context, self._model, self._cluster = context, context.model, context.cluster
         self._stated, self._batch = stated, batch
         self._tp_leaves_node = allow_tp_across_nodes
+        self._asked = asked
 
     def of_absent_knobs(self) -> dict[str, tuple[Any, ...]]:
         """The choices by knob, of at most `MAX_AUTO_COMBINATIONS` together with the stated ones."""
@@ -312,7 +324,38 @@ class _Choices:
     @cached_property
     def recompute(self) -> tuple[str, ...]:
         one = (min(self._stated.get("tp", (1,))), min(self._stated.get("pp", (1,))))
-        return ("none",) if self._fits(*one) else RECOMPUTE_MODES
+        if self._fits(*one):
+            return ("none",)
+        if "recompute_layers" not in self._asked:  # as in spaces of releases without the knob
+            return RECOMPUTE_MODES
+        kinds = [("moe_act", self._model.num_experts > 0)]
+        kinds = [("mlp", self._model.num_expert_layers < self._model.num_layers), *kinds]
+        inside = "+".join(module for module, has in kinds if has)
+        return (*RECOMPUTE_MODES, inside, f"{inside}+layernorm")
+
+    @cached_property
+    def recompute_layers(self) -> tuple[str, ...]:
+        """A quarter, a half, three quarters of a stage's layers; and by rank, where it is asked.
+
+        By rank they fall as the micro-batches in flight under 1F1B do, to none on the last.
+        """
+        if "recompute_layers" not in self._asked or self._of("recompute") == ("none",):
+            return (ALL_LAYERS,)
+        found: dict[str, None] = {ALL_LAYERS: None}
+        for pp in self._of("pp"):
+            layers = self._model.num_layers // pp
+            for number in {layers * part // 4 for part in (1, 2, 3)} - {0}:
+                found[str(number)] = None
+            by_rank = [layers * (pp - 1 - rank) // (pp - 1) for rank in range(pp if pp > 1 else 0)]
+            if 0 < len("/".join(map(str, by_rank))) <= MAX_LAYERS_TEXT:
+                found[read_recompute_layers(by_rank)] = None
+        return tuple(sorted(found, key=lambda text: (text != ALL_LAYERS, layers_by_rank(text))))
+
+    @cached_property
+    def offload(self) -> tuple[str, ...]:
+        """Where it is asked, the optimizer's states, if nothing fits without."""
+        fits = self._may_fit(max(self._of("zero_stage")))
+        return ("none",) if fits or "offload" not in self._asked else ("none", "optimizer")
 
     @cached_property
     def sequence_parallel(self) -> tuple[bool, ...]:

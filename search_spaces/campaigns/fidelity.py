@@ -167,7 +167,8 @@ def _of_microbatches(count: int, layout: Layout, model: ModelShape) -> list[Fide
     if dp * _LEAST_SAVING <= layout.dp:
         found.append(replace(found[0], dp=dp))
     layers = _LEAST_LAYERS * layout.pp * layout.vpp - sum(layout.counted_ends)
-    if layers * _LEAST_SAVING <= model.num_layers:
+    # Stages that are written out have their layers.
+    if layers * _LEAST_SAVING <= model.num_layers and not layout.is_written_out:
         found.append(replace(found[-1], num_layers=layers))
     return found
 

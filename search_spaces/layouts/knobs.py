@@ -6,8 +6,9 @@ the checks of values are loops over it. The choices of a knob are a scalar, a li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 from layout_tuner.documents.not_covered import known_word
@@ -32,6 +33,9 @@ MAX_VALUES: Final = 4096
 
 assert MAX_VALUES < MAX_COUNT, "a list of every count would be too long"
 
+TEXT_BITS: Final = 48
+"""Bits of the code of a free text; a float holds it exactly."""
+
 _METADATA: Final = "knob"
 
 
@@ -42,7 +46,10 @@ class Knob:
     name: str
     default: Any
     choices: tuple[Any, ...] = ()
-    """Its values; empty: every whole number from 1."""
+    """Its values; empty: every whole number from 1. Of a knob of free text, its words."""
+    parse: Callable[[object], str] | None = None
+    """Returns the canonical text of a value, or raises a ValueError whose sentence begins with the
+    value. With its default as the only choice it is a knob of free text."""
     help: str = ""
     """Help text of its command-line option."""
     label: str
@@ -64,6 +71,11 @@ class Knob:
         return not self.choices
 
     @property
+    def is_text(self) -> bool:
+        """Whether its values are texts of a grammar, beside its words."""
+        return self.parse is not None and len(self.choices) == 1
+
+    @property
     def is_switch(self) -> bool:
         return isinstance(self.default, bool)
 
@@ -78,6 +90,12 @@ class Knob:
 
     def problem(self, value: object) -> str | None:
         """Why `value` is none of its values, or None."""
+        if self.parse is not None:
+            try:
+                self.parse(value)
+            except ValueError as error:
+                return str(error)
+            return None
         if not self.choices:
             return whole_number_problem(value)
         if self.is_switch:
@@ -91,8 +109,13 @@ class Knob:
     def code(self, value: Any) -> int:
         """The number for a value in a column: for a word, its place among the choices.
 
-        Words are in the order of the memory that they save, so that neighbours are alike.
+        Words are in the order of the memory that they save, so that neighbours are alike. The code
+        of a free text is a digest: two texts in 10^7 layouts are told apart.
         """
+        if self.is_text and value not in self.choices:
+            return 1 << TEXT_BITS | int.from_bytes(
+                sha256(value.encode()).digest()[: TEXT_BITS // 8]
+            )
         return int(value) if self.is_number or self.is_switch else self.choices.index(value)
 
     def is_left_out(self, value: Any) -> bool:
@@ -139,7 +162,7 @@ def read_choices(knob: Knob, value: object) -> tuple[Any, ...]:
     for choice in listed:
         if problem := knob.problem(choice):
             raise SpaceInvalidError(problem, field=knob.name)
-    choices = tuple(listed)
+    choices = tuple(map(knob.parse, listed)) if knob.parse else tuple(listed)
     if len(set(choices)) < len(choices):
         twice = next(choice for choice in choices if choices.count(choice) > 1)
         raise SpaceInvalidError(f"{shown(twice)} is listed more than once", field=knob.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, get_args
 
@@ -11,13 +11,25 @@ from layout_tuner.documents.reading import read_mapping, refuse_unknown, shown
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
 from layout_tuner.search_spaces.layouts.knobs import knob, knobs_of
-from layout_tuner.search_spaces.layouts.schedules import Schedule
-
-Recompute = Literal["none", "selective", "full"]
-"""The activations that the backward pass recomputes instead of storing them."""
+from layout_tuner.search_spaces.layouts.pipeline_layout import (
+    SPLIT,
+    canonical_layout,
+    layout_key,
+    layout_of_key,
+    stage_layers,
+)
+from layout_tuner.search_spaces.layouts.recomputation import (
+    ALL_LAYERS,
+    RECOMPUTE_CHOICES,
+    read_recompute,
+    read_recompute_layers,
+)
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES as RECOMPUTE_MODES
+from layout_tuner.search_spaces.layouts.recomputation import Recompute as Recompute
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, Schedule, stage_of
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-"""The type of the matrix multiplications; master weights and optimizer states are always fp32. With
+"""The type of the matrix multiplications; master weights are always fp32. With
 fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
 
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
@@ -29,7 +41,6 @@ RankOrder = Literal["tp_cp_dp_pp", "tp_cp_pp_dp"]
 RANK_ORDERS: Final[tuple[RankOrder, ...]] = get_args(RankOrder)
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
-RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 ZERO_STAGES: Final = (0, 1, 2, 3)
 
@@ -38,6 +49,12 @@ CpCommType = Literal["all_gather", "p2p", "a2a"]
 exchanges tokens for heads."""
 
 CP_COMM_TYPES: Final[tuple[CpCommType, ...]] = get_args(CpCommType)
+
+Offload = Literal["none", "activations", "optimizer"]
+"""What is kept in the memory of the host."""
+
+OptimizerStates = Literal["fp32", "bf16"]
+"""The type in which the optimizer keeps its two moments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +144,17 @@ class Layout:
     )
     """What counts as a layer in the split over stages: `layers` is the transformer layers alone. A
     stage whose embedding or head counts has one transformer layer fewer."""
+    pipeline_layout: str = knob(
+        SPLIT,
+        "pipeline layout",
+        "stages",
+        "The layers of each stage, such as Et*3|(tt|)*2tL; split: as --pipeline-split says.",
+        choices=(SPLIT,),
+        parse=canonical_layout,
+        is_new=True,
+    )
+    """The layers of each of pp * vpp stages in Megatron-LM's letters (`pipeline_layout`). A text
+    that is the same as a `pipeline_split` becomes that split."""
     rank_order: RankOrder = knob(
         "tp_cp_dp_pp",
         "order of ranks",
@@ -175,10 +203,47 @@ class Layout:
     )
     """Copies of what ZeRO shards: a shard group is dp * cp / zero_replicas neighbouring ranks, and
     the groups hold the same. 1: one group of all dp * cp."""
-    recompute: Recompute = knob(
-        "none", "recomputation", "recompute", choices=RECOMPUTE_MODES, table_column="stated"
+    recompute: str = knob(
+        "none",
+        "recomputation",
+        "recompute",
+        choices=RECOMPUTE_CHOICES,
+        parse=read_recompute,
+        table_column="stated",
     )
-    """Activations that are recomputed in the backward pass."""
+    """Activations that are recomputed in the backward pass: none, selective (core attention), full,
+    or modules of a layer (`recomputation.RECOMPUTE_MODULES`) joined by +."""
+    recompute_layers: str = knob(
+        ALL_LAYERS,
+        "layers that recompute",
+        "recompute layers",
+        "Layers of each stage that recompute: all, a number, or one number for each pipeline rank "
+        "as in 8/6/4/0.",
+        choices=(ALL_LAYERS,),
+        parse=read_recompute_layers,
+        is_new=True,
+    )
+    """Layers that recompute: all, the first so many of each (virtual) stage, or one such number for
+    each pipeline rank."""
+    offload: Offload = knob(
+        "none",
+        "offload",
+        "offload",
+        "What is kept in the memory of the host.",
+        choices=get_args(Offload),
+        is_new=True,
+    )
+    """What is kept in the memory of the host instead of the device: activations until the backward
+    pass, or the optimizer's states with the step."""
+    optimizer_states: OptimizerStates = knob(
+        "fp32",
+        "optimizer states",
+        "optimizer states",
+        "Type in which the optimizer keeps its moments; bf16 changes losses.",
+        choices=get_args(OptimizerStates),
+        is_new=True,
+    )
+    """Type in which Adam's two moments are kept; the masters stay in fp32."""
     sequence_parallel: bool = knob(
         False,
         "sequence parallel",
@@ -206,6 +271,11 @@ class Layout:
         for name, each in KNOBS.items():
             if problem := each.problem(getattr(self, name)):
                 raise LayoutInvalidError(f"{name}={problem}")
+            if each.parse is not None:
+                object.__setattr__(self, name, each.parse(getattr(self, name)))
+        if self.is_written_out and (split := self._split_of_layout()) is not None:
+            object.__setattr__(self, "pipeline_layout", SPLIT)
+            object.__setattr__(self, "pipeline_split", split)
         if not isinstance(self.job, JobSettings):
             raise LayoutInvalidError(f"{shown(self.job)} is not the job's knobs", field="job")
 
@@ -238,9 +308,19 @@ class Layout:
         return max(self.tp * self.dp_cp // (self.etp * self.ep), 1)
 
     @property
+    def is_written_out(self) -> bool:
+        """Whether `pipeline_layout` says which layers a stage has, and not `pipeline_split`."""
+        return self.pipeline_layout != SPLIT
+
+    def _split_of_layout(self) -> PipelineSplit | None:
+        """The `pipeline_split` that a pipeline that is written out is the same as, or None."""
+        split = split_of(stage_layers(self.pipeline_layout), self.pp, self.vpp)
+        return split if self.pipeline_split in ("layers", split) else None
+
+    @property
     def counted_ends(self) -> tuple[int, int]:
         """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each."""
-        split = self.pipeline_split if self.pp > 1 else "layers"
+        split = self.pipeline_split if self.pp > 1 and not self.is_written_out else "layers"
         return int("embedding" in split), int("head" in split)
 
     def counted_layers(self, num_layers: int) -> int:
@@ -252,9 +332,22 @@ class Layout:
 
         The split is Megatron-LM's (`get_num_layers_to_build`).
         """
+        if self.is_written_out:
+            layers = stage_layers(self.pipeline_layout)
+            begin = sum(layers[:stage])
+            return range(begin, begin + layers[stage])
         each = self.counted_layers(num_layers) // (self.pp * self.vpp)
         first = stage * each - self.counted_ends[0]
         return range(max(first, 0), min(first + each, num_layers))
+
+    @property
+    def is_v_shaped(self) -> bool:
+        """Whether a rank has two stages in the shape of a V: the first and the last on one rank."""
+        return self.schedule in V_SLOTS
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, its chunks in order."""
+        return tuple(stage_of(chunk, rank, self.pp, self.schedule) for chunk in range(self.vpp))
 
     @property
     def zero_group_size(self) -> int:
@@ -285,11 +378,17 @@ class Layout:
         if self.rank_order != "tp_cp_dp_pp":
             context += f"-{self.rank_order}"
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
+        if self.is_written_out:
+            split += f"-pl_{layout_key(self.pipeline_layout)}"
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
+        numbers = "" if self.recompute_layers == ALL_LAYERS else self.recompute_layers
+        levers = f"-rl{numbers}".replace("/", ".") if numbers else ""
+        levers += "" if self.offload == "none" else f"-off_{self.offload}"
+        levers += "" if self.optimizer_states == "fp32" else f"-os_{self.optimizer_states}"
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{schedule}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
-            f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
+            f"-rc_{self.recompute}{levers}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
             f"{self.job.key}"
         )
 
@@ -309,6 +408,15 @@ class Layout:
             )
         words: dict[str, Any] = {name: word for name, word in found.groupdict().items() if word}
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
+        if "recompute_layers" in words:
+            words["recompute_layers"] = words["recompute_layers"].replace(".", "/")
+        if "pipeline_layout" in words:
+            try:
+                words["pipeline_layout"] = layout_of_key(words["pipeline_layout"])
+            except ValueError as error:
+                raise LayoutInvalidError(
+                    f"{shown(key)} is not the key of a layout: {error}"
+                ) from None
         return cls(
             **words | {"sequence_parallel": words["sequence_parallel"] == "1"},
             job=JobSettings.of_key(tilde + job),
@@ -335,12 +443,28 @@ class Layout:
         return cls(**values | {"job": JobSettings.read(values.get("job", {}))})
 
 
+def split_of(layers: Sequence[int], pp: int, vpp: int) -> PipelineSplit | None:
+    """The split by which pp * vpp stages have these layers, or None."""
+    stages = pp * vpp
+    for split in PIPELINE_SPLITS if pp > 1 else PIPELINE_SPLITS[:1]:
+        ends = int("embedding" in split), int("head" in split)
+        each = (sum(layers) + sum(ends)) // stages
+        even = [each] * stages
+        even[0] -= ends[0]
+        even[-1] -= ends[1]
+        if [*layers] == even:
+            return split
+    return None
+
+
 _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
-    r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble|zbv|v_half|v_min))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"(?:-pl_(?P<pipeline_layout>\d{1,4}(?:x\d{1,4})?(?:\.\d{1,4}(?:x\d{1,4})?)*))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
-    r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
-    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
+    r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z_+]+)"
+    r"(?:-rl(?P<recompute_layers>\d[\d.]*))?(?:-off_(?P<offload>[a-z]+))?"
+    r"(?:-os_(?P<optimizer_states>[a-z0-9]+))?-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
     r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?"
     r"(?:-(?P<rank_order>tp_cp_pp_dp))?",

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Ints
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
-from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, SCHEDULES, Layout
+from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
+from layout_tuner.search_spaces.layouts.recomputation import (
+    RECOMPUTE_CHOICES,
+    RECOMPUTE_MODES,
+    RECOMPUTE_MODULES,
+    layers_by_rank,
+    modules_of,
+)
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, splits_backward
 
 Codes = Ints
 
 NO_JOBS: Final = (NO_SETTINGS,)
 """The job settings of layouts alone."""
 
+NO_TEXTS: Final[Mapping[int, str]] = MappingProxyType({})
+
+_TEXT_KNOBS: Final = tuple(name for name, knob in KNOBS.items() if knob.is_text)
+
 _ARRAYS: Final = (*LAYOUT_FIELDS, "job")
+
+_REPEATS: Final = {
+    module: np.array([module in modules_of(choice) for choice in RECOMPUTE_CHOICES])
+    for module in RECOMPUTE_MODULES
+}
 
 
 def code_of(knob: str, value: Any) -> int:
@@ -31,6 +51,19 @@ def code_of(knob: str, value: Any) -> int:
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:
     """`code_of` each of the values."""
     return np.array([code_of(knob, value) for value in values], dtype=np.int64)
+
+
+_V_SHAPED: Final = [KNOBS["schedule"].code(name) for name in V_SLOTS]
+_SPLITTING: Final = [KNOBS["schedule"].code(name) for name in SCHEDULES if splits_backward(name)]
+
+
+def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
+    """The free texts among the values of each knob, by their codes."""
+    return {
+        code_of(name, value): value
+        for name in _TEXT_KNOBS
+        for value in set(values(name)).difference(KNOBS[name].choices)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,17 +87,23 @@ class LayoutColumns:
     schedule: Codes
     cp_comm_type: Codes
     pipeline_split: Codes
+    pipeline_layout: Codes
     rank_order: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
     zero_stage: Ints
     zero_replicas: Ints
     recompute: Codes
+    recompute_layers: Codes
+    offload: Codes
+    optimizer_states: Codes
     sequence_parallel: Codes
     precision: Codes
     job: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
     """Positions of each layout's job settings among `jobs`."""
     jobs: tuple[JobSettings, ...] = NO_JOBS
+    texts: Mapping[int, str] = field(default_factory=lambda: NO_TEXTS)
+    """The free texts of all knobs by their codes (`Knob.code`); others may be among them."""
 
     @classmethod
     def of(cls, layouts: Layout | Self) -> Self:
@@ -73,7 +112,8 @@ class LayoutColumns:
             return layouts
         values = {name: code_of(name, getattr(layouts, name)) for name in LAYOUT_FIELDS}
         columns = {name: np.asarray(value) for name, value in values.items()}
-        return cls(**columns, jobs=(layouts.job,))
+        texts = texts_of(lambda name: (getattr(layouts, name),))
+        return cls(**columns, jobs=(layouts.job,), texts=texts)
 
     @classmethod
     def of_each(cls, layouts: Iterable[Layout]) -> Self:
@@ -85,7 +125,8 @@ class LayoutColumns:
             name: codes_of(name, (getattr(layout, name) for layout in listed))
             for name in LAYOUT_FIELDS
         }
-        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs))
+        texts = texts_of(lambda name: (getattr(layout, name) for layout in listed))
+        return cls(**columns, job=np.array(job, dtype=np.int64), jobs=tuple(jobs), texts=texts)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -98,13 +139,15 @@ class LayoutColumns:
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in LAYOUT_FIELDS
         }
-        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs))
+        texts = {code: text for part in parts for code, text in part.texts.items()}
+        return cls(**columns, job=np.concatenate(job), jobs=tuple(jobs), texts=texts)
 
     def flattened(self) -> Self:
         """The same layouts as columns with one axis, of equal length."""
-        arrays = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
-        flat = (array.reshape(-1) for array in arrays)
-        return type(self)(**dict(zip(_ARRAYS, flat, strict=True)), jobs=self.jobs)
+        each = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _ARRAYS))
+        flat = (array.reshape(-1) for array in each)
+        arrays = dict(zip(_ARRAYS, flat, strict=True))
+        return type(self)(**arrays, jobs=self.jobs, texts=self.texts)
 
     def rows(self, rows: slice | Ints | Bools) -> Self:
         """Some of the layouts along the first axis; a column that does not vary there stays."""
@@ -122,6 +165,78 @@ class LayoutColumns:
     def shape(self) -> tuple[int, ...]:
         """The shape of all columns together."""
         return np.broadcast_shapes(*(getattr(self, name).shape for name in _ARRAYS))
+
+    def words(self, knob: str) -> tuple[Sequence[str], Ints]:
+        """The words and texts that a knob of free text may have here, and each layout's place."""
+        column, words = getattr(self, knob), KNOBS[knob].choices
+        if not self.texts:
+            return words, column
+        codes, places = np.unique(column, return_inverse=True)
+        found = [words[code] if code < len(words) else self.texts[code] for code in codes.tolist()]
+        return found, places.reshape(column.shape)
+
+    @property
+    def is_v_shaped(self) -> Bools:
+        return np.isin(self.schedule, _V_SHAPED)
+
+    @property
+    def last_rank(self) -> Ints:
+        """The pipeline rank that has the output: the first one of a V."""
+        return np.where(self.is_v_shaped & (self.vpp == 2), 0, self.pp - 1)
+
+    @property
+    def splits_backward(self) -> Bools:
+        """Where backward passes leave out the products of weight gradients."""
+        return np.isin(self.schedule, _SPLITTING)
+
+    @property
+    def recomputes_modules(self) -> Bools:
+        """Where modules of a layer are recomputed that no mode names."""
+        return self.recompute >= len(RECOMPUTE_MODES)
+
+    def repeats(self, module: str) -> Bools:
+        """Where a module of `RECOMPUTE_MODULES` is recomputed without the rest of its layer."""
+        return _REPEATS[module][self.recompute]
+
+    def of_recompute_layers(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
+        """A number of the layers that recompute by pipeline rank; all of them are no numbers."""
+        words, places = self.words("recompute_layers")
+        return np.array([of(layers_by_rank(word)) for word in words], dtype=np.int64)[places]
+
+    def recomputing_share(self, stage: Ints, layers: Floats) -> Floats | None:
+        """Share of a stage's layers that recompute. None: all of them, everywhere."""
+        if not self.recompute_layers.any():
+            return None
+        words, places = self.words("recompute_layers")
+        numbers = [layers_by_rank(word) or (MAX_COUNT,) for word in words]
+        most = max(map(len, numbers))
+        table = np.array([[*each, *each[-1:] * (most - len(each))] for each in numbers])
+        found = table[places, np.minimum(stage, most - 1)] * self.vpp
+        return np.asarray(np.minimum(found / np.maximum(layers, 1.0), 1.0), dtype=np.float64)
+
+    def recomputing_shares(self, num_layers: int) -> tuple[Floats, Floats] | None:
+        """Shares of all layers that recompute, and of those of the stage with the most of them.
+
+        Of layers that are split evenly. None: all of them, everywhere.
+        """
+        if not self.recompute_layers.any():
+            return None
+        stages = range(int(np.maximum(self.of_recompute_layers(len).max(), 1)))
+        layers = np.asarray(num_layers / self.pp)
+        each = [self.recomputing_share(np.asarray(stage), layers) for stage in stages]
+        is_here = [
+            np.asarray(stage) < np.maximum(self.of_recompute_layers(len), 1) for stage in stages
+        ]
+        shares = [np.where(here, share, 0.0) for here, share in zip(is_here, each, strict=True)]
+        return sum(shares, np.zeros(())) / sum(is_here), np.max(
+            np.broadcast_arrays(*shares), axis=0
+        )
+
+    def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
+        """A number of the layers of each stage, for pipelines that are written out; else 0."""
+        words, places = self.words("pipeline_layout")
+        numbers = [0 if word == SPLIT else of(stage_layers(word)) for word in words]
+        return np.array(numbers, dtype=np.int64)[places]
 
     @property
     def num_devices(self) -> Ints:
@@ -142,7 +257,7 @@ class LayoutColumns:
     @property
     def counted_ends(self) -> tuple[Ints, Ints]:
         # The bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
-        is_cut = self.pp > 1
+        is_cut = (self.pp > 1) & (self.pipeline_layout == 0)
         return (self.pipeline_split & 1) * is_cut, (self.pipeline_split >> 1) * is_cut
 
     @property

@@ -19,8 +19,16 @@ it, so that no stage holds more micro-batches than the first one does. The bubbl
 + W) becomes (pp - 1) (F + B - W), for a forward pass F, a backward pass B without the products, and
 the products W. With m < pp micro-batches it is (pp - 1) (F + B) - (m - 1) W.
 
+zbv, v_half and v_min (arXiv:2405.15362) have two chunks a rank in the shape of a V: the first rank
+has the first and the last stage, with the embedding and the loss. Weight gradients are left out as
+in zero_bubble. Each rank repeats six passes, F and B and W of both chunks, one micro-batch after
+the other; the ranks of a chunk start its passes some slots after each other. The slots decide how
+long activations are held: those of at most 2 pp, pp + 2 and about 2 pp / 3 + 2 passes of a chunk,
+where 1f1b holds those of 2 pp.
+
 Two neighbours list their common transfers in the same order. Ranks that block in each transfer
-until the peer has started it, as with NCCL, therefore cannot deadlock.
+until the peer has started it, as with NCCL, therefore cannot deadlock. V-shaped schedules list
+their passes alone: the trainers that have them exchange tensors asynchronously.
 """
 
 from __future__ import annotations
@@ -28,9 +36,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
 
-Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
+Schedule = Literal["1f1b", "gpipe", "zero_bubble", "zbv", "v_half", "v_min"]
+
+V_SLOTS: Final[dict[Schedule, tuple[int, int]]] = {"zbv": (4, 2), "v_half": (2, 1), "v_min": (1, 1)}
+"""Of V-shaped schedules, the slots by which neighbours start a pass after each other: F of the
+first chunk and B of the second one, which go to later ranks, and the other two, which go back."""
+_SLOTS: Final = 6
+"""Passes of a micro-batch on a rank: F, B and W of two chunks."""
 
 
 class VirtualMicrobatch(NamedTuple):
@@ -81,8 +96,11 @@ def pipeline_schedule(
     """The actions of one rank for one step.
 
     With vpp > 1 the micro-batches go in groups of pp, so pp must divide their number. Another
-    schedule than 1f1b has one chunk a rank.
+    schedule than 1f1b has one chunk a rank; V-shaped ones have two, with any micro-batches.
     """
+    if schedule in V_SLOTS:
+        assert vpp == 2, f"{schedule} has two chunks a rank"
+        return _v_shaped(pp_rank, pp, num_microbatches, schedule)
     assert vpp == 1 or schedule == "1f1b", f"{schedule} is not interleaved"
     if schedule == "gpipe":
         actions = _passes_by_kind(pp, 1, num_microbatches, num_warmup=num_microbatches)
@@ -100,6 +118,69 @@ def pipeline_schedule(
         for action in actions
         if (trimmed := _within_model(action, pp_rank, pp=pp, last_stage=last_stage))
     ]
+
+
+def splits_backward(schedule: Schedule) -> bool:
+    """Whether backward passes leave out the products of weight gradients."""
+    return schedule == "zero_bubble" or schedule in V_SLOTS
+
+
+def stage_of(chunk: int, rank: int, pp: int, schedule: Schedule) -> int:
+    """The stage that is a chunk of a rank."""
+    is_back = schedule in V_SLOTS and chunk % 2
+    return chunk * pp + (pp - 1 - rank if is_back else rank)
+
+
+def _v_shaped(pp_rank: int, pp: int, num_microbatches: int, schedule: Schedule) -> list[Action]:
+    """The passes by the slots of `_v_block`; those of each micro-batch begin six slots later.
+
+    A pass has a later slot than all that it needs, on whatever rank, so that the order of slots has
+    no deadlock.
+    """
+    block = [(ranks[pp_rank], of, chunk) for (of, chunk), ranks in _v_block(pp, schedule).items()]
+    slots = sorted(
+        (slot + _SLOTS * each, of.__name__, of, VirtualMicrobatch(chunk, each))
+        for slot, of, chunk in block
+        for each in range(num_microbatches)
+    )
+    return [of(of=virtual) for _, _, of, virtual in slots]
+
+
+@lru_cache(maxsize=256)
+def _v_block(pp: int, schedule: Schedule) -> dict[tuple[type[_Pass], int], list[int]]:
+    """The slots of a micro-batch's passes on every rank, by pass and chunk.
+
+    Two passes of a rank differ modulo six. A chunk's passes begin as early as this allows.
+    """
+    later, back = V_SLOTS[schedule]
+    there, return_ = [later * rank for rank in range(pp)], [back * (pp - 1 - r) for r in range(pp)]
+    block: dict[tuple[type[_Pass], int], list[int]] = {}
+    taken: list[set[int]] = [set() for _ in range(pp)]
+
+    def is_taken(slots: Sequence[int]) -> bool:
+        return any(slot % _SLOTS in of for slot, of in zip(slots, taken, strict=True))
+
+    first = 0
+    for of, chunk, steps in (
+        (Forward, 0, there),
+        (Forward, 1, return_),
+        (Backward, 1, there),
+        (Backward, 0, return_),
+    ):
+        while is_taken(slots := [first + step for step in steps]):
+            first += 1
+        block[of, chunk] = slots
+        for slot, of_rank in zip(slots, taken, strict=True):
+            of_rank.add(slot % _SLOTS)
+        first = max(slots) + 1
+    for chunk in (1, 0):
+        slots = []
+        for rank, after in enumerate(block[Backward, chunk]):
+            free = (after + k for k in range(1, _SLOTS + 1))
+            slots.append(next(slot for slot in free if slot % _SLOTS not in taken[rank]))
+            taken[rank].add(slots[-1] % _SLOTS)
+        block[WeightGradients, chunk] = slots
+    return block
 
 
 def _one_forward_one_backward(stage: int, pp: int, num_microbatches: int) -> list[Action]:

@@ -385,18 +385,23 @@ class ModelShape:
             "leave it out"
         )
 
-    def hardware_flops_per_token(self, recompute: str) -> int:
-        """Floating-point operations per token with recomputation.
+    def hardware_flops_per_token(self, recompute: str, share: float = 1.0) -> int:
+        """Floating-point operations per token with recomputation in a share of the layers.
 
         Full recomputation runs every block's forward pass twice (and the output projection once),
-        selective recomputation the two attention products (arXiv:2205.05198).
+        selective recomputation the two attention products (arXiv:2205.05198), that of `mlp` those
+        of dense feed-forwards. What is not a product does not count.
         """
         extra = 0
         if recompute == "full":
             extra = self.layers_forward_flops_per_token
-        elif recompute == "selective":
+        if recompute == "selective" or "core_attention" in recompute:
             extra = self.attention_forward_flops_per_token
-        return self.model_flops_per_token + extra
+        if "mlp" in recompute:
+            products = 3 if self.family == "llama" else 2
+            layers = self.num_layers - self.num_expert_layers
+            extra += 2 * products * self.hidden_size * self.ffn_hidden_size * layers
+        return self.model_flops_per_token + round(share * extra)
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values, without later fields at their defaults."""

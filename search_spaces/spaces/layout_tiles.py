@@ -52,4 +52,5 @@ def layout_tiles(legal: LegalSet) -> Iterator[tuple[slice, LayoutColumns, Ints]]
         columns = {name: getattr(each, name)[:, None] for name in LAYOUT_FIELDS}
         if len(choices):
             columns[knob] = choices[None, :]
-        yield rows, LayoutColumns(**columns), rank[group] * numbers + (upper - outer * numbers)
+        tile = LayoutColumns(**columns, texts=each.texts)
+        yield rows, tile, rank[group] * numbers + (upper - outer * numbers)

@@ -25,7 +25,12 @@ from layout_tuner.search_spaces.jobs.job_choices import NO_CHOICES, JobChoices
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
 from layout_tuner.search_spaces.layouts.knobs import read_choices
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
-from layout_tuner.search_spaces.layouts.layout_columns import NO_JOBS, LayoutColumns, codes_of
+from layout_tuner.search_spaces.layouts.layout_columns import (
+    NO_JOBS,
+    LayoutColumns,
+    codes_of,
+    texts_of,
+)
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, RULES, RuleContext, Scope
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -308,7 +313,7 @@ class LegalSet:
 
     def columns(self, rows: slice | Ints = EVERY_ROW, /) -> LayoutColumns:
         columns = {knob: self.column(knob, rows) for knob in LAYOUT_FIELDS}
-        return LayoutColumns(**columns, jobs=NO_JOBS)
+        return LayoutColumns(**columns, jobs=NO_JOBS, texts=texts_of(self.space.values))
 
     def refuse_if_empty(self) -> None:
         """Raises NoLegalLayoutError, with what each rule excludes, where nothing is legal."""
@@ -351,7 +356,8 @@ def enumerate_legal(
         knob: codes_of(knob, space.values(knob))[axis]
         for knob, axis in zip(space.knobs, axes, strict=True)
     }
-    columns = LayoutColumns(**_with_derived(grid, space, cluster.devices_per_node), jobs=NO_JOBS)
+    derived = _with_derived(grid, space, cluster.devices_per_node)
+    columns = LayoutColumns(**derived, jobs=NO_JOBS, texts=texts_of(space.values))
     illegal = np.zeros(space.shape, dtype=np.bool_)
     exclusions = []
     for rule in RULES:

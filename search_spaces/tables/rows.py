@@ -243,7 +243,9 @@ def _knob_value(fields: Fields, knob: Knob) -> Any:
         return knob.default
     if knob.is_number:
         return fields.whole(knob.name, 1 if knob.is_count else 0)
-    return fields.truth(knob.name) if knob.is_switch else fields.word(knob.name, knob.choices)
+    if knob.is_switch:
+        return fields.truth(knob.name)
+    return fields.word(knob.name, () if knob.is_text else knob.choices)
 
 
 def inferred_family(*, hidden_size: int, ffn_hidden_size: int) -> Family:

@@ -59,6 +59,25 @@ EXPERTS = {"num_experts": 4, "experts_per_token": 2}
 EXPERTS |= {"moe_ffn_hidden_size": 96, "num_dense_layers": 1}
 
 CASES = [
+    case("moe_act_needs_experts", "recompute=moe_act+layernorm: moe_act is the activation of "
+         "experts, and the model has none; leave it out", recompute="layernorm+moe_act"),
+    case("mlp_needs_dense_layers", "recompute=mlp: mlp is the feed-forward of dense layers, and "
+         "all layers of the model have experts; leave it out, or take moe_act",
+         recompute="mlp", model=EXPERTS | {"num_dense_layers": 0, "ffn_hidden_size": 96}),
+    case("mla_up_proj_needs_latent_attention", "recompute=mla_up_proj: mla_up_proj is a part of "
+         "latent attention, which no model here can state; leave it out", recompute="mla_up_proj"),
+    case("recompute_layers_by_rank", "recompute_layers=2/1 has 2 numbers, and pp=4: give one for "
+         "each pipeline rank, or one for all", pp=4, recompute="full", recompute_layers="2/1"),
+    case("recompute_layers_without_recompute", "recompute_layers=2 with recompute=none is the "
+         "same job as recompute_layers=all", recompute_layers=2),
+    case("recompute_layers_are_some", "recompute_layers=3 of 3 layers of a stage is the same job "
+         "as recompute=none, or as recompute_layers=all",
+         pp=2, vpp=2, num_microbatches=2, recompute="full", recompute_layers=3),
+    case("recompute_layers_are_some", "recompute_layers=0 of 12 layers of a stage is the same job "
+         "as recompute=none, or as recompute_layers=all", recompute="mlp", recompute_layers=0),
+    case("offload_of_activations", "offload=activations with pp=1 and recompute=full: activations "
+         "are offloaded without a pipeline and without recomputation alone, as Megatron-LM has it",
+         recompute="full", offload="activations"),
     case("heads_over_tp", "num_heads=12 is not divisible by tp=8",
          tp=8, model={"num_heads": 12, "num_kv_heads": 4}),
     case("kv_heads_over_tp", "num_kv_heads=4 is not divisible by tp=8, and key/value heads are "
@@ -80,10 +99,18 @@ CASES = [
          "pp*vpp=2*2=4; it would be with pipeline_split=embedding or head",
          pp=2, dp=4, vpp=2, num_microbatches=2, pipeline_split="embedding_and_head",
          model={"num_layers": 7}),
+    case("layout_over_stages", "pipeline_layout=Et*5|t*4|t*3L has 3 stages, and pp*vpp=4*1=4",
+         pp=4, pipeline_layout="Et*5|t*4|t*3L"),
+    case("layout_of_the_layers", "pipeline_layout=Et*4|t*7L has 11 layers t, and num_layers=12",
+         pp=2, pipeline_layout="Et*4|t*7L"),
+    case("layout_and_split", "pipeline_layout=Et*5|t*7L says which layers a stage has; leave out "
+         "pipeline_split=head", pp=2, pipeline_layout="Et*5|t*7L", pipeline_split="head"),
     case("split_needs_pipeline", "pipeline_split=head with pp=1 is the same job as "
          "pipeline_split=layers", pipeline_split="head"),
     case("schedule_interleaved", "vpp=2 interleaves schedule=1f1b, not schedule=gpipe; take vpp=1 "
          "or schedule=1f1b", pp=2, vpp=2, num_microbatches=4, schedule="gpipe"),
+    case("v_has_two_chunks", "schedule=v_half has two chunks on each rank, in the shape of a V; take "
+         "vpp=2, not vpp=1", pp=2, num_microbatches=4, schedule="v_half"),
     case("rank_order_needs_both", "rank_order=tp_cp_pp_dp with pp=2 and dp=1 is the same job as "
          "rank_order=tp_cp_dp_pp", pp=2, dp=1, rank_order="tp_cp_pp_dp"),
     case("schedule_needs_pipeline", "schedule=zero_bubble with pp=1 is the same job as "
@@ -174,7 +201,9 @@ def test_a_broken_rule_names_the_offending_numbers(
 
 def test_every_rule_outside_the_trainer_has_a_case() -> None:
     rules = {str(each.id).split(":")[0] for each in CASES}
-    assert rules == {rule.name for rule in RULES if rule.scope != "trainer"}
+    # A layout whose text is a split is that split: spaces alone break the other rule.
+    of_spaces = {"layout_is_split"}
+    assert rules | of_spaces == {rule.name for rule in RULES if rule.scope != "trainer"}
 
 
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out() -> None:
@@ -193,7 +222,19 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
     assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
     names = {rule.name for rule in RULES if rule.scope == "trainer"}
-    assert names == {"trainer_precision", "trainer_window_over_cp", "trainer_attention"}
+    assert names == {
+        "trainer_precision",
+        "trainer_window_over_cp",
+        "trainer_attention",
+        "trainer_pipeline_layout",
+        "trainer_schedule",
+        "trainer_offload",
+        "trainer_recompute",
+    }
+    written = Layout(pp=2, pipeline_layout="Et|t*3L")
+    assert violations(written, make_model(), NODES, scopes={"trainer"}) == [
+        "pipeline_layout=Et|t*3L: the embedded trainer splits layers by pipeline_split alone"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -325,3 +366,11 @@ def test_indivisible_layouts_are_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(LayoutInvalidError, match=re.escape(why)):
         on(make_layout(**changes), num_nodes)
+
+
+def test_v_schedules_take_any_number_of_microbatches_but_not_in_the_trainer() -> None:
+    layout = Layout(pp=2, dp=4, vpp=2, num_microbatches=5, schedule="zbv")
+    assert violations(layout, make_model(), NODES, scopes=WITHOUT_TRAINER) == []
+    assert violations(layout, make_model(), NODES, scopes={"trainer"}) == [
+        "schedule=zbv is not supported by the embedded trainer (1f1b, gpipe, zero_bubble)"
+    ]

@@ -100,7 +100,7 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _option(knob: Knob) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    kind = int if knob.is_number else click.Choice(knob.choices)
+    kind: Any = int if knob.is_number else str if knob.parse else click.Choice(knob.choices)
     if knob.name in _WITHOUT_DEFAULT:
         return click.option(knob.option, type=kind, help=knob.help)
     words = knob.help or None

@@ -60,11 +60,14 @@ def _knobs_beyond(measured: LayoutColumns, asked: LayoutColumns) -> Iterator[str
     for knob in _CHOSEN:
         seen = set(np.unique(getattr(measured, knob.name)).tolist())
         if new := sorted(set(np.unique(getattr(asked, knob.name)).tolist()) - seen):
-            yield f"{knob.name} {_words(knob, new)}, measured {_words(knob, sorted(seen))}"
+            words = _words(knob, new, asked), _words(knob, sorted(seen), measured)
+            yield "{} {}, measured {}".format(knob.name, *words)
 
 
-def _words(knob: Knob, codes: Sequence[int]) -> str:
-    return ", ".join(str(knob.choices[code]).lower() for code in codes)
+def _words(knob: Knob, codes: Sequence[int], columns: LayoutColumns) -> str:
+    # Codes of free texts are above those of words.
+    words = (columns.texts.get(code) or knob.choices[code] for code in codes)
+    return ", ".join(str(word).lower() for word in words)
 
 
 def _range_beyond(name: str, measured: NDArray[Any], asked: NDArray[Any]) -> Iterator[str]:

@@ -16,10 +16,26 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
-from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS
+from layout_tuner.search_spaces.layouts.knobs import TEXT_BITS
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, KNOBS, LAYOUT_FIELDS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES, modules_of
 
 _CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
+
+_UNIT: Final = {name: float(1 << TEXT_BITS) for name in _CODED if KNOBS[name].is_text}
+"""The code that is one doubling away from the default: two free texts differ by at most another."""
+
+_RECOMPUTED: Final = {"core_attention": 1.0, "mlp": 0.6, "moe_act": 0.3, "layernorm": 0.2}
+"""How far the recomputation of a module is from none, where all of a layer is at 2."""
+_MODES: Final = np.array(
+    [
+        {"none": 0.0, "selective": 1.0, "full": 2.0}.get(
+            choice, sum(_RECOMPUTED.get(module, 0.25) for module in modules_of(choice))
+        )
+        for choice in RECOMPUTE_CHOICES
+    ]
+)
 
 _AMPLITUDES: Final = (0.05, 0.1, 0.2, 0.4)
 _LENGTHS: Final = (2.0, 4.0)
@@ -44,9 +60,16 @@ def knob_coordinates(columns: LayoutColumns, jobs: Sequence[JobSettings] = ()) -
     doubling = [
         np.log2(np.asarray(getattr(columns, name), dtype=np.float64)) for name in COUNT_KNOBS
     ]
-    coded = [np.asarray(getattr(columns, name), dtype=np.float64) for name in _CODED]
+    coded = [_coded(name, getattr(columns, name)) for name in _CODED]
     every = [*doubling, *coded, *_setting_coordinates(columns, jobs or columns.jobs)]
     return np.stack(np.broadcast_arrays(*every), axis=-1)
+
+
+def _coded(name: str, codes: Ints) -> Floats:
+    """The coordinate of each code of a knob that is no count."""
+    if name == "recompute":
+        return np.asarray(_MODES[codes], dtype=np.float64)
+    return np.asarray(codes, dtype=np.float64) / _UNIT.get(name, 1.0)
 
 
 def _setting_coordinates(columns: LayoutColumns, jobs: Sequence[JobSettings]) -> Iterator[Floats]:
@@ -70,8 +93,7 @@ class KnobPoints:
         for name in (*COUNT_KNOBS, *_CODED):
             values, places = np.unique(getattr(columns, name), return_inverse=True)
             if len(values) > 1:
-                known = values.astype(np.float64)
-                coordinates = np.log2(known) if name in COUNT_KNOBS else known
+                coordinates = np.log2(values) if name in COUNT_KNOBS else _coded(name, values)
                 self._knobs.append((coordinates, places.astype(np.min_scalar_type(len(values)))))
         for coordinate in _setting_coordinates(columns, columns.jobs):
             values, places = np.unique(coordinate, return_inverse=True)

@@ -26,7 +26,6 @@ _FP32: Final = code_of("precision", "fp32")
 _FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
-_ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
 
@@ -38,11 +37,45 @@ def element_bytes(columns: LayoutColumns) -> Floats:
 
 def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
-    kept = _layer_elements(columns, model, storage)
-    kept = kept - np.where(
+    kept = _layer_elements(columns, model, storage) - _repeated(columns, model, storage)
+    return np.where(columns.recompute == _FULL, residual_elements(columns, model), kept)
+
+
+def _repeated(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, norms: float = 2.0
+) -> Floats:
+    """Elements per token of a layer that recomputation of its parts makes again.
+
+    Beside those of `_selectively_repeated`: the inside of a dense feed-forward; of experts what
+    they keep beside the input of the activation; and the outputs of some of the two norms.
+    """
+    repeated = np.where(
         columns.recompute == _SELECTIVE, _selectively_repeated(columns, model, storage), 0.0
     )
-    return np.where(columns.recompute == _FULL, residual_elements(columns, model), kept)
+    if not columns.recomputes_modules.any():
+        return repeated
+    part, ups = residual_elements(columns, model), 2.0 if model.family == "llama" else 1.0
+    parts = _inside_parts(model, storage)
+    by_module = {
+        "core_attention": _score_elements(columns, model, storage),
+        "layernorm": norms * part,
+    }
+    if not model.num_experts:
+        by_module["mlp"] = parts * model.ffn_hidden_size / columns.tp
+    elif not storage.sorts_experts_again or ups == 1.0:
+        rows = _expert_rows(columns, model, part)
+        by_module["moe_act"] = rows * (parts - ups) * model.moe_ffn_hidden_size / columns.etp
+    for module, elements in by_module.items():
+        is_here = columns.repeats(module) & columns.recomputes_modules
+        repeated = repeated + np.where(is_here, elements, 0.0)
+    return repeated
+
+
+def _inside_parts(model: ModelShape, storage: TrainerStorage) -> float:
+    """Widths of a feed-forward that it keeps of its inside."""
+    if model.family != "llama":
+        return 2.0
+    return 3.0 if storage.fused_swiglu else 4.0
 
 
 def _selectively_repeated(
@@ -92,7 +125,20 @@ def _drops_scores(model: ModelShape, storage: TrainerStorage) -> bool:
 
 def gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token that a layer keeps of the gathered inputs of its matrices."""
-    return np.where(columns.recompute == _FULL, 0.0, _inputs_beyond(columns, model))
+    return np.where(columns.recompute == _FULL, 0.0, _inputs_beyond(columns, model)) - (
+        _gathered_again(columns, model)
+    )
+
+
+def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.0) -> Floats:
+    """Of those, what recomputation of modules gathers again: after norms, or for a feed-forward."""
+    if not columns.recomputes_modules.any():
+        return np.zeros(())
+    beyond, has_norms = _inputs_beyond(columns, model), columns.repeats("layernorm")
+    again = np.where(has_norms, norms / 2.0 * beyond, 0.0)
+    if not model.num_experts:
+        again = np.where(columns.repeats("mlp") & ~has_norms, beyond / 2.0, again)
+    return np.where(columns.recomputes_modules, again, 0.0)
 
 
 def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
@@ -131,9 +177,7 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
     attention += q + model.kv_hidden_size if model.qk_norm else 0.0
     if model.hidden_dropout:
         inputs = inputs + 2.0 * part / element_bytes(columns)
-    parts = 2.0
-    if model.family == "llama":
-        parts = 3.0 if storage.fused_swiglu else 4.0
+    parts = _inside_parts(model, storage)
     feed_forward = parts * f
     if model.num_experts:
         feed_forward = parts * model.shared_expert_ffn_hidden_size
@@ -188,7 +232,7 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     output, and of the activation's input, which by then replaces that output. This is h + f for
     GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
     With full recomputation the layer's activations are added, except for its input, which was kept;
-    with selective recomputation those that it makes again.
+    with recomputation of parts those that it makes again, of one norm at a time.
 
     With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
     gradient before and after it is put in order, and where it comes from other ranks; of f the
@@ -215,16 +259,15 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
         made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage)
     whole = whole + storage.gathered_share * _inputs_beyond(columns, model)
-    again = np.where(
-        columns.recompute == _SELECTIVE, _selectively_repeated(columns, model, storage), 0.0
-    )
+    again = _repeated(columns, model, storage, norms=1.0)
+    again = again + storage.gathered_share * _gathered_again(columns, model, norms=1.0)
     revived = np.where(columns.recompute == _FULL, whole - part, again)
     under_way = np.where(columns.vpp > 1, 2.0 * part, 0.0)
-    if (columns.schedule == _ZERO_BUBBLE).any():
+    if (columns.splits_backward).any():
         # Of the layer that comes last, attention may have the peak: the rest has freed nothing.
         # Beside it are the gradients of two blocks' inputs, and an activation that has come.
         q, kv = model.query_size / columns.tp, model.kv_hidden_size / columns.tp
-        late = columns.schedule == _ZERO_BUBBLE
+        late = columns.splits_backward
         made = np.where(
             late, np.maximum(made, _features(columns, model) + 3.0 * q + 4.0 * kv + part), made
         )

@@ -46,6 +46,8 @@ class DistinctBlocks:
     """Expected seconds of a block for a micro-batch."""
     head_s: Floats
     """The same of the output."""
+    plain: DistinctBlocks | None = None
+    """The same blocks without recomputation; None: no layout leaves it out of some layers."""
 
     @classmethod
     def of(
@@ -63,7 +65,29 @@ class DistinctBlocks:
         block_of, examples = distinct(columns.firsts(), _BLOCK_KNOBS)
         one = np.ones_like(examples)
         # One slot, so that the seconds of a block are the same whichever layout is the example.
-        alone = replace(columns.firsts().rows(examples), pp=one, vpp=one, num_microbatches=one)
+        alone = replace(
+            columns.firsts().rows(examples),
+            **dict.fromkeys(("pp", "vpp", "num_microbatches"), one),
+            recompute_layers=np.zeros_like(examples),
+        )
+        plain = None
+        if columns.recompute_layers.any():
+            unrepeated = replace(alone, recompute=np.zeros_like(examples))
+            plain = cls.of_each(unrepeated, block_of, model, cluster, kernels, expected)
+        found = cls.of_each(alone, block_of, model, cluster, kernels, expected)
+        return replace(found, plain=plain)
+
+    @classmethod
+    def of_each(
+        cls,
+        alone: LayoutColumns,
+        block_of: Ints,
+        model: ModelShape,
+        cluster: Cluster,
+        kernels: TrainerKernels,
+        expected: Mapping[str, float],
+    ) -> DistinctBlocks:
+        """The blocks of layouts that have one each."""
         step = StepShape.of(alone, model, cluster, kernels)
         blocks, ends = dict(block_terms(step)), dict(head_terms(step))
         layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
@@ -80,7 +104,8 @@ class DistinctBlocks:
         for name, term in self.seconds.items():
             grown = factors[name] * term
             sums[kinds[name]] = sums.get(kinds[name], 0.0) + grown
-        return replace(self, seconds=sums)
+        plain = None if self.plain is None else self.plain.summed(factors, kinds)
+        return replace(self, seconds=sums, plain=plain)
 
     def terms(self, step: StepShape, rows: slice) -> Iterator[tuple[str, Floats]]:
         """All terms of some of the layouts, whose shape is `step`.
@@ -89,6 +114,14 @@ class DistinctBlocks:
         of the traffic of attention scores where they are not stored.
         """
         block, times = self.block_of[rows].reshape(step.pp.shape), step.slots / step.pp
+        layer_s, share = self.layer_s[block], step.recomputing_share
         for name, seconds in self.seconds.items():
-            yield name, seconds[block] * times
-        yield from other_terms(step, self.layer_s[block], self.head_s[block])
+            each = seconds[block]
+            if self.plain is not None and share is not None:
+                others = self.plain.seconds[name][block]
+                each = others + share * (each - others)
+            yield name, each * times
+        if self.plain is not None and share is not None:
+            others = self.plain.layer_s[block]
+            layer_s = others + share * (layer_s - others)
+        yield from other_terms(step, layer_s, self.head_s[block])

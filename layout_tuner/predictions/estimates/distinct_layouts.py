@@ -10,7 +10,7 @@ import numpy as np
 
 from layout_tuner.array_types import Ints
 from layout_tuner.predictions.estimates.peak_memory import most_held
-from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 
 _PEAK_KNOBS: Final = (
@@ -50,8 +50,13 @@ def distinct(columns: LayoutColumns, knobs: Iterable[str]) -> tuple[Ints, Ints]:
     codes, count = np.zeros(columns.tp.shape, dtype=np.int64), 1
     for name in knobs:
         values = getattr(columns, name)
+        if columns.texts and name in KNOBS and KNOBS[name].is_text:  # its codes are far apart
+            values = np.searchsorted(different(values), values)
         low = int(values.min())
         span = int(values.max()) - low + 1
+        if span > _MOST_CODES:  # codes of free texts
+            known = different(values)
+            values, low, span = np.searchsorted(known, values), 0, known.size
         if count * span > _MOST_CODES:
             codes, count = _ranked(codes, count)
         if span > 1:

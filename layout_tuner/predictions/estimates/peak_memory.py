@@ -30,6 +30,12 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
+from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages
+from layout_tuner.predictions.estimates.stage_parameters import (
+    of_layers,
+    stage_parameters,
+    whole_layers,
+)
 from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_TRAINER,
     TrainerStorage,
@@ -39,7 +45,12 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-_MOMENTS_BYTES: Final = 8.0
+_MOMENTS_BYTES: Final = (8.0, 4.0)
+"""Bytes of Adam's two moments by the code of `optimizer_states`."""
+_LAYERS_HELD: Final = 3.0
+"""Layers whose activations are on the device where they are offloaded: the last two, which
+Megatron-LM never offloads (`--cpu-offloading-num-layers` is below the layers less one), and one on
+its way."""
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
@@ -47,6 +58,8 @@ _BF16: Final = code_of("precision", "bf16")
 _FULL: Final = code_of("recompute", "full")
 _GPIPE: Final = code_of("schedule", "gpipe")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
+_ACTIVATIONS: Final = code_of("offload", "activations")
+_OPTIMIZER: Final = code_of("offload", "optimizer")
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -160,20 +173,33 @@ def peak_memory_bytes(
 def _fullest_stages(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two stages one of which is the fullest: the first or the second, and the last.
+    """Two stages one of which is the fullest: one of the others, and the last.
 
     A stage between the ends has no embedding, at most as many micro-batches in flight as those
     before it, and at most as many layers as the second. The second has more layers than the first
-    only where the embedding counts as one.
+    only where the embedding counts as one. Each is looked at where stages recompute different
+    numbers of layers or are written out, and of V-shaped schedules.
     """
-    first, last = np.zeros_like(columns.pp), columns.pp - 1
-    is_counted = columns.counted_ends[0] > 0
-    if not np.any(is_counted):
-        return first, last
-    second = np.minimum(last, 1)
-    of_first = stage_parts(columns, model, first, storage).total
-    of_second = stage_parts(columns, model, second, storage).total
-    return np.where(is_counted & (of_second > of_first), second, first), last
+    fullest, last = np.zeros_like(columns.pp), columns.pp - 1
+    is_by_rank = columns.of_recompute_layers(len) > 1
+    if (own := RankStages.of(columns, model)) is not None:
+        is_by_rank = is_by_rank | own.is_own
+    if np.any(is_counted := columns.counted_ends[0] > 0):
+        second = np.minimum(last, 1)
+        of_first = stage_parts(columns, model, fullest, storage).total
+        of_second = stage_parts(columns, model, second, storage).total
+        fullest = np.where(is_counted & (of_second > of_first), second, fullest)
+    if np.any(is_by_rank):
+        rows = np.flatnonzero(np.broadcast_to(is_by_rank, columns.shape))
+        part = columns.flattened().rows(rows)
+        totals = [
+            np.where(stage < part.pp, stage_parts(part, model, np.asarray(stage), storage).total, 0)
+            for stage in range(int(part.pp.max()))
+        ]
+        fullest = np.broadcast_to(fullest, columns.shape).copy()
+        fullest.reshape(-1)[rows] = np.argmax(totals, axis=0)
+        last = np.broadcast_to(last, columns.shape)
+    return fullest, last
 
 
 def memory_terms(
@@ -298,10 +324,15 @@ def stage_parts(
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     dense = _dense_share(columns, stage, layers, model)
-    others, experts = _stage_parameters(columns, model, stage, layers, dense)
+    if (ranks := RankStages.of(columns, model)) is not None:
+        layers = np.where(ranks.is_own, ranks.layers(stage), layers)
+        dense = np.where(ranks.is_own, ranks.dense(stage) / np.maximum(layers, 1.0), dense)
+    others, experts = stage_parameters(columns, model, stage, layers, dense)
     element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
-    states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
+    states = np.take(_MOMENTS_BYTES, columns.optimizer_states) + np.where(
+        columns.precision == _FP32, 0.0, storage.master_bytes
+    )
     own = others / columns.zero_group_size + experts / columns.expert_zero_group_size
     optimizer = own
     if storage.shards_bf16_states:
@@ -310,7 +341,7 @@ def stage_parts(
     zero, weights = columns.zero_stage, others + experts
     gradients = own if storage.zero_shards_gradients else weights
     if (zero >= 2).any():  # skipped for the many searches without them
-        gathered, unsent = _whole_layers(columns, model, stage, layers, dense)
+        gathered, unsent = whole_layers(columns, model, stage, layers, dense)
         if storage.whole_beside_pipeline:
             whole = np.where(columns.zero_group_size > 1, others, 0.0)
             whole = whole + np.where(columns.expert_zero_group_size > 1, experts, 0.0)
@@ -320,21 +351,48 @@ def stage_parts(
         shard = 0.0 if storage.shards_are_masters else own
         weights = np.where(zero == 3, shard + gathered, weights)
     token_bytes = element * held_tokens(columns, model)
-    kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
-    kept = _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage))
-    gathered = _of_layers(model, dense, lambda shape: gathered_elements(columns, shape))
+    kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers, ranks)
+    if columns.offload.any():
+        held = np.minimum(_LAYERS_HELD / np.maximum(layers, 1.0), 1.0)
+        kept_bytes = kept_bytes * np.where(columns.offload == _ACTIVATIONS, held, 1.0)
+        optimizer = np.where(columns.offload == _OPTIMIZER, 0.0, optimizer)
+    kept, gathered, backward = _of_a_layer(columns, model, storage, dense)
+    share = columns.recomputing_share(stage, layers)
+    if share is not None:
+        plain = _of_a_layer(
+            replace(columns, recompute=np.zeros_like(columns.recompute)), model, storage, dense
+        )
+        # The layers that recompute are a chunk's first: its others have freed theirs by then.
+        freed = plain[0] + plain[1] * storage.gathered_share
+        backward = backward - layers * (1.0 - share) / columns.vpp * freed
+        backward = np.where(share < 1.0, np.maximum(backward, plain[2]), backward)
+        backward = np.where(share > 0.0, backward, plain[2])
+        kept, gathered = (
+            share * each + (1.0 - share) * other
+            for each, other in zip((kept, gathered), plain[:2], strict=True)
+        )
     a_layer = kept + gathered * storage.gathered_share
-    scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer)
+    scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer, ranks)
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
-        backward=token_bytes
-        * _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
-        head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
+        backward=token_bytes * backward,
+        head=np.where(stage == columns.last_rank, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
+    )
+
+
+def _of_a_layer(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
+    return (
+        of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
+        of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
+        _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
     )
 
 
@@ -356,14 +414,6 @@ def _dense_share(
     return np.asarray(dense / np.maximum(layers, 1), dtype=np.float64)
 
 
-def _of_layers(
-    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
-) -> Floats:
-    """The mean of a quantity over the layers of a stage."""
-    value = of(model)
-    return value + dense_share * (of(model.dense) - value) if model.num_dense_layers else value
-
-
 def _largest_layer(
     model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
 ) -> Floats:
@@ -381,103 +431,6 @@ def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats |
         return storage.gradient_bytes
     is_fp16 = columns.precision == _FP16
     return np.where(is_fp16, storage.fp16_gradient_bytes, storage.gradient_bytes)
-
-
-def _stage_parameters(
-    columns: LayoutColumns,
-    model: ModelShape,
-    stage: NDArray[Any],
-    num_layers: Floats,
-    dense_share: Floats,
-) -> tuple[Floats, Floats]:
-    """Parameters that one rank of the stage holds: those outside of experts, and experts.
-
-    With several stages and a tied embedding, the last stage holds a copy of it.
-    """
-    vocabulary, positions, final_norm = _end_parameters(columns, model)
-    layer = _of_layers(model, dense_share, lambda shape: _layer_parameters(columns, shape))
-    experts = _of_layers(model, dense_share, lambda shape: _expert_parameters(columns, shape))
-    first, last = stage == 0, stage == columns.pp - 1
-    owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
-    others = (
-        num_layers * layer
-        + np.where(first, vocabulary + positions, 0.0)
-        + np.where(last, final_norm, 0.0)
-        + np.where(owns_output, vocabulary, 0.0)
-    )
-    return np.asarray(others, dtype=np.float64), num_layers * experts
-
-
-def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Parameters of a block that a rank holds outside of experts.
-
-    Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
-    row-parallel matrices, and routers are replicated. Tensor columns split matrices, norms and the
-    biases of row-parallel ones.
-    """
-    h, c, is_gpt = float(model.hidden_size), columns.tp_columns, model.family == "gpt"
-    # gpt: two norms of weight and bias, two row-parallel biases.
-    of_features = 6.0 * h if is_gpt else 2.0 * h
-    replicated = 0.0 if is_gpt else h * model.num_experts
-    replicated += 2 * model.head_size if model.qk_norm else 0
-    shared = model.num_layer_parameters - model.num_expert_parameters - replicated - of_features
-    width = model.query_size + 2.0 * model.kv_hidden_size + model.ffn_hidden_size
-    biases = width * (c - 1.0) if is_gpt else 0.0  # beyond 1 / c of them
-    return np.asarray(
-        (shared + biases) / columns.tp_ranks + (replicated + of_features / c), dtype=np.float64
-    )
-
-
-def _expert_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
-    return np.asarray(model.num_expert_parameters / (columns.etp * columns.ep), dtype=np.float64)
-
-
-def _end_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, Floats, Floats]:
-    """Parameters of a rank: of a vocabulary's matrix, the positions, the final norm."""
-    h, is_gpt = model.hidden_size / columns.tp_columns, model.family == "gpt"
-    vocabulary = np.asarray(model.vocab_size * model.hidden_size / columns.tp_ranks)
-    return vocabulary, model.seq_length * h if is_gpt else 0.0 * h, 2 * h if is_gpt else h
-
-
-def _whole_layers(
-    columns: LayoutColumns,
-    model: ModelShape,
-    stage: NDArray[Any],
-    num_layers: Floats,
-    dense_share: Floats,
-) -> tuple[Floats, Floats]:
-    """Whole parameters beside a rank's shares: of weights (ZeRO-3), and of gradients (ZeRO-2, 3).
-
-    They are those of two layers in succession, of which one may be the embedding or the output. A
-    tied embedding's gradients are there from the output's backward pass to its own, where one rank
-    has both. What no other rank shares is whole as it is.
-    """
-    is_shared, are_experts_shared = columns.zero_group_size > 1, columns.expert_zero_group_size > 1
-    vocabulary, positions, final_norm = (
-        np.where(is_shared, each, 0.0) for each in _end_parameters(columns, model)
-    )
-
-    def shared_of(shape: ModelShape) -> Floats:
-        others = np.where(is_shared, _layer_parameters(columns, shape), 0.0)
-        return others + np.where(are_experts_shared, _expert_parameters(columns, shape), 0.0)
-
-    num_dense = np.round(dense_share * num_layers)  # those come first
-    layer, dense = shared_of(model), shared_of(model.dense)
-    begin = np.where(num_dense > 0, dense, layer)
-    end = np.where(num_layers > num_dense, layer, dense)
-    two = np.where(num_layers > 1, begin + end, 0.0)
-    two = np.maximum(two, np.where(num_layers > num_dense + 1, 2 * layer, 0.0))
-    two = np.maximum(two, np.where(num_dense > 1, 2 * dense, 0.0))
-    first, last = stage == 0, stage == columns.pp - 1
-
-    def pair(matrix: Floats) -> Floats:
-        after = begin + np.where(first, matrix + positions, 0.0)
-        before = end + np.where(last, matrix + final_norm, 0.0)
-        return np.asarray(np.maximum(two, np.maximum(after, before)), dtype=np.float64)
-
-    has_both = (columns.pp == 1) & model.tied_embeddings
-    gathered = pair(vocabulary)
-    return gathered, np.where(has_both, pair(0.0 * vocabulary) + vocabulary, gathered)
 
 
 def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -508,7 +461,9 @@ def _kept_by_head(columns: LayoutColumns, model: ModelShape, storage: TrainerSto
     return np.asarray(held_tokens(columns, model) * (logits + inputs), dtype=np.float64)
 
 
-def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Floats) -> Floats:
+def _layers_in_flight(
+    columns: LayoutColumns, stage: NDArray[Any], layers: Floats, own: RankStages | None
+) -> Floats:
     """Layers times the micro-batches whose activations each of them holds.
 
     Chunks of a rank have equally many layers, except for those of the counted embedding and head.
@@ -521,7 +476,10 @@ def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Float
     last = head * (stage == columns.pp - 1) * (columns.vpp > 1)
     of_first = np.minimum(columns.num_microbatches, 2 * columns.pp - 1)
     missing = first * (in_flight - of_first) + last * (in_flight - 1.0)
-    return np.asarray(layers * in_flight + missing, dtype=np.float64)
+    found = np.asarray(layers * in_flight + missing, dtype=np.float64)
+    if own is None:
+        return found
+    return np.where(own.is_own & (columns.vpp > 1), own.in_flight(stage), found)
 
 
 def most_held(columns: LayoutColumns) -> Ints:
@@ -530,6 +488,7 @@ def most_held(columns: LayoutColumns) -> Ints:
     See `_in_flight`: a pipeline holds at most p of them, or 2 p - 1 where it is interleaved.
     """
     most = np.where(columns.vpp > 1, 2 * columns.pp - 1, columns.pp)
+    most = np.where(columns.is_v_shaped, HELD_ROUNDS * columns.pp, most)
     return np.where(columns.schedule == _GPIPE, MAX_COUNT, most)
 
 
@@ -555,6 +514,7 @@ def _scheduled_bytes(
     layers: Floats,
     dense: Floats,
     kept: Floats,
+    own: RankStages | None,
 ) -> Floats:
     """Bytes that other schedules than 1F1B hold beside the layers' activations in flight.
 
@@ -568,7 +528,7 @@ def _scheduled_bytes(
         logits = (m - 1.0) * _kept_by_head(columns, model, storage)
         found = found + np.where(is_gpipe & is_last, logits, 0.0)
     if (is_late := columns.schedule == _ZERO_BUBBLE).any():
-        late = _of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
         late = _beside_late_gradients(columns, stage, layers, kept, late)
         # With full recomputation the peak comes later, when the last micro-batch's have been added.
         ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)
@@ -576,6 +536,15 @@ def _scheduled_bytes(
         elements = late + np.where(is_last, of_head, 0.0)
         token_bytes = element_bytes(columns) * held_tokens(columns, model)
         found = found + np.where(is_late, token_bytes * elements, 0.0)
+    if own is not None and (is_v := columns.is_v_shaped).any():
+        late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        # The products of the output's weight gradients wait for one micro-batch at most.
+        of_head = np.where(
+            stage == columns.last_rank, model.vocab_size / columns.tp_ranks + model.hidden_size, 0.0
+        )
+        token_bytes = element_bytes(columns) * held_tokens(columns, model)
+        elements = late * own.late(stage) + of_head
+        found = found + np.where(is_v & own.is_own, token_bytes * elements, 0.0)
     return np.asarray(found, dtype=np.float64)
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.predictions.estimates.activations import (
+    element_bytes,
+    held_tokens,
+    kept_elements,
+)
 from layout_tuner.predictions.estimates.links import GroupLinks, Links
+from layout_tuner.predictions.estimates.rank_stages import RankStages, v_idle_slots
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
+from layout_tuner.predictions.estimates.trainer_storage import MEGATRON_LIKE
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FP32: Final = code_of("precision", "fp32")
@@ -38,6 +46,20 @@ A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X rea
 best of all transpose modes; 0.58 is for trainers that do not choose them. MI300X 708 of 1,307
 (AMD, "Measuring Max-Achievable FLOPs", part 2, bf16)."""
 _USUAL_SHARE: Final = 0.8
+
+HOST_LINKS: Final[Mapping[str, float]] = {
+    "GH200": 3.5e11,
+    "GB200": 3.5e11,
+    "GB300": 3.5e11,
+    "H100": 5e10,
+    "H200": 5e10,
+    "B200": 5e10,
+    "MI3": 5e10,
+    "A100": 2.5e10,
+}
+"""Bytes a second in one direction between host and device, by a part of the device's name, about
+0.8 of the links' rates: NVLink-C2C 450 GB/s, 16 lanes of PCIe 5 64 GB/s and of PCIe 4, the usual
+one, 32 GB/s (NVIDIA's and AMD's data sheets)."""
 
 _PARALLEL: Final = ("tp", "tp_columns", "pp", "dp_cp", "cp", "ep", "etp", "edp", "vpp")
 _AS_FLOATS: Final = (*_PARALLEL, "num_microbatches")
@@ -92,8 +114,17 @@ class StepShape:
     of the features 1 / tp_columns."""
     forward_passes: Floats
     """Forward passes of a block per micro-batch: 2 with full recomputation, else 1."""
+    recomputing_share: Floats | None
+    """Share of the layers that recompute on the slowest path. None: all, in every layout. Terms of
+    blocks are those of layers that do (`distinct_blocks`)."""
     recomputes_attention: Floats
     """1 where the backward pass recomputes the two attention products, else 0."""
+    recomputes: Mapping[str, Floats]
+    """The same of the other modules of `RECOMPUTE_MODULES`."""
+    offloaded_s: Floats | float
+    """Seconds in which the activations of a micro-batch are sent to the host and back."""
+    offloads_optimizer: Bools
+    keeps_bf16_states: Bools
     repeats_operators: Floats
     """1 where it repeats every second product and what is elementwise instead, else 0."""
     zero_shards: Floats
@@ -108,6 +139,11 @@ class StepShape:
     """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
     puts_off_gradients: Bools
     """Whether the products of weight gradients wait, as with `zero_bubble`."""
+    rank_layers: tuple[Bools, Floats, Floats] | None
+    """Where stages are written out or in a V, with the layers of the rank that has the output, and
+    of the fullest other rank (`rank_stages`). None: nowhere."""
+    is_v_shaped: Bools
+    """Whether a rank has both embedding and output."""
     slots: Floats
     """Stage times in a step on the slowest path: m, and those of `idle_slots`."""
 
@@ -122,8 +158,10 @@ class StepShape:
         floats = {name: _floats(getattr(columns, name)) for name in _AS_FLOATS}
         peaks = _peaks(cluster)
         selective = np.where(columns.recompute == _SELECTIVE, 1.0, 0.0)
+        scores = np.where(columns.repeats("core_attention"), 1.0, 0.0)
         by_operator = float(kernels.repeats_by_operator)
         embedding, head = map(_floats, columns.counted_ends)
+        share = _recomputing_share(columns, model)
         return cls(
             model=model,
             cluster=cluster,
@@ -139,16 +177,23 @@ class StepShape:
             ),
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / floats["tp"], 1.0)
             / floats["tp_columns"],
-            forward_passes=_forward_passes(columns),
-            recomputes_attention=selective * (1.0 - by_operator),
+            forward_passes=_forward_passes(columns, share),
+            recomputing_share=share,
+            recomputes_attention=scores - selective * by_operator,
+            recomputes={name: _floats(columns.repeats(name)) for name in RECOMPUTE_MODULES[1:]},
             repeats_operators=selective * by_operator,
+            offloaded_s=_offloaded_s(columns, model, cluster),
+            offloads_optimizer=columns.offload == code_of("offload", "optimizer"),
+            keeps_bf16_states=columns.optimizer_states == code_of("optimizer_states", "bf16"),
             zero_shards=_floats(columns.zero_group_size),
             expert_shards=_floats(columns.expert_zero_group_size),
             zero_stage=columns.zero_stage,
             kernels=kernels,
             counted_ends=(embedding, head),
-            puts_off_gradients=columns.schedule == _ZERO_BUBBLE,
-            slots=floats["num_microbatches"] + idle_slots(columns),
+            puts_off_gradients=columns.splits_backward,
+            rank_layers=_rank_layers(columns, model),
+            is_v_shaped=columns.is_v_shaped,
+            slots=floats["num_microbatches"] + idle_slots(columns, share),
         )
 
     @property
@@ -198,6 +243,10 @@ class StepShape:
         yield SummedParameters(self.rank_parameters, self.dp_cp, self.zero_shards, self.links.data)
         if self.model.num_experts:
             layers = self.model.num_expert_layers + sum(self.counted_ends)
+            if self.rank_layers is not None:
+                is_own, last, most = self.rank_layers
+                of_experts = self.model.num_expert_layers / self.model.num_layers
+                layers = np.where(is_own, np.maximum(last, most) * self.pp * of_experts, layers)
             experts = self.model.num_expert_parameters * layers / (self.pp * self.etp * self.ep)
             links = self.links.expert_data
             yield SummedParameters(experts, self.edp, self.expert_shards, links)
@@ -219,7 +268,17 @@ class StepShape:
         ends = float(model.num_embedding_parameters + model.num_head_parameters)
         outside = np.where(self.pp > 1, one, ends)
         layers = (model.num_layers + embedding + head) * a_layer / self.pp
-        return np.asarray((layers + outside) / self.tp_ranks, dtype=np.float64)
+        held = layers + outside
+        if self.rank_layers is not None:
+            is_own, of_last, most = self.rank_layers
+            with_output = of_last * a_layer + np.where(
+                self.is_v_shaped, ends, float(model.num_head_parameters)
+            )
+            with_input = most * a_layer + np.where(
+                self.is_v_shaped, 0.0, float(model.num_embedding_parameters)
+            )
+            held = np.where(is_own, np.maximum(with_output, with_input), held)
+        return np.asarray(held / self.tp_ranks, dtype=np.float64)
 
 
 def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:
@@ -253,17 +312,46 @@ def _peaks(cluster: Cluster) -> Floats:
     return np.array([share * stated.get(precision, guess) for precision in PRECISIONS])
 
 
-def idle_slots(columns: LayoutColumns) -> Floats:
+def _offloaded_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> Floats | float:
+    """Seconds in which all layers but two send their activations to the host and take them back."""
+    is_here = columns.offload == code_of("offload", "activations")
+    if not is_here.any():
+        return 0.0
+    known = (speed for part, speed in HOST_LINKS.items() if part in cluster.device)
+    link = next(known, HOST_LINKS["A100"])
+    kept = mean_of_layers(model, lambda shape: kept_elements(columns, shape, MEGATRON_LIKE))
+    kept_bytes = element_bytes(columns) * held_tokens(columns, model) * kept
+    return np.where(is_here, 2.0 * max(model.num_layers - 2, 0) * kept_bytes / link, 0.0)
+
+
+def _recomputing_share(columns: LayoutColumns, model: ModelShape) -> Floats | None:
+    """Share of the layers that recompute on the slowest path; None: all, in every layout.
+
+    A pipeline takes (m - 1) times its slowest stage, and once the sum of all stages.
+    """
+    shares = columns.recomputing_shares(model.num_layers)
+    if shares is None:
+        return None
+    later = columns.num_microbatches - 1.0
+    return np.asarray((later * shares[1] + columns.pp * shares[0]) / (later + columns.pp))
+
+
+def idle_slots(columns: LayoutColumns, share: Floats | None = None) -> Floats:
     """Stage times of a step in which a stage of the pipeline waits: (p - 1) / v.
 
     A zero-bubble schedule has (p - 1) (F + B) - (min(m, p) - 1) W, from the tables of `schedules`,
     with a forward pass F, as much for the products of weight gradients W, and a backward pass B
-    beside them that also takes as long as each forward pass that it repeats.
+    beside them that also takes as long as each forward pass that it repeats. V-shaped schedules
+    have that of their tables.
     """
     later = columns.pp - 1.0
-    if not (columns.schedule == _ZERO_BUBBLE).any():
+    if not columns.splits_backward.any():
         return np.asarray(later / columns.vpp, dtype=np.float64)
-    passes = 1.0 + _forward_passes(columns)
+    if columns.is_v_shaped.any():
+        own = v_idle_slots(columns, _forward_passes(columns, share))
+        plain = replace(columns, schedule=np.where(columns.is_v_shaped, 0, columns.schedule))
+        return np.where(columns.is_v_shaped, own, idle_slots(plain, share))
+    passes = 1.0 + _forward_passes(columns, share)
     late = np.minimum(columns.num_microbatches, columns.pp) - 1.0
     return np.where(
         columns.schedule == _ZERO_BUBBLE,
@@ -272,5 +360,11 @@ def idle_slots(columns: LayoutColumns) -> Floats:
     )
 
 
-def _forward_passes(columns: LayoutColumns) -> Floats:
-    return np.where(columns.recompute == _FULL, 2.0, 1.0)
+def _rank_layers(columns: LayoutColumns, model: ModelShape) -> tuple[Bools, Floats, Floats] | None:
+    if (own := RankStages.of(columns, model)) is None:
+        return None
+    return own.is_own, *own.last_and_most(np.broadcast_to(columns.last_rank, columns.shape))
+
+
+def _forward_passes(columns: LayoutColumns, share: Floats | None) -> Floats:
+    return np.where(columns.recompute == _FULL, 2.0 if share is None else 1.0 + share, 1.0)

@@ -110,6 +110,7 @@ def tp_collectives(step: StepShape) -> Floats:
     model = step.model
     routed = 0.0 if model.shared_expert_ffn_hidden_size else step.expert_slots
     blocks = 2.0 * (1.0 + step.forward_passes) * step.layer_slots
+    blocks = blocks + step.recomputes["mlp"] * (step.layer_slots - step.expert_slots)
     count = blocks - (1.0 + step.forward_passes) * routed + 2.0 * step.slots / step.pp
     return np.where(step.tp > 1, count, 0.0)
 

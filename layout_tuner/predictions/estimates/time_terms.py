@@ -60,6 +60,10 @@ it computes the scores again (arXiv:2205.14135)."""
 BACKWARD_RATE: Final = 0.86
 """Speed of that backward pass over that of the forward pass: 0.86 in SimuMax's operators of an
 A100; FlashAttention-2 reaches 63 and 73 % of the peak (arXiv:2307.08691)."""
+OFFLOADED_PARAMETER_S: Final = 1.7e-9
+"""Seconds of a parameter's step on the host, with its transfers, before the optimizer's factor of
+1.5: 16 H100 took 3.19 s longer for 15.3 GB of states at 12 bytes (Megatron-Bridge's skill
+nemo-mbridge-perf-cpu-offloading, Qwen3 30B), and a quarter and a half of them proportionally."""
 LOGIT_BYTES: Final = 60.0
 """Bytes that are moved for one logit where nothing is fused: its cast 6, the maximum 4, subtraction
 8, exponential 8, sum 4, division 8, gradient 8, scaling 8, and the cast back 6."""
@@ -162,7 +166,8 @@ def _products(step: StepShape, model: ModelShape) -> Iterator[_Product]:
     """The products of a block.
 
     Recomputation by operator multiplies key, attention's output and up again, and keeps the others;
-    of routed experts, whose grouped products are one operator each, it repeats all.
+    of routed experts, whose grouped products are one operator each, it repeats all. That of `mlp`
+    repeats both products of a dense feed-forward.
     """
     t, tokens = step.tp, step.tokens
     h, q, kv = model.hidden_size / step.tp_columns, float(model.query_size), model.kv_hidden_size
@@ -174,6 +179,7 @@ def _products(step: StepShape, model: ModelShape) -> Iterator[_Product]:
     yield _Product(1.0, tokens, q / t, h, forward, False)
     for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
         times = step.forward_passes + step.repeats_operators if is_grouped else forward
+        times = times if model.num_experts else times + step.recomputes["mlp"]
         yield _Product(count, rows, h, ups * f / ranks, times, is_grouped)
         yield _Product(count, rows, f / ranks, h, times, is_grouped)
 
@@ -289,6 +295,7 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     rotated in place of values that are copied.
     """
     ups, width = _ups(model), _rows_and_width(step, model)[1]
+    activations = step.recomputes["moe_act" if model.num_experts else "mlp"]
     q, kv = model.query_size, model.kv_hidden_size
     forward = step.forward_passes + step.repeats_operators
     if step.kernels.fuses_elementwise:
@@ -298,6 +305,8 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     else:
         residual_passes = forward + 2.0
         inside = residual_passes * 2.0 * ((ups + 1.0) * width + q + 2.0 * kv)
+    inside = inside + activations * (ups + 1.0) * width
+    residual_passes = residual_passes + 0.4 * step.recomputes["layernorm"]
     residual = residual_passes * 10.0 * model.hidden_size * step.residual_share
     residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * model.hidden_size
     return step.element_bytes * step.tokens * (residual + inside / step.tp)
@@ -448,6 +457,7 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     1F1B takes (m - 1) times the slowest stage and once the sum of all stages. An equal split gives
     every stage L / p layers and the last stage the output too; the best split gives the last stage
     fewer layers. Where embedding or output count as a layer, their stages have one layer fewer.
+    Stages that are written out, and those of a V, have the cost of their split alone.
 
     `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
     by the prior.
@@ -466,8 +476,13 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     last = np.maximum(counted - each * (step.pp - 1.0) - head, 0.0)
     most = np.where(step.pp > 2, each, each - embedding)
     equal = np.maximum(most * layer_s, last * layer_s + head_s)
+    unequal = np.maximum(equal - even - best, 0.0)
+    if step.rank_layers is not None:
+        is_own, of_last, of_others = step.rank_layers
+        written = np.maximum(of_others * layer_s, of_last * layer_s + head_s) - even
+        best, unequal = np.where(is_own, written, best), np.where(is_own, 0.0, unequal)
     yield "imbalance", later * best
-    yield "equal_layers", later * np.maximum(equal - even - best, 0.0)
+    yield "equal_layers", later * unequal
 
 
 def _slowest_stage(step: StepShape, last: Floats, layer_s: Floats, head_s: Floats) -> Floats:
@@ -500,7 +515,10 @@ def optimizer_terms(
     """The optimizer on its shard, and a constant, once per step."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     moved = sum(OPTIMIZER_BYTES * each.count / each.shards for each in held)
-    yield "optimizer", np.asarray(moved / bandwidth)
+    # Of the 38 bytes 16 are read and written of the two moments.
+    moved = moved * np.where(step.keeps_bf16_states, 1.0 - 8.0 / OPTIMIZER_BYTES, 1.0)
+    on_host = OFFLOADED_PARAMETER_S * sum(each.count / each.shards for each in held)
+    yield "optimizer", np.where(step.offloads_optimizer, on_host, moved / bandwidth)
     yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
 
 
@@ -525,7 +543,8 @@ def other_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     accumulation = a_gradient * sum(each.count for each in held) * step.num_microbatches
     yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
     yield from stage_terms(step, layer_s, head_s)
-    yield "each_microbatch", step.slots * EACH_MICROBATCH_S
+    # Transfers of offloaded activations run beside the device, as the host does.
+    yield "each_microbatch", step.slots * (EACH_MICROBATCH_S + step.offloaded_s)
     stage_s = layer_s * step.model.num_layers / step.pp
     yield from data_terms(step, held, stage_s * step.backward_share * step.slots)
     yield from pipeline_terms(step)

@@ -85,6 +85,7 @@ def completed(
 ONLY_WITH: Final = {
     "vpp": "pp",
     "pipeline_split": "pp",
+    "pipeline_layout": "pp",
     "sequence_parallel": "tp",
     "cp_comm_type": "cp",
 }

@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, PipelineSplit
+from layout_tuner.search_spaces.layouts.pipeline_layout import layout_text
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.found_jobs.found_job import JOB, MODEL, FoundJob, JobFileInvalidError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
@@ -402,7 +404,7 @@ class _Job:
                 stated, "the stages follow from the model, which is open", "vpp", "pipeline_split"
             )
             return
-        is_single = word in _SINGLE
+        is_single = _SINGLE.get(word) not in (None, *V_SLOTS)
         stages = stage_layers(
             num_layers,
             pp * (1 if is_single else 2),
@@ -420,9 +422,12 @@ class _Job:
         is_listed = modules.said or points[0].said
         counted = (False, False) if is_listed else tuple(each.value > 0 for each in ends)
         split = _split_of(stages, pp, num_layers, _COUNTED[counted])
-        if split is None:
+        if split is None and all(each > 0 for each in stages[1:-1]) and sum(stages) == num_layers:
+            written = layout_text(stages)
+            values.put("pipeline_layout", lambda _: written, schedule, shown=stated)
+        elif split is None:
             why = f"its stages have {listed([str(each) for each in stages], 16)} layers"
-            values.miss(stated, f"{why}, which no split here has", "pipeline_split")
+            values.miss(stated, f"{why}, which no stages here have", "pipeline_split")
         else:
             values.put("pipeline_split", lambda _: split, schedule, shown=stated)
 

@@ -388,7 +388,7 @@ _KNOBS: Final = (
             }
         },
         default="fp32",
-        when="zero_stage == 1 and precision != fp32",
+        when="zero_stage == 1 and precision != fp32 and optimizer_states == fp32",
         touches=("optimizer",),
         effects={
             "bf16": KnobEffect(

@@ -17,11 +17,11 @@ from layout_tuner.api.plots.schedule_plot import (
     end_units,
     enough_microbatches,
     schedule_plot,
-    timed_schedule,
 )
 from layout_tuner.search_spaces.layouts.layout import Layout, Recompute
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates
 from layout_tuner.search_spaces.layouts.schedules import Schedule, pipeline_schedule
+from layout_tuner.search_spaces.layouts.timed_schedule import timed_schedule
 
 
 def found(pattern: str, layout: Layout) -> list[str]:

@@ -81,11 +81,12 @@ def test_every_flag_is_one_of_the_trainer_s_own(adapter: TrainerAdapter) -> None
         (
             EVERY_KNOB,
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 "
-            "--global-batch-size 32 --num-virtual-stages-per-pipeline-rank 2 --sequence-parallel "
+            "--global-batch-size 32 --pipeline-model-parallel-layout E|tt|t*5|tL --sequence-parallel "
             "--recompute-granularity full --recompute-method uniform --use-distributed-optimizer "
             "--num-distributed-optimizer-instances 2 --num-query-groups 8 --swiglu --bf16 "
             "--untie-embeddings-and-output-weights --rotary-base 500000",
-            "",
+            # The stages say how many there are; Megatron-LM refuses both.
+            f"--num-virtual-stages-per-pipeline-rank {EMBEDDING} {LOSS}",
         ),
         # Megatron-LM refuses a method together with selective granularity.
         (

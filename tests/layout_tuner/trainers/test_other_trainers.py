@@ -44,14 +44,14 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 
 
 OF_TITANS = {"zero_stage", "schedule", "rank_order"}
-STAGES = {"schedule", "rank_order", "pipeline_split", "zero_replicas"}
+STAGES = {"schedule", "rank_order", "pipeline_layout", "zero_replicas"}
 LACKING = [
     ("torchtitan-0.2", EVERYTHING, OF_TITANS),
     *((name, EVERYTHING, OF_TITANS | {"cp_comm_type"}) for name in TITANS[1:]),
     ("nanotron", EVERYTHING, STAGES | {"vpp", "recompute"}),
     ("deepspeed", EVERYTHING, STAGES | {"vpp", "etp", "sequence_parallel"}),
     ("accelerate", EVERYTHING, STAGES | {"vpp", "recompute"}),
-    ("axonn", EVERYTHING, {"zero_stage", "sequence_parallel", "schedule", "rank_order"}),
+    ("axonn", EVERYTHING, {"zero_stage", "sequence_parallel", *STAGES} - {"zero_replicas"}),
     ("megatron-deepspeed", EVERYTHING, STAGES | {"vpp", "cp_comm_type"}),
     ("command", EVERYTHING, set[str]()),
     ("nanotron", {"dp": 2, "zero_stage": 2, **BF16}, {"zero_stage"}),
@@ -389,3 +389,21 @@ def test_axonn_divides_by_rows_columns_depth_and_data() -> None:
     replicas = values("axonn", tp=2, dp=4)["grid"]
     assert (replicas["G_data"], replicas["G_intra_d"]) == (4, 1)
     assert "another model" in " ".join(ADAPTERS["axonn"].notes(job(**layout)))
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_is_told_the_modules_of_unequal_stages(name: str) -> None:
+    stated = {"pp": 2, "num_microbatches": 4, **BF16}
+    written = values(name, pipeline_layout=f"Ett|t*{LLAMA.num_layers - 2}L", **stated)
+    parallelism = written["parallelism"]
+    first, last = parallelism["module_fqns_per_model_part"]
+    assert first == ["tok_embeddings", "layers.0", "layers.1"]
+    output = "output" if name == "torchtitan-0.2" else "lm_head"
+    assert last[-3:] == [f"layers.{LLAMA.num_layers - 1}", "norm", output]
+    assert "pipeline_parallel_layers_per_stage" not in parallelism
+    v = values(name, schedule="zbv", vpp=2, **stated)["parallelism"]
+    assert v["pipeline_parallel_schedule"] == "ZBVZeroBubble"
+    assert "schedule" not in lacking(name, schedule="zbv", vpp=2, **stated)
+    assert lacking(name, schedule="v_half", vpp=2, **stated)["schedule"] == (
+        f"{name} has no schedule=v_half; without it the schedule is interleaved 1F1B"
+    )

@@ -100,6 +100,9 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
         ("r011", "campaigns", "host_failures"),
         ("r012", "trials", "job"),
         ("r013", "workers", "trainer_knobs"),
+        ("r014", "trials", "recompute_layers"),
+        ("r014", "trials", "offload"),
+        ("r018", "trials", "pipeline_layout"),
     ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(

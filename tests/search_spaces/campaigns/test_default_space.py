@@ -203,10 +203,12 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     absent = spec_of(space=space)
     values = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
     values |= {"pipeline_split": "head", "cp_comm_type": "p2p", "schedule": "gpipe"}
-    values |= {"rank_order": "tp_cp_pp_dp"}
+    values |= {"rank_order": "tp_cp_pp_dp", "pipeline_layout": "Et|t*79L"}
+    values |= {"recompute_layers": "2", "offload": "optimizer", "optimizer_states": "bf16"}
     # A new knob at its default is in no document; the space is so large that cp has one way.
     left_out = ("dp", "tp_columns", "ep", "etp", "pipeline_split", "cp_comm_type")
-    left_out += ("schedule", "rank_order")
+    left_out += ("schedule", "rank_order", "pipeline_layout")
+    left_out += ("recompute_layers", "offload", "optimizer_states")
     for knob in KNOBS:
         stated = spec_of(space={**space, knob: values.get(knob, 2)}).space
         assert stated.values(knob) == (values.get(knob, 2),)

@@ -356,8 +356,8 @@ def test_an_error_knows_the_field_that_it_comes_from() -> None:
 
 
 def test_columns_and_spaces_have_the_knobs_of_a_layout_and_devices_their_product() -> None:
-    *of_layout, job, jobs = fields(LayoutColumns)
-    assert (job.name, jobs.name) == ("job", "jobs")
+    *of_layout, job, jobs, texts = fields(LayoutColumns)
+    assert (job.name, jobs.name, texts.name) == ("job", "jobs", "texts")
     assert tuple(field.name for field in of_layout) == tuple(KNOBS)
     kinds = {"Ints": True, "Codes": False}
     assert {field.name: kinds[str(field.type)] for field in of_layout} == {
@@ -377,7 +377,8 @@ def test_columns_and_spaces_have_the_knobs_of_a_layout_and_devices_their_product
 def test_a_knob_has_its_default_its_codes_and_its_column(knob: Knob) -> None:
     assert knob.problem(knob.default) is None
     assert getattr(Layout(), knob.name) == knob.default
-    for of_another_type in (None, 1.5, "other", [], True if knob.is_number else 1):
+    is_number = knob.is_number or knob.name == "recompute_layers"
+    for of_another_type in (None, 1.5, "other", [], True if is_number else 1):
         assert knob.problem(of_another_type) is not None
     codes = [knob.code(choice) for choice in knob.choices]
     assert codes == list(range(len(knob.choices)))

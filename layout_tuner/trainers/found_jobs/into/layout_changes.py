@@ -63,7 +63,8 @@ def in_spelling_of(
         return dict(changes)
     layout = job.layout
     layers = layout.counted_layers(job.model.num_layers) // (layout.pp * layout.vpp)
-    stages = {_LAYERS_OF_STAGES: (str(layers),) if layout.vpp > 1 else GONE}
+    is_told = layout.vpp > 1 and not layout.is_written_out
+    stages = {_LAYERS_OF_STAGES: (str(layers),) if is_told else GONE}
     return {name: each for name, each in changes.items() if name != _VIRTUAL_STAGES} | stages
 
 

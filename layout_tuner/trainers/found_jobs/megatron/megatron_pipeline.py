@@ -10,13 +10,17 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from layout_tuner.errors import SearchSpaceError
-from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, PipelineSplit
+from layout_tuner.search_spaces.layouts.layout import PipelineSplit, split_of
+from layout_tuner.search_spaces.layouts.pipeline_layout import (
+    canonical_layout,
+    layout_text,
+    stage_layers,
+)
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
-from layout_tuner.trainers.megatron_lm import LAYOUT_FLAGS, SPLIT_FLAGS
+from layout_tuner.trainers.megatron_lm import LAYOUT_FLAGS, SPLIT_FLAGS, STAGES_FLAG
 
 _LAYERS_OF_STAGE: Final = "--num-layers-per-virtual-pipeline-stage"
-_STRING: Final = "--pipeline-model-parallel-layout"
+_STRING: Final = STAGES_FLAG
 _ENDS: Final = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 _MOST_LETTERS: Final = 1 << 15
 _SPLITS: Final[dict[tuple[bool, bool], PipelineSplit]] = {
@@ -77,7 +81,16 @@ def _read_string(arguments: Arguments, text: str, pp: int | None) -> None:
         return
     vpp = len(stages) // pp
     arguments.note("vpp", vpp, option)
-    _note_split(arguments, _STRING, [each.count("t") for each in stages], pp, vpp)
+    if any("m" in each for each in stages):
+        why = "it has a layer of multi-token prediction (m), which models cannot say yet"
+        arguments.miss(option, why, "pipeline_split")
+        return
+    try:
+        written = canonical_layout(text)
+    except ValueError as error:
+        arguments.miss(option, str(error), "pipeline_split")
+        return
+    _note_split(arguments, _STRING, stage_layers(written), pp, vpp)
 
 
 def stages_of(text: str) -> list[str] | None:
@@ -119,22 +132,9 @@ def _read_ends(arguments: Arguments, pp: int | None, vpp: int, layers: int | Non
 
 def _note_split(arguments: Arguments, name: str, sizes: Sequence[int], pp: int, vpp: int) -> None:
     option, split = arguments.options[name], split_of(sizes, pp, vpp)
-    if split is None:
-        arguments.miss(option, _UNEQUAL, "pipeline_split")
-    else:
+    if split is not None:
         arguments.note("pipeline_split", split, option)
-
-
-def split_of(sizes: Sequence[int], pp: int, vpp: int) -> PipelineSplit | None:
-    """The split that gives pp * vpp stages these numbers of layers; None: none does."""
-    layers = sum(sizes)
-    for split in PIPELINE_SPLITS:
-        try:
-            layout = Layout(pp=pp, vpp=vpp, pipeline_split=split)
-        except SearchSpaceError:
-            return None
-        is_whole = layout.counted_layers(layers) % (pp * vpp) == 0
-        stages = range(pp * vpp)
-        if is_whole and [len(layout.layers_of_stage(each, layers)) for each in stages] == [*sizes]:
-            return split
-    return None
+    elif all(sizes[1:-1]) and len(sizes) == pp * vpp:
+        arguments.note("pipeline_layout", layout_text(sizes), option)
+    else:
+        arguments.miss(option, _UNEQUAL, "pipeline_split")

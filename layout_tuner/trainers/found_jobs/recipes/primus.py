@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.documents.reading import shown
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.trainers.found_jobs import torchtitan
 from layout_tuner.trainers.found_jobs.found_job import (
     MODEL,
@@ -264,7 +265,15 @@ _OPEN: Final[Mapping[str, tuple[str, str]]] = {
     "use_sink_attention": (f"{MODEL}attention_window", "attention sinks and windows"),
 }
 """Settings of which each leaves a field of ours open."""
-_SCHEDULES: Final = {"1f1b": "1f1b", "1f1b-interleaved": "1f1b", "zero-bubble": "zero_bubble"}
+_SCHEDULES: Final = {
+    "1f1b": "1f1b",
+    "1f1b-interleaved": "1f1b",
+    "zero-bubble": "zero_bubble",
+    "zbv": "zbv",
+    "zbv-formatted": "zbv",
+    "v-half": "v_half",
+    "v-min": "v_min",
+}
 _LATENT: Final = re.compile(r"q_lora_rank|kv_lora_rank|qk_(pos_emb_)?head_dim|v_head_dim|mscale\w*")
 _ZERO_IS_OFF: Final = ("sequence_parallel", "mtp_num_layers", "fp8", "bf16", "fp16")
 """Arguments of which 0 is false."""
@@ -345,7 +354,8 @@ def _with_schedule(job: FoundJob, arguments: _Values) -> FoundJob:
     assert said is not None, "one of them is true"
     kind = str(algorithm.value) if algorithm and is_own and is_own.value else "zero-bubble"
     schedule = _SCHEDULES.get(kind)
-    if schedule is None or (schedule == "zero_bubble" and job.value("vpp") not in (None, 1)):
+    vpp = {"zero_bubble": (None, 1)} | dict.fromkeys(V_SLOTS, (None, 2))
+    if schedule is None or job.value("vpp") not in vpp.get(schedule, (job.value("vpp"),)):
         missed = NotUnderstood(
             said=said.said,
             why="a schedule that is not known here",

@@ -231,7 +231,6 @@ def test_the_stages_of_a_pipeline_count_embedding_and_head_by_default() -> None:
 @pytest.mark.parametrize(
     ("lines", "vpp", "split"),
     [
-        (("pipeline_parallel_schedule = 'Interleaved1F1B'",), 2, None),
         (
             (
                 "pipeline_parallel_schedule = 'Interleaved1F1B'",
@@ -261,12 +260,26 @@ def test_the_stages_of_a_pipeline_count_embedding_and_head_by_default() -> None:
     ],
 )
 def test_stages_are_read_where_a_split_here_has_them(
-    lines: tuple[str, ...], vpp: int, split: str | None
+    lines: tuple[str, ...], vpp: int, split: str
 ) -> None:
     job = found(NEW, with_section("parallelism", *PIPELINE, *lines))
     assert job.value("vpp") == vpp
     assert job.value("pipeline_split") == split
-    assert ("pipeline_split" in job.open_fields) is (split is None)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fields"),
+    [
+        ("Interleaved1F1B", {"schedule": "1f1b"}),
+        ("ZBVZeroBubble", {"schedule": "zbv"}),
+    ],
+)
+def test_stages_that_no_split_has_are_written_out(schedule: str, fields: dict[str, Any]) -> None:
+    line = f"pipeline_parallel_schedule = '{schedule}'"
+    job = found(NEW, with_section("parallelism", *PIPELINE, line))
+    expected = fields | {"vpp": 2, "pipeline_layout": "Et*8|t*9|t*8|t*7L"}
+    assert {name: job.value(name) for name in expected} == expected
+    assert not job.open_fields
 
 
 @pytest.mark.parametrize(
@@ -302,7 +315,7 @@ def test_a_pipeline_that_is_filled_anew_in_a_step_is_open() -> None:
             ("converters = ['float8']", "[float8]", "filter_fqns = ['feed_forward.w1']"),
             "precision",
         ),
-        ("parallelism", (*PIPELINE, "pipeline_parallel_schedule = 'ZBVZeroBubble'"), "schedule"),
+        ("parallelism", (*PIPELINE, "pipeline_parallel_schedule = 'DualPipeV'"), "schedule"),
         ("parallelism", (*PIPELINE, "pipeline_parallel_schedule_csv = 'a.csv'"), "schedule"),
         ("parallelism", ("expert_data_parallel_degree = 2",), "dp"),
         ("model", ("norm_type = 'np_layernorm'",), "model.family"),

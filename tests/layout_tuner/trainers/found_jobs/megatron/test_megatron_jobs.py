@@ -158,14 +158,20 @@ def test_the_last_use_of_an_option_counts_and_one_under_a_condition_is_open() ->
             {"vpp": 1, "pipeline_split": "layers"},
         ),
         ("--pipeline-model-parallel-layout Etttt|(tttt|)*6,ttttL", {"vpp": 2}),
-        ("--pipeline-model-parallel-layout Et*5|t*9|t*9|t*9L", None),
+        (
+            "--pipeline-model-parallel-layout Et*5|t*9|(t*9|)*1,t*9L",
+            {"vpp": 1, "pipeline_layout": "Et*5|(t*9|)*2t*9L"},
+        ),
+        ("--pipeline-model-parallel-layout Et*5|t*9|t*9|mtL", None),
+        ("--pipeline-model-parallel-layout t*5|Et*9|t*9|t*9L", None),
+        ("--pipeline-model-parallel-layout Et*5||t*18|t*9L", None),
         ("--decoder-first-pipeline-num-layers 8", {"pipeline_split": "layers"}),
         (
             "--num-layers 30 --decoder-first-pipeline-num-layers 7 "
             "--decoder-last-pipeline-num-layers 7",
             {"pipeline_split": "embedding_and_head"},
         ),
-        ("--decoder-last-pipeline-num-layers 5", None),
+        ("--decoder-last-pipeline-num-layers 5", {"pipeline_layout": "Et*9|(t*9|)*2t*5L"}),
         ("--account-for-loss-in-pipeline-split --num-layers 31", {"pipeline_split": "head"}),
     ],
 )

@@ -155,7 +155,7 @@ def test_overrides_change_layout_model_and_knobs(more: str, field: str, value: A
         ("fp4: mxfp4", "precision"),
         ("multi_latent_attention: true", "model.multi_latent_attention"),
         ("mtp_num_layers: 1", "model.mtp_num_layers"),
-        ("patch_primus_pipeline: true\npp_algorithm: v-half", "schedule"),
+        ("patch_primus_pipeline: true\npp_algorithm: seq1f1b", "schedule"),
         ("lora:\n  enabled: true", "model.lacks"),
         ("tokenizer_type: HuggingFaceTokenizer\ntokenizer_model: mine/of-mine", "model.vocab_size"),
     ],

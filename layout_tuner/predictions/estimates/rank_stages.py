@@ -1,0 +1,153 @@
+"""Pipelines that no formula covers: stages of layers that are written out, and V-shaped schedules.
+
+What a rank has and holds is read from the tables of `search_spaces.layouts`, once for each
+different pipeline among many layouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, SCHEDULES, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.schedules import Schedule
+from layout_tuner.search_spaces.layouts.timed_schedule import held_layers, timed_schedule
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+
+HELD_ROUNDS: Final = 4
+"""Micro-batches, in pipeline depths, beyond which a V-shaped schedule holds no more."""
+
+_WEIGHTS_UNITS: Final = 0.8
+"""Time of the products of weight gradients over that of a forward pass, which beside as many
+products has attention and what is elementwise: 20 % of a block of 4,096 features on as many tokens
+(arXiv:2405.15362, table 3, has 0.6 to 1)."""
+
+_LAYERS, _DENSE, _IN_FLIGHT, _LATE = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankStages:
+    """What the ranks of such pipelines have, and which of many layouts have one."""
+
+    is_own: Bools
+    """Where a layout has one; elsewhere the numbers of `at` mean nothing."""
+    _place: Ints
+    _numbers: Floats
+    """By pipeline, kind of number and rank."""
+    _pp: Ints
+
+    @classmethod
+    def of(cls, columns: LayoutColumns, model: ModelShape) -> RankStages | None:
+        """Those of some layouts; None where all are covered by formulas."""
+        is_own = ((columns.pipeline_layout != 0) | columns.is_v_shaped) & (columns.pp > 1)
+        if not is_own.any():
+            return None
+        words, text = columns.words("pipeline_layout")
+        held = np.minimum(columns.num_microbatches, HELD_ROUNDS * columns.pp)
+        knobs = (columns.pp, columns.vpp, columns.schedule, columns.pipeline_split, text, held)
+        each = np.stack(np.broadcast_arrays(*(np.where(is_own, knob, 0) for knob in knobs)))
+        found, place = np.unique(each.reshape(len(knobs), -1), axis=1, return_inverse=True)
+        numbers = np.zeros((found.shape[1], 4, max(int(found[0].max()), 1)))
+        for row, (pp, vpp, schedule, split, word, m) in enumerate(found.T.tolist()):
+            if pp:
+                layout = Layout(
+                    pp=pp,
+                    vpp=vpp,
+                    schedule=SCHEDULES[schedule],
+                    pipeline_split=PIPELINE_SPLITS[split],
+                    pipeline_layout=words[word],
+                    num_microbatches=m,
+                )
+                ranks = _numbers_of_ranks(layout, model.num_layers, model.num_dense_layers)
+                numbers[row, :, :pp] = ranks
+        shape = each.shape[1:]
+        return cls(np.broadcast_to(is_own, shape), place.reshape(shape), numbers, found[0])
+
+    def layers(self, rank: NDArray[Any]) -> Floats:
+        """Layers on a pipeline rank."""
+        return self._at(_LAYERS, rank)
+
+    def dense(self, rank: NDArray[Any]) -> Floats:
+        """Layers without experts on a pipeline rank, in a model that has such."""
+        return self._at(_DENSE, rank)
+
+    def in_flight(self, rank: NDArray[Any]) -> Floats:
+        """Layers times micro-batches whose activations a rank holds at its peak."""
+        return self._at(_IN_FLIGHT, rank)
+
+    def late(self, rank: NDArray[Any]) -> Floats:
+        """The same of those that only wait for the products of weight gradients."""
+        return self._at(_LATE, rank)
+
+    def last_and_most(self, last_rank: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Layers on the rank with the output, and on the fullest of the others."""
+        ranks = np.arange(self._numbers.shape[2])
+        layers = self._numbers[self._place, _LAYERS]
+        others = np.where(ranks == np.asarray(last_rank)[..., None], 0.0, layers)
+        return self.layers(last_rank), others.max(axis=-1)
+
+    def _at(self, kind: int, rank: NDArray[Any]) -> Floats:
+        return self._numbers[self._place, kind, np.minimum(rank, self._numbers.shape[2] - 1)]
+
+
+@lru_cache(maxsize=4096)
+def _numbers_of_ranks(layout: Layout, num_layers: int, num_dense: int) -> Floats:
+    """Layers, dense ones, and layers in flight and waiting, by rank."""
+    pp, vpp, m = layout.pp, layout.vpp, layout.num_microbatches
+    stages = [layout.layers_of_stage(stage, num_layers) for stage in range(pp * vpp)]
+    layers = tuple(map(len, stages))
+    dense = [len(range(each.start, min(each.stop, num_dense))) for each in stages]
+    ranks = [layout.stages_of_rank(rank) for rank in range(pp)]
+    if vpp > 1 and not layout.is_v_shaped:
+        m += -m % pp  # the interleaved schedule has whole groups of them
+    has_table = vpp == 1 or layout.schedule == "1f1b" or (layout.is_v_shaped and vpp == 2)
+    held = held_layers(layers, pp, vpp, m, layout.schedule) if has_table else [(0, 0)] * pp
+    return np.array(
+        [
+            [sum(layers[stage] for stage in rank) for rank in ranks],
+            [sum(dense[stage] for stage in rank) for rank in ranks],
+            *zip(*held, strict=True),
+        ],
+        dtype=np.float64,
+    )
+
+
+def v_idle_slots(columns: LayoutColumns, forward_passes: Floats) -> Floats:
+    """Stage times in which a stage of a V-shaped schedule waits; 0 for other layouts."""
+    passes = (
+        np.round(4.0 * forward_passes) / 4.0
+    )  # few different ones, where some layers repeat theirs
+    knobs = (columns.schedule, columns.pp, columns.num_microbatches, passes)
+    is_own = columns.is_v_shaped & (columns.pp > 1)
+    each = np.stack(np.broadcast_arrays(*(np.where(is_own, knob, 0) for knob in knobs)))
+    found, place = np.unique(each.reshape(len(knobs), -1), axis=1, return_inverse=True)
+    idle = [
+        _v_idle(SCHEDULES[int(schedule)], int(pp), int(m), passes) if pp else 0.0
+        for schedule, pp, m, passes in found.T.tolist()
+    ]
+    return np.array(idle)[place].reshape(each.shape[1:])
+
+
+@lru_cache(maxsize=4096)
+def _v_idle(schedule: Schedule, pp: int, num_microbatches: int, forward_passes: float) -> float:
+    """From the table; that of many micro-batches grows evenly with their number."""
+    few, more = 3 * pp, 4 * pp
+    if num_microbatches > more:
+        at = [_v_idle(schedule, pp, m, forward_passes) for m in (few, more)]
+        return at[1] + (at[1] - at[0]) / (more - few) * (num_microbatches - more)
+    backward = 1.0 + forward_passes
+    timed = timed_schedule(
+        pp=pp,
+        vpp=2,
+        num_microbatches=num_microbatches,
+        backward_units=backward,
+        schedule=schedule,
+        weights_units=_WEIGHTS_UNITS,
+    )
+    return timed.length / (2.0 * (1.0 + backward)) - num_microbatches

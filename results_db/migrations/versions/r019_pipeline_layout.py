@@ -1,0 +1,30 @@
+"""The layers of each stage of a pipeline that is written out.
+
+Revision: r019, after r018. A database that r007 has just created has the column already: it creates
+the tables of the models. Earlier trials split their layers as `pipeline_split` says.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "r019"
+down_revision = "r018"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    if "pipeline_layout" not in _columns():
+        column = sa.Column(
+            "pipeline_layout", sa.String(160), nullable=False, server_default="split"
+        )
+        op.add_column("trials", column)
+
+
+def downgrade() -> None:
+    if "pipeline_layout" in _columns():
+        op.drop_column("trials", "pipeline_layout")
+
+
+def _columns() -> set[str]:
+    return {each["name"] for each in sa.inspect(op.get_bind()).get_columns("trials")}
