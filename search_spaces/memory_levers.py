@@ -108,16 +108,6 @@ LEVER_RULES: Final = (
             "it out, or name another trainer"
         ),
     ),
-    LeverRule(
-        "trainer_recompute",
-        "trainer",
-        lambda c, _: c.recomputes_modules | (c.recompute_layers != 0) | (c.optimizer_states != 0),
-        lambda layout, _: (
-            f"recompute={layout.recompute}, recompute_layers={layout.recompute_layers} and "
-            f"optimizer_states={layout.optimizer_states}: the embedded trainer recomputes none, "
-            "selective or full in all layers, and keeps states in fp32"
-        ),
-    ),
 )
 """What the layout's rules of these levers are. Whether a trainer has a lever at all, and with which
 of its optimizers, is for its adapter to say."""

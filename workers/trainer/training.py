@@ -191,7 +191,7 @@ def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings)
     plan = plan_model(RankModel(shape, mesh), mesh)
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
-    moment_bytes = MOMENT_DTYPES[getattr(layout,"optimizer_states","fp32")].itemsize
+    moment_bytes = MOMENT_DTYPES[layout.optimizer_states].itemsize
     state_bytes = (2 * moment_bytes if settings.kind == "adamw" else 0) + (4 if mixed else 0)
     weights, gradients = (kept.num_elements for kept in kept_of(plan, mesh))
     weights += plan.window_elements if mesh.shards_weights else 0

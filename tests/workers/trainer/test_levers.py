@@ -161,11 +161,7 @@ def levers(draw: st.DrawFn) -> tuple[Values, Layout]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "number",
-    [
-        4,
-        pytest.param(16, marks=pytest.mark.slow),
-        pytest.param(80, marks=pytest.mark.nightly),
-    ],
+    [pytest.param(16, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.nightly)],
 )
 def test_random_levers_change_no_bit(number: int) -> None:
     @limits(max_examples=number, suppress_health_check=list(HealthCheck))
@@ -264,15 +260,11 @@ def test_16_bit_states_move_weights_as_a_plain_adam(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sentence"),
-    [
-        ({"offload": "activations"}, "offload=activations"),
-        ({"offload": "optimizer"}, "offload=optimizer"),
-        ({"recompute": "mla_up_proj"}, "recompute=mla_up_proj"),
-        ({"recompute": "mlp+mla_up_proj"}, "recompute=mlp+mla_up_proj"),
-    ],
+    "knobs",
+    [{"offload": "activations"}, {"offload": "optimizer"}, {"recompute": "mlp+mla_up_proj"}],
     ids=str,
 )
-def test_what_it_does_not_run_is_refused_by_name(knobs: dict[str, str], sentence: str) -> None:
-    reasons = unsupported(make_layout(**knobs), make_shape())
-    assert any(sentence in reason and "embedded trainer" in reason for reason in reasons), reasons
+def test_what_it_does_not_run_is_refused_by_name(knobs: dict[str, str]) -> None:
+    ((name, value),) = knobs.items()
+    (reason,) = unsupported(make_layout(**knobs), make_shape())
+    assert reason.startswith(f"{name}={value}: ")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
+from layout_tuner.search_spaces.layouts.recomputation import layers_by_rank, modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.batches import own_chunks
 from layout_tuner.workers.trainer.comm.mesh import Mesh
@@ -337,18 +338,11 @@ class Stage(nn.Module):
         self.embedding = build.embedding() if self.is_first else None
         layers = mesh.layout.layers_of_stage(index, shape.num_layers)
         self.blocks = nn.ModuleList(
-            Block(build, layer, self._recomputed(mesh, number))
-            for number, layer in enumerate(layers)
+            Block(build, layer, _recomputed(mesh, number)) for number, layer in enumerate(layers)
         )
         self.mesh, self.tied = mesh, shape.tied_embeddings
         self.final_norm = build.norm("final_norm") if self.is_last else None
         self.head = self._head(build) if self.is_last else None
-
-    @staticmethod
-    def _recomputed(mesh: Mesh, number: int) -> frozenset[str]:
-        """What the backward pass recomputes of the stage's layer of this number."""
-        mode = mesh.layout.recompute
-        return frozenset(["core_attention"] if mode == "selective" else [mode])
 
     def _head(self, build: StageBuilder) -> ColumnParallel:
         if not build.shape.tied_embeddings:
@@ -404,6 +398,15 @@ class Stage(nn.Module):
         logits_TV = self.head(x_LH)
         first_row = self.head.weight.shape[0] * self.mesh.vocabulary_rank
         return vocab_cross_entropy(logits_TV, targets_T, first_row, self.mesh.vocabulary_group)
+
+
+def _recomputed(mesh: Mesh, number: int) -> frozenset[str]:
+    """What the backward pass recomputes of a stage's layer, by its number from 0."""
+    layout, pp_rank = mesh.layout, mesh.place.pp_rank
+    counts = layers_by_rank(layout.recompute_layers)
+    if counts and number >= counts[pp_rank if len(counts) > 1 else 0]:
+        return frozenset()
+    return frozenset({"full"} if layout.recompute == "full" else modules_of(layout.recompute))
 
 
 class RankModel(nn.Module):

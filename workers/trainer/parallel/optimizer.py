@@ -64,16 +64,14 @@ class FlatOptimizer:
             for master, weights in zip(self.masters, self.weights, strict=True):
                 master.copy_(weights)
         adamw = settings.kind == "adamw"
-        moments = MOMENT_DTYPES[getattr(mesh.layout,"optimizer_states","fp32")]
+        moments = MOMENT_DTYPES[mesh.layout.optimizer_states]
         self.first_moments = self._like_spans(spans, moments) if adamw else []
         self.second_moments = self._like_spans(spans, moments) if adamw else []
         self.steps = [torch.zeros((), device=flat.weights.device) for _ in spans] if adamw else []
         self._norm_views = [self._counted(bucket) for bucket in range(len(spans))]
         self._gathering: list[Pending | None] = []
 
-    def _like_spans(
-        self, spans: list[Span], dtype: torch.dtype = torch.float32
-    ) -> list[Tensor]:
+    def _like_spans(self, spans: list[Span], dtype: torch.dtype = torch.float32) -> list[Tensor]:
         sizes = [span.end - span.start for span in spans]
         state = torch.zeros(sum(sizes), dtype=dtype, device=self.flat.weights.device)
         return list(torch.split(state, sizes))
