@@ -171,23 +171,25 @@ class FlatOptimizer:
         states = (self.masters, self.gradients, self.first_moments, self.second_moments)
         whole = [state[bucket] for state in states]
         if whole[-1].dtype == torch.float32:
-            self._adamw(bucket, learning_rate, divisor, *whole)
+            self._adamw(bucket, learning_rate, divisor, whole)
             return
         for master, gradient, *stored in zip(
             *(torch.split(state, _ROUNDED_ELEMENTS) for state in whole), strict=True
         ):
             moments = [moment.float() for moment in stored]
-            self._adamw(bucket, learning_rate, divisor, master, gradient, *moments)
-            for kept, moment in zip(stored, moments, strict=True):
-                kept.copy_(moment)
+            self._adamw(bucket, learning_rate, divisor, [master, gradient, *moments])
+            torch._foreach_copy_(stored, moments)
 
     def _adamw(
-        self, bucket: int, learning_rate: float, divisor: Tensor | None, *states: Tensor
+        self, bucket: int, learning_rate: float, divisor: Tensor | None, states: list[Tensor]
     ) -> None:
         """Updates weights, gradients and both moments of a bucket, or of a part of it."""
-        settings = self.settings
+        settings, (weights, gradients, first, second) = self.settings, states
         torch._fused_adamw_(
-            *([state] for state in states),
+            [weights],
+            [gradients],
+            [first],
+            [second],
             [],
             [self.steps[bucket]],
             lr=learning_rate,
