@@ -371,6 +371,8 @@ def stage_parts(
             share * each + (1.0 - share) * other
             for each, other in zip((kept, gathered), plain[:2], strict=True)
         )
+    # A stage of the embedding alone sends its output, and has its gradient and an fp32 copy of it.
+    of_embedding = residual_elements(columns, model) * (1.0 + FP32_BYTES / element)
     a_layer = kept + gathered * storage.gathered_share
     scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer, ranks)
     return StageParts(
@@ -379,7 +381,7 @@ def stage_parts(
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
-        backward=token_bytes * backward,
+        backward=token_bytes * np.where(layers > 0, backward, of_embedding),
         head=np.where(stage == columns.last_rank, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )

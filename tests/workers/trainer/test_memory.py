@@ -24,6 +24,7 @@ from layout_tuner.search_spaces.layouts.layout import (
     ZERO_STAGES,
     Layout,
     PipelineSplit,
+    Precision,
     Recompute,
 )
 from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
@@ -433,6 +434,52 @@ def test_a_stage_with_experts_holds_what_is_estimated(
     # Wide dense layers come first: by their backward pass, later layers' inputs are gone.
     most = 1.05 if "num_dense_layers" in changes and layout.recompute == "full" else 1.03
     assert_estimated(layout, make_shape("moe", **SIZES | width | changes), 0.94, most)
+
+
+PARTS: list[dict[str, Any]] = [
+    *(PP | {"recompute": "mlp"}, CUT | {"recompute": "layernorm"}, {"recompute": "mlp+layernorm"}),
+    *(CUT | {"recompute": "mlp"}, PP | {"recompute": "core_attention+layernorm"}),
+    PP | {"recompute": "full", "recompute_layers": "2/0"},
+    PP | {"recompute": "mlp+layernorm", "recompute_layers": "2"},
+    VPP | {"recompute": "full", "recompute_layers": "1"},
+    PP | {"recompute": "full", "recompute_layers": "2", "schedule": "gpipe"},
+]
+LEVERS = [
+    *PARTS,
+    *(axes | {"optimizer_states": "bf16"} for axes in ({}, PP, ZERO, ZERO_3, PARTS[2])),
+    *({"pp": 2, "pipeline_layout": layout} for layout in ("Et*5|t*3L", "E|t*8L", "Et*3|t*5L")),
+    {"pp": 4, "pipeline_layout": "Et*3|tt|tt|tL"},
+    VPP | {"pipeline_layout": "Et*3|t|tt|ttL"},
+    PP | {"pipeline_layout": "Et*6|ttL", "schedule": "gpipe"},
+]
+
+
+@pytest.mark.sampled(6)
+@in_turn(("levers", "family", "precision"), LEVERS, DENSE, ["fp32", "bf16"])
+def test_a_rank_holds_with_each_lever_what_is_estimated(
+    levers: dict[str, Any], family: str, precision: Precision
+) -> None:
+    many = {"num_microbatches": 8 if "pp" in levers else 2, "precision": precision}
+    layout = Layout(micro_batch_size=8, **many | levers)
+    assert_estimated(layout, make_shape(family, **WIDTHS), 0.96, 1.02)
+
+
+@pytest.mark.sampled(4)
+@in_turn(
+    ("levers", "precision"),
+    [
+        *(PP | {"recompute": "moe_act+layernorm"}, CUT | {"recompute": "layernorm"}),
+        *(EP | {"recompute": "layernorm"}, PP | {"recompute": "full", "recompute_layers": "1/2"}),
+        *(EP | {"optimizer_states": "bf16"}, PP | {"pipeline_layout": "Et*5|t*3L"}),
+    ],
+    ["fp32", "bf16"],
+)
+def test_experts_hold_with_each_lever_what_is_estimated(
+    levers: dict[str, Any], precision: Precision
+) -> None:
+    many = {"num_microbatches": 8 if "pp" in levers else 2, "precision": precision}
+    shape = make_shape("moe", **SIZES | {"ffn_hidden_size": 256, "moe_ffn_hidden_size": 256})
+    assert_estimated(Layout(micro_batch_size=8, **many | levers), shape, 0.96, 1.04)
 
 
 LONG = make_shape(
