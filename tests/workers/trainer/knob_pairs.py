@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,6 +24,7 @@ from layout_tuner.search_spaces.layouts.layout import (
     ZERO_STAGES,
     Layout,
 )
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PRECISIONS_SUPPORTED, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
@@ -42,7 +43,7 @@ LAYOUT_FIELDS = {
 }
 """The knobs that are fields of a layout; the micro-batches follow from the global batch."""
 DEGREES, FLAG = (1, 2, 4), (False, True)
-KNOBS: dict[str, tuple[Any, ...]] = {
+KNOBS: dict[str, Sequence[Any]] = {
     "family": ("gpt", "llama", "moe"),
     "tied": FLAG,
     "balanced": FLAG,
@@ -57,7 +58,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "pp": DEGREES,
     "vpp": (1, 2),
     "pipeline_split": PIPELINE_SPLITS,
-    "schedule": SCHEDULES,
+    "schedule": [each for each in SCHEDULES if each not in V_SLOTS],
     "rank_order": RANK_ORDERS,
     "dp": DEGREES,
     "zero": ZERO_STAGES,

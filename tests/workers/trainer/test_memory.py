@@ -282,6 +282,17 @@ def unconnected_mesh(layout: Layout, stage: int) -> Mesh:
     )
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_unequal_stages_hold_16_bit_states_as_estimated(precision: Precision) -> None:
+    shape = make_shape(num_layers=16, hidden_size=64, ffn_hidden_size=128)
+    written = {"pipeline_layout": "Et*7|t*5|t*3|tL", "optimizer_states": "bf16"}
+    layout = make_layout(pp=4, precision=precision, **written)
+    for stage, estimate in enumerate(stage_memory(layout, shape)):
+        mesh = unconnected_mesh(layout, stage)
+        states = estimate.weights_bytes + estimate.gradients_bytes + estimate.optimizer_bytes
+        assert states == pytest.approx(persistent_bytes(shape, mesh, OptimizerSettings()), rel=1e-3)
+
+
 @pytest.mark.parametrize("num_layers", [4, 16])
 def test_the_least_memory_of_a_probe_is_what_its_fullest_rank_holds(num_layers: int) -> None:
     """More would refuse true figures; less accepts those that were halved."""
@@ -443,6 +454,7 @@ PARTS: list[dict[str, Any]] = [
     PP | {"recompute": "mlp+layernorm", "recompute_layers": "2"},
     VPP | {"recompute": "full", "recompute_layers": "1"},
     PP | {"recompute": "full", "recompute_layers": "2", "schedule": "gpipe"},
+    PP | {"recompute": "full", "recompute_layers": "1/0", "schedule": "zero_bubble"},
 ]
 LEVERS = [
     *PARTS,

@@ -167,7 +167,8 @@ def test_every_pair_of_knobs_trains_as_the_reference(words: str) -> None:
 def test_the_runs_have_every_legal_pair_of_knobs() -> None:
     """A knob, or a value, that the rules open must be in `KNOBS`, and then in a run of its own."""
     fields = {field.name for field in dataclasses.fields(Layout)} - {"job"}
-    assert fields - set(LAYOUT_FIELDS.values()) == {"num_nodes", "num_microbatches"}
+    levers = {"recompute_layers", "pipeline_layout", "optimizer_states", "offload"}  # `test_levers`
+    assert fields - set(LAYOUT_FIELDS.values()) == {"num_nodes", "num_microbatches"} | levers
     have = set().union(*(pairs_of(values_of(words)) for words in RUNS))
     missing = {pair: words_of(run) for pair, run in legal_pairs(known=have)}
     assert not missing, "no run has these pairs, which such runs would have"
