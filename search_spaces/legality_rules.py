@@ -570,15 +570,6 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
-        name="trainer_pipeline_layout",
-        scope="trainer",
-        illegal=lambda c, _: c.pipeline_layout != 0,
-        sentence=lambda layout, _: (
-            f"pipeline_layout={layout.pipeline_layout}: the embedded trainer splits layers by "
-            "pipeline_split alone"
-        ),
-    ),
-    Rule(
         name="trainer_attention",
         scope="trainer",
         illegal=lambda _, x: (

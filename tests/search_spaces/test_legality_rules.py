@@ -242,14 +242,9 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "trainer_precision",
         "trainer_window_over_cp",
         "trainer_attention",
-        "trainer_pipeline_layout",
         "trainer_schedule",
         "trainer_offload",
     }
-    written = Layout(pp=2, pipeline_layout="Et|t*3L")
-    assert violations(written, make_model(), NODES, scopes={"trainer"}) == [
-        "pipeline_layout=Et|t*3L: the embedded trainer splits layers by pipeline_split alone"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,11 @@ from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES, keeps_m
 from layout_tuner.workers.trainer.parallel.flat_buffers import FlatBuffers, kept_of, plan_model
 from layout_tuner.workers.trainer.parallel.gathered_weights import GatheredWeights
 from layout_tuner.workers.trainer.parallel.gradient_reduction import GradientReduction
-from layout_tuner.workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
+from layout_tuner.workers.trainer.parallel.optimizer import (
+    MOMENT_DTYPES,
+    FlatOptimizer,
+    OptimizerSettings,
+)
 from layout_tuner.workers.trainer.parallel.pipeline import Pipeline
 from layout_tuner.workers.trainer.parallel.sharded_gradients import ShardedGradients
 from layout_tuner.workers.trainer.stopwatch import Stopwatch, part
@@ -187,7 +191,8 @@ def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings)
     plan = plan_model(RankModel(shape, mesh), mesh)
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
-    state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)
+    moment_bytes = MOMENT_DTYPES[layout.optimizer_states].itemsize
+    state_bytes = (2 * moment_bytes if settings.kind == "adamw" else 0) + (4 if mixed else 0)
     weights, gradients = (kept.num_elements for kept in kept_of(plan, mesh))
     weights += plan.window_elements if mesh.shards_weights else 0
     gradients += plan.open_elements if mesh.shards_gradients else 0

@@ -374,13 +374,20 @@ def stage_parts(
         plain = _of_a_layer(
             replace(columns, recompute=np.zeros_like(columns.recompute)), model, storage, dense
         )
-        # The layers that recompute are a chunk's first: the others have freed more by then than
-        # these make again.
-        backward = np.where(share < 1.0, plain[2], backward)
+        # The layers that recompute are a chunk's first: its others have freed theirs by then. Where
+        # late weight gradients follow a whole layer's recomputation, their term counts that.
+        freed = plain[0] + plain[1] * storage.gathered_share
+        is_late = (columns.schedule == _ZERO_BUBBLE) & (columns.recompute == _FULL)
+        freed = np.where(is_late, 0.0, freed)
+        backward = backward - layers * (1.0 - share) / columns.vpp * freed
+        backward = np.where(share < 1.0, np.maximum(backward, plain[2]), backward)
+        backward = np.where(share > 0.0, backward, plain[2])
         kept, gathered = (
             share * each + (1.0 - share) * other
             for each, other in zip((kept, gathered), plain[:2], strict=True)
         )
+    # A stage of the embedding alone sends its output, and has its gradient and an fp32 copy of it.
+    of_embedding = residual_elements(columns, model) * (1.0 + FP32_BYTES / element)
     a_layer = kept + gathered * storage.gathered_share
     scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer, ranks)
     return StageParts(
@@ -389,7 +396,7 @@ def stage_parts(
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
-        backward=token_bytes * backward,
+        backward=token_bytes * np.where(layers > 0, backward, of_embedding),
         head=np.where(stage == columns.last_rank, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )

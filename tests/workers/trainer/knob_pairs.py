@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from hypothesis import strategies as st
 
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
@@ -22,6 +24,7 @@ from layout_tuner.search_spaces.layouts.layout import (
     ZERO_STAGES,
     Layout,
 )
+from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PRECISIONS_SUPPORTED, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
@@ -40,7 +43,7 @@ LAYOUT_FIELDS = {
 }
 """The knobs that are fields of a layout; the micro-batches follow from the global batch."""
 DEGREES, FLAG = (1, 2, 4), (False, True)
-KNOBS: dict[str, tuple[Any, ...]] = {
+KNOBS: dict[str, Sequence[Any]] = {
     "family": ("gpt", "llama", "moe"),
     "tied": FLAG,
     "balanced": FLAG,
@@ -55,7 +58,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "pp": DEGREES,
     "vpp": (1, 2),
     "pipeline_split": PIPELINE_SPLITS,
-    "schedule": SCHEDULES,
+    "schedule": [each for each in SCHEDULES if each not in V_SLOTS],
     "rank_order": RANK_ORDERS,
     "dp": DEGREES,
     "zero": ZERO_STAGES,
@@ -263,3 +266,16 @@ RUNS = [
 """Most new pairs first, and those of eight ranks last; SGD in fp32 has every value early."""
 NUM_FAST = 22
 """Runs of the fast suite: nine tenths of the pairs, with SGD in fp32 every value of each knob."""
+
+CHANGES = [(knob, value) for knob, values in KNOBS.items() for value in values]
+
+
+@st.composite
+def random_runs(draw: st.DrawFn) -> Values:
+    """A run of the table after as many random changes as leave it legal on at most eight ranks."""
+    values = values_of(draw(st.sampled_from(RUNS)))
+    for knob, value in draw(st.lists(st.sampled_from(CHANGES), min_size=20, max_size=40)):
+        changed = {**values, knob: value}
+        if num_ranks(changed) <= 8 and is_legal(changed):
+            values = changed
+    return values

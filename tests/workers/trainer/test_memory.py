@@ -24,6 +24,7 @@ from layout_tuner.search_spaces.layouts.layout import (
     ZERO_STAGES,
     Layout,
     PipelineSplit,
+    Precision,
     Recompute,
 )
 from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
@@ -281,6 +282,17 @@ def unconnected_mesh(layout: Layout, stage: int) -> Mesh:
     )
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_unequal_stages_hold_16_bit_states_as_estimated(precision: Precision) -> None:
+    shape = make_shape(num_layers=16, hidden_size=64, ffn_hidden_size=128)
+    written = {"pipeline_layout": "Et*7|t*5|t*3|tL", "optimizer_states": "bf16"}
+    layout = make_layout(pp=4, precision=precision, **written)
+    for stage, estimate in enumerate(stage_memory(layout, shape)):
+        mesh = unconnected_mesh(layout, stage)
+        states = estimate.weights_bytes + estimate.gradients_bytes + estimate.optimizer_bytes
+        assert states == pytest.approx(persistent_bytes(shape, mesh, OptimizerSettings()), rel=1e-3)
+
+
 @pytest.mark.parametrize("num_layers", [4, 16])
 def test_the_least_memory_of_a_probe_is_what_its_fullest_rank_holds(num_layers: int) -> None:
     """More would refuse true figures; less accepts those that were halved."""
@@ -433,6 +445,53 @@ def test_a_stage_with_experts_holds_what_is_estimated(
     # Wide dense layers come first: by their backward pass, later layers' inputs are gone.
     most = 1.05 if "num_dense_layers" in changes and layout.recompute == "full" else 1.03
     assert_estimated(layout, make_shape("moe", **SIZES | width | changes), 0.94, most)
+
+
+PARTS: list[dict[str, Any]] = [
+    *(PP | {"recompute": "mlp"}, CUT | {"recompute": "layernorm"}, {"recompute": "mlp+layernorm"}),
+    *(CUT | {"recompute": "mlp"}, PP | {"recompute": "core_attention+layernorm"}),
+    PP | {"recompute": "full", "recompute_layers": "2/0"},
+    PP | {"recompute": "mlp+layernorm", "recompute_layers": "2"},
+    VPP | {"recompute": "full", "recompute_layers": "1"},
+    PP | {"recompute": "full", "recompute_layers": "2", "schedule": "gpipe"},
+    PP | {"recompute": "full", "recompute_layers": "1/0", "schedule": "zero_bubble"},
+]
+LEVERS = [
+    *PARTS,
+    *(axes | {"optimizer_states": "bf16"} for axes in ({}, PP, ZERO, ZERO_3, PARTS[2])),
+    *({"pp": 2, "pipeline_layout": layout} for layout in ("Et*5|t*3L", "E|t*8L", "Et*3|t*5L")),
+    {"pp": 4, "pipeline_layout": "Et*3|tt|tt|tL"},
+    VPP | {"pipeline_layout": "Et*3|t|tt|ttL"},
+    PP | {"pipeline_layout": "Et*6|ttL", "schedule": "gpipe"},
+]
+
+
+@pytest.mark.sampled(6)
+@in_turn(("levers", "family", "precision"), LEVERS, DENSE, ["fp32", "bf16"])
+def test_a_rank_holds_with_each_lever_what_is_estimated(
+    levers: dict[str, Any], family: str, precision: Precision
+) -> None:
+    many = {"num_microbatches": 8 if "pp" in levers else 2, "precision": precision}
+    layout = Layout(micro_batch_size=8, **many | levers)
+    assert_estimated(layout, make_shape(family, **WIDTHS), 0.96, 1.02)
+
+
+@pytest.mark.sampled(4)
+@in_turn(
+    ("levers", "precision"),
+    [
+        *(PP | {"recompute": "moe_act+layernorm"}, CUT | {"recompute": "layernorm"}),
+        *(EP | {"recompute": "layernorm"}, PP | {"recompute": "full", "recompute_layers": "1/2"}),
+        *(EP | {"optimizer_states": "bf16"}, PP | {"pipeline_layout": "Et*5|t*3L"}),
+    ],
+    ["fp32", "bf16"],
+)
+def test_experts_hold_with_each_lever_what_is_estimated(
+    levers: dict[str, Any], precision: Precision
+) -> None:
+    many = {"num_microbatches": 8 if "pp" in levers else 2, "precision": precision}
+    shape = make_shape("moe", **SIZES | {"ffn_hidden_size": 256, "moe_ffn_hidden_size": 256})
+    assert_estimated(Layout(micro_batch_size=8, **many | levers), shape, 0.96, 1.04)
 
 
 LONG = make_shape(

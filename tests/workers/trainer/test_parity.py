@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
@@ -44,11 +43,10 @@ from tests.workers.trainer.knob_pairs import (
     NUM_FAST,
     RUNS,
     Values,
-    is_legal,
     layout_of,
     legal_pairs,
-    num_ranks,
     pairs_of,
+    random_runs,
     settings_of,
     shape_of,
     values_of,
@@ -169,7 +167,8 @@ def test_every_pair_of_knobs_trains_as_the_reference(words: str) -> None:
 def test_the_runs_have_every_legal_pair_of_knobs() -> None:
     """A knob, or a value, that the rules open must be in `KNOBS`, and then in a run of its own."""
     fields = {field.name for field in dataclasses.fields(Layout)} - {"job"}
-    assert fields - set(LAYOUT_FIELDS.values()) == {"num_nodes", "num_microbatches"}
+    levers = {"recompute_layers", "pipeline_layout", "optimizer_states", "offload"}  # `test_levers`
+    assert fields - set(LAYOUT_FIELDS.values()) == {"num_nodes", "num_microbatches"} | levers
     have = set().union(*(pairs_of(values_of(words)) for words in RUNS))
     missing = {pair: words_of(run) for pair, run in legal_pairs(known=have)}
     assert not missing, "no run has these pairs, which such runs would have"
@@ -178,20 +177,6 @@ def test_the_runs_have_every_legal_pair_of_knobs() -> None:
     for runs, knobs in ((by_sgd, {"precision"}), (exact, KNOBS.keys() - {"kind", "precision"})):
         values = {(name, value) for name in knobs for value in KNOBS[name]}
         assert set().union(*(each.items() for each in runs)) >= values
-
-
-CHANGES = [(knob, value) for knob, values in KNOBS.items() for value in values]
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> Values:
-    """A run of the table after as many random changes as leave it legal on at most eight ranks."""
-    values = values_of(draw(st.sampled_from(RUNS)))
-    for knob, value in draw(st.lists(st.sampled_from(CHANGES), min_size=20, max_size=40)):
-        changed = {**values, knob: value}
-        if num_ranks(changed) <= 8 and is_legal(changed):
-            values = changed
-    return values
 
 
 @pytest.mark.timeout(300)
@@ -207,7 +192,7 @@ def test_random_layouts_train_as_a_lone_rank(number: int) -> None:
     """
 
     @limits(max_examples=number, suppress_health_check=[HealthCheck.too_slow])
-    @given(runs())
+    @given(random_runs())
     def train_both(values: Values) -> None:
         shape, optimizer, balanced = shape_of(values), settings_of(values), values["balanced"]
         found = train.__wrapped__(shape, layout_of(values), optimizer, 4, balanced_routing=balanced)

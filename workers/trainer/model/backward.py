@@ -1,4 +1,4 @@
-"""Backward passes: a call of autograd's engine, and recomputation."""
+"""Backward passes: a call of autograd's engine, and recomputation with or without the output."""
 
 from __future__ import annotations
 
@@ -51,3 +51,60 @@ class Recomputed(Function):
 
 
 recomputed: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = Recomputed.apply
+
+
+class Remade:
+    """A part of the model whose output is not kept either: the backward pass makes it again.
+
+    The function that takes the output saves this object in its place and calls `again` in its
+    backward pass. The part itself keeps its input, or nothing where that is remade too (`source`).
+    The first call of `again` communicates as the part's forward pass does.
+    """
+
+    def __init__(self, compute: Callable[[Tensor], Tensor], source: Remade | None = None) -> None:
+        self._compute, self._source = compute, source
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._source is None:
+            self._input = x.detach()
+        return _make(x, self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._compute(x)
+
+    def again(self) -> Tensor:
+        """The output, the same until the backward pass of the part."""
+        if self._output is None:
+            x = self._input if self._source is None else self._source.again()
+            assert x is not None, "the part's backward pass has run"
+            self._input = x.detach().requires_grad_()
+            with torch.enable_grad():
+                self._output = self._compute(self._input)
+        return self._output.detach()
+
+    def backward(self, gradient: Tensor) -> Tensor | None:
+        self.again()
+        assert self._input is not None
+        assert self._output is not None
+        x, start = self._input, get_gradient_edge(self._output)
+        self._input = self._output = None
+        run_backward(start, gradient)
+        return x.grad
+
+
+class _Make(Function):
+    """Runs a part that is remade. Communicates forward as the part does, backward as it does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, remade: Remade) -> Tensor:
+        ctx.remade = remade
+        return remade.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        return ctx.remade.backward(gradient), None
+
+
+_make: Callable[[Tensor, Remade], Tensor] = _Make.apply

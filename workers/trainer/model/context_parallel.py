@@ -57,14 +57,15 @@ Block = tuple[slice, Tensor]
 """Queries of this rank, and keys and values of others to which all of them attend."""
 
 
-def attention_core(mesh: Mesh, window_SS: Tensor | None = None) -> AttentionCore:
-    """Attention of a rank, with selective recomputation if the layout has it.
+def attention_core(
+    mesh: Mesh, window_SS: Tensor | None = None, *, recomputes: bool = False
+) -> AttentionCore:
+    """Attention of a rank, which the backward pass recomputes if `recomputes`.
 
     `window_SS` says where query i sees key j of the whole sequence. Over cp, only a2a has windows
     (`search_spaces.legality_rules`) and a choice of kernels: the others merge blocks of one kernel.
     """
-    recomputes, group = mesh.layout.recompute == "selective", mesh.cp_group
-    choice = mesh.options.attention
+    group, choice = mesh.cp_group, mesh.options.attention
     core: AttentionCore = partial(causal_attention, window_SS=window_SS, choice=choice)
     if recomputes:
         core = partial(recomputed_attention, attend=core)

@@ -31,6 +31,7 @@ from layout_tuner.workers.trainer.comm.collectives import (
     start_scatter_rows,
 )
 from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.model.backward import Remade
 from layout_tuner.workers.trainer.model.kernels import EAGER, Kernels
 from layout_tuner.workers.trainer.model.matrix_products import (
     grouped_products,
@@ -89,18 +90,24 @@ class MixtureFunction(Function):
 
     The weight of an expert multiplies the rows before the second product, as in Megatron-LM: the
     outputs of experts need not be kept. Tokens that were sorted are not kept either but sorted
-    again; those that were received are kept.
+    again; those that were received are kept. An input that is remade is gathered again over etp.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_LH: Tensor, residual_LH: Tensor, layer: MixtureOfExperts) -> Tensor:
+    def forward(
+        ctx: Any,
+        x_LH: Tensor,
+        residual_LH: Tensor,
+        layer: MixtureOfExperts,
+        remade: Remade | None,
+    ) -> Tensor:
         x_TH = layer.gathered(x_LH)
         routing = layer.route(x_TH)
         rows_RH, weights_R = routing.at_experts(routing.sorted(x_TH), routing.weights_M)
         gate_up_R2F = grouped_products(rows_RH, layer.up_EFH.mT, routing.ends_E)
-        ctx.layer, ctx.routing = layer, routing
+        ctx.layer, ctx.routing, ctx.remade = layer, routing, remade
         kept = () if routing.exchange is None else (rows_RH,)
-        ctx.save_for_backward(x_TH, gate_up_R2F, weights_R, *kept)
+        ctx.save_for_backward(x_TH if remade is None else None, gate_up_R2F, weights_R, *kept)
         del rows_RH, kept
         inside_RF = layer.row_kernels.swiglu(gate_up_R2F).mul_(weights_R[:, None])  # rounded once
         y_RH = grouped_products(inside_RF, layer.down_EHF.mT, routing.ends_E)
@@ -115,7 +122,7 @@ class MixtureFunction(Function):
         return y_LH.add_(residual_LH)
 
     @staticmethod
-    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, Tensor, None, None]:
         layer, routing = ctx.layer, ctx.routing
         x_TH, gate_up_R2F, weights_R, *kept = ctx.saved_tensors
         (grad_RH,) = routing.at_experts(routing.sorted(layer.gathered(grad_LH)))
@@ -141,12 +148,14 @@ class MixtureFunction(Function):
         del grad_x_MH, returning
         grad_logits_TA = _logit_gradient(grad_weights_M, routing, layer.num_experts)
         grad_TH.add_(grad_logits_TA @ layer.router.float())
+        if x_TH is None:
+            x_TH = layer.gathered(ctx.remade.again())
         grad_x_LH, summing = layer.start_scattered(grad_TH)
         if not kept:
             layer.up.add_products(grad_R2F, routing.sorted(x_TH), routing.ends_E)
         layer.router.add_product(grad_logits_TA.t(), x_TH.float())
         _finish(summing)
-        return grad_x_LH, grad_LH, None
+        return grad_x_LH, grad_LH, None, None
 
 
 def _logit_gradient(grad_weight_M: Tensor, routing: Routing, num_experts: int) -> Tensor:
@@ -226,10 +235,10 @@ class MixtureOfExperts(nn.Module):
         """Compiled kernels are for one number of rows, which changes where routers send them."""
         return self.kernels if self.ep_group is None or self.balanced else EAGER
 
-    def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
+    def forward(self, x_LH: Tensor, residual_LH: Tensor, remade: Remade | None = None) -> Tensor:
         if self.shared is not None:
-            residual_LH = self.shared(x_LH, residual_LH)
-        return _mix(x_LH, residual_LH, self)
+            residual_LH = self.shared(x_LH, residual_LH, remade)
+        return _mix(x_LH, residual_LH, self, remade)
 
     def gathered(self, x_LH: Tensor) -> Tensor:
         """The tokens of all ranks that have slices of the same experts."""

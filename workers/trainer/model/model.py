@@ -13,7 +13,7 @@ layers: T / tp under sequence parallelism, else T.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
+from layout_tuner.search_spaces.layouts.recomputation import layers_by_rank, modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.batches import own_chunks
 from layout_tuner.workers.trainer.comm.mesh import Mesh
 from layout_tuner.workers.trainer.model.attention import attention_window, rotary_tables, rotate
-from layout_tuner.workers.trainer.model.backward import recomputed
+from layout_tuner.workers.trainer.model.backward import Remade, recomputed
 from layout_tuner.workers.trainer.model.context_parallel import attention_core
 from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
 from layout_tuner.workers.trainer.model.experts import MixtureOfExperts
@@ -213,7 +214,14 @@ class Attention(nn.Module):
     `context_parallel` says.
     """
 
-    def __init__(self, build: StageBuilder, prefix: str, window: int | None = None) -> None:
+    def __init__(
+        self,
+        build: StageBuilder,
+        prefix: str,
+        window: int | None = None,
+        *,
+        recomputes: bool = False,
+    ) -> None:
         super().__init__()
         shape, tp = build.shape, build.mesh.layout.tp
         outputs = {"query": shape.query_size, "key": shape.kv_hidden_size}
@@ -223,12 +231,13 @@ class Attention(nn.Module):
         self.seq_length = shape.seq_length // build.mesh.layout.cp
         self.head_size = shape.head_size
         self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
-        self.attend = attention_core(build.mesh)
+        self.recomputes = recomputes
+        self.attend = attention_core(build.mesh, recomputes=recomputes)
         self.rotary: tuple[Tensor, Tensor] | None = None
         self.window = window
 
-    def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
-        qkv_TM = self.qkv(x_LH)
+    def forward(self, x_LH: Tensor, residual_LH: Tensor, remade: Remade | None = None) -> Tensor:
+        qkv_TM = self.qkv(x_LH, remade)
         if self.norm is not None:
             qkv_TM = self.norm(qkv_TM)
         if self.rotary is not None:
@@ -242,47 +251,75 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with GELU between them (GPT), or with SwiGLU (Llama).
 
-    Communicates over tp as `Attention` does.
+    Communicates over tp as `Attention` does. With `recomputes` all inside is remade: the first
+    layer runs again in the backward pass, and gathers again, the second does not.
     """
 
-    def __init__(self, build: StageBuilder, prefix: str, size: int) -> None:
+    def __init__(
+        self, build: StageBuilder, prefix: str, size: int, *, recomputes: bool = False
+    ) -> None:
         super().__init__()
         self.is_gated = build.shape.family == "llama"
         names = ("gate", "up") if self.is_gated else ("up",)
         self.up = build.column(prefix, dict.fromkeys(names, size))
         self.down = build.row(f"{prefix}.down", size)
-        self.kernels = EAGER
+        self.kernels, self.recomputes = EAGER, recomputes
 
-    def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
-        up = self.up(x_LH)
-        activated = swiglu(up, self.kernels) if self.is_gated else F.gelu(up, approximate="tanh")
-        return self.down(activated, residual_LH)  # type: ignore[no-any-return]
+    def forward(self, x_LH: Tensor, residual_LH: Tensor, remade: Remade | None = None) -> Tensor:
+        if not self.recomputes:
+            return self.down(self._inside(x_LH, remade), residual_LH)  # type: ignore[no-any-return]
+        inside = Remade(self._inside, remade)
+        return self.down(inside(x_LH), residual_LH, inside)  # type: ignore[no-any-return]
+
+    def _inside(self, x_LH: Tensor, remade: Remade | None = None) -> Tensor:
+        up = self.up(x_LH, remade)
+        return swiglu(up, self.kernels) if self.is_gated else F.gelu(up, approximate="tanh")
 
 
 class Block(nn.Module):
     """One transformer layer, by its index in the model.
 
     Forward and backward: two all-reduces over tp each; under sequence parallelism two all-gathers
-    and two reduce-scatters over tp each.
+    and two reduce-scatters over tp each. `recomputes` names what the backward pass makes again; the
+    activation of experts it always does.
     """
 
     feed_forward: FeedForward | MixtureOfExperts
 
-    def __init__(self, build: StageBuilder, index: int) -> None:
+    def __init__(
+        self, build: StageBuilder, index: int, recomputes: Container[str] = frozenset()
+    ) -> None:
         super().__init__()
         shape, prefix = build.shape, f"layers.{index}"
         self.attention_norm = build.norm(f"{prefix}.attention_norm")
-        self.attention = Attention(build, f"{prefix}.attention", shape.window_of(index))
+        self.attention = Attention(
+            build,
+            f"{prefix}.attention",
+            shape.window_of(index),
+            recomputes="core_attention" in recomputes,
+        )
         self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
         prefix = f"{prefix}.feed_forward"
         if shape.has_experts(index):
             self.feed_forward = build.experts(prefix)
         else:
-            self.feed_forward = FeedForward(build, prefix, shape.ffn_hidden_size)
+            self.feed_forward = FeedForward(
+                build, prefix, shape.ffn_hidden_size, recomputes="mlp" in recomputes
+            )
+        self._remakes_norms = "layernorm" in recomputes
+        self._recomputes_all = "full" in recomputes
 
     def forward(self, x_LH: Tensor) -> Tensor:
-        x_LH = self.attention(self.attention_norm(x_LH), x_LH)
-        return self.feed_forward(self.feed_forward_norm(x_LH), x_LH)  # type: ignore[no-any-return]
+        return recomputed(x_LH, self._compute) if self._recomputes_all else self._compute(x_LH)
+
+    def _compute(self, x_LH: Tensor) -> Tensor:
+        for norm, part_of in (
+            (self.attention_norm, self.attention),
+            (self.feed_forward_norm, self.feed_forward),
+        ):
+            remade = Remade(norm) if self._remakes_norms else None
+            x_LH = part_of((remade or norm)(x_LH), x_LH, remade)
+        return x_LH
 
 
 class Stage(nn.Module):
@@ -300,7 +337,9 @@ class Stage(nn.Module):
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.embedding = build.embedding() if self.is_first else None
         layers = mesh.layout.layers_of_stage(index, shape.num_layers)
-        self.blocks = nn.ModuleList(Block(build, layer) for layer in layers)
+        self.blocks = nn.ModuleList(
+            Block(build, layer, _recomputed(mesh, number)) for number, layer in enumerate(layers)
+        )
         self.mesh, self.tied = mesh, shape.tied_embeddings
         self.final_norm = build.norm("final_norm") if self.is_last else None
         self.head = self._head(build) if self.is_last else None
@@ -349,9 +388,8 @@ class Stage(nn.Module):
         The last stage returns the micro-batch's mean loss.
         """
         x_LH = x if self.embedding is None else self.embedding(x)
-        recomputes = self.mesh.layout.recompute == "full"
         for block in self.blocks:
-            x_LH = recomputed(x_LH, block) if recomputes else block(x_LH)
+            x_LH = block(x_LH)
         if self.head is None or self.final_norm is None:
             return x_LH
         x_LH = self.final_norm(x_LH)
@@ -360,6 +398,15 @@ class Stage(nn.Module):
         logits_TV = self.head(x_LH)
         first_row = self.head.weight.shape[0] * self.mesh.vocabulary_rank
         return vocab_cross_entropy(logits_TV, targets_T, first_row, self.mesh.vocabulary_group)
+
+
+def _recomputed(mesh: Mesh, number: int) -> frozenset[str]:
+    """What the backward pass recomputes of a stage's layer, by its number from 0."""
+    layout, pp_rank = mesh.layout, mesh.place.pp_rank
+    counts = layers_by_rank(layout.recompute_layers)
+    if counts and number >= counts[pp_rank if len(counts) > 1 else 0]:
+        return frozenset()
+    return frozenset({"full"} if layout.recompute == "full" else modules_of(layout.recompute))
 
 
 class RankModel(nn.Module):
@@ -400,7 +447,9 @@ class RankModel(nn.Module):
             self.window_SS = attention_window(shape.seq_length, shape.attention_window, device)
             for attention in self.attentions:
                 if attention.window is not None:
-                    attention.attend = attention_core(self.mesh, self.window_SS)
+                    attention.attend = attention_core(
+                        self.mesh, self.window_SS, recomputes=attention.recomputes
+                    )
         if shape.family == "llama":
             whole = rotary_tables(
                 shape.seq_length,

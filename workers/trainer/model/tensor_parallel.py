@@ -40,6 +40,7 @@ from layout_tuner.workers.trainer.comm.collectives import (
     start_scatter_rows,
 )
 from layout_tuner.workers.trainer.comm.groups import AxisGroup
+from layout_tuner.workers.trainer.model.backward import Remade
 from layout_tuner.workers.trainer.model.matrix_products import input_gradient, linear
 from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
@@ -52,7 +53,8 @@ class ColumnLinear(Function):
     an all-reduce of the input gradient over tp (f in arXiv:1909.08053); where tokens are cut, a
     reduce-scatter. Either is started before the weight gradient is computed.
 
-    The gathered input is kept for the weight gradient. Megatron-LM keeps only the rank's share and
+    The gathered input is kept for the weight gradient, unless it is remade: then it is gathered
+    again, too. Megatron-LM keeps only the rank's share and
     gathers it again. This saves 2 (1 - 1/tp) hidden sizes per token and layer, but takes six
     all-gathers per layer instead of four: good where the network is otherwise idle, not where a
     CPU copies the bytes.
@@ -65,10 +67,11 @@ class ColumnLinear(Function):
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
         layer: _ParallelLinear,
+        remade: Remade | None,
     ) -> Tensor:
         x_TI = x_LI if layer.token_group is None else gather_rows(x_LI, layer.token_group)
-        ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.layer = weight_OI, bias_O, layer
+        ctx.save_for_backward(x_TI if remade is None else None)
+        ctx.weight_OI, ctx.bias_O, ctx.layer, ctx.remade = weight_OI, bias_O, layer, remade
         if layer.columns is None:
             return linear(x_TI, weight_OI, bias_O)
         y_TO = linear(x_TI, weight_OI)
@@ -76,18 +79,21 @@ class ColumnLinear(Function):
         return y_TO if bias_O is None else y_TO.add_(bias_O)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
-        (x_TI,) = ctx.saved_tensors
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (x_TI,), group = ctx.saved_tensors, ctx.layer.token_group
+        if x_TI is None:
+            x_TI = ctx.remade.again()
+            x_TI = x_TI if group is None else gather_rows(x_TI, group)
         grad_LI = grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        if ctx.layer.token_group is None:
+        if group is None:
             summing = start_all_reduce(grad_TI, ctx.layer.group)
         else:
-            grad_LI, summing = start_scatter_rows(grad_TI, ctx.layer.token_group)
+            grad_LI, summing = start_scatter_rows(grad_TI, group)
         summing = ctx.layer.overlapped(summing)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         _add_bias_gradient(ctx, grad_TO)
         finish(summing)
-        return grad_LI, None, None, None
+        return grad_LI, None, None, None, None
 
 
 class RowLinear(Function):
@@ -107,9 +113,10 @@ class RowLinear(Function):
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
         layer: _ParallelLinear,
+        remade: Remade | None,
     ) -> Tensor:
-        ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.layer = weight_OI, bias_O, layer
+        ctx.save_for_backward(x_TI if remade is None else None)
+        ctx.weight_OI, ctx.bias_O, ctx.layer, ctx.remade = weight_OI, bias_O, layer, remade
         y_LO = linear(x_TI, weight_OI)
         if layer.token_group is None:
             all_reduce(y_LO, layer.group)
@@ -120,22 +127,23 @@ class RowLinear(Function):
         return y_LO.add_(residual_LO)
 
     @staticmethod
-    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         (x_TI,), layer = ctx.saved_tensors, ctx.layer
+        x_TI = ctx.remade.again() if x_TI is None else x_TI
         if layer.token_group is None:
             grad_TI = input_gradient(grad_LO, ctx.weight_OI)
             summing = layer.overlapped(start_all_reduce(grad_TI, layer.columns))
             ctx.weight_OI.add_product(grad_LO.t(), x_TI)
             _add_bias_gradient(ctx, grad_LO)
             finish(summing)
-            return grad_TI, grad_LO, None, None, None
+            return grad_TI, grad_LO, None, None, None, None
         grad_TO, gathering = start_gather_rows(grad_LO, layer.token_group)
         _add_bias_gradient(ctx, grad_LO)
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         grad_TI = input_gradient(grad_TO, ctx.weight_OI)
         all_reduce(grad_TI, layer.columns)
-        return grad_TI, grad_LO, None, None, None
+        return grad_TI, grad_LO, None, None, None, None
 
 
 def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
@@ -202,14 +210,17 @@ class _ParallelLinear(nn.Module):
 
 
 class ColumnParallel(_ParallelLinear):
-    """A linear layer whose outputs are divided over tp. Its input may be this rank's tokens."""
+    """A linear layer whose outputs are divided over tp. Its input may be this rank's tokens.
 
-    def forward(self, x_LI: Tensor) -> Tensor:
-        return _column_linear(x_LI, self.weight, self.bias, self)
+    The input is not kept where it is remade; the same of `RowParallel`.
+    """
+
+    def forward(self, x_LI: Tensor, remade: Remade | None = None) -> Tensor:
+        return _column_linear(x_LI, self.weight, self.bias, self, remade)
 
 
 class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are divided over tp; it adds its output to the residual."""
 
-    def forward(self, x_TI: Tensor, residual_LO: Tensor) -> Tensor:
-        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self)
+    def forward(self, x_TI: Tensor, residual_LO: Tensor, remade: Remade | None = None) -> Tensor:
+        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self, remade)

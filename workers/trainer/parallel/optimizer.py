@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,13 @@ class OptimizerSettings:
     """Largest norm of the global gradient; None: no clipping."""
 
 
+MOMENT_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What AdamW's moments are stored in, by `Layout.optimizer_states`."""
+
+_ROUNDED_ELEMENTS: Final = 1 << 20
+"""Elements whose 16-bit moments are in fp32 at the same time: 8 MiB of both."""
+
+
 class FlatOptimizer:
     """Updates the part of the flat weights that this rank owns, from the reduced gradients.
 
@@ -57,15 +64,16 @@ class FlatOptimizer:
             for master, weights in zip(self.masters, self.weights, strict=True):
                 master.copy_(weights)
         adamw = settings.kind == "adamw"
-        self.first_moments = self._like_spans(spans) if adamw else []
-        self.second_moments = self._like_spans(spans) if adamw else []
+        moments = MOMENT_DTYPES[mesh.layout.optimizer_states]
+        self.first_moments = self._like_spans(spans, moments) if adamw else []
+        self.second_moments = self._like_spans(spans, moments) if adamw else []
         self.steps = [torch.zeros((), device=flat.weights.device) for _ in spans] if adamw else []
         self._norm_views = [self._counted(bucket) for bucket in range(len(spans))]
         self._gathering: list[Pending | None] = []
 
-    def _like_spans(self, spans: list[Span]) -> list[Tensor]:
+    def _like_spans(self, spans: list[Span], dtype: torch.dtype = torch.float32) -> list[Tensor]:
         sizes = [span.end - span.start for span in spans]
-        state = torch.zeros(sum(sizes), device=self.flat.weights.device)
+        state = torch.zeros(sum(sizes), dtype=dtype, device=self.flat.weights.device)
         return list(torch.split(state, sizes))
 
     def _counted(self, bucket: int) -> list[Tensor]:
@@ -154,16 +162,36 @@ class FlatOptimizer:
         self._gathering = []
 
     def _update_adamw(self, bucket: int, learning_rate: float, divisor: Tensor | None) -> None:
-        """AdamW (arXiv:1711.05101), which divides the gradient by `divisor` in the same pass."""
-        settings, one = self.settings, slice(bucket, bucket + 1)
+        """AdamW (arXiv:1711.05101), which divides the gradient by `divisor` in the same pass.
+
+        Moments that are stored in 16 bits are computed in fp32, a part of the bucket at a time: the
+        weights are updated with them before they are rounded.
+        """
         self.steps[bucket].add_(1.0)
+        states = (self.masters, self.gradients, self.first_moments, self.second_moments)
+        whole = [state[bucket] for state in states]
+        if whole[-1].dtype == torch.float32:
+            self._adamw(bucket, learning_rate, divisor, whole)
+            return
+        for master, gradient, *stored in zip(
+            *(torch.split(state, _ROUNDED_ELEMENTS) for state in whole), strict=True
+        ):
+            moments = [moment.float() for moment in stored]
+            self._adamw(bucket, learning_rate, divisor, [master, gradient, *moments])
+            torch._foreach_copy_(stored, moments)
+
+    def _adamw(
+        self, bucket: int, learning_rate: float, divisor: Tensor | None, states: list[Tensor]
+    ) -> None:
+        """Updates weights, gradients and both moments of a bucket, or of a part of it."""
+        settings, (weights, gradients, first, second) = self.settings, states
         torch._fused_adamw_(
-            self.masters[one],
-            self.gradients[one],
-            self.first_moments[one],
-            self.second_moments[one],
+            [weights],
+            [gradients],
+            [first],
+            [second],
             [],
-            self.steps[one],
+            [self.steps[bucket]],
             lr=learning_rate,
             beta1=settings.beta1,
             beta2=settings.beta2,

@@ -32,7 +32,7 @@ from layout_tuner.workers.trainer.job.job import TrainJob
 from layout_tuner.workers.trainer.job.training_tokens import TokenFileSettings
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 from layout_tuner.workers.trainer.train import main, run_train
-from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
+from tests.workers.trainer.cases import ADAMW, VPP, make_layout, make_shape
 from tests.workers.trainer.knob_pairs import layout_of, values_of
 from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
 from tests.workers.trainer.tolerances import training_tolerance
@@ -164,6 +164,40 @@ def test_another_precision_goes_on_from_the_masters(tmp_path: Path) -> None:
     weight = state["model"]["layers.0.feed_forward.down.weight"]
     assert weight.dtype is torch.float32
     assert not torch.equal(weight, weight.bfloat16().float())
+
+
+STATES = {"optimizer_states": "bf16"}
+
+
+def test_unequal_stages_and_16_bit_states_go_on_to_the_bit_in_other_stages(tmp_path: Path) -> None:
+    """Stages change no sum, and moments are stored as they are."""
+    shape, settings = (
+        make_shape(num_layers=4),
+        CheckpointSettings(directory=str(tmp_path / "saved"), every=2),
+    )
+    common = {"shape": shape, "clip_grad_norm": None}
+    found, stages = dict[int, float](), ("Et*3|tL", "split", "E|t*3|t|L", "E|t|tt|tL")
+    for end, (text, axes) in zip(
+        (2, 4, 6, 8), zip(stages, ({"pp": 2}, {}, {"pp": 4}, VPP), strict=True), strict=True
+    ):
+        layout = make_layout(**axes | STATES, pipeline_layout=text)
+        job = make_job(tmp_path, layout, steps=end, checkpoint=settings, **common)
+        found |= losses_of(run_job(job))
+    alone = make_job(tmp_path, make_layout(**STATES), steps=8, checkpoint=None, **common)
+    assert found == losses_of(run_job(alone))
+    assert len(set(found.values())) == 8, "the loss tells the steps apart"
+
+
+def test_16_bit_states_load_into_fp32_ones(tmp_path: Path) -> None:
+    """The next update is the same, and only after it one layout rounds its moments."""
+    save_half(tmp_path, make_layout(**STATES))
+    stored = converted(tmp_path / "saved" / "step-00000004")["optimizer"]
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert {moment.dtype for moment in stored[name].values()} == {torch.bfloat16}
+    found = losses_of(run_job(make_job(tmp_path, make_layout(**STATES))))
+    (tmp_path / "saved" / "step-00000008").rename(tmp_path / "away")
+    in_fp32 = losses_of(run_job(make_job(tmp_path, make_layout())))
+    assert [step for step in found if found[step] == in_fp32[step]] == [SAVED_AT, SAVED_AT + 1]
 
 
 def test_skipped_steps_are_told_and_are_no_updates(tmp_path: Path) -> None:
