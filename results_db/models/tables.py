@@ -240,7 +240,7 @@ class Trial(WithCosts, Base):
     zero_replicas: Mapped[int] = mapped_column(server_default="1")
     recompute: Mapped[str] = mapped_column(String(16))
     sequence_parallel: Mapped[bool]
-    precision: Mapped[str] = mapped_column(String(8))
+    precision: Mapped[str] = mapped_column(String(16))
     num_devices: Mapped[int]
     global_batch_size: Mapped[int]
     job: Mapped[JobSettings] = mapped_column(StoredSettings, nullable=True)

@@ -16,9 +16,10 @@ from layout_tuner.search_spaces.layouts.schedules import Schedule
 Recompute = Literal["none", "selective", "full"]
 """The activations that the backward pass recomputes instead of storing them."""
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 """The type of the matrix multiplications; master weights and optimizer states are always fp32. With
-fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
+8 bits or fewer (`narrow_formats`), activations, attention, routers and the output projection are
+bf16, as in Megatron-LM."""
 
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 """What counts as a layer in the split over pipeline stages, besides the transformer layers."""
@@ -340,7 +341,7 @@ _KEY: Final = re.compile(
     r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
-    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
+    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9_]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
     r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?"
     r"(?:-(?P<rank_order>tp_cp_pp_dp))?",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Ints
+from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
-from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, PRECISIONS, Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW, NarrowFormat, wide_precision
 
 Codes = Ints
 
@@ -31,6 +32,20 @@ def code_of(knob: str, value: Any) -> int:
 def codes_of(knob: str, values: Iterable[Any]) -> Codes:
     """`code_of` each of the values."""
     return np.array([code_of(knob, value) for value in values], dtype=np.int64)
+
+
+_WIDE: Final = codes_of("precision", map(wide_precision, PRECISIONS))
+
+
+def wide_codes(precision: Codes) -> Codes:
+    """The codes of the types of what stays wide (`narrow_formats.wide_precision`)."""
+    return _WIDE[precision]
+
+
+def of_narrow(precision: Codes, of: Callable[[NarrowFormat], float]) -> Floats:
+    """A number of the narrow format of each code; 0 for wide types."""
+    values = [of(NARROW[each]) if each in NARROW else 0.0 for each in PRECISIONS]
+    return np.array(values, dtype=np.float64)[precision]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

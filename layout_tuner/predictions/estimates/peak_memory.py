@@ -36,7 +36,7 @@ from layout_tuner.predictions.estimates.trainer_storage import (
     layers_of_stage,
 )
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, of_narrow
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _MOMENTS_BYTES: Final = 8.0
@@ -326,7 +326,7 @@ def stage_parts(
     a_layer = kept + gathered * storage.gathered_share
     scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer)
     return StageParts(
-        weights=weights * element,
+        weights=weights * _weight_bytes(columns, model, storage, layers, dense, others + experts),
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
@@ -336,6 +336,31 @@ def stage_parts(
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
+
+
+def _weight_bytes(
+    columns: LayoutColumns,
+    model: ModelShape,
+    storage: TrainerStorage,
+    layers: Floats,
+    dense: Floats,
+    parameters: Floats,
+) -> Floats:
+    """Mean bytes of a stage's weights, of which a format may narrow those of the layers.
+
+    Norms and routers, which are in bf16, are a thousandth of a layer, and not told apart.
+    """
+    element, precision = element_bytes(columns), columns.precision
+    whole = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=False) - HALF_BYTES)
+    if not (storage.stores_narrow and whole.any()):
+        return element
+    own = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=True) - HALF_BYTES)
+
+    def layer_of(shape: ModelShape) -> Floats:
+        return _layer_parameters(columns, shape) + _expert_parameters(columns, shape)
+
+    share = layers * _of_layers(model, dense, layer_of) / parameters
+    return element + np.where(columns.zero_stage > 0, own, whole) * share
 
 
 def _dense_share(
