@@ -35,6 +35,21 @@ def element_bytes(columns: LayoutColumns) -> Floats:
     return np.where(columns.precision == _FP32, FP32_BYTES, HALF_BYTES)
 
 
+def weight_bytes(
+    columns: LayoutColumns, storage: TrainerStorage, of_layers: Floats, every: Floats
+) -> Floats:
+    """Mean bytes of a stage's weights, of which a format may narrow those of the layers.
+
+    Norms and routers, which are in bf16, are a thousandth of a layer, and not told apart.
+    """
+    element, precision = element_bytes(columns), columns.precision
+    whole = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=False) - HALF_BYTES)
+    if not (storage.stores_narrow and whole.any()):
+        return element
+    own = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=True) - HALF_BYTES)
+    return element + np.where(columns.zero_stage > 0, own, whole) * of_layers / every
+
+
 def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
     kept = _layer_elements(columns, model, storage)

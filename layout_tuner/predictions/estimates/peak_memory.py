@@ -29,6 +29,7 @@ from layout_tuner.predictions.estimates.activations import (
     kept_elements,
     late_elements,
     residual_elements,
+    weight_bytes,
 )
 from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_TRAINER,
@@ -36,7 +37,7 @@ from layout_tuner.predictions.estimates.trainer_storage import (
     layers_of_stage,
 )
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, of_narrow
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _MOMENTS_BYTES: Final = 8.0
@@ -298,7 +299,7 @@ def stage_parts(
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     dense = _dense_share(columns, stage, layers, model)
-    others, experts = _stage_parameters(columns, model, stage, layers, dense)
+    others, experts, of_layers = _stage_parameters(columns, model, stage, layers, dense)
     element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
@@ -326,7 +327,7 @@ def stage_parts(
     a_layer = kept + gathered * storage.gathered_share
     scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer)
     return StageParts(
-        weights=weights * _weight_bytes(columns, model, storage, layers, dense, others + experts),
+        weights=weights * weight_bytes(columns, storage, of_layers, others + experts),
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,
@@ -336,31 +337,6 @@ def stage_parts(
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
-
-
-def _weight_bytes(
-    columns: LayoutColumns,
-    model: ModelShape,
-    storage: TrainerStorage,
-    layers: Floats,
-    dense: Floats,
-    parameters: Floats,
-) -> Floats:
-    """Mean bytes of a stage's weights, of which a format may narrow those of the layers.
-
-    Norms and routers, which are in bf16, are a thousandth of a layer, and not told apart.
-    """
-    element, precision = element_bytes(columns), columns.precision
-    whole = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=False) - HALF_BYTES)
-    if not (storage.stores_narrow and whole.any()):
-        return element
-    own = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=True) - HALF_BYTES)
-
-    def layer_of(shape: ModelShape) -> Floats:
-        return _layer_parameters(columns, shape) + _expert_parameters(columns, shape)
-
-    share = layers * _of_layers(model, dense, layer_of) / parameters
-    return element + np.where(columns.zero_stage > 0, own, whole) * share
 
 
 def _dense_share(
@@ -414,8 +390,8 @@ def _stage_parameters(
     stage: NDArray[Any],
     num_layers: Floats,
     dense_share: Floats,
-) -> tuple[Floats, Floats]:
-    """Parameters that one rank of the stage holds: those outside of experts, and experts.
+) -> tuple[Floats, Floats, Floats]:
+    """Parameters that one rank of the stage holds: outside of experts, experts, those of layers.
 
     With several stages and a tied embedding, the last stage holds a copy of it.
     """
@@ -430,7 +406,7 @@ def _stage_parameters(
         + np.where(last, final_norm, 0.0)
         + np.where(owns_output, vocabulary, 0.0)
     )
-    return np.asarray(others, dtype=np.float64), num_layers * experts
+    return np.asarray(others), num_layers * experts, num_layers * (layer + experts)
 
 
 def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from layout_tuner.results_db.trials.loss_check import loss_tolerance
+from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout, Precision
 from layout_tuner.search_spaces.layouts.layout_columns import (
     LayoutColumns,
@@ -52,6 +53,16 @@ def test_what_stays_wide_is_bf16_beside_narrow_types() -> None:
     assert [PRECISIONS[code] for code in wide_codes(codes)] == [*wide.values()]
     bits = of_narrow(codes, lambda of: of.stored_bytes)
     assert (bits > 0).tolist() == [name in NARROW for name in PRECISIONS]
+
+
+def test_presets_have_the_peaks_of_their_formats() -> None:
+    narrow = {name: cluster.peak_flops_per_s for name, cluster in CLUSTER_PRESETS.items()}
+    in_4_bits = {name: peaks["nvfp4"] for name, peaks in narrow.items() if "nvfp4" in peaks}
+    assert in_4_bits == {"b200": 9e15, "b300": 13.5e15, "gb200": 10e15, "gb300": 15e15}
+    by_32 = {name for name, peaks in narrow.items() if peaks.get("mxfp8") == peaks.get("fp8", 0)}
+    assert by_32 == {*in_4_bits, "mi355x"}
+    by_128 = {name for name, peaks in narrow.items() if "fp8_block" in peaks}
+    assert by_128 == {"h100-sxm", "h100-hbm2e", "h200", "h800", "gh200", "alps"}
 
 
 @pytest.mark.parametrize("precision", list(NARROW))

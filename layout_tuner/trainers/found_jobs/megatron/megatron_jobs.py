@@ -376,13 +376,13 @@ def _read_precision(arguments: Arguments) -> None:
             arguments.miss(fp4[0], "nvfp4 here is e2m1, without fp8 beside it", name)
         arguments.note(name, "nvfp4", *fp4)
     findings = arguments.findings
-    for option in NARROW_WEIGHTS.get(str(findings.value(name)), ()):
+    for flag in NARROW_WEIGHTS.get(str(findings.value(name)), ()):
         if (
-            arguments.switch("", option) is None
+            arguments.switch("", flag) is None
             and arguments.program
             and findings.value("zero_stage")
         ):
-            findings.miss(f"no {option}", "weights of this type count here as in it alone")
+            findings.miss(f"no {flag}", "weights of this type count here as in it alone")
     arguments.is_given("--bf16", "--fp16")
     arguments.assume(name, "fp32", "--bf16 and --fp16")
 
