@@ -19,10 +19,10 @@ from layout_tuner.search_spaces.layouts.layout import KNOBS, PIPELINE_SPLITS, La
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, codes_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
-"""What a rule protects: the arithmetic of the model, the size of the machine, the batch of the
-campaign, the budget (redundant: another layout is the same job), or the limits of the embedded
-trainer."""
+Scope = Literal["model", "machine", "device", "batch", "redundant", "trainer"]
+"""What a rule protects: the arithmetic of the model, the size of the machine, the types of its
+device, the batch of the campaign, the budget (redundant: another layout is the same job), or the
+limits of the embedded trainer."""
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
@@ -383,7 +383,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(name="world_size", scope="machine", illegal=_world_is_wrong, sentence=_world_sentence),
     Rule(
         name="precision_of_device",
-        scope="machine",
+        scope="device",
         illegal=_precision_missing,
         sentence=lambda layout, x: (
             f"precision={layout.precision} is not one that {x.cluster.name} states a peak for "

@@ -193,10 +193,10 @@ def test_a_device_without_the_format_is_refused_with_its_formats() -> None:
     cluster = CLUSTER_PRESETS["h100-sxm"]
     for precision in ("mxfp8", "nvfp4"):
         said = f"precision={precision} is not one that h100-sxm states a peak for (fp32, bf16, fp16, fp8, fp8_block)"
-        found = violations(Layout(precision=precision), make_model(), cluster, scopes={"machine"})
+        found = violations(Layout(precision=precision), make_model(), cluster, scopes={"device"})
         assert found == [said]
     block = Layout(precision="fp8_block")
-    assert not violations(block, make_model(), cluster, scopes={"machine"})
+    assert not violations(block, make_model(), cluster, scopes={"device"})
     assert cluster.default_precision == "bf16"
 
 
