@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.tables import domain_levels
 from benchmarks.tables.judged_tables import (
+    BLOCKS,
     FIRST_CHOICE,
     LACKS,
     LEAST_LAYOUTS,
@@ -52,7 +53,8 @@ class Subset:
 
     title: str
     where: Mapping[str, str] = field(default_factory=dict)
-    """The value of each named column; empty: the column is empty or missing."""
+    """The value of each named column, or values with "|" between; empty: the column is empty or
+    missing."""
     error: float | None = None
     """Mean error of the step time, at most."""
     tau: float | None = None
@@ -64,7 +66,9 @@ class Subset:
         """The described rows that have these values."""
         wanted = {LACKS: "", **self.where}.items()
         return [
-            row for row in rows if all((row.columns.get(name) or "") == to for name, to in wanted)
+            row
+            for row in rows
+            if all((row.columns.get(name) or "") in to.split("|") for name, to in wanted)
         ]
 
     def asked(self, figures: RowFigures) -> str:
@@ -85,6 +89,8 @@ def _reached(is_reached: bool) -> str:
     return "yes" if is_reached else "**no**"
 
 
+_WIDER, _IN_BLOCKS = "bf16|fp8cs", "mxfp8|nvfp4"
+
 SUBSETS: Final[Mapping[str, tuple[Subset, ...]]] = {
     "simumax_a100": (Subset(title="all", error=0.12, peak_error=0.03),),
     "megatron_golden": (
@@ -92,10 +98,20 @@ SUBSETS: Final[Mapping[str, tuple[Subset, ...]]] = {
         Subset(title="7B", where={"hidden_size": "4096"}, peak_error=0.04),
     ),
     "bridge_recipes_2026": (
-        Subset(title="all", error=0.14),
-        Subset(title="dense", where={"num_experts": ""}),
-        Subset(title="experts", where={"num_experts": "128"}),
-        Subset(title="not in moe_recipes, which chose constants", where={"in_moe_recipes": "0"}),
+        Subset(title="all", where={BLOCKS: _WIDER}, error=0.14),
+        Subset(title="dense", where={BLOCKS: _WIDER, "num_experts": ""}),
+        Subset(title="experts", where={BLOCKS: _WIDER, "num_experts": "128"}),
+        Subset(
+            title="not in moe_recipes, which chose constants",
+            where={BLOCKS: _WIDER, "in_moe_recipes": "0"},
+        ),
+        Subset(title="mxfp8 and nvfp4", where={BLOCKS: _IN_BLOCKS}, error=0.18),
+        Subset(title="mxfp8", where={BLOCKS: "mxfp8"}),
+        Subset(title="nvfp4", where={BLOCKS: "nvfp4"}),
+        Subset(
+            title="mxfp8 and nvfp4, not in moe_recipes",
+            where={BLOCKS: _IN_BLOCKS, "in_moe_recipes": "0"},
+        ),
     ),
     "torchtitan_benchmarks": (Subset(title="all", error=0.12, peak_error=0.18),),
     "primus_schedules": (
@@ -174,6 +190,9 @@ def main() -> None:
     choices = score_rows(scores, before.get("scores", {}))
     domains = domain_levels.domain_rows(asked.tables)
     text = _section(rows, intervals_rows(tables), shares_rows(tables), domains, choices, asked.note)
+    if by_precision := precision_rows(tables.get("bridge_recipes_2026", ())):
+        titles = ("precision", "machine", "recipes", "mean error", "signed", "tau")
+        text += f"\n### Recipes by precision\n\n{table(titles, by_precision)}\n"
     print(text)
     if asked.save:
         kept = {
@@ -260,6 +279,26 @@ def shares_rows(tables: Mapping[str, Sequence[JudgedRow]]) -> list[tuple[str, ..
                     )
                 )
     return rows
+
+
+def precision_rows(rows: Sequence[JudgedRow]) -> list[tuple[str, ...]]:
+    """Recipes by precision and machine; tau is over all recipes of the machine."""
+    groups: dict[tuple[str, str], list[JudgedRow]] = {}
+    for row in rows:
+        if row.is_described and row.columns.get(BLOCKS):
+            key = row.columns[BLOCKS], row.columns["cluster"]
+            groups.setdefault(key, []).append(replace(row, cell=key[1]))
+    found = {key: RowFigures.of(own) for key, own in sorted(groups.items())}
+    return [
+        (
+            *key,
+            f"{each.rows}",
+            f"{each.error:.1%}",
+            f"{each.signed:+.1%}",
+            "" if each.tau is None else f"{each.tau:.2f}",
+        )
+        for key, each in found.items()
+    ]
 
 
 def _of_intervals(name: str, rows: Sequence[JudgedRow]) -> list[JudgedRow]:

@@ -27,10 +27,10 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.memory_levers import LEVER_RULES, LeverRule
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
-"""What a rule protects: the arithmetic of the model, the size of the machine, the batch of the
-campaign, the budget (redundant: another layout is the same job), or the limits of the embedded
-trainer."""
+Scope = Literal["model", "machine", "device", "batch", "redundant", "trainer"]
+"""What a rule protects: the arithmetic of the model, the size of the machine, the types of its
+device, the batch of the campaign, the budget (redundant: another layout is the same job), or the
+limits of the embedded trainer."""
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
@@ -449,7 +449,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(name="world_size", scope="machine", illegal=_world_is_wrong, sentence=_world_sentence),
     Rule(
         name="precision_of_device",
-        scope="machine",
+        scope="device",
         illegal=_precision_missing,
         sentence=lambda layout, x: (
             f"precision={layout.precision} is not one that {x.cluster.name} states a peak for "

@@ -59,7 +59,7 @@ def product_lines(rows: Sequence[Row]) -> Iterator[str]:
     """One line for each device, type and m: steps below the peak by n, and for each n by k."""
     rates: dict[tuple[str, str], dict[tuple[int, int, int], float]] = defaultdict(dict)
     for row in rows:
-        if row["dtype"] in DTYPES:
+        if row["dtype"] in DTYPES and row["dtype"] in DEVICE_PEAKS[row["device"].upper()]:
             m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
             flops_per_s = 2.0 * m * n * k / float(row["us"]) * 1e6
             rates[row["device"], row["dtype"]][m, n, k] = flops_per_s

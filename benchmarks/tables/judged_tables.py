@@ -26,6 +26,7 @@ from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemo
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables import TableCell, TableInvalidError, TableRow, read_table
 from layout_tuner.units import GIB, NORMAL_95
@@ -36,6 +37,8 @@ LACKS: Final = "lacks"
 """The column that names what the estimates cannot know of a row."""
 NEAR_BEST: Final = 1.5
 """A row is near the best if it takes at most so many times as long as the fastest of its cell."""
+BLOCKS: Final = "recipe_precision"
+"""The column with the precision of a recipe, where `precision` says fp8 of all narrow ones."""
 NEAR: Final = "near_best"
 NEWEST: Final = "newest"
 """Columns that are computed, "1" or "0": near the best of the cell; the newest release of a model
@@ -277,7 +280,7 @@ def cells_by_memory(text: str) -> list[TableCell]:
 
 def table_cells(text: str) -> Iterator[tuple[TableCell, Sequence[Mapping[str, str]]]]:
     """Cells, each with the texts of the rows of its part of the table by their number."""
-    texts = [_with_schedule(row) for row in csv.DictReader(io.StringIO(text))]
+    texts = [_with_schedule(_with_precision(row)) for row in csv.DictReader(io.StringIO(text))]
     if not texts or "device_memory_gb" not in texts[0]:
         yield from ((cell, texts) for cell in read_table(text).cells)
         return
@@ -296,6 +299,15 @@ def _with_schedule(row: dict[str, str]) -> dict[str, str]:
     if schedule is None:
         return row
     return {**row, "schedule": schedule, LACKS: "", "source": row["source"].split(",")[0]}
+
+
+def _with_precision(row: dict[str, str]) -> dict[str, str]:
+    """A row in the precision of its recipe, which it then does not lack."""
+    precision = row.get(BLOCKS, "")
+    if precision not in NARROW:
+        return row
+    lacks = [word for word in row[LACKS].split() if word != precision]
+    return {**row, "precision": precision, LACKS: " ".join(lacks)}
 
 
 def _of_cell(cell: TableCell, texts: Sequence[Mapping[str, str]]) -> Iterator[JudgedRow]:

@@ -8,7 +8,7 @@ were seen while the terms were written (docs/explanation/estimates.md, "Which ta
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
-from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
 from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -33,6 +33,11 @@ MOST_PLACE: Final = 0.1
 MOST_LOSS: Final = 0.1
 """Predicted loss of the recipe against the plan's first, the median of all recipes."""
 _PRESETS: Final = {"GPT OSS 120B": "gpt-oss-120b", "Qwen3_30B_a3B": "qwen3-30b-a3b"}
+_PRECISIONS: Final[Mapping[str, Precision]] = {
+    "BF16": "bf16",
+    **dict.fromkeys(("FP8", "FP8-CS"), "fp8"),
+    **dict.fromkeys(("MXFP8", "FP8-MX"), "mxfp8"),
+}
 _SPACE: Final[Mapping[str, Any]] = {
     "tp": [1, 2, 4, 8],
     "cp": [1, 2, 4],
@@ -61,6 +66,7 @@ def judge(folder: Path | None) -> tuple[str, bool]:
     rows = [
         (
             f"{each.model.name}, {each.cluster.name}, {each.source}",
+            each.layout.precision,
             f"{each.step_time_s:.2f} s",
             f"{each.predicted_s:.2f} s",
             f"{off:+.0%}",
@@ -69,14 +75,31 @@ def judge(folder: Path | None) -> tuple[str, bool]:
         )
         for each, off, (at, size, lost) in zip(newest, errors, found, strict=True)
     ]
-    header = ("recipe", "step: published", "predicted", "error", "place in the plan", "loss")
+    header = (
+        "recipe",
+        "precision",
+        "step: published",
+        "predicted",
+        "error",
+        "place in the plan",
+        "loss",
+    )
+    by_precision = [_of_precision(each, every) for each in dict.fromkeys(_PRECISIONS.values())]
     text = (
         f"| {RECIPES}, newest {len(newest)}: place in a plan of the whole space, median | "
         f"best {MOST_PLACE:.0%} | best {place:.1%} |\n"
         f"| the same: predicted loss against the plan's first, median | {MOST_LOSS:.0%} | "
         f"{loss:.1%} |\n\n{table(header, rows)}\n"
+        f"\n{table(('precision, all recipes', 'rows', 'error', 'signed'), by_precision)}\n"
     )
     return text, place <= MOST_PLACE and loss <= MOST_LOSS
+
+
+def _of_precision(precision: Precision, recipes: Sequence[Recipe]) -> tuple[str, ...]:
+    """Rows, mean error and signed mean error of the recipes in one precision."""
+    own = [each for each in recipes if each.layout.precision == precision]
+    errors = np.array([each.predicted_s / each.step_time_s - 1 for each in own])
+    return precision, f"{len(own)}", f"{np.abs(errors).mean():.1%}", f"{errors.mean():+.1%}"
 
 
 def read_recipes(path: Path) -> list[Recipe]:
@@ -106,7 +129,7 @@ def _recipe(row: Mapping[str, str]) -> Recipe:
         num_microbatches=batch // (dp * size),
         zero_stage=1,
         sequence_parallel=tp > 1,
-        precision="bf16" if row["precision"] == "BF16" else "fp8",
+        precision=_PRECISIONS[row["precision"]],
     )
     rate = float(row["tokens_per_s_per_device"]) * devices
     return Recipe(

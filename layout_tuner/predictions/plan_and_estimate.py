@@ -30,6 +30,7 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import LOCAL_CPU, resolve_cluster
 from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.search_spaces.layouts.layout import DEGREES, Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.stated_layout import stated_layout
 from layout_tuner.search_spaces.legality_rules import PROBE_SCOPES, violations
 from layout_tuner.search_spaces.models.model_files import described_model, with_model
@@ -152,6 +153,8 @@ def estimate(
     software = software_named(software)
     # Other trainers have other rules.
     scopes = PROBE_SCOPES - {"trainer", "model"} if software else PROBE_SCOPES
+    if software and layout.precision in NARROW:
+        scopes |= {"device"}
     broken = violations(layout, shape, machine, scopes=scopes)
     refuse_all(LayoutInvalidError(rule) for rule in broken)
     calibration = Calibration(known.on(machine))

@@ -19,6 +19,7 @@ from layout_tuner.trainers.adapter import (
     TrainerJob,
     TrainerRule,
     lacking_knobs,
+    narrow_rule,
     shape_rules,
 )
 from layout_tuner.trainers.megatron_lm import recompute_method
@@ -32,8 +33,12 @@ PLUGIN_KEYS: Final = {
 }
 """Keys of its plugin for Megatron-LM by fields of the layout, without their prefix."""
 
-_FP8: Final = {"backend": "TE", "fp8_format": "HYBRID"}
-"""Products by Transformer Engine, which has to be installed."""
+MX_KEY: Final = "use_mxfp8_block_scaling"
+_NARROW: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fp8": {"backend": "TE", "fp8_format": "HYBRID"},
+    "mxfp8": {"backend": "TE", "fp8_format": "E4M3", MX_KEY: True},
+}
+"""Products by Transformer Engine, which has to be installed (utils/transformer_engine.py)."""
 
 
 def accelerate_backend(layout: Layout) -> str:
@@ -122,15 +127,19 @@ def _with_plugin(rule: TrainerRule) -> TrainerRule:
 _RULES: Final = (
     *map(_with_plugin, shape_rules("accelerate's plugin for Megatron-LM", _PLUGIN)),
     _with_plugin(
-        TrainerRule(
-            name="fp8",
-            source=_PLUGIN,
-            broken=lambda layout, _: layout.precision == "fp8",
-            sentence=lambda *_: (
-                "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use "
-                "the format megatron-lm"
-            ),
+        narrow_rule(
+            _PLUGIN,
+            "with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use the format "
+            "megatron-lm",
         )
+    ),
+    replace(
+        narrow_rule(
+            "utils/transformer_engine.py, apply_fp8_autowrap",
+            "has no recipe in accelerate, which has those of fp8 and mxfp8; use the format megatron-lm",
+            tuple(_NARROW),
+        ),
+        name="recipe",
     ),
 )
 
@@ -149,7 +158,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": backend,
-        "mixed_precision": MIXED_PRECISION[layout.precision],
+        "mixed_precision": MIXED_PRECISION.get(layout.precision, "fp8"),
         "num_machines": layout.num_nodes,
         "num_processes": layout.num_devices,
         "rdzv_backend": "static",
@@ -159,7 +168,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         **({"megatron_lm_config": _megatron_lm(job)} if backend == "MEGATRON_LM" else {}),
         **({"deepspeed_config": deepspeed} if backend == "DEEPSPEED" else {}),
         **(_fsdp(layout) if backend == "FSDP" else {}),
-        **({"fp8_config": _FP8} if layout.precision == "fp8" else {}),
+        **({"fp8_config": _NARROW[layout.precision]} if layout.precision in _NARROW else {}),
         **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if job.compile else {}),
     }
 

@@ -13,6 +13,7 @@ from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValue
 from layout_tuner.search_spaces.layouts.layout import KNOBS, RANK_ORDERS, Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, RECOMPUTE_MODES
 from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
 from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
@@ -142,6 +143,19 @@ def kv_heads_rule(trainer: str, source: str) -> TrainerRule:
 
 SHAPE_FIELDS: Final = ("num_experts", "head_dim", "qk_norm", "attention_window")
 """Fields of a model that some trainers do not have."""
+
+
+def narrow_rule(
+    source: str, why: str, has: Collection[str] = (), *, versions: str = ""
+) -> TrainerRule:
+    """The rule of a trainer that has no precisions of 8 bits and fewer, or some (`has`) alone."""
+    return TrainerRule(
+        name="narrow_precision",
+        source=source,
+        versions=versions,
+        broken=lambda layout, _: layout.precision in NARROW and layout.precision not in has,
+        sentence=lambda layout, _: f"precision={layout.precision} {why}",
+    )
 
 
 def shape_rules(

@@ -13,7 +13,13 @@ from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, TrainerRule, shape_rules
+from layout_tuner.trainers.adapter import (
+    TrainerAdapter,
+    TrainerJob,
+    TrainerRule,
+    narrow_rule,
+    shape_rules,
+)
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
@@ -72,11 +78,8 @@ _RULES: Final = (
             "zero_replicas"
         ),
     ),
-    TrainerRule(
-        name="fp8",
-        source="axonn has no such type",
-        broken=lambda layout, _: layout.precision == "fp8",
-        sentence=lambda *_: "precision=fp8 has no counterpart in AxoNN; search with precision bf16",
+    narrow_rule(
+        "axonn has no such type", "has no counterpart in AxoNN; search with precision bf16"
     ),
     *shape_rules("AxoNN's layers", "intra_layer/"),
 )

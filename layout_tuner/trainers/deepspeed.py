@@ -17,6 +17,7 @@ from layout_tuner.trainers.adapter import (
     TrainerJob,
     TrainerRule,
     lacking_knobs,
+    narrow_rule,
 )
 from layout_tuner.trainers.knobs.deepspeed import DEEPSPEED_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
@@ -73,13 +74,9 @@ ENGINE_RULES: Final = (
             "lower stage"
         ),
     ),
-    TrainerRule(
-        name="fp8",
-        source="runtime/config.py has no such key",
-        broken=lambda layout, _: layout.precision == "fp8",
-        sentence=lambda *_: (
-            "precision=fp8 has no key in DeepSpeed's configuration; search with precision bf16"
-        ),
+    narrow_rule(
+        "runtime/config.py has no such key",
+        "has no key in DeepSpeed's configuration; search with precision bf16",
     ),
 )
 """The rules of every job of DeepSpeed's engines."""

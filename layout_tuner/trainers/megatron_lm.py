@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, Layout, Precision
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import counted
@@ -338,7 +339,15 @@ _PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = {
     "bf16": [["--bf16"]],
     "fp16": [["--fp16", "--initial-loss-scale", str(INITIAL_LOSS_SCALE)]],
     "fp8": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]],
+    "fp8_block": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "blockwise"]],
+    "mxfp8": [["--bf16"], ["--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"]],
+    "nvfp4": [["--bf16"], ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"]],
 }
+NARROW_WEIGHTS: Final[Mapping[str, list[str]]] = {
+    "mxfp8": ["--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"],
+    "nvfp4": ["--fp4-param-gather"],
+}
+"""Keep weights in the type alone, which the distributed optimizer can (validate_args)."""
 
 
 def batch_flags(layout: Layout, *, with_loss_scale: bool = True) -> list[list[str]]:
@@ -346,6 +355,8 @@ def batch_flags(layout: Layout, *, with_loss_scale: bool = True) -> list[list[st
     precision = _PRECISION_FLAGS[layout.precision]
     if layout.precision == "fp16" and not with_loss_scale:
         precision = [["--fp16"]]
+    if layout.zero_stage and layout.precision in NARROW_WEIGHTS:
+        precision = [*precision, NARROW_WEIGHTS[layout.precision]]
     return [
         [LAYOUT_FLAGS["micro_batch_size"], str(layout.micro_batch_size)],
         [LAYOUT_FLAGS["global_batch_size"], str(layout.global_batch_size)],
@@ -534,6 +545,8 @@ def _notes(job: TrainerJob) -> list[str]:
             "fp8 needs Transformer Engine; on Blackwell its recipe of smaller blocks is "
             "--fp8-format e4m3 --fp8-recipe mxfp8"
         )
+    elif job.layout.precision in NARROW:
+        found.append(f"{job.layout.precision} needs Transformer Engine 2.7 or later")
     return found
 
 

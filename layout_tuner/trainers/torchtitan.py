@@ -16,12 +16,14 @@ from typing import Any, Final
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import wide_precision
 from layout_tuner.search_spaces.models.model_shape import MODEL_RANGES, ModelShape
 from layout_tuner.trainers.adapter import (
     TrainerAdapter,
     TrainerJob,
     TrainerRule,
     kv_heads_rule,
+    narrow_rule,
     overrides,
     shape_rules,
 )
@@ -44,6 +46,11 @@ BY_OPERATOR: Final = "op"
 """The option of 0.2's selective checkpointing that `recompute: selective` is; others take whole
 layers."""
 FLOAT8: Final = "quantize.linear.float8"
+_CONVERTERS: Final[Mapping[str, tuple[str, str]]] = {
+    "fp8": ("float8", "rowwise"),
+    "mxfp8": ("mx", "mxfp8_cublas"),
+}
+"""Sections of `quantize.linear` in 0.2 that convert linear layers, and their recipes."""
 
 _LOG: Final = LogPatterns(
     variants=(
@@ -60,10 +67,6 @@ _LOG: Final = LogPatterns(
 """One line a step, as `metrics.log_freq` is 1 in the exported files. With another one lines are of
 step 1 and of every nth, the rate is the mean since the line before, and the loss is the last
 step's. Ranks of other pipeline stages than the last print a loss of -1 a gradient accumulation."""
-
-
-_HALF: Final = ("bf16", "fp8")
-"""Precisions whose weights and activations are bfloat16."""
 
 
 def _is_parallel_beyond_data(layout: Layout) -> bool:
@@ -109,6 +112,12 @@ def _lacking_in_0_3(job: TrainerJob) -> dict[str, str]:
 def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
     layout = job.layout
     lacking = _lacking(job)
+    compiles = job.compile or layout.job.get("compile")
+    if layout.precision == "mxfp8" and layout.tp > 1 and compiles:
+        lacking["precision"] = (
+            f"torchtitan 0.2 has mxfp8 with tp={layout.tp} only without torch.compile; without the "
+            "choice training is in fp32"
+        )
     if layout.tp > 1 and not layout.sequence_parallel:
         lacking["sequence_parallel"] = (
             "torchtitan 0.2 always shares the sequence where tp is above 1; without the choice it is "
@@ -120,7 +129,11 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
             f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
             f"weights, gradients and optimizer states over dp={layout.dp}"
         )
-    if layout.precision in _HALF and layout.dp_cp == 1 and _is_parallel_beyond_data(layout):
+    if (
+        wide_precision(layout.precision) == "bf16"
+        and layout.dp_cp == 1
+        and _is_parallel_beyond_data(layout)
+    ):
         lacking["precision"] = (
             "torchtitan 0.2 has mixed precision beside tp or pp only with FSDP, and so not with dp=1; "
             "without it training is in fp32"
@@ -203,6 +216,13 @@ _RULES: Final = (
 
 _RULES_OF_0_2: Final = (
     *_RULES,
+    narrow_rule(
+        "config/job_config.py, QuantizedLinear",
+        "has no converter in torchtitan 0.2, which has those of fp8 and mxfp8; use the format "
+        "megatron-lm",
+        tuple(_CONVERTERS),
+        versions="0.2.2",
+    ),
     _sequence_rule(
         "models/llama3/infra/parallelize.py, parallelize_llama",
         lambda layout: {"2": 2, "tp": layout.tp} | ({"cp": layout.cp} if layout.cp > 1 else {}),
@@ -219,15 +239,11 @@ _RULES_OF_0_2: Final = (
 _RULES_OF_0_3: Final = (
     *_RULES,
     _sequence_rule("trainer.py, Trainer.__init__", _factors_of_0_3),
-    TrainerRule(
-        name="fp8",
-        source="models/llama3: part of the model's configuration",
+    narrow_rule(
+        "models/llama3: part of the model's configuration",
+        "is a part of the model's own configuration in this version of torchtitan, which the export "
+        "does not write; use the format torchtitan-0.2, or megatron-lm",
         versions="0.3.0 and main",
-        broken=lambda layout, _: layout.precision == "fp8",
-        sentence=lambda *_: (
-            "precision=fp8 is a part of the model's own configuration in this version of torchtitan, "
-            "which the export does not write; use the format torchtitan-0.2, or megatron-lm"
-        ),
     ),
     TrainerRule(
         name="tied_embeddings",
@@ -366,7 +382,7 @@ def _micro_batch(layout: Layout) -> dict[str, Any]:
 
 
 def _training(job: TrainerJob) -> dict[str, Any]:
-    half = job.layout.precision in _HALF
+    half = wide_precision(job.layout.precision) == "bf16"
     return {"steps": _STEPS, "mixed_precision_param": "bfloat16" if half else "float32"}
 
 
@@ -374,14 +390,14 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
     """The TOML file, by section; `experimental.custom_import` registers the model's shape."""
     layout = job.layout
     replicas = 1 if _is_parallel_beyond_data(layout) else layout.dp
-    has_fp8 = layout.precision == "fp8"
+    converter, recipe = _CONVERTERS.get(layout.precision, ("", ""))
     rotation = ROTATE_METHODS.get(layout.cp_comm_type)
     exchange = {"context_parallel_rotate_method": rotation} if layout.cp > 1 else {}
     return {
         "model": {
             "name": "llama3",
             "flavor": "layout",
-            **({"converters": [FLOAT8]} if has_fp8 else {}),
+            **({"converters": [f"quantize.linear.{converter}"]} if converter else {}),
         },
         "experimental": {"custom_import": "torchtitan_model"},
         "training": {**_sequences(job), **_training(job), "dataset": "c4"},
@@ -395,7 +411,7 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
             "mode": layout.recompute,
             **({"selective_ac_option": BY_OPERATOR} if layout.recompute == "selective" else {}),
         },
-        **({"quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}} if has_fp8 else {}),
+        **({"quantize": {"linear": {converter: {"recipe_name": recipe}}}} if converter else {}),
         "compile": {"enable": job.compile},
         "metrics": {"log_freq": 1},
         "debug": {"seed": job.seed},

@@ -245,7 +245,7 @@ class Trial(WithCosts, Base):
     offload: Mapped[str] = mapped_column(String(16), server_default="none")
     optimizer_states: Mapped[str] = mapped_column(String(8), server_default="fp32")
     sequence_parallel: Mapped[bool]
-    precision: Mapped[str] = mapped_column(String(8))
+    precision: Mapped[str] = mapped_column(String(16))
     num_devices: Mapped[int]
     global_batch_size: Mapped[int]
     job: Mapped[JobSettings] = mapped_column(StoredSettings, nullable=True)

@@ -9,15 +9,17 @@ Peaks = Mapping[str, float]
 """FLOP/s by precision."""
 
 _A100: Final[Peaks] = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
-_HOPPER: Final[Peaks] = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12}
-_HOPPER_NVL: Final[Peaks] = {"fp32": 60e12, "bf16": 835.5e12, "fp16": 835.5e12, "fp8": 1670.5e12}
-_BLACKWELL: Final[Peaks] = {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12}
-_GRACE_BLACKWELL: Final[Peaks] = {
-    "fp32": 80e12,
-    "bf16": 2500e12,
-    "fp16": 2500e12,
-    "fp8": 5000e12,
-}
+
+
+def _peaks(fp32: float, half: float, fp8: float, in_blocks: str, nvfp4: float = 0.0) -> Peaks:
+    """The peaks of a device whose type with a scale for each block is as fast as fp8."""
+    peaks = {"fp32": fp32, "bf16": half, "fp16": half, "fp8": fp8, in_blocks: fp8}
+    return peaks | ({"nvfp4": nvfp4} if nvfp4 else {})
+
+
+# Hopper scales blocks beside its products in fp8. Blackwell has mxfp8, and runs fp8_block as that.
+_HOPPER: Final = _peaks(66.9e12, 989.4e12, 1978.9e12, "fp8_block")
+_HOPPER_NVL: Final = _peaks(60e12, 835.5e12, 1670.5e12, "fp8_block")
 
 DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
     "V100": {"fp32": 15.7e12, "fp16": 125e12},
@@ -32,19 +34,21 @@ DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
     "H200": _HOPPER,
     "GH200": _HOPPER,
     # HGX B200 data sheet over its 8 devices: 640 TFLOP/s of fp32, and with sparsity, half of it
-    # dense, 36 PFLOP/s of bf16 and 72 of fp8. HGX B300: the same but 600 TFLOP/s of fp32.
-    "B200": {"fp32": 80e12, **_BLACKWELL},
-    "B300": {"fp32": 75e12, **_BLACKWELL},
+    # dense, 36 PFLOP/s of bf16 and 72 of fp8; dense, 72 of fp4. HGX B300: the same but 600 TFLOP/s
+    # of fp32, and 108 PFLOP/s of fp4.
+    "B200": _peaks(80e12, 2250e12, 4500e12, "mxfp8", 9000e12),
+    "B300": _peaks(75e12, 2250e12, 4500e12, "mxfp8", 13500e12),
     # GB200 NVL72 data sheet over its 72 devices: 5,760 TFLOP/s of fp32, and with sparsity, half of
-    # it dense, 360 PFLOP/s of bf16 and 720 of fp8. GB300 NVL72: the same; fp32 as in GB200.
-    "GB200": _GRACE_BLACKWELL,
-    "GB300": _GRACE_BLACKWELL,
+    # it dense, 360 PFLOP/s of bf16 and 720 of fp8; dense, 720 of fp4. GB300 NVL72: the same but
+    # 1,080 PFLOP/s of fp4; fp32 as in GB200.
+    "GB200": _peaks(80e12, 2500e12, 5000e12, "mxfp8", 10000e12),
+    "GB300": _peaks(80e12, 2500e12, 5000e12, "mxfp8", 15000e12),
     # A GCD, which is half of the package, as torch shows it.
     "MI250X": {"fp32": 47.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
-    # MI300X data sheet: matrix units.
+    # MI300X data sheet: matrix units; fp8 is the kind without negative zero (fnuz).
     "MI300X": {"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
-    # MI355X data sheet: matrix units.
-    "MI355X": {"fp32": 157.3e12, "bf16": 2516.6e12, "fp16": 2516.6e12, "fp8": 5033.2e12},
+    # MI355X data sheet: matrix units; fp8 is OCP's, with and without scales of blocks.
+    "MI355X": _peaks(157.3e12, 2516.6e12, 5033.2e12, "mxfp8"),
 }
 """Dense matrix peaks of one device, without sparsity, by a part of the device's name."""
 

@@ -28,9 +28,10 @@ from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES as 
 from layout_tuner.search_spaces.layouts.recomputation import Recompute as Recompute
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, Schedule, stage_of
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-"""The type of the matrix multiplications; master weights are always fp32. With
-fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+"""The type of the matrix multiplications; master weights are always fp32. With 8 bits or fewer
+(`narrow_formats`), activations, attention, routers and the output projection are bf16, as in
+Megatron-LM."""
 
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 """What counts as a layer in the split over pipeline stages, besides the transformer layers."""
@@ -468,7 +469,8 @@ _KEY: Final = re.compile(
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z_+]+)"
     r"(?:-rl(?P<recompute_layers>\d[\d.]*))?(?:-off_(?P<offload>[a-z]+))?"
-    r"(?:-os_(?P<optimizer_states>[a-z0-9]+))?-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
+    r"(?:-os_(?P<optimizer_states>[a-z0-9]+))?"
+    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9_]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
     r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?"
     r"(?:-(?P<rank_order>tp_cp_pp_dp))?",

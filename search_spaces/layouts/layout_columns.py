@@ -12,7 +12,14 @@ import numpy as np
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings
-from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, SCHEDULES, Layout
+from layout_tuner.search_spaces.layouts.layout import (
+    KNOBS,
+    LAYOUT_FIELDS,
+    PRECISIONS,
+    SCHEDULES,
+    Layout,
+)
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW, NarrowFormat, wide_precision
 from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, stage_layers
 from layout_tuner.search_spaces.layouts.recomputation import (
     RECOMPUTE_CHOICES,
@@ -65,6 +72,20 @@ def texts_of(values: Callable[[str], Iterable[Any]]) -> Mapping[int, str]:
         for name in _TEXT_KNOBS
         for value in set(values(name)).difference(KNOBS[name].choices)
     }
+
+
+_WIDE: Final = codes_of("precision", map(wide_precision, PRECISIONS))
+
+
+def wide_codes(precision: Codes) -> Codes:
+    """The codes of the types of what stays wide (`narrow_formats.wide_precision`)."""
+    return _WIDE[precision]
+
+
+def of_narrow(precision: Codes, of: Callable[[NarrowFormat], float]) -> Floats:
+    """A number of the narrow format of each code; 0 for wide types."""
+    values = [of(NARROW[each]) if each in NARROW else 0.0 for each in PRECISIONS]
+    return np.array(values, dtype=np.float64)[precision]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -45,8 +45,8 @@ SPACE_FIELDS: Final = (
     "allow_tp_across_nodes",
     "auto",
 )
-"""Fields of a space's document. The precision is by default the cluster's, and never fp8
-(`Cluster.default_precision`)."""
+"""Fields of a space's document. The precision is by default the cluster's, and never of 8
+bits or fewer (`Cluster.default_precision`)."""
 
 DERIVABLE: Final = ("dp", "num_microbatches")
 """Knobs that follow from the others where they are left out."""

@@ -22,7 +22,7 @@ MIN_RATIO: Final = 1e-30
 MAX_DEVICE_MEMORY_GB: Final = 16384.0
 """No device has more; a value such as 80000 is in megabytes."""
 
-MAX_FLOPS_PER_S: Final = 1e16
+MAX_FLOPS_PER_S: Final = 2e16
 """No device does more, in any precision; the limit where the cluster's own peak is unknown."""
 
 MAX_SHARE_OF_PEAK: Final = 2.0

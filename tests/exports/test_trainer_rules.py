@@ -86,7 +86,7 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "cp": "the configuration has no key for it: the ranks would be replicas",
         "tp_in_pipeline": "nothing checks it: AutoTP shards the layers of a stage, or none",
         "mics_was_removed": "the key is gone; test_round_trips.py writes it",
-        "fp8": "the configuration has no key for it",
+        "narrow_precision": "the configuration has no key for it",
     },
     "megatron-lm": {
         "ranks_of_nodes": "the launcher's",
@@ -98,6 +98,7 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         **SHAPE,
         **ATTENTION,
         "family": "the export trains llama3",
+        "narrow_precision": "the configuration has no such converter",
         "kv_heads": "the first step, on the device",
         "tied_embeddings": "the export writes no such field, and would train another model",
     },
@@ -105,7 +106,7 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         **SHAPE,
         **ATTENTION,
         "family": "the export trains llama3",
-        "fp8": "the export writes no such field",
+        "narrow_precision": "the export writes no such field",
     },
     "nanotron": {
         **SHAPE,
@@ -122,13 +123,18 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         **ATTENTION,
         "pp": "the layers have no stages",
         "cp": "the layers have no such axis",
-        "fp8": "the script's",
+        "narrow_precision": "the script's",
     },
     "embedded": dict.fromkeys(ATTENTION_FIELDS, "its own tests refuse it"),
-    "accelerate": {**SHAPE, **ATTENTION, "fp8": "the plugin does not pass it on"},
+    "accelerate": {
+        **SHAPE,
+        **ATTENTION,
+        "narrow_precision": "the plugin does not pass it on",
+        "recipe": "there is no key",
+    },
     "megatron-deepspeed": {
         **SHAPE,
-        "fp8": "the configuration has no key for it",
+        "narrow_precision": "the configuration has no key for it",
         "zero_in_pipeline": "DeepSpeed's, as above",
         "flash_precision": "the first step, on the device",
         **dict.fromkeys(

@@ -33,7 +33,7 @@ REFUSED: Final[list[tuple[str, str, str, Any]]] = [
     _campaign("budget of nothing", budget={"trials": 0}),
     _campaign("unknown knob", space={**CAMPAIGN["space"], "param_offload": [1, 2]}),
     _campaign("wrong range", space={**CAMPAIGN["space"], "tp": {"from": 4, "to": 1}}),
-    _campaign("wrong precision", space={**CAMPAIGN["space"], "precision": "nvfp4"}),
+    _campaign("wrong precision", space={**CAMPAIGN["space"], "precision": "mxfp4"}),
     _campaign("no legal layout", space={"global_batch_size": 8, "tp": 3}),
     _campaign("no batch", space={"tp": 1}),
     _campaign("model too large", model="gpt-22b", space={"global_batch_size": 8}),

@@ -11,7 +11,13 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.clusters.network_levels import NetworkLevel
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
-from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.layouts.layout import (
+    PRECISIONS,
+    RECOMPUTE_MODES,
+    Layout,
+    Precision,
+)
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, RULES, violations
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -220,6 +226,23 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
     # A layout whose text is a split is that split: spaces alone break the other rule.
     of_spaces = {"layout_is_split"}
     assert rules | of_spaces == {rule.name for rule in RULES if rule.scope != "trainer"}
+
+
+@pytest.mark.parametrize("precision", list(NARROW))
+def test_the_embedded_trainer_refuses_narrow_types(precision: Precision) -> None:
+    (said,) = violations(Layout(precision=precision), make_model(), NODES, scopes={"trainer"})
+    assert said.startswith(f"precision={precision} is not supported by the embedded trainer")
+
+
+def test_a_device_without_the_format_is_refused_with_its_formats() -> None:
+    cluster = CLUSTER_PRESETS["h100-sxm"]
+    for precision in ("mxfp8", "nvfp4"):
+        said = f"precision={precision} is not one that h100-sxm states a peak for (fp32, bf16, fp16, fp8, fp8_block)"
+        found = violations(Layout(precision=precision), make_model(), cluster, scopes={"device"})
+        assert found == [said]
+    block = Layout(precision="fp8_block")
+    assert not violations(block, make_model(), cluster, scopes={"device"})
+    assert cluster.default_precision == "bf16"
 
 
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import wide_precision
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.placement import ALONE, Axis, Place, Placement
@@ -212,7 +213,7 @@ class BlockTimes:
         heads, b = m.num_heads / layout.tp, layout.micro_batch_size
         positions = m.attention_positions / m.num_layers
         flops = 2.0 * positions * m.query_size / layout.tp * self.tokens
-        precision = "bf16" if layout.precision == "fp8" else layout.precision
+        precision = wide_precision(layout.precision)
         blocks = max(b * heads * m.seq_length / 128 / layout.cp, 1.0)
         fused_s = device.attention_s(blocks, flops, m.head_size, precision)
         if m.fuses_attention(self.machine.software.fused_attention):
@@ -310,7 +311,7 @@ class BlockTimes:
     def head(self) -> tuple[Floats, Floats, Floats]:
         """The output projection and the loss: forward, backward, and products for weights."""
         layout, device, m = self.layout, self.machine.device, self.model
-        precision = "bf16" if layout.precision == "fp8" else layout.precision
+        precision = wide_precision(layout.precision)
         columns, inner = m.vocab_size / layout.tp_ranks, m.hidden_size
         logits = self.tokens * columns
         forward, backward, weights = (

@@ -193,7 +193,7 @@ def simulated_trace(name: str, seed: int, key: str) -> dict[str, Any]:
     return step_trace(layout, chosen.model, _machine(chosen, layout.num_nodes, seed)[0])
 
 
-_OF_TRACES: Final[frozenset[Scope]] = frozenset({"model", "machine"})
+_OF_TRACES: Final[frozenset[Scope]] = frozenset({"model", "machine", "device"})
 
 
 def _machine(chosen: Scenario, num_nodes: int, seed: int) -> tuple[Machine, list[float]]:

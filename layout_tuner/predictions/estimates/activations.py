@@ -12,7 +12,7 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, of_narrow
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 FP32_BYTES: Final = 4.0
@@ -23,7 +23,6 @@ _RECEIVED_BYTES: Final = 8.0
 """Of a row from another rank: its place by expert."""
 
 _FP32: Final = code_of("precision", "fp32")
-_FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
@@ -33,6 +32,21 @@ _A2A: Final = code_of("cp_comm_type", "a2a")
 def element_bytes(columns: LayoutColumns) -> Floats:
     """Bytes of an activation, and of a weight in a matrix multiplication."""
     return np.where(columns.precision == _FP32, FP32_BYTES, HALF_BYTES)
+
+
+def weight_bytes(
+    columns: LayoutColumns, storage: TrainerStorage, of_layers: Floats, every: Floats
+) -> Floats:
+    """Mean bytes of a stage's weights, of which a format may narrow those of the layers.
+
+    Norms and routers, which are in bf16, are a thousandth of a layer, and not told apart.
+    """
+    element, precision = element_bytes(columns), columns.precision
+    whole = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=False) - HALF_BYTES)
+    if not (storage.stores_narrow and whole.any()):
+        return element
+    own = of_narrow(precision, lambda of: of.weight_bytes(is_sharded=True) - HALF_BYTES)
+    return element + np.where(columns.zero_stage > 0, own, whole) * of_layers / every
 
 
 def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -168,7 +182,7 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
     A token has k rows inside its experts, of the tokens that tp leaves a rank and etp gathers. The
     embedded trainer keeps their 2 f, and 32 bytes a row that say where it belongs; where rows came
     from other ranks (ep > 1), their inputs and 8 bytes too. Others keep the sorted inputs and the
-    output of the activation. Some keep the inputs of fp8 products in fp8.
+    output of the activation. Some keep the inputs of narrow products as they are quantised.
     """
     f, part = model.ffn_hidden_size, residual_elements(columns, model)
     inputs = 4.0 * part
@@ -188,9 +202,9 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
         inputs = inputs + _expert_rows(columns, model, part) * (row + inside)
     elements = inputs + (attention + feed_forward) / columns.tp
     elements = elements + _score_elements(columns, model, storage)
-    if storage.keeps_fp8_inputs:
-        halved = 0.5 * _product_inputs(columns, model, part)
-        elements = elements - np.where(columns.precision == _FP8, halved, 0.0)
+    if storage.stores_narrow:
+        saved = of_narrow(columns.precision, lambda of: 1.0 - of.stored_bytes / HALF_BYTES)
+        elements = elements - saved * _product_inputs(columns, model, part)
     return np.asarray(elements, dtype=np.float64)
 
 

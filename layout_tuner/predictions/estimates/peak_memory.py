@@ -29,6 +29,7 @@ from layout_tuner.predictions.estimates.activations import (
     kept_elements,
     late_elements,
     residual_elements,
+    weight_bytes,
 )
 from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages
@@ -339,7 +340,7 @@ def stage_parts(
     if ranks is not None:
         layers = np.where(ranks.is_own, ranks.layers(stage), layers)
         dense = np.where(ranks.is_own, ranks.dense(stage) / np.maximum(layers, 1.0), dense)
-    others, experts = stage_parameters(columns, model, stage, layers, dense)
+    others, experts, in_layers = stage_parameters(columns, model, stage, layers, dense)
     element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = np.take(_MOMENTS_BYTES, columns.optimizer_states) + np.where(
@@ -391,7 +392,7 @@ def stage_parts(
     a_layer = kept + gathered * storage.gathered_share
     scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer, ranks)
     return StageParts(
-        weights=weights * element,
+        weights=weights * weight_bytes(columns, storage, in_layers, others + experts),
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=optimizer * states,
         activations=kept_bytes * kept + scheduled,

@@ -3,7 +3,8 @@
 `operator_rates.txt`, made by `tools/operator_digest.py`, is a digest of the operators that
 ai-dynamo/aiconfigurator measured (095f58a5, Apache-2.0): the fastest of the newest kernels of three
 inference engines, forward alone. Of products out[m, n] = in[m, k] w[k, n] it has the whole grid in
-bf16 and in fp8 (each tensor scaled by one number). Its lines are
+bf16, in fp8 (each tensor scaled by one number), in fp8_block on Hopper and nvfp4 on Blackwell. Its
+lines are
 
     product DEVICE TYPE M HEX            steps below the peak, a byte each, for all n, and of each k
     attention DEVICE SIZE LENGTH SHARE   share of the bf16 peak that causal attention reaches
@@ -28,7 +29,7 @@ from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS, known_device
 
-DTYPES: Final = ("bf16", "fp8")
+DTYPES: Final = ("bf16", "fp8", "fp8_block", "nvfp4")
 M_GRID: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _TO_8K: Final = (512, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)
 NK_GRID: Final = (*_TO_8K, 10240, 12288, 16384, 51200)
@@ -40,12 +41,25 @@ _FAMILIES: Final = ("GB200", "GB300", "B200", "B300", "GH200", "H200", "H100", "
 _MEASURED: Final[Mapping[str, str]] = {"GH200": "H200", "H800": "H100"}
 """Measured devices of the same die, for those that were not measured."""
 
+_MEASURED_AS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("bf16", "fp16"), ("bf16",)),
+    **dict.fromkeys(("fp8", "mxfp8"), ("fp8", "bf16")),
+    "fp8_block": ("fp8_block", "bf16"),
+    "nvfp4": ("nvfp4", "bf16"),
+}
+"""The measured types of a precision's products, which are as fast as in the fastest of them. Of
+mxfp8 none is: for the products of a layer of 4,096 features on a B300, without casts, Transformer
+Engine d0067d0d (docs/examples/gemm_profiling) has 7.16 ms, and the digest 7.13 ms in fp8; in nvfp4
+they have 3.76 and 4.27 ms."""
+
+_BLACKWELLS: Final = ("B200", "B300", "GB200", "GB300")
 _GROUPED: Final[Mapping[tuple[str, str], tuple[float, float]]] = {
     ("A100", "bf16"): (1.0, 100.0),
     **dict.fromkeys((("H100", "bf16"), ("H200", "bf16")), (0.9, 250.0)),
     **dict.fromkeys((("H100", "fp8"), ("H200", "fp8")), (0.9, 200.0)),
-    **dict.fromkeys(((name, "bf16") for name in ("B200", "B300", "GB200", "GB300")), (1.9, 100.0)),
-    **dict.fromkeys(((name, "fp8") for name in ("B200", "B300", "GB200", "GB300")), (1.1, 100.0)),
+    **dict.fromkeys((("H100", "fp8_block"), ("H200", "fp8_block")), (1.7, 75.0)),
+    **dict.fromkeys(((name, "bf16") for name in _BLACKWELLS), (1.9, 100.0)),
+    **{(name, dtype): (1.1, 100.0) for name in _BLACKWELLS for dtype in ("fp8", "mxfp8", "nvfp4")},
 }
 """Experts' products over one product of all rows, as a (1 + b / rows of an expert): a and b by
 device and type. Least mean absolute logarithm over aiconfigurator's experts with balanced routing
@@ -100,18 +114,18 @@ def product_rates(cluster: Cluster, precision: str) -> ProductRates | None:
     """The rates of products on a cluster; None where its device or the precision has no rates.
 
     They are in proportion to the cluster's peak. Constants that were measured on the cluster itself
-    are the product's rate already. A product in fp8 is not slower than in bf16.
+    are the product's rate already. A product in a narrow type is not slower than in bf16.
     """
-    dtype = "bf16" if precision == "fp16" else precision
-    family = _family(cluster)
-    if family is None or (family, dtype) not in _rates().products:
+    measured, family = _MEASURED_AS.get(precision, ()), _family(cluster)
+    if family is None or precision not in DEVICE_PEAKS[family]:
         return None
-    tables = [_rates().products[family, dtype]]
-    if dtype == "fp8":
-        tables.append(_rates().products[family, "bf16"])
+    if not measured or (family, measured[0]) not in _rates().products:
+        return None
+    tables = [_rates().products[family, dtype] for dtype in measured]
     scale = _peak_share(cluster, family, precision)
     log2 = np.max(tables, axis=0) + np.log2(scale)
-    return ProductRates(log2, _GROUPED[family, dtype])
+    grouped = "bf16" if precision == "fp16" else precision
+    return ProductRates(log2, _GROUPED[family, grouped])
 
 
 def attention_flops_per_s(cluster: Cluster, head_size: int, seq_length: int) -> float | None:

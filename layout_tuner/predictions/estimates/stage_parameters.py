@@ -25,8 +25,8 @@ def stage_parameters(
     stage: NDArray[Any],
     num_layers: Floats,
     dense_share: Floats,
-) -> tuple[Floats, Floats]:
-    """Parameters that one rank of the stage holds: those outside of experts, and experts.
+) -> tuple[Floats, Floats, Floats]:
+    """Parameters that one rank of the stage holds: outside of experts, experts, those of layers.
 
     With several stages and a tied embedding, the last stage holds a copy of it.
     """
@@ -41,7 +41,8 @@ def stage_parameters(
         + np.where(last, final_norm, 0.0)
         + np.where(owns_output, vocabulary, 0.0)
     )
-    return np.asarray(others, dtype=np.float64), num_layers * experts
+    of_layers_alone = num_layers * (layer + experts)
+    return np.asarray(others, dtype=np.float64), num_layers * experts, of_layers_alone
 
 
 def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:

@@ -21,13 +21,11 @@ from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, Trai
 from layout_tuner.predictions.estimates.trainer_storage import MEGATRON_LIKE
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, wide_codes
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FP32: Final = code_of("precision", "fp32")
-_BF16: Final = code_of("precision", "bf16")
-_FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _SELECTIVE: Final = code_of("recompute", "selective")
@@ -77,6 +75,8 @@ class SummedParameters:
     shards: Floats
     """Ranks that share one copy of what ZeRO shards."""
     links: GroupLinks
+    of_layers: Floats
+    """Share of them that belongs to layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ class StepShape:
     peak_flops_per_s: Floats
     """Speed of the fastest matrix products in the layout's precision."""
     wide_flops_per_s: Floats
-    """The same of attention and the output projection, which stay in bf16 beside fp8."""
+    """The same of attention and the output projection, which stay in bf16 beside narrow types."""
     residual_share: Floats
     """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1; and
     of the features 1 / tp_columns."""
@@ -176,9 +176,7 @@ class StepShape:
             precision=columns.precision,
             element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
             peak_flops_per_s=np.take(peaks, columns.precision),
-            wide_flops_per_s=np.take(
-                peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
-            ),
+            wide_flops_per_s=np.take(peaks, wide_codes(columns.precision)),
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / floats["tp"], 1.0)
             / floats["tp_columns"],
             forward_passes=_forward_passes(columns, share),
@@ -244,7 +242,9 @@ class StepShape:
     @property
     def summed_parameters(self) -> Iterator[SummedParameters]:
         """What the ranks of a layout sum the gradients of: experts are a group of their own."""
-        yield SummedParameters(self.rank_parameters, self.dp_cp, self.zero_shards, self.links.data)
+        whole, ranks = self.rank_parameters, self.pp * self.tp_ranks
+        share = self.model.num_layers * self.layer_parameters / ranks / whole
+        yield SummedParameters(whole, self.dp_cp, self.zero_shards, self.links.data, share)
         if self.model.num_experts:
             layers = self.model.num_expert_layers + sum(self.counted_ends)
             if self.rank_layers is not None:
@@ -253,7 +253,16 @@ class StepShape:
                 layers = np.where(is_own, np.maximum(last, most) * self.pp * of_experts, layers)
             experts = self.model.num_expert_parameters * layers / (self.pp * self.etp * self.ep)
             links = self.links.expert_data
-            yield SummedParameters(experts, self.edp, self.expert_shards, links)
+            share = np.ones(experts.shape)
+            yield SummedParameters(experts, self.edp, self.expert_shards, links, share)
+
+    @property
+    def layer_parameters(self) -> Floats:
+        """Parameters of a layer outside of experts, as a mean."""
+        return mean_of_layers(
+            self.model,
+            lambda shape: _floats(shape.num_layer_parameters - shape.num_expert_parameters),
+        )
 
     @property
     def rank_parameters(self) -> Floats:
@@ -263,9 +272,7 @@ class StepShape:
         Experts are not among them.
         """
         model, (embedding, head) = self.model, self.counted_ends
-        a_layer = mean_of_layers(
-            model, lambda shape: _floats(shape.num_layer_parameters - shape.num_expert_parameters)
-        )
+        a_layer = self.layer_parameters
         first = float(model.num_embedding_parameters) - embedding * a_layer
         last = float(model.num_head_parameters) - head * a_layer
         one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))

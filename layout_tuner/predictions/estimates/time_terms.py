@@ -33,11 +33,9 @@ from layout_tuner.predictions.estimates.tensor_sums import (
     tp_collectives,
 )
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
-from layout_tuner.search_spaces.layouts.layout_columns import code_of
+from layout_tuner.search_spaces.layouts.layout_columns import code_of, of_narrow, wide_codes
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-_BF16: Final = code_of("precision", "bf16")
-_FP8: Final = code_of("precision", "fp8")
 _FP32: Final = code_of("precision", "fp32")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
@@ -293,6 +291,9 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     Without fused kernels a backward pass takes two such passes. With them it takes one: the
     activation reads its inputs and a gradient and writes their gradients, and query and key are
     rotated in place of values that are copied.
+
+    The inputs of products in blocks, and the gradients of their outputs, are quantised in passes of
+    their own; weights once a step, with the optimizer.
     """
     ups, width = _ups(model), _rows_and_width(step, model)[1]
     activations = step.recomputes["moe_act" if model.num_experts else "mlp"]
@@ -309,7 +310,13 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     residual_passes = residual_passes + 0.4 * step.recomputes["layernorm"]
     residual = residual_passes * 10.0 * model.hidden_size * step.residual_share
     residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * model.hidden_size
-    return step.element_bytes * step.tokens * (residual + inside / step.tp)
+    moved: Floats = step.element_bytes * step.tokens * (residual + inside / step.tp)
+    if (casts := of_narrow(step.precision, lambda of: of.cast_bytes)).any():
+        moved = moved + casts * sum(
+            each.number * each.rows * (each.forward * each.inner + each.columns)
+            for each in _products(step, model)
+        )
+    return moved
 
 
 def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -318,7 +325,7 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     logit_bytes = LOGIT_BYTES * model.vocab_size * step.tokens / step.tp_ranks
     flops = 3.0 * model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
     seconds, columns = flops / step.wide_flops_per_s, model.vocab_size / step.tp_ranks
-    for here, rates in _rates(step, np.where(step.precision == _FP8, _BF16, step.precision)):
+    for here, rates in _rates(step, wide_codes(step.precision)):
         at_rates = _product_seconds(rates, 1.0, step.tokens, float(model.hidden_size), columns)
         seconds = np.where(here, at_rates, seconds)
     yield "head", step.slots * seconds / step.pp
@@ -433,7 +440,11 @@ def _sum_terms(step: StepShape, group: SummedParameters) -> Iterator[tuple[str, 
     hops = (scatters + gathers) * (z - 1.0) + 2.0 * (copies - 1.0)
     hops = np.where(is_zero, hops, 2.0 * (d - 1.0))
     buckets = step.model.num_layers / step.pp + 1.0
-    gather = step.element_bytes * group.count * (z - 1.0) / z / links.bytes_per_s
+    weight_bytes = step.element_bytes
+    if step.kernels.gathers_narrow:
+        less = of_narrow(step.precision, lambda of: 2.0 - of.gathered_bytes)
+        weight_bytes = weight_bytes - group.of_layers * less
+    gather = weight_bytes * group.count * (z - 1.0) / z / links.bytes_per_s
     is_light = step.kernels.scatters_weight_type & (step.zero_stage >= 2)
     sent = np.where(is_light, step.element_bytes, GRADIENT_BYTES) * group.count * volume
     bytes_s = sent / links.bytes_per_s + gathers * gather

@@ -55,6 +55,8 @@ class TrainerKernels:
     mean_hops: bool = False
     """Whether a step of the ring that sums gradients takes the mean latency of its hops; else, as
     where the factor was chosen, that between nodes."""
+    gathers_narrow: bool = False
+    """Whether ZeRO gathers weights of a narrow format as `narrow_formats` says; else in bf16."""
     overlaps_transfers: bool = False
     """Whether transfers of interleaved stages run beside other chunks, but in warm-up and flush."""
     expert_operations: float = 0.0
@@ -92,6 +94,7 @@ _MEGATRON: Final = TrainerKernels(
     scatters_weight_type=True,
     calm_nodes=_CALM_NODES,
     mean_hops=True,
+    gathers_narrow=True,
     # `overlap_p2p_comm` is on beside interleaving.
     overlaps_transfers=True,
     # Chosen by the runs of a mixture in primus_schedules.

@@ -67,8 +67,9 @@ class TrainerStorage:
     """Whether the attention probabilities are never stored, unless `ModelShape.attention` says."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
-    keeps_fp8_inputs: bool = False
-    """Whether fp8 products keep their inputs in fp8 for the backward pass."""
+    stores_narrow: bool = False
+    """Whether inputs that products of 8 bits or fewer keep for the backward pass, and weights, are
+    stored as `narrow_formats` says; else in bf16."""
     selective_by_operator: bool = False
     """Whether selective recomputation keeps every second matrix product of a layer (torchtitan)
     instead of all but the attention scores (arXiv:2205.05198)."""
@@ -157,7 +158,7 @@ up to 256 H100 was 0.6 times as wide as with the defaults of `StorageSpread`."""
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
     drops_scores=True,
-    keeps_fp8_inputs=True,
+    stores_narrow=True,
     gathered_share=0.0,
     sorts_experts_again=False,
     workspace_bytes=64 << 20,
@@ -169,14 +170,14 @@ MEGATRON_LIKE: Final = TrainerStorage(
 accumulated in fp32), 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer. Transformer Engine
 fuses attention (`--attention-backend auto`). The loss exponentiates the one fp32 copy of the logits
 in place (core/tensor_parallel/cross_entropy.py, since 9634c0e4). SwiGLU keeps its input alone
-(core/fusions/fused_bias_swiglu.py; `--no-bias-swiglu-fusion` is opt-out). Layers of Transformer
-Engine keep quantised inputs of fp8 products. `--attention-dropout` is 0.1 by default, which counts
+(core/fusions/fused_bias_swiglu.py; `--no-bias-swiglu-fusion` is opt-out). Transformer Engine
+keeps inputs of narrow products quantised. `--attention-dropout` is 0.1 by default, which counts
 only where attention is not fused. cuBLAS has a workspace of 32 MiB in torch and of 32 in
 Transformer Engine on Hopper (cpp_extensions/gemm.py), of 8 and 4 before it."""
 
 MEGATRON_2022: Final = replace(
     MEGATRON_LIKE,
-    keeps_fp8_inputs=False,
+    stores_narrow=False,
     fp32_logits=2,
     fused_swiglu=False,
     workspace_bytes=0.5 * GIB,

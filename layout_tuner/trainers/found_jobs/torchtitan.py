@@ -495,7 +495,8 @@ class _Job:
             )
             of = (dtype, compute, *(() if self._is_fsdp else (*self._sharding, self._tp, self._pp)))
             shown = [bits] if bits.said else [compute] if is_mixed else []
-            found = "fp8" if bits.said else base
+            mx = "mx" in str(bits.said)
+            found = ("mxfp8" if mx else "fp8") if bits.said else base
             values.put("precision", lambda *_: found, *of, shown=shown, why=why)
 
     def _eight_bit(self) -> tuple[Stated, str]:
@@ -516,8 +517,6 @@ class _Job:
             return found, "of these converters there is no counterpart here"
         if values.findings.value(f"{MODEL}num_experts") and len(linear) == len(names):
             return found, "the experts stay in bf16, and fp8 here includes them"
-        if linear[0] in _MX:
-            values.miss(found, "the blocks of MX have no knob here; it is read as fp8")
         kept = [each for each in filtered if each not in _LEFT_OUT]
         return found, f"{listed(kept, 4)} stay in bf16, and fp8 here includes them" if kept else ""
 

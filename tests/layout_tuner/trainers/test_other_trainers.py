@@ -218,11 +218,62 @@ def test_fp8_under_the_keys_of_those_who_have_it() -> None:
     assert (accelerate["mixed_precision"], accelerate["fp8_config"]["backend"]) == ("fp8", "TE")
 
 
+@pytest.mark.parametrize(
+    ("precision", "zero_stage", "flags", "bridge"),
+    [
+        (
+            "fp8_block",
+            1,
+            "--bf16 --fp8-format hybrid --fp8-recipe blockwise",
+            "bf16_with_fp8_subchannel_scaling_mixed",
+        ),
+        (
+            "mxfp8",
+            1,
+            "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather "
+            "--reuse-grad-buf-for-mxfp8-param-ag",
+            "bf16_with_mxfp8_mixed",
+        ),
+        ("mxfp8", 0, "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", "bf16_with_mxfp8_mixed"),
+        (
+            "nvfp4",
+            1,
+            "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4 --fp4-param-gather",
+            "bf16_with_nvfp4_mixed",
+        ),
+    ],
+)
+def test_types_with_blocks_under_megatrons_words(
+    precision: str, zero_stage: int, flags: str, bridge: str
+) -> None:
+    knobs = {"precision": precision, "zero_stage": zero_stage, "dp": 2}
+    words = " ".join(ADAPTERS["megatron-lm"].arguments(job(**knobs)))
+    assert f" {flags} " in f"{words} "
+    assert words.count("param-gather") == flags.count("param-gather") + bool(zero_stage)
+    assert values("megatron-bridge", **knobs)["mixed_precision"] == bridge
+
+
+def test_mxfp8_under_the_keys_of_torchtitan_and_accelerate() -> None:
+    titan = values("torchtitan-0.2", precision="mxfp8", dp=2)
+    assert titan["model"]["converters"] == ["quantize.linear.mx"]
+    assert titan["quantize"] == {"linear": {"mx": {"recipe_name": "mxfp8_cublas"}}}
+    assert titan["training"]["mixed_precision_param"] == "bfloat16"
+    accelerate = values("accelerate", precision="mxfp8", dp=2)
+    keys = {"backend": "TE", "fp8_format": "E4M3", "use_mxfp8_block_scaling": True}
+    assert (accelerate["mixed_precision"], accelerate["fp8_config"]) == ("fp8", keys)
+    both = {"precision": "mxfp8", "tp": 2, "dp": 2, "zero_stage": 3, "sequence_parallel": True}
+    lacks = ADAPTERS["torchtitan-0.2"].all_lacking
+    assert "precision" not in lacks(job(**both))
+    said = lacks(replace(job(**both), compile=True))["precision"]
+    assert said.startswith("torchtitan 0.2 has mxfp8 with tp=2 only without torch.compile")
+
+
 ODD = replace(LLAMA, seq_length=254, vocab_size=4095)
 TIED = replace(LLAMA, tied_embeddings=True)
 WIDE = replace(LLAMA, vocab_size=128256)
 MIXTRAL = model_preset("mixtral-8x7b")
 FEW = "num_microbatches=3 is less than pp=4: torch's Schedule1F1B takes"
+WITHOUT_NVFP4 = ("torchtitan-0.2", "torchtitan-0.3", "deepspeed", "accelerate", "axonn")
 WITHOUT_FP8 = ("deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", "torchtitan-main")
 
 
@@ -235,6 +286,8 @@ WITHOUT_FP8 = ("deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", 
         ("nanotron", LLAMA, {"precision": "fp16"}, "precision=fp16"),
         *((name, LLAMA, FP8, "precision=fp8") for name in WITHOUT_FP8),
         ("accelerate", LLAMA, {"tp": 2, **FP8}, "accelerate's plugin"),
+        *((name, LLAMA, {"precision": "nvfp4"}, "precision=nvfp4") for name in WITHOUT_NVFP4),
+        ("accelerate", LLAMA, {"precision": "fp8_block"}, "which has those of fp8 and mxfp8"),
         ("torchtitan-0.3", LLAMA, {"tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("nanotron", LLAMA, {**BF16, "tp": 8}, "num_kv_heads=4 is not divisible by tp=8"),
         ("torchtitan-0.2", LLAMA, {"pp": 3}, "num_layers=8 is not divisible by pp*vpp=3*1"),

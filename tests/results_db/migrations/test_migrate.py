@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
+from sqlalchemy.exc import IntegrityError
 
 from layout_tuner.protocol.worker_messages import BeatBody, NodeBody, NodeStatusBody, StatusBody
 from layout_tuner.results_db.admin.backup_file import back_up
@@ -29,6 +30,7 @@ from layout_tuner.results_db.errors import (
 from layout_tuner.results_db.migrations import migrate
 from layout_tuner.results_db.models.table_base import Base
 from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
     TimelyStore,
@@ -113,6 +115,23 @@ def test_an_older_database_gets_the_column_that_it_lacks(
         columns = inspect(database.engine).get_columns(table)
         assert column not in {each["name"] for each in columns}
     migrate.upgrade(database_url)
+    assert_as_described(database_url)
+
+
+def test_an_older_database_takes_narrow_precisions_after_the_upgrade(database_url: str) -> None:
+    with closing(Store(database_url)) as store:
+        trial = store.trials.add(make_campaign(store), Layout()).id
+    migrate.downgrade(database_url, "r014")
+    write = f"UPDATE trials SET precision = 'fp8_block' WHERE id = {trial}"
+    with closing(Database(database_url)) as database:
+        with pytest.raises(IntegrityError), database.write() as session:
+            session.connection().exec_driver_sql(write.replace("fp8_block", "mxfp8"))
+        migrate.upgrade(database_url)
+        with database.write() as session:
+            assert session.connection().exec_driver_sql(write).rowcount == 1
+    assert_as_described(database_url)
+    with pytest.raises(DatabaseInvalidError, match=r"precision=fp8_block, which the earlier"):
+        migrate.downgrade(database_url, "r014")
     assert_as_described(database_url)
 
 

@@ -301,7 +301,10 @@ def test_states_reasons_nodes_and_bounds_are_filtered_by_and_all_must_hold(two: 
         ({"tp": (2**31,)}, "is not a whole number from 0 to 2147483647"),
         ({"tp": [1]}, "is not a tuple"),
         ({"tp": tuple(range(101))}, "tp lists 101 values; at most 100"),
-        ({"precision": ("fp4",)}, "'fp4' is not one of fp32, bf16, fp16, fp8"),
+        (
+            {"precision": ("fp4",)},
+            "'fp4' is not one of fp32, bf16, fp16, fp8, fp8_block, mxfp8, nvfp4",
+        ),
         ({"sequence_parallel": (1,)}, "1 is not one of False, True"),
         ({"states": ("DONE",)}, "'DONE' is not one of PENDING"),
         ({"nodes": ("a\x00b",)}, "is not a text in printable characters"),

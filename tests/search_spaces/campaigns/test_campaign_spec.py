@@ -358,7 +358,11 @@ def test_a_wrong_bound_is_named(changes: Any, where: str, says: str) -> None:
         ({"num_local_experts": 8}, {}, "(here it is called 'num_experts')"),
         ({"family": "mixtral"}, {}, "(here it is called 'llama')"),
         ({"capacity_factor": 1}, {}, "experts that drop tokens over a capacity"),
-        ({}, {"precision": "mxfp8"}, "types narrower than fp8, and its recipes: not covered"),
+        (
+            {},
+            {"precision": "mxfp4"},
+            "types of 4 and 8 bits beside those of precision: not covered",
+        ),
         ({}, {"tensor_model_parallel_size": 2}, "(here it is called 'tp')"),
         ({}, {"data_parallel_shard_degree": 8}, "(here it is said as dp, which is this number"),
         ({}, {"data_parallel_replicate_degree": 2}, "beside shards, as zero_replicas)"),

@@ -144,7 +144,7 @@ def test_published_models_are_split_where_the_ends_count(
         ({"pp": 1 << 21}, "pp=2097152 is more than 1048576, the largest that is accepted"),
         ({"zero_stage": 4}, "zero_stage=4 is not one of 0, 1, 2, 3"),
         ({"recompute": ["full"]}, "recompute=['full'] is not one of none, selective, full"),
-        ({"precision": "fp4"}, "precision='fp4' is not one of fp32, bf16, fp16, fp8"),
+        ({"precision": "fp4"}, "precision='fp4' is not one of fp32, bf16, fp16, fp8, fp8_block"),
         ({"mbs": 1}, "unknown layout field 'mbs'"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
-from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout
 from layout_tuner.search_spaces.layouts.schedules import (
     Backward,
     Forward,
@@ -69,7 +69,7 @@ def peak(layout: Layout, model: ModelShape = MODEL, machine: Machine = MACHINE) 
         (replace(MODEL, num_layers=23), {"pp": 4, "dp": 2, "pipeline_split": "head"}),
         *((MODEL, {"tp": 4, "recompute": r}) for r in ("none", "selective", "full")),
         (MODEL, {"tp": 4, "sequence_parallel": True}),
-        *((MODEL, {"dp": 8, "precision": p}) for p in ("fp32", "bf16", "fp16", "fp8")),
+        *((MODEL, {"dp": 8, "precision": p}) for p in PRECISIONS),
         (MIXTURE, {"num_nodes": 2, "dp": 16, "ep": 8, "zero_stage": 1}),
         (MIXTURE, {"tp": 2, "sequence_parallel": True, "dp": 4, "ep": 2, "etp": 2}),
     ],

@@ -44,6 +44,7 @@ from layout_tuner.trainers.megatron_lm import (
     MODEL_FLAGS,
     MODULE_NAMES,
     MODULES_FLAG,
+    NARROW_WEIGHTS,
     OPTIMIZER_OFFLOAD_FLAG,
     PIPELINE_FIRST_FLAG,
     SHARDING_STRATEGIES,
@@ -369,6 +370,10 @@ def _read_levers(arguments: Arguments) -> None:
         arguments.note("optimizer_states", "bf16", *first)
 
 
+_BLOCKS: Final = {"blockwise": "fp8_block", "mxfp8": "mxfp8"}
+"""Precisions by the recipe of fp8 that scales blocks."""
+
+
 def _read_precision(arguments: Arguments) -> None:
     name = "precision"
     fp8 = arguments.word(name, "--fp8-format", "--fp8")
@@ -377,16 +382,27 @@ def _read_precision(arguments: Arguments) -> None:
     if fp8 is not None or former is not None:
         option, word = fp8 if fp8 is not None else (former, None)
         assert option is not None, "one of both is given"
-        arguments.note(name, "fp8", option, word)
-        if recipe is None or recipe[1].text != "tensorwise":
+        blocks = _BLOCKS.get("" if recipe is None else str(recipe[1].text))
+        arguments.note(name, blocks or "fp8", option, word)
+        if not blocks and (recipe is None or recipe[1].text != "tensorwise"):
             said = "no --fp8-recipe" if recipe is None else recipe[0].said
             arguments.findings.miss(said, "fp8 counts here as with one scale for each tensor")
     else:
         for each in ("bf16", "fp16"):
             if (option := arguments.switch(name, f"--{each}")) is not None:
                 arguments.note(name, each, option)
-    if (option := arguments.switch(name, "--fp4-format", "--fp4")) is not None:
-        arguments.miss(option, "no precision here is of 4 bits", name)
+    if (fp4 := arguments.word(name, "--fp4-format", "--fp4")) is not None:
+        if fp8 is not None or former is not None or fp4[1].text != "e2m1":
+            arguments.miss(fp4[0], "nvfp4 here is e2m1, without fp8 beside it", name)
+        arguments.note(name, "nvfp4", *fp4)
+    findings = arguments.findings
+    for flag in NARROW_WEIGHTS.get(str(findings.value(name)), ()):
+        if (
+            arguments.switch("", flag) is None
+            and arguments.program
+            and findings.value("zero_stage")
+        ):
+            findings.miss(f"no {flag}", "weights of this type count here as in it alone")
     arguments.is_given("--bf16", "--fp16")
     arguments.assume(name, "fp32", "--bf16 and --fp16")
 

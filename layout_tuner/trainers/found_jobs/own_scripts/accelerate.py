@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from layout_tuner.trainers.accelerate import ACCELERATE, PLUGIN_KEYS
+from layout_tuner.trainers.accelerate import ACCELERATE, MX_KEY, PLUGIN_KEYS
 from layout_tuner.trainers.found_jobs.found_job import (
     Findings,
     FoundJob,
@@ -127,8 +127,10 @@ def note_accelerate(
             "that `accelerate launch` starts by itself (compute_environment: LOCAL_MACHINE)"
         )
     _note_ranks(findings, left)
-    precision = left.take("mixed_precision")
-    if not (with_trainer and "precision" in findings.read):
+    precision, mx = left.take("mixed_precision"), left.take(f"fp8_{MX_KEY}")
+    if precision is not None and precision.value == "fp8" and is_on(mx):
+        note(findings, "precision", precision, "mxfp8")
+    elif not (with_trainer and "precision" in findings.read):
         note_choice(findings, "precision", precision, MIXED_PRECISIONS)
     kind = _kind(findings, left)
     if kind == "FSDP":

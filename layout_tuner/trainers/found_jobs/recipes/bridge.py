@@ -474,7 +474,7 @@ def _precision_by_name(named: re.Match[str] | None) -> dict[str, Stated]:
     if kind in _FP8_ENDINGS:
         flags |= {"fp8": "hybrid", "fp8_recipe": _FP8_ENDINGS[kind]}
     elif kind not in ("bf16", "fp16"):
-        flags["fp4"] = kind
+        flags["fp4"] = "e2m1" if kind == "nvfp4" else kind
     return presets(flags, "Megatron-Bridge's name of the recipe")
 
 
@@ -484,6 +484,8 @@ def _flags_of(name: Any) -> dict[str, Any] | None:
         return None
     if name in _FP8_RECIPES:
         return {"bf16": True, "fp8": "hybrid", "fp8_recipe": _FP8_RECIPES[name]}
+    if name == MIXED_PRECISION["nvfp4"]:
+        return {"bf16": True, "fp4": "e2m1"}
     known = {each: ours for ours, each in MIXED_PRECISION.items()}
     if name not in known:
         return None

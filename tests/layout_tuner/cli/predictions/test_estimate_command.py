@@ -116,6 +116,14 @@ def test_the_batch_may_be_stated_instead_of_its_micro_batches_and_no_precision()
     assert found["precision"] == "bf16"
 
 
+def test_a_format_that_the_device_lacks_is_refused_with_its_formats() -> None:
+    flags = ("--model", "llama-8b", "--num-microbatches", "1", "--software", "Megatron-Bridge")
+    refused = run(*flags, "--cluster", "h100-sxm", "--precision", "nvfp4")
+    assert refused.exit_code == 2
+    assert "states a peak for (fp32, bf16, fp16, fp8, fp8_block)" in refused.stderr
+    assert run(*flags, "--cluster", "b200", "--precision", "nvfp4").exit_code == 0
+
+
 def test_throughput_and_utilization_follow_from_the_step_time() -> None:
     found = report(*LAYOUT)
     tokens_per_s = 16 * MODEL.seq_length / found["step_time_s"]

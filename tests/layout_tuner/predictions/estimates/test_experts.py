@@ -259,7 +259,7 @@ def test_products_of_local_experts_have_the_rows_of_all_ranks_and_fp8_inputs_are
     # Kept in fp8: inputs of attention's two products, and of the rows of experts: h and f.
     fp8 = Layout(precision="fp8", ep=4, dp=4)
     kept, half, in_bf16 = (
-        stage_memory(each, MIXTRAL, replace(MEGATRON_LIKE, keeps_fp8_inputs=in_fp8))[0]
+        stage_memory(each, MIXTRAL, replace(MEGATRON_LIKE, stores_narrow=in_fp8))[0]
         for each, in_fp8 in ((fp8, False), (fp8, True), (replace(fp8, precision="bf16"), True))
     )
     inputs = 4096 + 4096 + 2 * (4096 + 14336)

@@ -34,6 +34,7 @@ from layout_tuner.search_spaces.layouts.layout import (
     LAYOUT_FIELDS,
     PIPELINE_SPLITS,
     Layout,
+    Precision,
     Recompute,
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -83,6 +84,37 @@ def test_states_take_so_many_bytes_a_parameter(layout: Layout, bytes_a_parameter
     assert states_bytes(layout) == pytest.approx(LLAMA.num_parameters * bytes_a_parameter)
     if layout.precision == "bf16":  # fp8 takes the memory of bf16
         assert stage_memory(replace(layout, precision="fp8"), LLAMA) == stage_memory(layout, LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("precision", "of_weight", "of_input"),
+    [("fp8_block", 4.0625, 1.03125), ("mxfp8", 2.0625, 1.03125), ("nvfp4", 1.125, 0.5625)],
+)
+def test_narrow_weights_and_inputs_are_stored_as_such(
+    precision: Precision, of_weight: float, of_input: float
+) -> None:
+    """With Megatron-LM: those of the layers' matrices; other trainers have them in bf16."""
+    wide = Layout(precision="bf16", dp=2, zero_stage=1)
+    narrow = replace(wide, precision=precision)
+    assert stage_memory(narrow, LLAMA) == stage_memory(wide, LLAMA)
+    (before,), (after,) = (stage_memory(each, LLAMA, MEGATRON_LIKE) for each in (wide, narrow))
+    layers = LLAMA.num_layers * LLAMA.num_layer_parameters
+    more = layers * (of_weight - 2)
+    assert after.weights_bytes - before.weights_bytes == pytest.approx(more, rel=1e-6)
+    h, f, q = LLAMA.hidden_size, LLAMA.ffn_hidden_size, LLAMA.query_size
+    inputs = LLAMA.num_layers * LLAMA.seq_length * (h + q + h + f)
+    less = before.activations_bytes - after.activations_bytes
+    assert less == pytest.approx(inputs * (2 - of_input))
+    assert after.optimizer_bytes == before.optimizer_bytes
+
+
+def test_without_zero_bf16_weights_lie_beside_narrow_ones() -> None:
+    alone, beside = (
+        stage_memory(Layout(precision="mxfp8", dp=2, zero_stage=zero), LLAMA, MEGATRON_LIKE)[0]
+        for zero in (1, 0)
+    )
+    layers = LLAMA.num_layers * LLAMA.num_layer_parameters
+    assert beside.weights_bytes - alone.weights_bytes == pytest.approx(2 * layers, rel=1e-6)
 
 
 def test_parameters_are_shared_but_norms_and_tied_embeddings_are_held_twice() -> None:

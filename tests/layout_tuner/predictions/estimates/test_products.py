@@ -88,6 +88,31 @@ def test_rates_follow_the_stated_peak_and_fp8_is_not_slower_than_bf16() -> None:
     assert slower == pytest.approx(whole / 2)
 
 
+def test_narrow_types_have_the_rates_of_their_column() -> None:
+    b200, shape = CLUSTER_PRESETS["b200"], (8192, 8192, 8192)
+    fp8, mxfp8, nvfp4 = (product_rates(b200, each) for each in ("fp8", "mxfp8", "nvfp4"))
+    assert seconds(mxfp8, *shape) == seconds(fp8, *shape) > 1.3 * seconds(nvfp4, *shape)
+    assert product_rates(b200, "fp8_block") is None
+    block = product_rates(H100, "fp8_block")
+    assert 0.5 < seconds(block, *shape) / seconds(product_rates(H100, "bf16"), *shape) < 0.8
+    assert product_rates(H100, "mxfp8") is product_rates(H100, "nvfp4") is None
+
+
+def test_a_layer_on_a_b300_is_near_the_published_one() -> None:
+    """Transformer Engine d0067d0d, docs/examples/gemm_profiling, quantised before: milliseconds."""
+    b300, tokens = CLUSTER_PRESETS["b300"], 15872
+    sides = ((4096, 12288), (4096, 4096), (4096, 16384), (16384, 4096))
+    for precision, published in (("mxfp8", 7.161), ("nvfp4", 3.764)):
+        rates = product_rates(b300, precision)
+        found = sum(
+            seconds(rates, tokens, n, k)
+            + seconds(rates, tokens, k, n)
+            + seconds(rates, k, n, tokens)
+            for k, n in sides
+        )
+        assert 1e3 * found == pytest.approx(published, rel=0.14)
+
+
 def test_devices_that_were_not_measured_and_measured_clusters_have_no_rates() -> None:
     measured = replace(H100, source=f"{MEASURED_SOURCE} on a test's machine")
     for cluster in (FRONTIER, measured, replace(H100, device="some accelerator")):

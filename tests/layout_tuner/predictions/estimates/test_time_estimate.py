@@ -21,9 +21,15 @@ from layout_tuner.predictions.estimates.step_time import (
     step_time_s,
     time_terms,
 )
+from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.clusters.cluster import MEASURED_SOURCE
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
-from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout, PipelineSplit
+from layout_tuner.search_spaces.layouts.layout import (
+    PIPELINE_SPLITS,
+    Layout,
+    PipelineSplit,
+    Precision,
+)
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -121,6 +127,48 @@ def test_fp8_is_the_speed_of_the_matrices_alone() -> None:
     ratios = dict(zip(TERM_NAMES, bf16 / np.maximum(fp8, 1e-30), strict=True))
     assert ratios["matrices"] == pytest.approx(2)
     assert {name for name, ratio in ratios.items() if ratio > 1.001} == {"matrices"}
+
+
+@pytest.mark.parametrize(("precision", "moved"), [("mxfp8", 4.0625), ("nvfp4", 5.125)])
+def test_inputs_and_gradients_are_quantised(precision: Precision, moved: float) -> None:
+    """Of each product its input and its output's gradient: read, for nvfp4 twice, written twice."""
+    machine = replace(MACHINE, peak_flops_per_s={"bf16": 100e12, precision: 200e12})
+    bf16, narrow, full = (
+        dict(zip(TERM_NAMES, time_terms(each, MODEL, machine).seconds[0], strict=True))
+        for each in (
+            make_layout(precision="bf16"),
+            make_layout(precision=precision),
+            make_layout(precision=precision, recompute="full"),
+        )
+    )
+    h, f = 1024, 4096
+    inputs, outputs = h + h + h + f, 3 * h + h + f + h
+    casts = moved * TOKENS * 8 / machine.memory_bandwidth_bytes_per_s
+    assert narrow["elementwise"] - bf16["elementwise"] == pytest.approx(casts * (inputs + outputs))
+    repeated = make_layout(precision="bf16", recompute="full")
+    wide = dict(zip(TERM_NAMES, time_terms(repeated, MODEL, machine).seconds[0], strict=True))
+    again = full["elementwise"] - wide["elementwise"]
+    assert again == pytest.approx(casts * (2 * inputs + outputs))
+    assert {name for name in bf16 if narrow[name] != bf16[name]} == {"matrices", "elementwise"}
+
+
+def test_weights_in_4_bits_are_gathered_in_4_bits() -> None:
+    """Those of layers; the embedding is gathered in bf16, and weights in mxfp8 are."""
+    peaks = dict.fromkeys(("bf16", "mxfp8", "nvfp4"), 100e12)
+    machine = replace(MACHINE, peak_flops_per_s=peaks)
+    kernels = kernels_of("megatron", machine)
+    bf16, mxfp8, nvfp4 = (
+        dict(zip(TERM_NAMES, found.seconds[0], strict=True))["weights_gather"]
+        for found in (
+            time_terms(
+                make_layout(dp=4, zero_stage=1, precision=each), MODEL, machine, kernels=kernels
+            )
+            for each in ("bf16", "mxfp8", "nvfp4")
+        )
+    )
+    share = 8 * MODEL.num_layer_parameters / MODEL.num_parameters
+    assert mxfp8 == bf16
+    assert nvfp4 / bf16 == pytest.approx(1 - 0.75 * share, rel=1e-3)
 
 
 def test_products_with_a_small_inner_dimension_are_slower_and_reach_the_device_s_share() -> None:

@@ -108,7 +108,7 @@ def jobs_with_settings(draw: Any) -> TrainerJob:
     job = draw(legal_jobs("torchtitan-0.2"))
     layout = replace(job.layout, sequence_parallel=job.layout.tp > 1)
     if draw(st.booleans()) and layout.precision == "bf16":
-        layout = replace(layout, precision="fp8")
+        layout = replace(layout, precision=draw(st.sampled_from(("fp8", "mxfp8"))))
     job = replace(job, layout=layout)
     assume(not ADAPTERS["torchtitan-0.2"].all_lacking(job))
     chosen = {"compile": True}
@@ -191,7 +191,7 @@ def test_keys_of_2024_are_read_where_they_stood() -> None:
         ("training", ("global_batch_size = 64",), {"num_microbatches": 2}),
         ("training", ("mixed_precision_param = 'float32'",), {"precision": "fp32"}),
         ("model", ("converters = ['float8']",), {"precision": "fp8"}),
-        ("model", ("converters = ['quantize.linear.mx']",), {"precision": "fp8"}),
+        ("model", ("converters = ['quantize.linear.mx']",), {"precision": "mxfp8"}),
     ],
 )
 def test_a_value_sets_its_fields(section: str, lines: Any, expected: dict[str, Any]) -> None:

@@ -321,10 +321,32 @@ def test_copies_of_shards_the_order_of_ranks_and_the_exchange_of_cp_are_read() -
 
 def test_precisions_are_read_and_another_recipe_of_fp8_is_listed() -> None:
     assert found(f"{GPT} --micro-batch-size 1 --fp16").value("precision") == "fp16"
-    fp8 = found(f"{LLAMA} {PLACED} --fp8-format hybrid --fp8-recipe mxfp8")
+    fp8 = found(f"{LLAMA} {PLACED} --fp8-format hybrid --fp8-recipe delayed")
     assert fp8.value("precision") == "fp8"
-    assert [each.said for each in fp8.not_understood] == ["--fp8-recipe mxfp8"]
-    assert open_of(found(f"{LLAMA} {PLACED} --fp4-format e2m1")) == {"precision"}
+    assert [each.said for each in fp8.not_understood] == ["--fp8-recipe delayed"]
+    both = found(f"{LLAMA} {PLACED} --fp8-format hybrid --fp4-format e2m1")
+    assert "precision" in open_of(both)
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("--fp8-format hybrid --fp8-recipe tensorwise", "fp8"),
+        ("--fp8-format hybrid --fp8-recipe blockwise", "fp8_block"),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", "mxfp8"),
+        ("--fp4-format e2m1 --fp4-recipe nvfp4", "nvfp4"),
+        ("--fp4-format e2m1 --use-distributed-optimizer --fp4-param-gather", "nvfp4"),
+    ],
+)
+def test_recipes_of_narrow_types_are_precisions(words: str, precision: str) -> None:
+    job = found(f"{LLAMA} {PLACED} --bf16 {words}")
+    assert (job.value("precision"), job.not_understood) == (precision, ())
+
+
+def test_bf16_weights_beside_narrow_ones_are_named() -> None:
+    words = "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather --use-distributed-optimizer"
+    job = found(f"{LLAMA} {PLACED} --bf16 {words}")
+    assert [each.said for each in job.not_understood] == ["no --reuse-grad-buf-for-mxfp8-param-ag"]
 
 
 def test_an_open_recomputation_lists_no_option_of_the_trainer_as_unknown() -> None:

@@ -68,6 +68,14 @@ def test_an_exported_file_is_read_back(job: TrainerJob) -> None:
         (file("MULTI_GPU"), {"dp": 16, "num_nodes": 2, "zero_stage": 0, "precision": "bf16"}),
         (file("NO", num_processes=1, num_machines=1), {"dp": 1, "num_nodes": 1}),
         (file("MULTI_GPU", mixed_precision="no"), {"precision": "fp32"}),
+        (
+            file("MULTI_GPU", mixed_precision="fp8", fp8_config={"backend": "TE"}),
+            {"precision": "fp8"},
+        ),
+        (
+            file("NO", mixed_precision="fp8", fp8_config={"use_mxfp8_block_scaling": True}),
+            {"precision": "mxfp8"},
+        ),
         (file("MULTI_GPU", mixed_precision=False), {"precision": "fp32"}),
         (file("FSDP", fsdp_config={"fsdp_sharding_strategy": 1}), {"zero_stage": 3}),
         (

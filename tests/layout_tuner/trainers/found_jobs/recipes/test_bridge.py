@@ -296,7 +296,7 @@ def test_a_saved_configuration_states_the_whole_job() -> None:
         ("multi_latent_attention: false", "multi_latent_attention: true", "model."),
         ("mtp_num_layers: null", "mtp_num_layers: 1", "model.mtp_num_layers"),
         ("cp_comm_type: a2a", "cp_comm_type: a2a+p2p", "cp_comm_type"),
-        ("fp8: hybrid", "fp4: e2m1", "precision"),
+        ("fp8: hybrid", "fp8: hybrid\n  fp4: e2m1", "precision"),
         ("cpu_offloading: false", "pipeline_model_parallel_layout: Et*7|t*9L", "pipeline_split"),
         ("  cpu_offloading: false", "  num_layers_in_first_pipeline_stage: 7", "pipeline_split"),
         ("_size: 4\n", "_size: ${oc.env:TP}\n", "tp"),
@@ -449,7 +449,9 @@ def test_performance_scripts_state_devices_and_precision() -> None:
     ("words", "precision"),
     [
         ("mixed_precision.fp8=hybrid", "fp8"),
-        ("mixed_precision=bf16_with_mxfp8_mixed", "fp8"),
+        ("mixed_precision=bf16_with_fp8_subchannel_scaling_mixed", "fp8_block"),
+        ("mixed_precision=bf16_with_mxfp8_mixed", "mxfp8"),
+        ("mixed_precision=bf16_with_nvfp4_mixed", "nvfp4"),
         ("mixed_precision=fp16_mixed", "fp16"),
         ("mixed_precision=null", "fp32"),
         ("mixed_precision.grad_reduce_in_fp32=false", "bf16"),
@@ -463,10 +465,15 @@ def test_overrides_of_the_precision_win_over_the_name(words: str, precision: str
     assert named.value("precision") == other.get(words, precision)
 
 
-def test_a_precision_of_4_bits_is_not_known() -> None:
-    assert (
-        "precision" in command("--recipe", "llama3_8b_pretrain_8gpu_b200_nvfp4_config").open_fields
-    )
+@pytest.mark.parametrize(
+    ("ending", "precision"), [("fp8mx", "mxfp8"), ("fp8sc", "fp8_block"), ("nvfp4", "nvfp4")]
+)
+def test_names_of_recipes_end_in_the_precision(ending: str, precision: str) -> None:
+    named = command("--recipe", f"llama3_8b_pretrain_8gpu_b200_{ending}_config")
+    assert named.value("precision") == precision
+
+
+def test_a_recipe_of_low_precision_has_a_name_of_its_own() -> None:
     low = command("--recipe", "llama3_8b_low_precision_pretrain_config")
     assert low.model_name == "llama3_8b_low_precision"
     assert low.value("model.num_layers") is None
