@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import sqlalchemy as sa
 from alembic import op
+
+from layout_tuner.results_db.errors import DatabaseInvalidError
 
 
 def set_checks(table: str, checks: Mapping[str, str | None]) -> None:
@@ -37,3 +40,17 @@ def set_checks(table: str, checks: Mapping[str, str | None]) -> None:
         "UPDATE sqlite_master SET sql = ? WHERE type = 'table' AND name = ?", (statement, table)
     )
     connection.exec_driver_sql("PRAGMA writable_schema = RESET")
+
+
+def refuse_rows(table: str, column: str, condition: str) -> None:
+    """Refuses to downgrade where a row has what the earlier version lacks.
+
+    Raises:
+        DatabaseInvalidError: a row fulfils the condition.
+    """
+    query = f"SELECT min({column}) FROM {table} WHERE {condition}"
+    if found := op.get_bind().scalar(sa.text(query)):
+        raise DatabaseInvalidError(
+            f"{table} have {column}={found}, which the earlier version lacks: delete their "
+            "campaigns, or restore a backup of that version"
+        )

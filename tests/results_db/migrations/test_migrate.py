@@ -104,7 +104,7 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
         ("r013", "workers", "trainer_knobs"),
         ("r014", "trials", "recompute_layers"),
         ("r014", "trials", "offload"),
-        ("r018", "trials", "pipeline_layout"),
+        ("r016", "trials", "pipeline_layout"),
     ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(
@@ -115,6 +115,25 @@ def test_an_older_database_gets_the_column_that_it_lacks(
         columns = inspect(database.engine).get_columns(table)
         assert column not in {each["name"] for each in columns}
     migrate.upgrade(database_url)
+    assert_as_described(database_url)
+
+
+@pytest.mark.parametrize(
+    ("revision", "layout", "message"),
+    [
+        ("r015", Layout(recompute="mlp"), "recompute=mlp"),
+        ("r015", Layout(offload="activations"), "offload=activations"),
+        ("r016", Layout(pp=2, vpp=2, schedule="zbv", num_microbatches=4), "schedule=zbv"),
+        ("r016", Layout(pp=2, pipeline_layout="Ettt|tL"), r"pipeline_layout=Et\*3\|tL"),
+    ],
+)
+def test_a_downgrade_drops_no_words_of_trials(
+    database_url: str, revision: str, layout: Layout, message: str
+) -> None:
+    with closing(Store(database_url)) as store:
+        store.trials.add(make_campaign(store), layout)
+    with pytest.raises(DatabaseInvalidError, match=f"{message}, which the earlier"):
+        migrate.downgrade(database_url, revision)
     assert_as_described(database_url)
 
 

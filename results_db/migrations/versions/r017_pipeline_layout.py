@@ -1,18 +1,18 @@
 """The layers of each stage of a pipeline that is written out, and V-shaped schedules.
 
-Revision: r019, after r018. A database that r007 has just created has the column already: it creates
+Revision: r017, after r016. A database that r007 has just created has the column already: it creates
 the tables of the models. Earlier trials split their layers as `pipeline_split` says.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-from layout_tuner.results_db.migrations.checks import set_checks
+from layout_tuner.results_db.migrations.checks import refuse_rows, set_checks
 from layout_tuner.results_db.models.table_base import one_of
 from layout_tuner.search_spaces.layouts.layout import SCHEDULES
 
-revision = "r019"
-down_revision = "r018"
+revision = "r017"
+down_revision = "r016"
 branch_labels = None
 depends_on = None
 
@@ -30,7 +30,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     if "pipeline_layout" in _columns():
-        set_checks("trials", {_CHECK: one_of("schedule", ("1f1b", "gpipe", "zero_bubble"))})
+        before = one_of("schedule", ("1f1b", "gpipe", "zero_bubble"))
+        refuse_rows("trials", "schedule", f"NOT {before}")
+        refuse_rows("trials", "pipeline_layout", "pipeline_layout <> 'split'")
+        set_checks("trials", {_CHECK: before})
         op.drop_column("trials", "pipeline_layout")
 
 

@@ -1,18 +1,18 @@
 """Recomputation by module and layer, offload, and the type of the optimizer's states.
 
-Revision: r018, after r014. A database that r007 has just created has the columns already: it
+Revision: r016, after r015. A database that r007 has just created has the columns already: it
 creates the tables of the models. Earlier trials recompute as they did, in all layers.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-from layout_tuner.results_db.migrations.checks import set_checks
+from layout_tuner.results_db.migrations.checks import refuse_rows, set_checks
 from layout_tuner.results_db.models.table_base import one_of
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 
-revision = "r018"
-down_revision = "r014"
+revision = "r016"
+down_revision = "r015"
 branch_labels = None
 depends_on = None
 
@@ -42,6 +42,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     if _has_columns():
         before = one_of("recompute", ("none", "selective", "full"))
+        refuse_rows("trials", "recompute", f"NOT {before}")
+        for name, (_, default) in _COLUMNS.items():
+            refuse_rows("trials", name, f"{name} <> '{default}'")
         set_checks("trials", {f"ck_trials_{name}": None for name in _CHECKED})
         set_checks("trials", {"ck_trials_recompute": before})
         for name in _COLUMNS:
