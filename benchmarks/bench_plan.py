@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,15 @@ _MIXTURE_SIZE: Final = 41
 PROMISED_JOBS: Final = 1.5
 PROMISED_JOBS_MEMORY: Final = 1.3
 """Most times the seconds and the memory of a plan with 64 combinations of job knobs."""
+_LEVERS: Final[Mapping[str, Any]] = {
+    "num_nodes": [2, 4, 8, 16],
+    "recompute": ["none", "selective", "full", "moe_act", "moe_act+layernorm"],
+    "recompute_layers": ["all", 6, 12, [12, 8, 4, 0], 24, [24, 0]],
+}
+"""What `auto` makes of the levers of memory in that space (`recompute_layers: auto`)."""
+_LEVERS_SIZE: Final = 10
+"""Numbers of micro-batches of the space with levers: about a million legal layouts."""
+_OF_MIXTURES: Final = ("mixture", "levers", "jobs")
 _MEASURED: Final = (0, 500)
 _NUM_TOLD: Final = 100
 _NUM_ASKED: Final = 9
@@ -68,7 +78,8 @@ def main() -> None:
         return
     if len(sys.argv) > 1:
         what, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-        spec = _mixture(size) if what in ("mixture", "jobs") else _campaign(size)
+        levers = _LEVERS if what == "levers" else {}
+        spec = _mixture(size, levers) if what in _OF_MIXTURES else _campaign(size)
         if what in ("jobs", "plan-jobs", "search-jobs"):
             spec = replace(spec, space=_with_knobs(spec.space.to_mapping()))
         searches = what in ("search", "search-jobs")
@@ -178,12 +189,15 @@ def _over(before: Path) -> None:
     for what, size, count in (
         *(("plan", 64, count) for count in _MEASURED),
         ("mixture", _MIXTURE_SIZE, 0),
+        ("levers", _LEVERS_SIZE, 0),
         ("search", 64, _NUM_TOLD),
     ):
         roots, found = [before, _ROOT], dict[Path, list[tuple[float, ...]]]()
         for turn in range(_NUM_PAIRS):
             for root in roots if turn % 2 else reversed(roots):
-                found.setdefault(root, []).append(_in_a_process(what, size, count, root))
+                is_old = what == "levers" and root == before  # without levers, of as many layouts
+                asked = ("mixture", _MIXTURE_SIZE) if is_old else (what, size)
+                found.setdefault(root, []).append(_in_a_process(*asked, count, root))
         seconds, peaks = (
             [np.array([each[place] for each in found[root]]) for root in roots] for place in (2, 3)
         )
@@ -302,7 +316,7 @@ def _campaign(size: int) -> CampaignSpec:
     )
 
 
-def _mixture(size: int) -> CampaignSpec:
+def _mixture(size: int, levers: Mapping[str, Any]) -> CampaignSpec:
     return CampaignSpec.from_mapping(
         {
             "name": "bench",
@@ -321,6 +335,7 @@ def _mixture(size: int) -> CampaignSpec:
                 "recompute": ["none", "selective", "full"],
                 "sequence_parallel": [False, True],
                 "precision": "bf16",
+                **levers,
             },
         }
     )

@@ -170,6 +170,10 @@ def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> l
     for (stage, end), counts in zip(ends, layout.counted_ends, strict=True):
         if counts:
             found.append(f"{stage} has one layer fewer: its {end} counts as a layer.")
+    if layout.is_written_out:
+        found.append(f"The stages have these layers: {layout.pipeline_layout}.")
+    if layout.is_v_shaped:
+        found.append("S is the rank of a V: S0 has the first and the last stage.")
     if len(nodes) < layout.num_nodes:
         of = "each" if layout.pp <= MAX_NODES else f"the first and the last {MAX_NODES // 2}"
         stages = "pipeline stage" if layout.pp <= MAX_NODES else "pipeline stages"

@@ -14,6 +14,7 @@ from layout_tuner.api.plots.svg import Plot, join, number, svg_tag, tag
 from layout_tuner.predictions.estimates.step_shape import idle_slots
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.layouts.schedules import splits_backward
 from layout_tuner.search_spaces.layouts.timed_schedule import (
     TimedPass,
@@ -86,7 +87,7 @@ def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | N
             height,
             tag("g", _legend(layout), *_drawn_rows(window, rows), class_="schedule"),
             _axis(layout, window, backward, compute_s, height - 24.0),
-            says=f"{'interleaved' if layout.vpp > 1 else layout.schedule} schedule of {layout.pp} "
+            says=f"{_name(layout)} schedule of {layout.pp} "
             f"stages and {layout.num_microbatches} micro-batches",
         ),
         notes=tuple(_notes(layout, window, backward, compute_s)),
@@ -97,17 +98,53 @@ def bubble(layout: Layout) -> float:
     """The idle share of the modelled schedule.
 
     For 1F1B and GPipe it is (pp - 1) / (vpp * m + pp - 1), equation 1 of arXiv:2104.04473 as a
-    share of the whole step.
+    share of the whole step. Of stages that are written out it is that of their times.
     """
+    if layout.is_written_out:
+        return _bubble_of_stages(layout)
     idle = float(idle_slots(LayoutColumns.of(layout)))
     return idle / (layout.num_microbatches + idle)
+
+
+def _name(layout: Layout) -> str:
+    return "interleaved" if layout.vpp > 1 and not layout.is_v_shaped else layout.schedule
+
+
+def _stage_units(layout: Layout) -> tuple[float, ...]:
+    """Layers of each stage over those of a mean one; empty: the stages are drawn as equal."""
+    layers = stage_layers(layout.pipeline_layout) if layout.is_written_out else ()
+    return tuple(each * len(layers) / sum(layers) for each in layers)
+
+
+def _bubble_of_stages(layout: Layout) -> float:
+    units, backward = _stage_units(layout), 3.0 if layout.recompute == "full" else 2.0
+    few = min(layout.num_microbatches, 4 * layout.pp)
+    timed = timed_schedule(
+        pp=layout.pp,
+        vpp=layout.vpp,
+        num_microbatches=few,
+        backward_units=backward,
+        schedule=layout.schedule,
+        stage_units=units,
+    )
+    slowest = max(
+        sum(units[stage] for stage in layout.stages_of_rank(rank)) for rank in range(layout.pp)
+    )
+    passes = 1.0 + backward
+    length = timed.length + (layout.num_microbatches - few) * slowest * passes
+    return 1.0 - layout.num_microbatches * layout.vpp * passes / length
 
 
 def _window(layout: Layout, backward: float) -> _Window:
     pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
     drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
     schedule = timed_schedule(
-        pp=pp, vpp=vpp, num_microbatches=drawn, backward_units=backward, schedule=layout.schedule
+        pp=pp,
+        vpp=vpp,
+        num_microbatches=drawn,
+        backward_units=backward,
+        schedule=layout.schedule,
+        stage_units=_stage_units(layout),
     )
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:
@@ -222,6 +259,8 @@ def _notes(
     formula = "(pp - 1) / (vpp * micro-batches + pp - 1)"
     if splits_backward(layout.schedule):
         formula = f"with schedule=1f1b {bubble(replace(layout, schedule='1f1b')):.1%}"
+    if layout.is_written_out:
+        formula = "a pass takes as long as its stage has layers"
     yield f"In this model a stage is idle for {bubble(layout):.1%} of the step: {formula}."
     if window.is_broken:
         yield (

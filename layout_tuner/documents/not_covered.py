@@ -12,7 +12,7 @@ _CAPACITY: Final = "experts that drop tokens over a capacity"
 
 _NOT_COVERED: Final[Mapping[str, str]] = (
     dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
-    | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
+    | dict.fromkeys(("param_offload", "cpu_offload"), "offloading of weights")
     | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
     | dict.fromkeys(("mla", "deepseek", "deepseek_v3"), "multi-head latent attention")
     | dict.fromkeys(("lora", "lora_rank", "peft"), "fine-tuning with adapters")

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from layout_tuner.documents.reading import read_mapping
 from layout_tuner.errors import SearchSpaceError, SpaceInvalidError
+from layout_tuner.predictions.estimates.balanced_stages import balanced_stages
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
@@ -26,8 +27,10 @@ from layout_tuner.search_spaces.layouts.layout import (
     ZERO_STAGES,
     CpCommType,
     Layout,
+    split_of,
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT, SPLIT, layout_text
 from layout_tuner.search_spaces.layouts.recomputation import (
     ALL_LAYERS,
     MAX_LAYERS_TEXT,
@@ -62,6 +65,7 @@ OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
 
 _GIVEN_UP: Final = (
+    "pipeline_layout",
     "recompute_layers",
     "cp_comm_type",
     "vpp",
@@ -335,7 +339,7 @@ class _Choices:
 
     @cached_property
     def recompute_layers(self) -> tuple[str, ...]:
-        """A quarter, a half, three quarters of a stage's layers; and by rank, where it is asked.
+        """Half of a stage's layers, and numbers by rank, where it is asked.
 
         By rank they fall as the micro-batches in flight under 1F1B do, to none on the last.
         """
@@ -344,12 +348,35 @@ class _Choices:
         found: dict[str, None] = {ALL_LAYERS: None}
         for pp in self._of("pp"):
             layers = self._model.num_layers // pp
-            for number in {layers * part // 4 for part in (1, 2, 3)} - {0}:
-                found[str(number)] = None
+            if layers > 1:
+                found[str(layers // 2)] = None
             by_rank = [layers * (pp - 1 - rank) // (pp - 1) for rank in range(pp if pp > 1 else 0)]
             if 0 < len("/".join(map(str, by_rank))) <= MAX_LAYERS_TEXT:
                 found[read_recompute_layers(by_rank)] = None
         return tuple(sorted(found, key=lambda text: (text != ALL_LAYERS, layers_by_rank(text))))
+
+    @cached_property
+    def pipeline_layout(self) -> tuple[str, ...]:
+        """Where it is asked, beside the splits the stages of each pipeline of about equal times."""
+        found = {SPLIT: None}
+        pipelines = [(pp, vpp) for pp in self._of("pp") for vpp in self._of("vpp") if pp > 1]
+        for pp, vpp in pipelines if "pipeline_layout" in self._asked else ():
+            layout = Layout(
+                tp=min(self._of("tp")),
+                tp_columns=self._least_columns,
+                cp=self._least_cp,
+                pp=pp,
+                vpp=vpp,
+                micro_batch_size=min(self._of("micro_batch_size")),
+                sequence_parallel=max(self._of("sequence_parallel")),
+                precision=self._of("precision")[0],
+            )
+            stages = balanced_stages(layout, self._model, self._cluster)
+            # Irregular stages of many layers may take more characters than a text has.
+            if stages and split_of(stages, pp, vpp) is None:
+                text = layout_text(stages)
+                found |= {text: None} if len(text) <= MAX_TEXT else {}
+        return tuple(found)
 
     @cached_property
     def offload(self) -> tuple[str, ...]:

@@ -446,6 +446,8 @@ class Layout:
 def split_of(layers: Sequence[int], pp: int, vpp: int) -> PipelineSplit | None:
     """The split by which pp * vpp stages have these layers, or None."""
     stages = pp * vpp
+    if len(layers) != stages:
+        return None
     for split in PIPELINE_SPLITS if pp > 1 else PIPELINE_SPLITS[:1]:
         ends = int("embedding" in split), int("head" in split)
         each = (sum(layers) + sum(ends)) // stages

@@ -171,9 +171,10 @@ class LayoutColumns:
         column, words = getattr(self, knob), KNOBS[knob].choices
         if not self.texts:
             return words, column
-        codes, places = np.unique(column, return_inverse=True)
-        found = [words[code] if code < len(words) else self.texts[code] for code in codes.tolist()]
-        return found, places.reshape(column.shape)
+        # Sorting the column would take longer than all that is computed of it.
+        fits = {code: text for code, text in self.texts.items() if not KNOBS[knob].problem(text)}
+        codes = [*range(len(words)), *sorted(fits)]
+        return [*words, *(fits[code] for code in sorted(fits))], np.searchsorted(codes, column)
 
     @property
     def is_v_shaped(self) -> Bools:
@@ -221,16 +222,13 @@ class LayoutColumns:
         """
         if not self.recompute_layers.any():
             return None
-        stages = range(int(np.maximum(self.of_recompute_layers(len).max(), 1)))
-        layers = np.asarray(num_layers / self.pp)
-        each = [self.recomputing_share(np.asarray(stage), layers) for stage in stages]
-        is_here = [
-            np.asarray(stage) < np.maximum(self.of_recompute_layers(len), 1) for stage in stages
-        ]
-        shares = [np.where(here, share, 0.0) for here, share in zip(is_here, each, strict=True)]
-        return sum(shares, np.zeros(())) / sum(is_here), np.max(
-            np.broadcast_arrays(*shares), axis=0
-        )
+        lengths = np.maximum(self.of_recompute_layers(len), 1)
+        total, most = np.zeros(()), np.zeros(())
+        for rank in range(int(lengths.max())):
+            each = self.recomputing_share(np.asarray(rank), np.asarray(num_layers / self.pp))
+            each = np.where(rank < lengths, each, 0.0) if each is not None else total
+            total, most = total + each, np.maximum(most, each)
+        return total / lengths, most
 
     def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:
         """A number of the layers of each stage, for pipelines that are written out; else 0."""

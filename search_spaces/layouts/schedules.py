@@ -88,6 +88,7 @@ class Transfer:
 
 
 Action = Forward | Backward | WeightGradients | Transfer
+_PassType = type[Forward] | type[Backward] | type[WeightGradients]
 
 
 def pipeline_schedule(
@@ -138,35 +139,36 @@ def _v_shaped(pp_rank: int, pp: int, num_microbatches: int, schedule: Schedule) 
     no deadlock.
     """
     block = [(ranks[pp_rank], of, chunk) for (of, chunk), ranks in _v_block(pp, schedule).items()]
-    slots = sorted(
-        (slot + _SLOTS * each, of.__name__, of, VirtualMicrobatch(chunk, each))
+    passes: list[tuple[int, Action]] = [
+        (slot + _SLOTS * each, of(of=VirtualMicrobatch(chunk, each)))
         for slot, of, chunk in block
         for each in range(num_microbatches)
-    )
-    return [of(of=virtual) for _, _, of, virtual in slots]
+    ]
+    return [action for _, action in sorted(passes, key=lambda each: each[0])]
 
 
 @lru_cache(maxsize=256)
-def _v_block(pp: int, schedule: Schedule) -> dict[tuple[type[_Pass], int], list[int]]:
+def _v_block(pp: int, schedule: Schedule) -> dict[tuple[_PassType, int], list[int]]:
     """The slots of a micro-batch's passes on every rank, by pass and chunk.
 
     Two passes of a rank differ modulo six. A chunk's passes begin as early as this allows.
     """
     later, back = V_SLOTS[schedule]
     there, return_ = [later * rank for rank in range(pp)], [back * (pp - 1 - r) for r in range(pp)]
-    block: dict[tuple[type[_Pass], int], list[int]] = {}
+    block: dict[tuple[_PassType, int], list[int]] = {}
     taken: list[set[int]] = [set() for _ in range(pp)]
 
     def is_taken(slots: Sequence[int]) -> bool:
         return any(slot % _SLOTS in of for slot, of in zip(slots, taken, strict=True))
 
     first = 0
-    for of, chunk, steps in (
+    order: list[tuple[_PassType, int, list[int]]] = [
         (Forward, 0, there),
         (Forward, 1, return_),
         (Backward, 1, there),
         (Backward, 0, return_),
-    ):
+    ]
+    for of, chunk, steps in order:
         while is_taken(slots := [first + step for step in steps]):
             first += 1
         block[of, chunk] = slots

@@ -60,13 +60,15 @@ class Held(NamedTuple):
 
 
 def stage_layers(layout: Layout, model: ModelShape, *, by_work: bool) -> list[range]:
-    """The layers of each stage.
+    """The layers of each stage, as they are written out or follow from the split.
 
     Counted embedding and head are layers of the split. Where the layers do not divide, the first
     stages have one more. By work, a stage is closed by the layer that reaches its share of all
     work, in which the output projection counts (nanotron's `build_model`).
     """
     stages, first = layout.pp * layout.vpp, 0
+    if layout.is_written_out:
+        return [layout.layers_of_stage(stage, model.num_layers) for stage in range(stages)]
     found: list[range] = []
     if by_work:
         block = model.num_layer_matrix_parameters

@@ -22,7 +22,7 @@ from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls
 from layout_tuner.predictions.belief.residual import ResidualKernel, knob_coordinates
 from layout_tuner.predictions.belief.slow_runs import MEAN_EXCESS
 from layout_tuner.predictions.belief.step_belief import normal_draws
-from layout_tuner.predictions.estimates.distinct_layouts import different
+from layout_tuner.predictions.estimates.distinct_rows import different
 from layout_tuner.predictions.estimates.step_time import time_terms
 from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster

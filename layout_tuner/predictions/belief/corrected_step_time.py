@@ -28,7 +28,7 @@ from layout_tuner.predictions.belief.time_evidence import (
     nothing,
 )
 from layout_tuner.predictions.belief.time_fit import TIME_PRIOR, TimePosterior, fit
-from layout_tuner.predictions.estimates.distinct_layouts import different
+from layout_tuner.predictions.estimates.distinct_rows import different
 from layout_tuner.predictions.estimates.step_time import time_terms
 from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster

@@ -19,7 +19,7 @@ from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty, TrainerMemory
 from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
-from layout_tuner.predictions.estimates.distinct_layouts import different
+from layout_tuner.predictions.estimates.distinct_rows import different
 from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts, step_time_s
 from layout_tuner.predictions.estimates.trainer_kernels import TrainerKernels, kernels_of
 from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.estimates.distinct_layouts import distinct
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.step_shape import StepShape
 from layout_tuner.predictions.estimates.time_terms import (
     block_terms,
@@ -46,8 +46,8 @@ class DistinctBlocks:
     """Expected seconds of a block for a micro-batch."""
     head_s: Floats
     """The same of the output."""
-    plain: DistinctBlocks | None = None
-    """The same blocks without recomputation; None: no layout leaves it out of some layers."""
+    plain_of: Ints | None = None
+    """The block of each layout without recomputation; None: none leaves it out of some layers."""
 
     @classmethod
     def of(
@@ -67,32 +67,21 @@ class DistinctBlocks:
         # One slot, so that the seconds of a block are the same whichever layout is the example.
         alone = replace(
             columns.firsts().rows(examples),
-            **dict.fromkeys(("pp", "vpp", "num_microbatches"), one),
+            pp=one,
+            vpp=one,
+            num_microbatches=one,
             recompute_layers=np.zeros_like(examples),
         )
-        plain = None
+        plain_of = None
         if columns.recompute_layers.any():
-            unrepeated = replace(alone, recompute=np.zeros_like(examples))
-            plain = cls.of_each(unrepeated, block_of, model, cluster, kernels, expected)
-        found = cls.of_each(alone, block_of, model, cluster, kernels, expected)
-        return replace(found, plain=plain)
-
-    @classmethod
-    def of_each(
-        cls,
-        alone: LayoutColumns,
-        block_of: Ints,
-        model: ModelShape,
-        cluster: Cluster,
-        kernels: TrainerKernels,
-        expected: Mapping[str, float],
-    ) -> DistinctBlocks:
-        """The blocks of layouts that have one each."""
+            plain = replace(alone, recompute=np.zeros_like(examples))
+            alone, plain_of = LayoutColumns.joined([alone, plain]), block_of + examples.size
         step = StepShape.of(alone, model, cluster, kernels)
         blocks, ends = dict(block_terms(step)), dict(head_terms(step))
         layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
         return cls(
             block_of=block_of,
+            plain_of=plain_of,
             seconds=blocks | ends | dict(host_terms(step)),
             layer_s=np.asarray(layer_s),
             head_s=np.asarray(sum(expected[name] * term for name, term in ends.items())),
@@ -104,8 +93,7 @@ class DistinctBlocks:
         for name, term in self.seconds.items():
             grown = factors[name] * term
             sums[kinds[name]] = sums.get(kinds[name], 0.0) + grown
-        plain = None if self.plain is None else self.plain.summed(factors, kinds)
-        return replace(self, seconds=sums, plain=plain)
+        return replace(self, seconds=sums)
 
     def terms(self, step: StepShape, rows: slice) -> Iterator[tuple[str, Floats]]:
         """All terms of some of the layouts, whose shape is `step`.
@@ -114,14 +102,15 @@ class DistinctBlocks:
         of the traffic of attention scores where they are not stored.
         """
         block, times = self.block_of[rows].reshape(step.pp.shape), step.slots / step.pp
-        layer_s, share = self.layer_s[block], step.recomputing_share
+        share = step.recomputing_share
+        plain = None if self.plain_of is None else self.plain_of[rows].reshape(step.pp.shape)
+
+        def of(seconds: Floats) -> Floats:
+            if plain is None or share is None:
+                return seconds[block]
+            others = seconds[plain]
+            return np.asarray(others + share * (seconds[block] - others))
+
         for name, seconds in self.seconds.items():
-            each = seconds[block]
-            if self.plain is not None and share is not None:
-                others = self.plain.seconds[name][block]
-                each = others + share * (each - others)
-            yield name, each * times
-        if self.plain is not None and share is not None:
-            others = self.plain.layer_s[block]
-            layer_s = others + share * (layer_s - others)
-        yield from other_terms(step, layer_s, self.head_s[block])
+            yield name, of(seconds) * times
+        yield from other_terms(step, of(self.layer_s), self.head_s[block])

@@ -30,6 +30,7 @@ from layout_tuner.predictions.estimates.activations import (
     late_elements,
     residual_elements,
 )
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages
 from layout_tuner.predictions.estimates.stage_parameters import (
     of_layers,
@@ -60,6 +61,12 @@ _GPIPE: Final = code_of("schedule", "gpipe")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _ACTIVATIONS: Final = code_of("offload", "activations")
 _OPTIMIZER: Final = code_of("offload", "optimizer")
+
+_LAYER_KNOBS: Final = (
+    *("tp", "tp_columns", "cp", "ep", "etp", "vpp", "schedule", "cp_comm_type", "recompute"),
+    *("sequence_parallel", "precision"),
+)
+"""What the elements per token of a layer depend on (`activations`)."""
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -184,22 +191,19 @@ def _fullest_stages(
     is_by_rank = columns.of_recompute_layers(len) > 1
     if (own := RankStages.of(columns, model)) is not None:
         is_by_rank = is_by_rank | own.is_own
-    if np.any(is_counted := columns.counted_ends[0] > 0):
-        second = np.minimum(last, 1)
-        of_first = stage_parts(columns, model, fullest, storage).total
-        of_second = stage_parts(columns, model, second, storage).total
-        fullest = np.where(is_counted & (of_second > of_first), second, fullest)
-    if np.any(is_by_rank):
-        rows = np.flatnonzero(np.broadcast_to(is_by_rank, columns.shape))
-        part = columns.flattened().rows(rows)
-        totals = [
-            np.where(stage < part.pp, stage_parts(part, model, np.asarray(stage), storage).total, 0)
-            for stage in range(int(part.pp.max()))
-        ]
-        fullest = np.broadcast_to(fullest, columns.shape).copy()
-        fullest.reshape(-1)[rows] = np.argmax(totals, axis=0)
-        last = np.broadcast_to(last, columns.shape)
-    return fullest, last
+    is_counted = columns.counted_ends[0] > 0
+    if not np.any(is_counted | is_by_rank):
+        return fullest, last
+    if columns.tp.ndim == 1 and columns.tp.size > 1:  # few layouts of many
+        rows = np.flatnonzero(is_counted | is_by_rank)
+        if len(rows) < columns.tp.size:
+            fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
+            return fullest, last
+    ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
+    numbers = np.arange(ranks).reshape(-1, *[1] * len(columns.shape))
+    total = stage_parts(columns, model, np.minimum(last, numbers), storage).total
+    may_be = (numbers == 0) | is_by_rank | (is_counted & (numbers == 1))
+    return np.minimum(last, np.argmax(np.where(may_be, total, -np.inf), axis=0)), last
 
 
 def memory_terms(
@@ -362,14 +366,10 @@ def stage_parts(
         plain = _of_a_layer(
             replace(columns, recompute=np.zeros_like(columns.recompute)), model, storage, dense
         )
-        # The layers that recompute are a chunk's first: its others have freed theirs by then. Where
-        # late weight gradients follow a whole layer's recomputation, their term counts that.
-        freed = plain[0] + plain[1] * storage.gathered_share
-        is_late = (columns.schedule == _ZERO_BUBBLE) & (columns.recompute == _FULL)
-        freed = np.where(is_late, 0.0, freed)
-        backward = backward - layers * (1.0 - share) / columns.vpp * freed
-        backward = np.where(share < 1.0, np.maximum(backward, plain[2]), backward)
-        backward = np.where(share > 0.0, backward, plain[2])
+        # The layers that recompute are a chunk's first: the others have freed more by then than
+        # these make again. Late weight gradients of whole layers that recompute count that.
+        is_late = (columns.schedule == _ZERO_BUBBLE) & (columns.recompute == _FULL) & (share > 0.0)
+        backward = np.where((share < 1.0) & ~is_late, plain[2], backward)
         kept, gathered = (
             share * each + (1.0 - share) * other
             for each, other in zip((kept, gathered), plain[:2], strict=True)
@@ -394,10 +394,18 @@ def _of_a_layer(
     columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
+    few, places = columns, None
+    if columns.tp.ndim == 1 and columns.tp.size > 1:  # many layouts have few different layers
+        places, examples = distinct(columns, _LAYER_KNOBS)
+        few = columns.rows(examples)
+
+    def on_all(of: Callable[[ModelShape], Floats]) -> Callable[[ModelShape], Floats]:
+        return of if places is None else lambda shape: np.broadcast_to(of(shape), few.shape)[places]
+
     return (
-        of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
-        of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
-        _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
+        of_layers(model, dense, on_all(lambda shape: kept_elements(few, shape, storage))),
+        of_layers(model, dense, on_all(lambda shape: gathered_elements(few, shape))),
+        _largest_layer(model, dense, on_all(lambda shape: backward_elements(few, shape, storage))),
     )
 
 

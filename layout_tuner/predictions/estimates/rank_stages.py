@@ -93,7 +93,8 @@ class RankStages:
         return self.layers(last_rank), others.max(axis=-1)
 
     def _at(self, kind: int, rank: NDArray[Any]) -> Floats:
-        return self._numbers[self._place, kind, np.minimum(rank, self._numbers.shape[2] - 1)]
+        ranks = np.minimum(rank, self._numbers.shape[2] - 1)
+        return np.asarray(self._numbers[self._place, kind, ranks], dtype=np.float64)
 
 
 @lru_cache(maxsize=4096)

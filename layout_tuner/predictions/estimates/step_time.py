@@ -354,6 +354,13 @@ def step_time_s(
     return total
 
 
+def block_and_head_s(layout: Layout, model: ModelShape, cluster: Cluster) -> tuple[float, float]:
+    """Expected seconds of a layer and of the output for a micro-batch of one layout."""
+    columns = LayoutColumns.of_each([layout])
+    blocks = DistinctBlocks.of(columns, model, cluster, ANY_TRAINER, _EXPECTED)
+    return float(blocks.layer_s[0]), float(blocks.head_s[0])
+
+
 def step_time_parts(
     layout: Layout,
     model: ModelShape,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from layout_tuner.array_types import Bools, Floats, Ints
-from layout_tuner.predictions.estimates.distinct_layouts import different
+from layout_tuner.predictions.estimates.distinct_rows import different
 from layout_tuner.predictions.estimates.products import (
     ProductRates,
     attention_flops_per_s,

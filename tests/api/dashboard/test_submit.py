@@ -382,9 +382,9 @@ def test_a_form_has_the_bounds_that_a_budget_states_alone() -> None:
 
 
 def test_a_form_keeps_what_it_has_no_field_for() -> None:
-    document = {"budget": {"trials": 5, "euros": 3}, "space": {"tp": 1, "offload": 2}}
+    document = {"budget": {"trials": 5, "euros": 3}, "space": {"tp": 1, "cpu_offload": 2}}
     form = form_of(document)
-    assert yaml.safe_load(form[REST]) == {"budget": {"euros": 3}, "space": {"offload": 2}}
+    assert yaml.safe_load(form[REST]) == {"budget": {"euros": 3}, "space": {"cpu_offload": 2}}
     assert document_of(form) == document
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,21 @@ def test_every_kind_of_pass_has_a_colour(layout: Layout) -> None:
     style = (Path(html.__file__).parent / "static/dashboard.css").read_text()
     coloured = set(re.findall(r"svg \.schedule \.([a-z]+[01])[ ,]", style))
     assert {"forward0", "backward0"} < drawn <= coloured
+
+
+def test_unequal_stages_and_v_schedules_are_drawn() -> None:
+    uneven = Layout(pp=4, num_microbatches=8, pipeline_layout="Et*5|t*9|t*9|t*9L")
+    equal = replace(uneven, pipeline_layout="split")
+    plot = schedule_plot(uneven)
+    assert plot is not None
+    assert bubble(uneven) > bubble(equal)
+    assert any("as long as its stage has layers" in note for note in plot.notes)
+    # In many micro-batches, the first stage waits for the others: 5 of 9 layers, all in the mean.
+    many = bubble(replace(uneven, num_microbatches=8000))
+    assert many == pytest.approx(1 - 8 / 9, abs=0.01)
+    for name in ("zbv", "v_half", "v_min"):
+        v = schedule_plot(replace(equal, schedule=name, vpp=2))
+        assert v is not None
+        assert f"{name} schedule of 4 stages" in str(v.svg)
+        assert "weight gradients" in str(v.svg)
+    assert bubble(replace(equal, schedule="zbv", vpp=2)) < bubble(equal)

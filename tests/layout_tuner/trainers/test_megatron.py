@@ -82,7 +82,8 @@ def test_every_flag_is_one_of_the_trainer_s_own(adapter: TrainerAdapter) -> None
             EVERY_KNOB,
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 "
             "--global-batch-size 32 --pipeline-model-parallel-layout E|tt|t*5|tL --sequence-parallel "
-            "--recompute-granularity full --recompute-method uniform --use-distributed-optimizer "
+            "--recompute-granularity full --recompute-method block --use-distributed-optimizer "
+            "--optimizer-cpu-offload --exp-avg-dtype bf16 "
             "--num-distributed-optimizer-instances 2 --num-query-groups 8 --swiglu --bf16 "
             "--untie-embeddings-and-output-weights --rotary-base 500000",
             # The stages say how many there are; Megatron-LM refuses both.
@@ -186,7 +187,8 @@ def test_deepspeed_s_configuration_is_consistent_with_the_layout() -> None:
     config = MEGATRON_DEEPSPEED.values(job)
     per_rank = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     assert config["train_batch_size"] == per_rank * EVERY_KNOB.dp == 32
-    assert config["zero_optimization"] == {"stage": 1}
+    offloaded = {"offload_optimizer": {"device": "cpu"}}
+    assert config["zero_optimization"] == {"stage": 1, **offloaded}
     assert config["bf16"] == {"enabled": True}
     assert value_after(MEGATRON_DEEPSPEED, job, "--zero-stage") == "1"
     assert "--no-pipeline-parallel" not in MEGATRON_DEEPSPEED.arguments(job)

@@ -43,14 +43,17 @@ FP8 = {"precision": "fp8", "dp": 2}
 EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 
 
-OF_TITANS = {"zero_stage", "schedule", "rank_order"}
-STAGES = {"schedule", "rank_order", "pipeline_layout", "zero_replicas"}
+LEVERS = {"recompute_layers", "offload", "optimizer_states"}
+OF_TITANS = {"zero_stage", "schedule", "rank_order", *LEVERS}
+STAGES = {"schedule", "rank_order", "pipeline_layout", "zero_replicas", *LEVERS}
 LACKING = [
     ("torchtitan-0.2", EVERYTHING, OF_TITANS),
-    *((name, EVERYTHING, OF_TITANS | {"cp_comm_type"}) for name in TITANS[1:]),
+    ("torchtitan-0.3", EVERYTHING, OF_TITANS | {"cp_comm_type"}),
+    ("torchtitan-main", EVERYTHING, (OF_TITANS | {"cp_comm_type"}) - {"optimizer_states"}),
     ("nanotron", EVERYTHING, STAGES | {"vpp", "recompute"}),
-    ("deepspeed", EVERYTHING, STAGES | {"vpp", "etp", "sequence_parallel"}),
-    ("accelerate", EVERYTHING, STAGES | {"vpp", "recompute"}),
+    ("deepspeed", EVERYTHING, (STAGES | {"vpp", "etp", "sequence_parallel"}) - {"offload"}),
+    # Its plugin for Megatron-LM states a number of layers.
+    ("accelerate", EVERYTHING, (STAGES | {"vpp", "recompute"}) - {"recompute_layers"}),
     ("axonn", EVERYTHING, {"zero_stage", "sequence_parallel", *STAGES} - {"zero_replicas"}),
     ("megatron-deepspeed", EVERYTHING, STAGES | {"vpp", "cp_comm_type"}),
     ("command", EVERYTHING, set[str]()),

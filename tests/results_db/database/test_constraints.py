@@ -228,7 +228,10 @@ def test_the_choices_of_all_knobs_and_the_longest_key_are_stored(database: Datab
 def longest_key() -> str:
     """The key of a cheap probe whose every number has the most digits."""
     numbers = "/".join(["10"] * 21)  # of as many characters as there may be
-    longest = Layout(**dict.fromkeys(COUNT_KNOBS, MAX_COUNT), recompute_layers=numbers)
+    stages = f"E{'t|tt|' * 31}tL"  # of nearly as many characters as there may be
+    longest = Layout(
+        **dict.fromkeys(COUNT_KNOBS, MAX_COUNT), recompute_layers=numbers, pipeline_layout=stages
+    )
     for name, knob in KNOBS.items():
         others = [replace(longest, **{name: choice}) for choice in knob.choices]
         longest = max(longest, *others, key=lambda layout: len(layout.key)) if others else longest

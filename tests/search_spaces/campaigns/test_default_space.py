@@ -13,6 +13,7 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
 from tests.kit.campaigns import spec_of as least_of
@@ -218,6 +219,27 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
         assert spec_of(space={**space, knob: "auto"}) == absent
 
 
+def test_levers_of_memory_are_proposed_where_they_are_asked_for() -> None:
+    plain = spec_of(model="llama-70b").space
+    assert plain.values("recompute") == ("none", "selective", "full")
+    assert plain.values("recompute_layers") == ("all",)
+    stated = {**BATCH, "pp": [1, 4], "tp": 8, "vpp": 1, "micro_batch_size": 1, "num_nodes": 8}
+    asked = {**stated, "recompute_layers": "auto", "optimizer_states": "auto", "offload": "auto"}
+    space = spec_of(model="llama-70b", space=asked).space
+    assert space.values("recompute") == ("none", "selective", "full", "mlp", "mlp+layernorm")
+    # Of 80 layers, and of 20 of each of four stages.
+    assert space.values("recompute_layers") == ("all", "10", "20/13/6/0", "40")
+    assert space.values("optimizer_states") == ("fp32",)
+    assert space.values("offload") == ("none",)
+
+
+def test_offload_is_proposed_where_nothing_fits() -> None:
+    stated = {**BATCH, "num_nodes": 1, "tp": 1, "pp": 1, "zero_stage": 0, "cp": 1}
+    for asked, found in (({}, ("none",)), ({"offload": "auto"}, ("none", "optimizer"))):
+        space = spec_of(model="llama-70b", space={**stated, **asked}).space
+        assert space.values("offload") == found
+
+
 LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}
 """As Llama 405B has: pipelines of 2, 3, 6, ... stages, and of 4, 8, 16 with the ends counted."""
 
@@ -336,3 +358,18 @@ def test_a_stated_precision_stays_and_so_does_that_of_a_preset_of_a_space() -> N
         for space in (name, {"preset": name, "global_batch_size": 640}):
             found = least_of(model="gpt-125m", space=space).space.values("precision")
             assert found == preset.values("precision"), name
+
+
+def test_balanced_stages_are_proposed_where_they_are_asked() -> None:
+    space = {"global_batch_size": 64, "pp": [1, 4, 8], "vpp": [1, 2], "num_nodes": 8}
+    left_out = spec_of(model="llama-8b", space=space)
+    assert left_out.space.values("pipeline_layout") == ("split",)
+    assert "pipeline_layout" not in left_out.space.to_mapping()
+    asked = spec_of(model="llama-8b", space=space | {"pipeline_layout": "auto"})
+    split, *texts = asked.space.values("pipeline_layout")
+    assert split == "split"
+    assert {len(stage_layers(text)) for text in texts} == {4, 8, 16}
+    assert {sum(stage_layers(text)) for text in texts} == {32}
+    # The output takes longer than a layer.
+    assert all(stage_layers(text)[-1] < max(stage_layers(text)) for text in texts)
+    assert "pipeline_layout" in asked.space.auto

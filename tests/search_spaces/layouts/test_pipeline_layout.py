@@ -121,7 +121,8 @@ def test_columns_keep_texts_apart() -> None:
     assert [words[place] for place in places] == [each.pipeline_layout for each in layouts]
     assert columns.of_stages(lambda stages: stages[0]).tolist() == [1, 0, 3, 1]
     assert KNOBS["pipeline_layout"].code("split") == 0
-    assert columns.flattened().rows(np.array([2])).words("pipeline_layout")[0] == ["Et*3|tL"]
+    words, (place,) = columns.flattened().rows(np.array([2])).words("pipeline_layout")
+    assert words[place] == "Et*3|tL"
     assert len({code_of("pipeline_layout", f"Et*{n}|tL") for n in range(3, 999)}) == 996
 
 

@@ -106,3 +106,29 @@ def test_a_trace_is_json_of_streams_on_which_nothing_overlaps() -> None:
     assert {pid for pid, _ in streams} == set(range(4))
     for spans in streams.values():
         assert all(a[1] <= b[0] + 1e-3 for a, b in pairwise(sorted(spans)))
+
+
+def test_unequal_stages_are_simulated_and_v_schedules_refused() -> None:
+    uneven = replace(LAYOUT, pipeline_layout="Et*30|t*18L")
+    equal_s, uneven_s = (sum(run(layout=each).iteration_s) for each in (LAYOUT, uneven))
+    assert 1.1 < uneven_s / equal_s < 1.3  # the slowest stage has 30 of 24 layers
+    first, last = run(layout=uneven).peak_memory_bytes
+    assert first > run().peak_memory_bytes[0] > run().peak_memory_bytes[1] > last
+    refused = run(layout=replace(LAYOUT, schedule="v_half", vpp=2))
+    assert (refused.failure, refused.iteration_s) == ("unsupported", ())
+    assert "schedule=v_half" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("recompute", "layernorm"),
+        ("recompute_layers", "2"),
+        ("offload", "optimizer"),
+        ("optimizer_states", "bf16"),
+    ],
+)
+def test_levers_are_refused_by_name(name: str, value: str) -> None:
+    refused = run(layout=replace(LAYOUT, **{name: value}))
+    assert (refused.failure, refused.iteration_s) == ("unsupported", ())
+    assert refused.message == f"the simulator has no {name}={value}; leave it out"

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODULES, read_recompute
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.found_jobs.found_job import JOB, MODEL, Findings, FoundJob
 from layout_tuner.trainers.found_jobs.job_file import JobFile
@@ -39,6 +40,9 @@ from layout_tuner.trainers.megatron_lm import (
     LAYOUT_FLAGS,
     MEGATRON_LM,
     MODEL_FLAGS,
+    MODULE_NAMES,
+    MODULES_FLAG,
+    OPTIMIZER_OFFLOAD_FLAG,
     PIPELINE_FIRST_FLAG,
     SHARDING_STRATEGIES,
 )
@@ -180,6 +184,7 @@ def read_options(
         read_pipeline(arguments)
         _read_zero(arguments)
         _read_recompute(arguments)
+        _read_levers(arguments)
         _read_precision(arguments)
         _read_batch(arguments)
         known = _read_knobs(arguments)
@@ -273,13 +278,10 @@ def _read_zero(arguments: Arguments) -> None:
         arguments.miss(found[0], "an optimizer that shards its states in its own way", name)
 
 
-_MODULES: Final = "--recompute-modules"
-
-
 def _read_recompute(arguments: Arguments) -> None:
     """Recomputation: of attention's core, or of all layers, each from its own input."""
     name = "recompute"
-    arguments.is_given(_MODULES, *_METHOD, *_NUM_LAYERS)
+    arguments.is_given(MODULES_FLAG, *_METHOD, *_NUM_LAYERS)
     found = arguments.word(name, "--recompute-granularity")
     selective = arguments.switch(name, "--recompute-activations")
     former = arguments.switch(name, "--checkpoint-activations", "--activations-checkpoint-method")
@@ -290,14 +292,17 @@ def _read_recompute(arguments: Arguments) -> None:
     )
     granularity = "full" if former is not None else None if found is None else found[1].text
     if selective is not None or granularity == "selective":
-        modules = arguments.texts(name, _MODULES)
-        if modules is not None and {*modules} != {"core_attn"}:
-            what = "only core_attn has a counterpart among selective recomputations"
-            arguments.miss(arguments.options[_MODULES], what, name)
+        modules = arguments.texts(name, MODULES_FLAG)
+        ours = {theirs: each for each, theirs in MODULE_NAMES.items()}
+        named_here = [ours.get(each, each) for each in modules or ("core_attn",)]
+        if unknown := {*named_here} - {*RECOMPUTE_MODULES}:
+            what = f"{', '.join(sorted(unknown))}: no module that recompute here names"
+            arguments.miss(arguments.options[MODULES_FLAG], what, name)
         elif not arguments.findings.is_open(name):
             option = selective if found is None else found[0]
             assert option is not None, "one of both is given"
-            arguments.note(name, "selective", option, None if found is None else found[1])
+            value = read_recompute([*dict.fromkeys(named_here)])
+            arguments.note(name, value, option, None if found is None else found[1])
     elif granularity == "full":
         _read_whole_layers(arguments, former or (found[0] if found else None))
         if spread is not None:
@@ -342,11 +347,31 @@ def _read_whole_layers(arguments: Arguments, option: Option | None) -> None:
         elif layers and stages and number * stages >= layers:
             arguments.note(name, "full", option, word)
         else:
-            why = f"{number} layers of each stage alone: no recompute here says it"
-            arguments.miss(option, why, name)
+            arguments.note(name, "full", option, word)
+            arguments.note("recompute_layers", str(number), option)
     else:
         why = "it needs --recompute-method, and with block --recompute-num-layers"
         arguments.miss(option, why, name)
+
+
+def _read_levers(arguments: Arguments) -> None:
+    """Offload of all activations or of the whole optimizer, and moments in bf16."""
+    name, layers = "offload", arguments.findings.value("model.num_layers")
+    number = arguments.whole(name, "--cpu-offloading-num-layers", notes=False)
+    if number and (option := arguments.switch(name, "--cpu-offloading-num-layers")) is not None:
+        if layers and number >= layers - 2:
+            arguments.note(name, "activations", option)
+        else:
+            arguments.miss(option, "offload here is of all layers but two", name)
+    if (option := arguments.switch(name, OPTIMIZER_OFFLOAD_FLAG)) is not None:
+        arguments.note(name, "optimizer", option)
+    part = arguments.word(name, "--optimizer-offload-fraction")
+    if part is not None and part[1].text not in ("1", "1.0"):
+        arguments.miss(part[0], "offload here is of the whole optimizer", name)
+    dtypes = [arguments.word("", flag) for flag in ("--exp-avg-dtype", "--exp-avg-sq-dtype")]
+    first = dtypes[0]
+    if first is not None and all(each is not None and each[1].text == "bf16" for each in dtypes):
+        arguments.note("optimizer_states", "bf16", *first)
 
 
 def _read_precision(arguments: Arguments) -> None:

@@ -189,19 +189,23 @@ def test_stages_are_read_in_every_spelling(options: str, fields: Any) -> None:
     [
         ("--recompute-activations", "selective"),
         ("--recompute-granularity selective --recompute-modules core_attn", "selective"),
-        ("--recompute-granularity selective --recompute-modules core_attn moe_act", None),
+        (
+            "--recompute-granularity selective --recompute-modules mlp core_attn",
+            "core_attention+mlp",
+        ),
+        ("--recompute-granularity selective --recompute-modules core_attn moe", None),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
             "full",
         ),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", None),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 8", "full"),
-        ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", None),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", "full"),
         ("--recompute-granularity full", None),
         ("--checkpoint-activations", "full"),
         ("--checkpoint-activations --checkpoint-num-layers 4", None),
         ("--activations-checkpoint-method uniform", "full"),
-        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 2", None),
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 2", "full"),
         (
             "--recompute-granularity full --recompute-method uniform --distribute-saved-activations",
             None,
@@ -212,6 +216,27 @@ def test_recomputation_is_read_or_named(options: str, value: str | None) -> None
     job = found(f"{LLAMA} {PLACED} {options}")
     assert job.value("recompute") == value
     assert open_of(job) == (set() if value else {"recompute"})
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+            "recompute_layers",
+            "3",
+        ),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 1.0", "offload", "optimizer"),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "offload", None),
+        ("--cpu-offloading-num-layers 4", "offload", None),
+        ("--cpu-offloading-num-layers 30", "offload", "activations"),
+        ("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", "optimizer_states", "bf16"),
+    ],
+)
+def test_levers_of_memory_are_read(options: str, field: str, value: str | None) -> None:
+    job = found(f"{LLAMA} {PLACED} {options}")
+    assert job.value(field) == value
+    assert open_of(job) == (set() if value else {field})
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_a_saved_configuration_states_the_whole_job() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "field"),
     [
-        ("recompute_modules: [core_attn]", "recompute_modules: [mlp, core_attn]", "recompute"),
+        ("recompute_modules: [core_attn]", "recompute_modules: [moe, core_attn]", "recompute"),
         ("selective\n  recompute_method: null", "full\n  recompute_method: block", "recompute"),
         ("multi_latent_attention: false", "multi_latent_attention: true", "model."),
         ("mtp_num_layers: null", "mtp_num_layers: 1", "model.mtp_num_layers"),

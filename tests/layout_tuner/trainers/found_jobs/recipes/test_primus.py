@@ -100,6 +100,17 @@ def test_values_have_their_places_with_their_variables() -> None:
         assert text[place.start : place.end] == literal
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "schedule"), [("zbv", "zbv"), ("v-half", "v_half"), ("v-min", "v_min")]
+)
+def test_v_schedules_of_primus_have_two_chunks_a_rank(algorithm: str, schedule: str) -> None:
+    stages = "num_virtual_stages_per_pipeline_rank: {}\n"
+    more = f"{stages}patch_primus_pipeline: true\npp_algorithm: {algorithm}"
+    job = read(experiment(more.format(2)))
+    assert {each.field: each.value for each in job.assumed}["schedule"] == schedule
+    assert "schedule" in read(experiment(more.format(4))).open_fields
+
+
 def test_a_variable_without_a_default_leaves_its_field_open() -> None:
     job = read(experiment("context_parallel_size: ${CP}"))
     assert job.open_fields["cp"].why == "CP is set where the job runs"
@@ -125,6 +136,11 @@ def test_a_variable_without_a_default_leaves_its_field_open() -> None:
             "recompute",
             "none",
         ),
+        (
+            "recompute_granularity: full\nrecompute_method: block\nrecompute_num_layers: 3",
+            "recompute_layers",
+            "3",
+        ),
         ("num_layers: ${LAYERS:16}", "model.num_layers", 16),
         ("untie_embeddings_and_output_weights: false", "model.tied_embeddings", True),
         ("qk_layernorm: true\nkv_channels: 64", "model.head_dim", 64),
@@ -145,10 +161,6 @@ def test_overrides_change_layout_model_and_knobs(more: str, field: str, value: A
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        (
-            "recompute_granularity: full\nrecompute_method: block\nrecompute_num_layers: 3",
-            "recompute",
-        ),
         ('recompute_granularity: full\nrecompute_layer_ids: "0,3"', "recompute"),
         ("decoder_pipeline_manual_split_list: [17, 15]", "pipeline_split"),
         ("virtual_pipeline_model_parallel_size: 2", "vpp"),
