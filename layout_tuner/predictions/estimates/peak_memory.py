@@ -375,14 +375,10 @@ def stage_parts(
         plain = _of_a_layer(
             replace(columns, recompute=np.zeros_like(columns.recompute)), model, storage, dense
         )
-        # The layers that recompute are a chunk's first: its others have freed theirs by then. Where
-        # late weight gradients follow a whole layer's recomputation, their term counts that.
-        freed = plain[0] + plain[1] * storage.gathered_share
-        is_late = (columns.schedule == _ZERO_BUBBLE) & (columns.recompute == _FULL)
-        freed = np.where(is_late, 0.0, freed)
-        backward = backward - layers * (1.0 - share) / columns.vpp * freed
-        backward = np.where(share < 1.0, np.maximum(backward, plain[2]), backward)
-        backward = np.where(share > 0.0, backward, plain[2])
+        # The layers that recompute are a chunk's first: the others have freed more by then than
+        # these make again. Late weight gradients of whole layers that recompute count that.
+        is_late = (columns.schedule == _ZERO_BUBBLE) & (columns.recompute == _FULL) & (share > 0.0)
+        backward = np.where((share < 1.0) & ~is_late, plain[2], backward)
         kept, gathered = (
             share * each + (1.0 - share) * other
             for each, other in zip((kept, gathered), plain[:2], strict=True)
