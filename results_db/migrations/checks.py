@@ -48,7 +48,7 @@ def refuse_rows(table: str, column: str, condition: str) -> None:
     Raises:
         DatabaseInvalidError: a row fulfils the condition.
     """
-    query = f"SELECT min({column}) FROM {table} WHERE {condition}"
+    query = f"SELECT min({column}) FROM {table} WHERE {condition}"  # noqa: S608
     if found := op.get_bind().scalar(sa.text(query)):
         raise DatabaseInvalidError(
             f"{table} have {column}={found}, which the earlier version lacks: delete their "

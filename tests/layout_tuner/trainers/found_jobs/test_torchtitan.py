@@ -581,8 +581,7 @@ def test_an_unknown_key_of_types_leaves_the_precision_open(line: str) -> None:
 
 
 def test_another_optimizer_than_adam_is_named() -> None:
-    names = {"SGD": ["optimizer.name: 'SGD'"], "Adam": [], "AdamW": []}
-    for name, expected in names.items():
+    for name, expected in {"SGD": ["optimizer.name: 'SGD'"], "Adam": [], "AdamW": []}.items():
         job = found(NEW, ("[training]", f"[optimizer]\nname = '{name}'\n[training]"))
         assert [each.said for each in job.not_understood] == expected
 
@@ -593,10 +592,9 @@ def test_a_default_that_is_not_understood_is_named_with_its_field() -> None:
 
 
 def test_a_file_that_is_not_there_is_one_line() -> None:
-    words = (Word(text=each, said=each, line=1) for each in ("run_train.sh",))
-    job = read_command(ProgramCommand(words=tuple(words)), JobFile(name="job.sh", text=""))
+    words = (Word(text="run_train.sh", said="run_train.sh", line=1),)
+    job = read_command(ProgramCommand(words=words), JobFile(name="job.sh", text=""))
     assert job is not None
-    lines = [each for each in job_lines(job) if "configuration of its own" in each]
-    assert len(lines) == 1
-    assert "precision" in lines[0]
+    (line,) = (each for each in job_lines(job) if "configuration of its own" in each)
+    assert "precision" in line
     assert not any("exchange of tokens" in each.why for each in job.not_understood)

@@ -1,22 +1,14 @@
-"""Commands of Megatron's family for tests, and random jobs with settings."""
+"""Commands of Megatron's family for tests."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
-from hypothesis import strategies as st
-
-from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.found_job import FoundJob
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_command
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, Word
-from layout_tuner.trainers.megatron_lm import MEGATRON_LM
-from tests.exports.legal_jobs import legal_jobs
 
 LLAMA: Final = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
@@ -64,15 +56,3 @@ def found(options: str, program: str = "pretrain_gpt.py", **more: Any) -> FoundJ
 
 def open_of(job: FoundJob) -> set[str]:
     return {each.field for each in job.not_understood}
-
-
-@st.composite
-def jobs_with_settings(draw: Callable[[st.SearchStrategy[Any]], Any]) -> TrainerJob:
-    job = draw(legal_jobs("megatron-lm"))
-    chosen = {
-        each.knob.name: value
-        for each in MEGATRON_LM.knobs
-        if not each.knob.is_default(value := draw(st.sampled_from(each.knob.every_value)))
-    }
-    kept = settings_in_effect(chosen, MEGATRON_LM.knobs, job.layout, job.model)
-    return replace(job, layout=replace(job.layout, job=kept))

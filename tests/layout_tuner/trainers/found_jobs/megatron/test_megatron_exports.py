@@ -16,13 +16,13 @@ from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, complet
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.read_job import read_job
 from tests.exports.exported_files import write_export
-from tests.layout_tuner.trainers.found_jobs.megatron import command_lines as of_megatron
+from tests.exports.legal_jobs import legal_jobs_with_settings
 from tests.layout_tuner.trainers.found_jobs.megatron import (
     test_megatron_with_deepspeed as of_deepspeed,
 )
 
 JOBS = {
-    "megatron-lm": of_megatron.jobs_with_settings(),
+    "megatron-lm": legal_jobs_with_settings("megatron-lm"),
     "megatron-deepspeed": of_deepspeed.jobs_with_settings(),
 }
 

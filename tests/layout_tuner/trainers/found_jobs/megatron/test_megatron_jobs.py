@@ -21,12 +21,12 @@ from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_command
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, Word
 from layout_tuner.trainers.found_jobs.script_jobs import read_script
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM
+from tests.exports.legal_jobs import legal_jobs_with_settings
 from tests.layout_tuner.trainers.found_jobs.megatron.command_lines import (
     GPT,
     LLAMA,
     PLACED,
     found,
-    jobs_with_settings,
     open_of,
     words_of,
 )
@@ -46,7 +46,7 @@ def read_back(
 
 
 @settings(max_examples=100, deadline=None)
-@given(job=jobs_with_settings())
+@given(job=legal_jobs_with_settings("megatron-lm"))
 def test_what_is_exported_for_megatron_lm_is_read_back(job: TrainerJob) -> None:
     _, layout, job_settings = read_back(job, MEGATRON_LM.arguments(job))
     assert layout.without_job == job.layout.without_job
@@ -54,7 +54,7 @@ def test_what_is_exported_for_megatron_lm_is_read_back(job: TrainerJob) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(job=jobs_with_settings())
+@given(job=legal_jobs_with_settings("megatron-lm"))
 def test_the_placement_alone_is_read_back_beside_a_model(job: TrainerJob) -> None:
     options = ["--micro-batch-size", "1", *MEGATRON_LM.placement_arguments(job)]
     if job.model.num_experts:

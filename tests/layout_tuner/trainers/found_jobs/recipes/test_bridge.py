@@ -26,7 +26,7 @@ from layout_tuner.trainers.found_jobs.recipes.bridge import read_config
 from layout_tuner.trainers.found_jobs.recipes.bridge_command import read_command
 from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE
 from tests.exports.exported_files import exported_texts
-from tests.exports.legal_jobs import legal_jobs
+from tests.exports.legal_jobs import LAYOUT_SAYS, legal_jobs
 
 DENSE = ModelShape.from_mapping(
     {
@@ -49,7 +49,7 @@ def jobs(draw: Callable[[st.SearchStrategy[Any]], Any]) -> TrainerJob:
     drawn = {
         name: draw(st.sampled_from(knob.every_value))
         for name, knob in MEGATRON_BRIDGE.job_knobs.items()
-        if draw(st.booleans())
+        if name not in LAYOUT_SAYS and draw(st.booleans())
     }
     knobs = MEGATRON_BRIDGE.job_knobs
     stated = {name: value for name, value in drawn.items() if not knobs[name].is_default(value)}
