@@ -333,8 +333,8 @@ class _Choices:
             return ("none",)
         if "recompute_layers" not in self._asked:  # as in spaces of releases without the knob
             return RECOMPUTE_MODES
-        kinds = [("moe_act", self._model.num_experts > 0)]
-        kinds = [("mlp", self._model.num_expert_layers < self._model.num_layers), *kinds]
+        has_dense = self._model.num_expert_layers < self._model.num_layers
+        kinds = (("mlp", has_dense), ("moe_act", self._model.num_experts > 0))
         inside = "+".join(module for module, has in kinds if has)
         return (*RECOMPUTE_MODES, inside, f"{inside}+layernorm")
 
