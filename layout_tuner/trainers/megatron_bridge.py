@@ -172,6 +172,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
     method, number = recompute_method(layout) if layout.recompute == "full" else (None, None)
     granularity = "selective" if layout.recompute not in ("none", "full") else layout.recompute
     modules = {"recompute_modules": recompute_modules(layout)}
+    written = {"pipeline_model_parallel_layout": layout.pipeline_layout}
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
     context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
@@ -180,11 +181,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         **({} if layout.cp == 1 else context),
         **_stated(layout, "tp", "pp"),
         LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
-        **(
-            {"pipeline_model_parallel_layout": layout.pipeline_layout}
-            if layout.is_written_out
-            else {}
-        ),
+        **(written if layout.is_written_out else {}),
         **_stated(layout, "sequence_parallel"),
         "recompute_granularity": None if granularity == "none" else granularity,
         "recompute_method": method,
