@@ -66,19 +66,8 @@ OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
 
 _GIVEN_UP: Final = (
-    "pipeline_layout",
-    "recompute_layers",
-    "cp_comm_type",
-    "vpp",
-    "sequence_parallel",
-    "recompute",
-    "zero_stage",
-    "num_nodes",
-    "micro_batch_size",
-    "cp",
-    "ep",
-    "pp",
-    "tp",
+    *("pipeline_layout", "recompute_layers", "cp_comm_type", "vpp", "sequence_parallel"),
+    *("recompute", "zero_stage", "num_nodes", "micro_batch_size", "cp", "ep", "pp", "tp"),
 )
 """Knobs that keep one value where a space would be too large, the first one first."""
 
