@@ -109,5 +109,4 @@ LEVER_RULES: Final = (
         ),
     ),
 )
-"""What the layout's rules of these levers are. Whether a trainer has a lever at all, and with which
-of its optimizers, is for its adapter to say."""
+"""The rules of layout and model. Adapters have those of trainers and their optimizers."""

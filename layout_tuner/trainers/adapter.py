@@ -80,6 +80,11 @@ def lacking_knobs(layout: Layout, trainer: str, *knobs: str) -> dict[str, str]:
 
 
 _LEVERS: Final[Mapping[str, tuple[str, Callable[[Layout], bool], str]]] = {
+    "stages": (
+        "pipeline_layout",
+        lambda layout: layout.is_written_out,
+        "no setting for the layers of each stage; without it the stages are the trainer's own",
+    ),
     "modules": (
         "recompute",
         lambda layout: layout.recompute not in RECOMPUTE_MODES,
@@ -111,7 +116,7 @@ _LEVERS: Final[Mapping[str, tuple[str, Callable[[Layout], bool], str]]] = {
         "no setting for moments of 16 bits beside masters in fp32; without it they are fp32",
     ),
 }
-"""Levers of memory: the knob of the layout, where a layout has it, and what a trainer lacks."""
+"""Stages and levers of memory: the layout's knob, where a layout has it, what a trainer lacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,8 +238,6 @@ class TrainerAdapter:
     the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
     none that sets the ranks or the batch: those are refusals. A user may accept that they are
     dropped; they then have their defaults in the job, whatever the trainer does."""
-    has_stages: bool = False
-    """Whether the trainer is told the layers of each stage. If not, they count as lacking."""
     schedules: Collection[str] = ("1f1b",)
     """The pipeline schedules that the trainer has. Others count as lacking."""
     rank_orders: Collection[str] = RANK_ORDERS[:1]
@@ -348,11 +351,6 @@ class TrainerAdapter:
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
         """What the trainer does not have: `lacking`, schedule, order of ranks, settings."""
         found = dict(self.lacking(job))
-        if job.layout.is_written_out and not self.has_stages:
-            found["pipeline_layout"] = (
-                f"{self.name} cannot be told the layers of each stage; without pipeline_layout="
-                f"{job.layout.pipeline_layout} it cuts stages of its own"
-            )
         if job.layout.schedule not in self.schedules:
             is_v = job.layout.is_v_shaped
             found["schedule"] = (

@@ -14,7 +14,7 @@ COMMAND: Final = TrainerAdapter(
     needs="a program that reads LAYOUT_* in its environment, or arguments such as --tp {tp}",
     rank_orders=RANK_ORDERS,
     schedules=SCHEDULES,
-    has_stages=True,
+    levers=lambda _layout: ("stages",),
     layout_values=placeholder_values,
     notes=lambda _job: [
         "the program must do what the layout says: nothing checks that it read LAYOUT_* or its "

@@ -126,18 +126,9 @@ _RULES: Final = (
 
 
 ENGINE_PATHS: Final = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "steps_per_print",
-    "zero_optimization.stage",
-    "zero_optimization.offload_optimizer",
-    "data_types",
-    "bf16",
-    "fp16",
-    "tensor_parallel",
-    "expert_parallel",
-    "pipeline",
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("steps_per_print", "zero_optimization.stage", "zero_optimization.offload_optimizer"),
+    *("data_types", "bf16", "fp16", "tensor_parallel", "expert_parallel", "pipeline"),
 )
 """The keys of ds_config.json that set layout, batch and precision, and those of a probe's log."""
 

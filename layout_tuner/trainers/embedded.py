@@ -49,7 +49,6 @@ EMBEDDED: Final = TrainerAdapter(
     rules=shape_rules("the embedded trainer", "search_spaces/legality_rules.py", ATTENTION_FIELDS),
     layout_values=_values,
     has_columns=True,
-    has_stages=True,
-    levers=lambda _layout: ("modules", "layers", "layers_by_rank", "bf16_states"),
+    levers=lambda _layout: ("stages", "modules", "layers", "layers_by_rank", "bf16_states"),
     knobs=EMBEDDED_KNOBS,
 )

@@ -172,6 +172,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
     method, number = recompute_method(layout) if layout.recompute == "full" else (None, None)
     granularity = "selective" if layout.recompute not in ("none", "full") else layout.recompute
     modules = {"recompute_modules": recompute_modules(layout)}
+    written = {"pipeline_model_parallel_layout": layout.pipeline_layout}
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
     context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
@@ -180,11 +181,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         **({} if layout.cp == 1 else context),
         **_stated(layout, "tp", "pp"),
         LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
-        **(
-            {"pipeline_model_parallel_layout": layout.pipeline_layout}
-            if layout.is_written_out
-            else {}
-        ),
+        **(written if layout.is_written_out else {}),
         **_stated(layout, "sequence_parallel"),
         "recompute_granularity": None if granularity == "none" else granularity,
         "recompute_method": method,
@@ -212,31 +209,18 @@ _PLACEMENT: Final = (
     *(
         f"model.{name}"
         for name in (
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "virtual_pipeline_model_parallel_size",
+            *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+            *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
-            "context_parallel_size",
-            "cp_comm_type",
-            "expert_model_parallel_size",
-            "expert_tensor_parallel_size",
-            "sequence_parallel",
-            "recompute_granularity",
-            "recompute_method",
-            "recompute_num_layers",
-            "recompute_modules",
-            "cpu_offloading",
-            "cpu_offloading_num_layers",
+            *("context_parallel_size", "cp_comm_type", "sequence_parallel"),
+            *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+            *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+            *("recompute_modules", "cpu_offloading", "cpu_offloading_num_layers"),
         )
     ),
-    "train.micro_batch_size",
-    "train.global_batch_size",
-    "ddp",
-    "dist",
-    "checkpoint.ckpt_format",
-    "optimizer",
-    "mixed_precision",
+    *("train.micro_batch_size", "train.global_batch_size", "ddp", "dist"),
+    *("checkpoint.ckpt_format", "optimizer", "mixed_precision"),
 )
 
 
@@ -254,11 +238,10 @@ _FP16: Final = (
 
 MEGATRON_BRIDGE: Final = TrainerAdapter(
     name="megatron-bridge",
-    has_stages=True,
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,
-    levers=lambda _layout: ("modules", "layers", "activations", "optimizer"),
+    levers=lambda _layout: ("stages", "modules", "layers", "activations", "optimizer"),
     rules=(*ARGUMENT_RULES, *_UNFUSED),
     layout_values=_values,
     layout_arguments=_argument_groups,

@@ -552,11 +552,12 @@ def _notes(job: TrainerJob) -> list[str]:
 
 MEGATRON_LM: Final = TrainerAdapter(
     name="megatron-lm",
-    has_stages=True,
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
     rank_orders=RANK_ORDERS,
-    levers=lambda _layout: ("modules", "layers", "activations", "optimizer", "bf16_states"),
+    levers=lambda _layout: (
+        *("stages", "modules", "layers", "activations", "optimizer", "bf16_states"),
+    ),
     rules=(*ARGUMENT_RULES, UNFUSED_OVER_CP),
     layout_arguments=_argument_groups,
     placement_groups=_placement_groups,

@@ -502,6 +502,7 @@ def _adapter(
     lacking: Callable[[TrainerJob], Mapping[str, str]] = _lacking_in_0_3,
     rules: Sequence[TrainerRule] = _RULES_OF_0_3,
     knobs: Sequence[TrainerKnob] = TORCHTITAN_KNOBS,
+    levers: Sequence[str] = ("stages",),
     **placement: Any,
 ) -> TrainerAdapter:
     return TrainerAdapter(
@@ -510,7 +511,7 @@ def _adapter(
         needs=f"{target_version}, a tokenizer's folder in TOKENIZER_DIR, and a GPU",
         lacking=lacking,
         schedules=SCHEDULES,
-        has_stages=True,
+        levers=lambda _layout: levers,
         rules=rules,
         layout_values=values,
         notes=_notes,
@@ -555,5 +556,5 @@ TORCHTITAN_MAIN: Final = _adapter(
     "torchtitan-main",
     f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})",
     _values_of_main,
-    levers=lambda _layout: ("bf16_states",),
+    levers=("stages", "bf16_states"),
 )

@@ -66,19 +66,8 @@ OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
 
 _GIVEN_UP: Final = (
-    "pipeline_layout",
-    "recompute_layers",
-    "cp_comm_type",
-    "vpp",
-    "sequence_parallel",
-    "recompute",
-    "zero_stage",
-    "num_nodes",
-    "micro_batch_size",
-    "cp",
-    "ep",
-    "pp",
-    "tp",
+    *("pipeline_layout", "recompute_layers", "cp_comm_type", "vpp", "sequence_parallel"),
+    *("recompute", "zero_stage", "num_nodes", "micro_batch_size", "cp", "ep", "pp", "tp"),
 )
 """Knobs that keep one value where a space would be too large, the first one first."""
 
@@ -333,8 +322,8 @@ class _Choices:
             return ("none",)
         if "recompute_layers" not in self._asked:  # as in spaces of releases without the knob
             return RECOMPUTE_MODES
-        kinds = [("moe_act", self._model.num_experts > 0)]
-        kinds = [("mlp", self._model.num_expert_layers < self._model.num_layers), *kinds]
+        has_dense = self._model.num_expert_layers < self._model.num_layers
+        kinds = (("mlp", has_dense), ("moe_act", self._model.num_experts > 0))
         inside = "+".join(module for module, has in kinds if has)
         return (*RECOMPUTE_MODES, inside, f"{inside}+layernorm")
 

@@ -162,9 +162,8 @@ class Cluster:
     @property
     def levels_in_words(self) -> str:
         """The stated levels with their devices, as "node 8, group 1,024, system"."""
-        sizes = (f" {each.devices:,}" if each.devices else "" for each in self.levels)
         return ", ".join(
-            f"{each.name}{size}" for each, size in zip(self.levels, sizes, strict=True)
+            f"{each.name} {each.devices:,}" if each.devices else each.name for each in self.levels
         )
 
     @property
@@ -203,9 +202,8 @@ class Cluster:
         """The fields by name, as plain JSON values: keys become strings; levels only if stated."""
         links = self.intra_node_bandwidth_bytes_per_s.items()
         values = asdict(self) | {_LINKS: {str(ranks): value for ranks, value in links}}
-        del values["levels"]
-        levels = {"levels": [level.to_mapping() for level in self.levels]} if self.levels else {}
-        return values | levels
+        values["levels"] = [level.to_mapping() for level in self.levels]
+        return values if self.levels else {k: v for k, v in values.items() if k != "levels"}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

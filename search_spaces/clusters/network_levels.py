@@ -20,11 +20,10 @@ from layout_tuner.search_spaces.physical_ranges import Range
 
 BANDWIDTHS: Final = Range(1e3, 1e15, "bytes/s")
 LATENCIES: Final = Range(1e-15, 10.0, "s")
-_DEVICES: Final = Range(1, MAX_COUNT, "devices")
 _MOST: Final = 8
 
 LEVEL_RANGES: Final[Mapping[str, Range]] = {
-    "devices": _DEVICES,
+    "devices": Range(1, MAX_COUNT, "devices"),
     "bandwidth_bytes_per_s": BANDWIDTHS,
     "latency_s": LATENCIES,
 }

@@ -110,7 +110,7 @@ class Knob:
         """The number for a value in a column: for a word, its place among the choices.
 
         Words are in the order of the memory that they save, so that neighbours are alike. The code
-        of a free text is a digest: two texts in 10^7 layouts are told apart.
+        of a free text is a digest of `TEXT_BITS` bits.
         """
         if self.is_text and value not in self.choices:
             return 1 << TEXT_BITS | int.from_bytes(

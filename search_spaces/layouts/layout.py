@@ -274,9 +274,11 @@ class Layout:
                 raise LayoutInvalidError(f"{name}={problem}")
             if each.parse is not None:
                 object.__setattr__(self, name, each.parse(getattr(self, name)))
-        if self.is_written_out and (split := self._split_of_layout()) is not None:
-            object.__setattr__(self, "pipeline_layout", SPLIT)
-            object.__setattr__(self, "pipeline_split", split)
+        if self.is_written_out:
+            split = split_of(stage_layers(self.pipeline_layout), self.pp, self.vpp)
+            if split is not None and self.pipeline_split in ("layers", split):
+                object.__setattr__(self, "pipeline_layout", SPLIT)
+                object.__setattr__(self, "pipeline_split", split)
         if not isinstance(self.job, JobSettings):
             raise LayoutInvalidError(f"{shown(self.job)} is not the job's knobs", field="job")
 
@@ -312,11 +314,6 @@ class Layout:
     def is_written_out(self) -> bool:
         """Whether `pipeline_layout` says which layers a stage has, and not `pipeline_split`."""
         return self.pipeline_layout != SPLIT
-
-    def _split_of_layout(self) -> PipelineSplit | None:
-        """The `pipeline_split` that a pipeline that is written out is the same as, or None."""
-        split = split_of(stage_layers(self.pipeline_layout), self.pp, self.vpp)
-        return split if self.pipeline_split in ("layers", split) else None
 
     @property
     def counted_ends(self) -> tuple[int, int]:
@@ -442,6 +439,11 @@ class Layout:
         values = read_mapping(mapping, LayoutInvalidError, "a layout")
         refuse_unknown(values, (*LAYOUT_FIELDS, "job"), LayoutInvalidError, "layout field")
         return cls(**values | {"job": JobSettings.read(values.get("job", {}))})
+
+
+def split_of_ends(embedding: bool, head: bool) -> PipelineSplit:
+    """The split where embedding or head count as layers."""
+    return PIPELINE_SPLITS[embedding + 2 * head]
 
 
 def split_of(

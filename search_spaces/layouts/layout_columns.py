@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -34,8 +33,6 @@ Codes = Ints
 
 NO_JOBS: Final = (NO_SETTINGS,)
 """The job settings of layouts alone."""
-
-NO_TEXTS: Final[Mapping[int, str]] = MappingProxyType({})
 
 _TEXT_KNOBS: Final = tuple(name for name, knob in KNOBS.items() if knob.is_text)
 
@@ -124,7 +121,7 @@ class LayoutColumns:
     job: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
     """Positions of each layout's job settings among `jobs`."""
     jobs: tuple[JobSettings, ...] = NO_JOBS
-    texts: Mapping[int, str] = field(default_factory=lambda: NO_TEXTS)
+    texts: Mapping[int, str] = field(default_factory=dict)
     """The free texts of all knobs by their codes (`Knob.code`); others may be among them."""
 
     @classmethod

@@ -51,7 +51,7 @@ def _canonical(text: str) -> str:
 @lru_cache(maxsize=4096)
 def stage_layers(text: str) -> tuple[int, ...]:
     """Transformer layers of each stage of a canonical text."""
-    return tuple(stage.count("t") for stage in _unfolded(text).split("|"))
+    return tuple(stage.count("t") for stage in unfolded(text).split("|"))
 
 
 def layout_text(layers: Sequence[int]) -> str:
@@ -80,8 +80,10 @@ def _run(n: int) -> str:
     return f"t*{n}" if n > 2 else "t" * n
 
 
-def _unfolded(text: str) -> str:
-    """Each letter as often as it stands for, or as much of them as is too long."""
+def unfolded(text: str) -> str:
+    """Each letter as often as it stands for; ValueError where they are too many."""
+    if len(text) > 4 * MAX_STAGES:
+        raise ValueError(f"a text of {len(text)} characters is longer than {4 * MAX_STAGES}")
     text = re.sub(r"[,\s]", "", text)
     for pattern in (_GROUP, _LETTER):
         # The limits of both patterns together: 4 digits of groups of a short text, and of letters.
@@ -93,9 +95,7 @@ def _unfolded(text: str) -> str:
 
 def _read_stages(text: str) -> list[int]:
     """Transformer layers of each stage, of any text that Megatron-LM reads."""
-    if len(text) > 4 * MAX_STAGES:
-        raise ValueError(f"a text of {len(text)} characters is longer than {4 * MAX_STAGES}")
-    letters = _unfolded(text)
+    letters = unfolded(text)
     if "m" in letters:
         raise ValueError(
             f"{shown(text)} has a layer of multi-token prediction (m), which models cannot say yet"

@@ -46,13 +46,8 @@ best of all transpose modes; 0.58 is for trainers that do not choose them. MI300
 _USUAL_SHARE: Final = 0.8
 
 HOST_LINKS: Final[Mapping[str, float]] = {
-    "GH200": 3.5e11,
-    "GB200": 3.5e11,
-    "GB300": 3.5e11,
-    "H100": 5e10,
-    "H200": 5e10,
-    "B200": 5e10,
-    "MI3": 5e10,
+    **dict.fromkeys(("GH200", "GB200", "GB300"), 3.5e11),
+    **dict.fromkeys(("H100", "H200", "B200", "MI3"), 5e10),
     "A100": 2.5e10,
 }
 """Bytes a second in one direction between host and device, by a part of the device's name, about

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from layout_tuner.search_spaces.layouts.layout import split_of
+from layout_tuner.search_spaces.layouts.layout import split_of, split_of_ends
 from layout_tuner.search_spaces.layouts.pipeline_layout import layout_text
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.terminal.plurals import listed
@@ -26,7 +26,6 @@ from layout_tuner.trainers.found_jobs.found_job import (
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
-from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import SPLITS
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     StatedValues,
     default_of,
@@ -419,7 +418,7 @@ class _Job:
         values.put("vpp", lambda *_: len(stages) // pp, schedule, shown=stated)
         is_listed = modules.said or points[0].said
         counted = (False, False) if is_listed else tuple(each.value > 0 for each in ends)
-        split = split_of(stages, pp, len(stages) // pp, likely=SPLITS[counted])
+        split = split_of(stages, pp, len(stages) // pp, likely=split_of_ends(*counted))
         if split is None and all(each > 0 for each in stages[1:-1]) and sum(stages) == num_layers:
             written = layout_text(stages)
             values.put("pipeline_layout", lambda _: written, schedule, shown=stated)

@@ -121,3 +121,8 @@ def test_megatron_needs_its_distributed_optimizer(levers: dict[str, Any]) -> Non
 def test_megatron_recomputes_modules_everywhere() -> None:
     (said,) = MEGATRON_LM.refusals(job(recompute="mlp", recompute_layers=2))
     assert said.startswith("recompute=mlp with recompute_layers=2: Megatron recomputes modules")
+
+
+def test_bridge_places_written_stages() -> None:
+    written = MEGATRON_BRIDGE.placement_values(job(pp=2, dp=4, pipeline_layout="Et*15|t*17L"))
+    assert written["model"]["pipeline_model_parallel_layout"] == "Et*15|t*17L"

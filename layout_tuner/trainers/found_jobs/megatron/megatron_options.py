@@ -134,6 +134,10 @@ class Arguments:
     def miss(self, option: Option, why: str, ours: str = "") -> None:
         self.findings.miss(option.said, why, name=ours, line=option.word.line)
 
+    def miss_all(self, option: Option, why: str, fields: Iterable[str]) -> None:
+        for ours in fields:
+            self.miss(option, why, ours)
+
     def assume(self, ours: str, value: object, without: str) -> None:
         """Assumes the trainer's default, unless something is read, open or assumed before."""
         if ours not in self.findings.assumed:

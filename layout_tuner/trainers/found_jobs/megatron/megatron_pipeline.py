@@ -6,30 +6,22 @@ The rules are those of `validate_args` (megatron/training/arguments.py) and of
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from layout_tuner.search_spaces.layouts.layout import PipelineSplit, split_of
+from layout_tuner.search_spaces.layouts.layout import split_of, split_of_ends
 from layout_tuner.search_spaces.layouts.pipeline_layout import (
+    MAX_STAGES,
     canonical_layout,
     layout_text,
     stage_layers,
+    unfolded,
 )
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
 from layout_tuner.trainers.megatron_lm import LAYOUT_FLAGS, SPLIT_FLAGS, STAGES_FLAG
 
 _LAYERS_OF_STAGE: Final = "--num-layers-per-virtual-pipeline-stage"
-_STRING: Final = STAGES_FLAG
 _ENDS: Final = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
-_MOST_LETTERS: Final = 1 << 15
-SPLITS: Final[Mapping[tuple[bool, ...], PipelineSplit]] = {
-    (False, False): "layers",
-    (True, False): "embedding",
-    (False, True): "head",
-    (True, True): "embedding_and_head",
-}
-"""By whether embedding and head count as layers."""
 _UNEQUAL: Final = "the stages have numbers of layers that no pipeline_split gives"
 
 
@@ -39,14 +31,14 @@ def read_pipeline(arguments: Arguments) -> None:
     counted = [arguments.switch("pipeline_split", each) for each in SPLIT_FLAGS]
     switches = [each for each in counted if each is not None]
     if pp == 1:
-        arguments.is_given(_LAYERS_OF_STAGE, _STRING, LAYOUT_FLAGS["vpp"], *_ENDS)
+        arguments.is_given(_LAYERS_OF_STAGE, STAGES_FLAG, LAYOUT_FLAGS["vpp"], *_ENDS)
         return
     if switches and not arguments.findings.is_open("pipeline_split"):
-        split = SPLITS[counted[0] is not None, counted[1] is not None]
+        split = split_of_ends(*(each is not None for each in counted))
         said = " ".join(each.said for each in switches)
         arguments.findings.note("pipeline_split", split, said)
-    if (found := arguments.word("vpp", _STRING)) is not None:
-        _read_string(arguments, found[1].text or "", pp)
+    if (found := arguments.word("vpp", STAGES_FLAG)) is not None:
+        _read_text(arguments, found[1].text or "", pp)
         return
     vpp = arguments.whole("vpp", LAYOUT_FLAGS["vpp"])
     if (each := arguments.whole("vpp", _LAYERS_OF_STAGE, notes=False)) is not None:
@@ -70,46 +62,27 @@ def _by_layers(
     return vpp
 
 
-def _read_string(arguments: Arguments, text: str, pp: int | None) -> None:
-    """A layout such as `Et*3|(tt|)*29,m|L`: E, t, m and L for embedding, layer, MTP and loss."""
-    option, stages = arguments.options[_STRING], stages_of(text)
-    if stages is None or pp is None or len(stages) % pp:
-        why = "it has other letters than E, t, m and L, or is too long"
-        if stages is not None:
-            why = f"its {len(stages)} parts are not a multiple of pp"
-        for name in ("vpp", "pipeline_split"):
-            arguments.miss(option, why, name)
-        return
-    vpp = len(stages) // pp
+def _read_text(arguments: Arguments, text: str, pp: int | None) -> None:
+    """Reads the stages that are written out, in the letters of `pipeline_layout`."""
+    option, names = arguments.options[STAGES_FLAG], ("vpp", "pipeline_split")
+    try:
+        num_stages = unfolded(text).count("|") + 1
+    except ValueError as error:
+        return arguments.miss_all(option, str(error), names)
+    if pp is None or num_stages % pp:
+        why = f"its {num_stages} parts are not a multiple of pp"
+        return arguments.miss_all(option, why, names)
+    vpp = num_stages // pp
     stated = arguments.whole("vpp", LAYOUT_FLAGS["vpp"], notes=False)
     if stated not in (None, vpp):
-        for name in ("vpp", "pipeline_split"):
-            arguments.miss(
-                option, f"it has {len(stages)} parts, and pp * vpp is {pp} * {stated}", name
-            )
-        return
+        why = f"it has {num_stages} parts, and pp * vpp is {pp} * {stated}"
+        return arguments.miss_all(option, why, names)
     arguments.note("vpp", vpp, option)
-    if any("m" in each for each in stages):
-        why = "it has a layer of multi-token prediction (m), which models cannot say yet"
-        arguments.miss(option, why, "pipeline_split")
-        return
     try:
         written = canonical_layout(text)
     except ValueError as error:
-        arguments.miss(option, str(error), "pipeline_split")
-        return
-    _note_split(arguments, _STRING, stage_layers(written), pp, vpp)
-
-
-def stages_of(text: str) -> list[str] | None:
-    """The letters of each part of a layout; None: it is none, or longer than any pipeline."""
-    text = text.replace(",", "")
-    for pattern in (r"\(([^)]+)\)\*(\d{1,5})", r"(.)\*(\d{1,5})"):
-        times = [len(each[1]) * int(each[2]) for each in re.finditer(pattern, text)]
-        if len(text) + sum(times) > _MOST_LETTERS:
-            return None
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    return None if re.search(r"[^EtmL|]", text) else text.split("|")
+        return arguments.miss(option, str(error), "pipeline_split")
+    return _note_split(arguments, STAGES_FLAG, stage_layers(written), pp, vpp)
 
 
 def _read_ends(arguments: Arguments, pp: int | None, vpp: int, layers: int | None) -> None:
@@ -122,7 +95,7 @@ def _read_ends(arguments: Arguments, pp: int | None, vpp: int, layers: int | Non
         return
     first, last = ends
     option, why = arguments.options[given[0]], "the other stages do not share the rest equally"
-    if pp is None or layers is None or pp * vpp > _MOST_LETTERS:
+    if pp is None or layers is None or pp * vpp > MAX_STAGES:
         arguments.miss(option, "it follows from pp and the number of layers", "pipeline_split")
         return
     others = pp - len(given)

@@ -11,7 +11,6 @@ import pytest
 from layout_tuner.search_spaces.models.foreign_words import words_of as words_of_text
 from layout_tuner.trainers.found_jobs.megatron.megatron_flags import is_irrelevant
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import named
-from layout_tuner.trainers.found_jobs.megatron.megatron_pipeline import stages_of
 from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM
 from tests.layout_tuner.trainers.found_jobs.megatron.command_lines import (
@@ -116,6 +115,7 @@ def test_long_and_hostile_values_are_one_entry_each() -> None:
         assert "tp" in open_of(job), text
     long = "--pipeline-model-parallel-size 999999999999 --decoder-first-pipeline-num-layers 1"
     assert "pipeline_split" in open_of(found(f"{LLAMA} --micro-batch-size 1 {long}"))
-    assert stages_of("(t|)*99999" * 3) is None
-    assert stages_of("((t|)*9)*9") is None
-    assert stages_of("Et*3|(tt|)*2,m|L") == ["Ettt", "tt", "tt", "m", "L"]
+    stages = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout"
+    for text in ("(t|)*9999" * 3, "((t|)*9)*9", "E" + "t" * 5000 + "L"):
+        job = found(f"{LLAMA} --micro-batch-size 1 {stages} {text}")
+        assert "pipeline_split" in open_of(job), text
