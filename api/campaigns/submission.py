@@ -34,6 +34,7 @@ from layout_tuner.search_spaces.campaigns.campaign import (
     CampaignSpec,
 )
 from layout_tuner.search_spaces.campaigns.campaign_settings import SimulationSettings
+from layout_tuner.search_spaces.campaigns.default_space import AUTO, ONLY_ASKED
 from layout_tuner.search_spaces.clusters.calibration_file import with_measured_constants
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.jobs.job_choices import SEARCHED, JobChoices
@@ -113,7 +114,9 @@ class Submission:
         if auto and given.keys() & _SPACE_DEPENDS_ON and "space" not in given:
             # Without the new knobs at their default, which are in no list of automatic ones.
             space = before.space.to_mapping()
-            document["space"] = {k: v for k, v in space.items() if k not in (*auto, "auto")}
+            asked = {k: AUTO for k in auto if k in ONLY_ASKED}
+            kept = {k: v for k, v in space.items() if k not in (*auto, "auto")}
+            document["space"] = kept | asked
         names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]

@@ -17,7 +17,8 @@ from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionKin
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
-from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
+from layout_tuner.search_spaces.campaigns.default_space import AUTO, ONLY_ASKED
+from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS
 
 REST: Final = "rest"
 _ALWAYS_SHOWN: Final = ("name", "model", "cluster", "space", "objective", "strategy", "budget")
@@ -116,13 +117,15 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
         for field, value in document.items()
         if field in _ALWAYS_SHOWN or value != plain.get(field)
     }
-    # An empty field means auto, so that every knob that was stated is shown.
+    # An empty field means auto, so that every knob that was stated is shown; or it means the
+    # default, so that `auto` is shown.
     stated = campaign.stored.spec.space
     document["space"] = {
         knob: value
         for knob, value in stated.to_mapping(every_knob=True).items()
         if knob not in (*stated.auto, "auto")
-    }
+        and not (knob in ONLY_ASKED and KNOBS[knob].is_left_out(value))
+    } | {knob: AUTO for knob in stated.auto if knob in ONLY_ASKED}
     if stated.job:
         document["space"]["job"] = {
             each.knob.name: list(each.values) for each in campaign.stored.spec.space.job.searched

@@ -65,6 +65,9 @@ more than one."""
 OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
 
+ONLY_ASKED: Final = ("pipeline_layout", "recompute_layers", "offload", "optimizer_states")
+"""Knobs that are at their default where a space leaves them out, and not `auto`."""
+
 _GIVEN_UP: Final = (
     *("pipeline_layout", "recompute_layers", "cp_comm_type", "vpp", "sequence_parallel"),
     *("recompute", "zero_stage", "num_nodes", "micro_batch_size", "cp", "ep", "pp", "tp"),

@@ -68,6 +68,16 @@ def test_what_was_resolved_stays_so_except_in_a_clone_on_another_cluster(api: Ap
     assert (space["num_nodes"], space["tp"], space["zero_stage"]) == ([8, 16, 32], [1, 2, 4], 1)
 
 
+def test_a_clone_asks_again_for_what_was_asked(api: Api) -> None:
+    asked = {"global_batch_size": 256, "pp": [4, 8], "pipeline_layout": "auto", "num_nodes": 8}
+    spec = api.post("/campaigns", {**DOCUMENT, "name": "asked", "space": asked}, 201)["spec"]
+    assert "pipeline_layout" in spec["space"]["auto"]
+    page = api.http.get("/submit?campaign=asked&view=yaml").text
+    assert "pipeline_layout: auto" in page.partition("<textarea")[2].partition("</textarea>")[0]
+    space = clone(api, "asked", cluster={"preset": "perlmutter", "num_nodes": 32})
+    assert "pipeline_layout" in space["auto"]
+
+
 def test_a_clone_keeps_a_stated_split_and_resolves_an_automatic_one_again(api: Api) -> None:
     uneven = {"preset": "llama-8b", "num_layers": 30}
     # Every knob is stated, so that nothing is automatic.

@@ -39,16 +39,21 @@ TEXTS_OF_REQUESTS = {
     "model.lacks",  # a line for people, which pages escape and exports print as a note
     "trainer",  # looked up among the names that the worker's owner has listed
     "parameters",  # checked by the owner's declarations; no shell reads them
+    # Words and digits of a grammar each, in one canonical text (`Knob.parse`).
+    *("layout.pipeline_layout", "layout.recompute", "layout.recompute_layers"),
     "layout.job",  # names and words of letters, digits, _, + and -, which begin with a letter
 }
 TEXTS_OF_CAMPAIGNS = {
     *("name", "model.name", "cluster.name", "cluster.device", "cluster.source", "warnings"),
+    "cluster.levels.name",  # a name, which pages escape
     "model.lacks",  # as above
     "cluster.peak_flops_per_s",  # its keys: the precisions
     "start_from",
     "probe.trainer",  # as above
     "probe.parameters",  # as above
     *("baseline.job", "layouts.job"),  # as above
+    *("baseline.pipeline_layout", "baseline.recompute", "baseline.recompute_layers"),  # as above
+    *("layouts.pipeline_layout", "layouts.recompute", "layouts.recompute_layers"),  # as above
 }
 
 

@@ -16,11 +16,18 @@ from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
 from layout_tuner.results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from layout_tuner.search_spaces.layouts.layout import KNOBS
+from tests.kit.layouts import EVERY_KNOB
 
 
 def full_filter() -> TrialFilter:
     """States something for every field."""
     words: dict[str, tuple[Any, ...]] = {**CHOICES, **dict.fromkeys(TEXTS, ("word", "b"))}
+    words |= {
+        name: (knob.default, getattr(EVERY_KNOB, name))
+        for name, knob in KNOBS.items()
+        if knob.is_text
+    }
     values: dict[str, Any] = {name: words.get(name, (1, 2)) for name in LISTED_FIELDS}
     for metric in METRICS:
         whole = metric.endswith("_bytes")
