@@ -13,7 +13,7 @@ from typing import Final
 
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
-SIMULATOR_VERSION: Final = 1
+SIMULATOR_VERSION: Final = 2
 """Version of the simulator: it changes where the same cluster, layout and seed give other
 figures."""
 

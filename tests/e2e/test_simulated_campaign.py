@@ -14,7 +14,7 @@ from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 
-MARK = "simulated, not measured (simulator 1, seed 3)"
+MARK = "simulated, not measured (simulator 2, seed 3)"
 CAMPAIGN: dict[str, Any] = {
     "name": "rehearsal",
     "model": "gpt-22b",
@@ -61,7 +61,7 @@ def test_a_campaign_runs_to_its_end_in_simulated_time(simulated: Service) -> Non
 
 def test_documents_say_that_a_campaign_is_simulated(simulated: Service) -> None:
     campaign = simulated.get("/campaigns/rehearsal")
-    assert campaign["simulated"] == {"seed": 3, "version": 1}
+    assert campaign["simulated"] == {"seed": 3, "version": 2}
     assert campaign["trainer"] == simulator_trainer()
     trials = simulated.trials("rehearsal")
     assert all(each["simulated"] for each in trials)

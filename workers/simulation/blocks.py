@@ -20,7 +20,8 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.layouts.narrow_formats import wide_precision
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW, wide_precision
+from layout_tuner.search_spaces.layouts.recomputation import modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.placement import ALONE, Axis, Place, Placement
@@ -119,19 +120,21 @@ class BlockTimes:
         """The forward pass: its sums over tp, columns and cp are waited for."""
         own = sum(self._matmul_s(self.tokens, out, inner) for _, out, inner in self._products)
         own += self._grouped_s("forward") + self._attention_s + self._elementwise_s
+        own += self._casts_s(of_outputs=False)
         sums = self._row_sums_s * sum(not is_column for is_column, *_ in self._products)
         gathers = self._gather_s * sum(is_column for is_column, *_ in self._products)
         forward = seconds(compute=own, tp=sums + gathers + self._column_sums_s + self._norm_sums_s)
         forward += self._context(backward=False) + self._experts
         return self._with_host(forward, passes=1)
 
-    def backward(self, *, weights_later: bool) -> Floats:
-        """The backward pass, with what it recomputes.
+    def backward(self, *, weights_later: bool, recomputes: bool = True) -> Floats:
+        """The backward pass, with what it recomputes if the layer is one that does.
 
         The sum of an input's gradient runs beside the products for weights, unless these are put
         off; a gather beside the product for the input.
         """
         compute = self._grouped_s("inputs") + 2.5 * self._attention_s + 2 * self._elementwise_s
+        compute += self._casts_s(of_outputs=True)
         tensor = self._norm_sums_s
         for is_column, out, inner in self._products:
             to_input = self._matmul_s(self.tokens, inner, out)
@@ -151,12 +154,31 @@ class BlockTimes:
         if not weights_later:
             backward[COMPUTE] += self._weights_s
         backward = self._with_host(backward, passes=2)
+        return backward + self._again if recomputes else backward
+
+    @cached_property
+    def _again(self) -> Floats:
+        """What a layer that recomputes runs again, as the embedded trainer does.
+
+        Of a dense feed-forward these are the first product and the activation, of a norm no gather.
+        The activations of experts are always made again, so that `moe_act` adds nothing.
+        """
         if self.layout.recompute == "full":
-            backward = backward + self.forward
-        elif self.layout.recompute == "selective":
-            backward = backward + seconds(compute=self._attention_s)
-            backward += self._context(backward=False)
-        return backward
+            return self.forward
+        modules, moved = modules_of(self.layout.recompute), self.machine.software.elementwise
+        again, stream_s = seconds(), self.machine.device.stream_s
+        if "core_attention" in modules:
+            again += seconds(compute=self._attention_s) + self._context(backward=False)
+        if "layernorm" in modules:
+            here = self.residual_bytes / (self.layout.tp if self._is_cut else 1)
+            again += seconds(compute=stream_s(moved * 4 * here, 2), tp=self._norm_sums_s)
+        if "mlp" in modules and not self.model.num_experts:
+            _, out, inner = self._products[2]
+            inside = self._size * (1 + 1 / self._ups) * out * self.tokens
+            product_s = self._matmul_s(self.tokens, out, inner)
+            sums_s = self._gather_s + self._columns_s(self._size * self.tokens * out)
+            again += seconds(compute=product_s + stream_s(moved * inside), tp=sums_s)
+        return again
 
     @cached_property
     def weights(self) -> Floats:
@@ -189,6 +211,15 @@ class BlockTimes:
 
     def _matmul_s(self, rows: float, columns: float, inner: float) -> float:
         return self.machine.device.matmul_s(rows, columns, inner, self.layout.precision)
+
+    def _casts_s(self, *, of_outputs: bool) -> float:
+        """Quantising the inputs of the products, or the gradients of their outputs."""
+        if self.layout.precision not in NARROW:
+            return 0.0
+        side = 0 if of_outputs else 1
+        elements = self.tokens * sum(sides[side] for _, *sides in self._products)
+        elements += self._expert_rows * sum(sides[side] for sides in self._expert_products)
+        return elements * NARROW[self.layout.precision].cast_bytes / self.machine.device.bytes_per_s
 
     def _grouped_s(self, which: str) -> float:
         """The experts' products, each kind of all experts of the rank in one kernel."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
-from layout_tuner.search_spaces.layouts.layout import RECOMPUTE_MODES, Layout
-from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.simulator import SIMULATOR_VERSION
 from layout_tuner.units import memory
@@ -117,8 +116,8 @@ class SimulatedCluster:
         if layout.is_v_shaped:
             message = f"the simulator has no schedule={layout.schedule}, which has the shape of a V"
             return SimulatedProbe(ended_s=started_s, failure="unsupported", message=message)
-        if lacking := _lacking_levers(layout):
-            message = f"the simulator has no {lacking}; leave it out"
+        if layout.offload != "none":
+            message = f"the simulator has no offload={layout.offload}; leave it out"
             return SimulatedProbe(ended_s=started_s, failure="unsupported", message=message)
         machine = Machine.of(self.cluster)
         peaks = rank_memory(layout, model, machine, seed=self.seed, effects=effects)
@@ -175,14 +174,3 @@ _FIRST_ITERATION: Final = 1.5
 """Time of the first iteration, relative to the others."""
 _HANGS: Final = 0.002
 """Share of the probes that hang."""
-
-
-def _lacking_levers(layout: Layout) -> str:
-    """The levers of memory of a layout that are not simulated; empty: there are none."""
-    simulated = {"recompute": RECOMPUTE_MODES, "recompute_layers": (ALL_LAYERS,)}
-    simulated |= {"offload": ("none",), "optimizer_states": ("fp32",)}
-    return ", ".join(
-        f"{name}={getattr(layout, name)}"
-        for name, values in simulated.items()
-        if getattr(layout, name) not in values
-    )

@@ -9,6 +9,7 @@ activations that differs between layouts.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +17,17 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
+from layout_tuner.search_spaces.layouts.recomputation import modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.simulation.knob_effects import NO_EFFECTS, HiddenEffects
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
-from layout_tuner.workers.simulation.steps import Held, held_parameters, stage_layers
+from layout_tuner.workers.simulation.steps import (
+    Held,
+    held_parameters,
+    layers_by_kind,
+    stage_layers,
+)
 from layout_tuner.workers.simulation.walk import Schedule, held_passes
 
 _FP32: Final = 4.0
@@ -55,13 +63,18 @@ def rank_memory(
     for rank, pairs in enumerate(held_passes(Schedule.of(layout))):
         chunks = range(rank, len(layers), layout.pp)
         allocated, reserved = _state_bytes(layout, model, [held[s] for s in chunks])
-        counts = [sum(map(model.has_experts, layers[s])) for s in chunks]
-        mixed = sum(counts) / layout.vpp
-        dense = sum(len(layers[s]) for s in chunks) / layout.vpp - mixed
-        kept = mixed * tensors.kept(True) + dense * tensors.kept(False)
-        waiting = mixed * tensors.late(True) + dense * tensors.late(False)
+        by_kind = (layers_by_kind(layout, model, stage, layers[stage]) for stage in chunks)
+        counts = sum(by_kind, start=Counter[tuple[bool, bool]]())
+        kept, waiting, beside = np.zeros(2), np.zeros(2), np.zeros(2)
+        # The layers of a stage that recompute come first: the backward pass ends with them.
+        for again in (False, True):
+            mixed, dense = (counts[experts, again] / layout.vpp for experts in (True, False))
+            if mixed + dense or not counts:
+                beside = np.maximum(beside, tensors.passing(mixed > 0, again) - kept)
+            kept = kept + mixed * tensors.kept(True, again) + dense * tensors.kept(False, again)
+            waiting = waiting + mixed * tensors.late(True) + dense * tensors.late(False)
         head = tensors.head() if rank == layout.pp - 1 else np.zeros(2)
-        beside = np.maximum(tensors.passing(mixed > 0), head)
+        beside = np.maximum(beside, head)
         held_at_once = [
             in_flight * kept + late * waiting + (in_flight - 1) * head for in_flight, late in pairs
         ]
@@ -86,17 +99,23 @@ def _state_bytes(layout: Layout, model: ModelShape, chunks: list[Held]) -> tuple
 
     Of what ZeRO-2 and 3 shard, two whole layers are there beside the own share.
     """
-    size, zero = element_bytes(layout.precision), layout.zero_stage
+    size, zero = float(element_bytes(layout.precision)), layout.zero_stage
     others, experts = sum(each.others for each in chunks), sum(each.experts for each in chunks)
     own = others / layout.zero_group_size + experts / layout.expert_zero_group_size
     layer = (model.num_layer_parameters - model.num_expert_parameters) / layout.tp_ranks
     layer += model.num_expert_parameters / (layout.etp * layout.ep)
     whole = others + experts
+    masters_and_moments = 8.0 if layout.precision == "fp32" else 12.0
+    masters_and_moments -= 4.0 if layout.optimizer_states == "bf16" else 0.0
+    weight = size
+    if layout.precision in NARROW:
+        inside = NARROW[layout.precision].weight_bytes(is_sharded=zero > 0)
+        weight = sum(sum(each.weight_bytes(size, inside)) for each in chunks) / max(whole, 1.0)
     window = own + min(2 * layer, whole) if layout.zero_group_size > 1 else whole
     sizes = (
-        size * (window if zero == 3 else whole),
+        weight * (window if zero == 3 else whole),
         _FP32 * (window if zero >= 2 else whole),
-        (8.0 if layout.precision == "fp32" else 12.0) * own,
+        masters_and_moments * own,
     )
     return sum(sizes), sum(map(_block, sizes))
 
@@ -148,32 +167,47 @@ class _Tensors:
         m = self.model
         return m.shared_expert_ffn_hidden_size if has_experts else m.ffn_hidden_size
 
-    def _layer(self, has_experts: bool) -> list[float]:
-        """Elements per token of each tensor that a layer keeps without recomputation."""
-        m, t, part = self.model, self.layout.tp, self._part
+    @property
+    def _stored(self) -> float:
+        """The kept input of a product, over what it is in the type of activations."""
+        narrow = NARROW.get(self.layout.precision)
+        return narrow.stored_bytes / self._size if narrow else 1.0
+
+    def _modules(self, again: bool) -> tuple[str, ...]:
+        return modules_of(self.layout.recompute) if again else ()
+
+    def _layer(self, has_experts: bool, modules: tuple[str, ...]) -> list[float]:
+        """Elements per token of each tensor that a layer keeps, if modules recompute."""
+        m, t, part, stored = self.model, self.layout.tp, self._part, self._stored
         attention = [m.query_size / t, m.kv_hidden_size / t, m.kv_hidden_size / t]
         if m.qk_norm:
             attention += attention[:2]
         statistics = _FP32 / self._size * m.num_heads / t
-        if self.layout.recompute != "selective":
+        if self.layout.precision in NARROW:
+            attention.append(stored * m.query_size / t)  # beside the one that attention keeps
+        if "core_attention" not in modules:
             attention += [m.query_size / t, statistics]
             if not self.fused_attention:
                 scores = m.num_heads / t * m.seq_length
                 attention += [scores, scores, *([scores / self._size] * bool(m.attention_dropout))]
         parts = 3 if m.family == "llama" else 2
-        inside = [self._feed_forward(has_experts) / t] * parts
+        width, gathered = self._feed_forward(has_experts) / t, self._width
+        inside = [*[width] * (parts - 1), stored * width]
+        if "mlp" in modules and not has_experts:
+            inside, gathered = [], part
         if has_experts:
-            came = [m.hidden_size * self._rows] if self.layout.ep > 1 else []
+            came = [stored * m.hidden_size * self._rows] if self.layout.ep > 1 else []
             inside += [m.moe_ffn_hidden_size / self.layout.etp * self._rows] * 2 + came
+        normed = [] if "layernorm" in modules else [stored * self._width, stored * gathered]
         masks = [part / self._size] * (2 if m.hidden_dropout else 0)  # of two sums, a byte each
         # The inputs of two norms, and of two products, which are gathered where tokens are cut.
-        return [part, part, self._width, self._width, *masks, *attention, *inside]
+        return [part, part, *normed, *masks, *attention, *inside]
 
-    def kept(self, has_experts: bool) -> Floats:
+    def kept(self, has_experts: bool, again: bool) -> Floats:
         """Bytes that a layer keeps from its forward to its backward pass."""
-        if self.layout.recompute == "full":
+        if again and self.layout.recompute == "full":
             return self._bytes([self._part])
-        return self._bytes(self._layer(has_experts))
+        return self._bytes(self._layer(has_experts, self._modules(again)))
 
     def late(self, has_experts: bool) -> Floats:
         """Bytes that products put off need: their inputs, and the gradients of their outputs."""
@@ -186,10 +220,13 @@ class _Tensors:
             inner = m.moe_ffn_hidden_size / self.layout.etp
             inputs += [m.hidden_size * self._rows, inner * self._rows]
             outputs += [2 * inner * self._rows, m.hidden_size * self._rows]
-        return self._bytes(inputs + outputs)
+        return self._bytes([self._stored * each for each in inputs + outputs])
 
-    def passing(self, has_experts: bool) -> Floats:
-        """Bytes of one layer's backward pass beside what is kept."""
+    def passing(self, has_experts: bool, again: bool) -> Floats:
+        """Bytes of one layer's backward pass beside what is kept.
+
+        The feed-forward is where the most is there: of two norms one is made again by then.
+        """
         m, layout = self.model, self.layout
         widest = self._feed_forward(has_experts) / layout.tp
         if has_experts:
@@ -202,7 +239,13 @@ class _Tensors:
             made.append(4 * others * m.kv_hidden_size / layout.tp)
         if layout.pp > 1:
             made += [self._part] * (2 if layout.vpp > 1 else 1)  # under way from and to neighbours
-        revived = self._layer(has_experts) if layout.recompute == "full" else []
+        modules = self._modules(again)
+        revived = [self._stored * self._width] if "layernorm" in modules else []
+        if "mlp" in modules and not has_experts:
+            parts = 3 if m.family == "llama" else 2
+            revived = [self._stored * self._width, *[widest] * (parts - 1), self._stored * widest]
+        if again and layout.recompute == "full":
+            revived = self._layer(has_experts, ())
         return self._bytes(made + revived)
 
     def head(self) -> Floats:

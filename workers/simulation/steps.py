@@ -8,7 +8,7 @@ schedule are walked together.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self
@@ -17,6 +17,8 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
+from layout_tuner.search_spaces.layouts.recomputation import layers_by_rank
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.simulation.blocks import AXES, DP, BlockTimes
 from layout_tuner.workers.simulation.knob_effects import NO_EFFECTS, HiddenEffect, HiddenEffects
@@ -37,6 +39,8 @@ NUM_BUCKETS: Final = 4
 _GRADIENT_BYTES: Final = 4.0
 _OPTIMIZER_BYTES: Final = 38.0
 """Adam reads and writes master, two moments and weight, reads the gradient twice and clears it."""
+_NARROW_MOMENTS_BYTES: Final = 8.0
+"""Of these, what moments of 16 bits save."""
 
 PARTS: Final = ("compute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s")
 """The parts of a step: the fields of `protocol.measurement.Breakdown`."""
@@ -57,6 +61,12 @@ class Held(NamedTuple):
     others: float
     """Of all but experts."""
     experts: float
+    outside: float
+    """Of the others, those of embedding and head."""
+
+    def weight_bytes(self, wide: float, inside: float) -> tuple[float, float]:
+        """Bytes of the others and of experts, with weights in layers of `inside` bytes each."""
+        return inside * self.others + (wide - inside) * self.outside, inside * self.experts
 
 
 def stage_layers(layout: Layout, model: ModelShape, *, by_work: bool) -> list[range]:
@@ -85,6 +95,15 @@ def stage_layers(layout: Layout, model: ModelShape, *, by_work: bool) -> list[ra
     return found
 
 
+def layers_by_kind(
+    layout: Layout, model: ModelShape, stage: int, layers: range
+) -> Counter[tuple[bool, bool]]:
+    """How many of a stage's layers there are, by whether they have experts and recompute."""
+    numbers = layers_by_rank(layout.recompute_layers) or (len(layers),)
+    first = layers.start + numbers[min(stage % layout.pp, len(numbers) - 1)]
+    return Counter((model.has_experts(layer), layer < first) for layer in layers)
+
+
 def held_parameters(layout: Layout, model: ModelShape, layers: Sequence[range]) -> list[Held]:
     """Parameters of each stage on one rank."""
     experts = model.num_expert_parameters / (layout.etp * layout.ep)
@@ -92,11 +111,14 @@ def held_parameters(layout: Layout, model: ModelShape, layers: Sequence[range]) 
     dense = model.dense.num_layer_parameters / layout.tp_ranks
     mixed = [sum(map(model.has_experts, each)) for each in layers]
     others = [n * layer + (len(each) - n) * dense for n, each in zip(mixed, layers, strict=True)]
-    others[0] += model.num_embedding_parameters / layout.tp_ranks
-    others[-1] += model.num_head_parameters / layout.tp_ranks
+    outside = [0.0] * len(layers)
+    ends = [(0, model.num_embedding_parameters), (-1, model.num_head_parameters)]
     if model.tied_embeddings and len(layers) > 1:
-        others[-1] += model.vocab_size * model.hidden_size / layout.tp_ranks
-    return [Held(*each) for each in zip(others, (n * experts for n in mixed), strict=True)]
+        ends.append((-1, model.vocab_size * model.hidden_size))
+    for stage, parameters in ends:
+        others[stage] += parameters / layout.tp_ranks
+        outside[stage] += parameters / layout.tp_ranks
+    return [Held(*each) for each in zip(others, (n * experts for n in mixed), outside, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,15 +142,16 @@ class StagePasses:
         stages = len(self.layers)
         kinds = [np.zeros((stages, len(AXES))) for _ in range(3)]
         dense, mixed = self.blocks
-        of_kinds = [
-            (block.forward, block.backward(weights_later=later), block.weights)
-            for block in ((dense, mixed) if mixed is not dense else (dense,))
-        ]
+        counts = [layers_by_kind(self.layout, self.model, *each) for each in enumerate(self.layers)]
+        of_kinds = {}
+        for experts, again in set().union(*counts):
+            block = mixed if experts else dense
+            backward = block.backward(weights_later=later, recomputes=again)
+            of_kinds[experts, again] = block.forward, backward, block.weights
         for stage, layers in enumerate(self.layers):
-            num_mixed = sum(map(self.model.has_experts, layers))
             for kind in (FORWARD, BACKWARD, WEIGHTS)[: 2 + later]:
-                kinds[kind][stage] += (len(layers) - num_mixed) * of_kinds[0][kind]
-                kinds[kind][stage] += num_mixed * of_kinds[-1][kind]
+                for which, count in counts[stage].items():
+                    kinds[kind][stage] += count * of_kinds[which][kind]
                 kinds[kind][stage, DP] += self._sharded_s(
                     kind, max(len(layers), 1), kinds[kind][stage].sum(), sums[stage]
                 )
@@ -177,12 +200,14 @@ class StagePasses:
         data, edp = placement.place("data"), placement.place("edp")
         others = placement.shards("data", layout.zero_group_size)
         experts = placement.shards("edp", layout.expert_zero_group_size)
-        return [
-            _Sum.of(
-                self.machine, layout, [(held.others, data, *others), (held.experts, edp, *experts)]
-            )
-            for held in held_parameters(layout, self.model, self.layers)
-        ]
+        size: float = element_bytes(layout.precision)
+        inside = NARROW[layout.precision].gathered_bytes if layout.precision in NARROW else size
+        found = []
+        for held in held_parameters(layout, self.model, self.layers):
+            around, routed = held.weight_bytes(size, inside)
+            groups = [(held.others, around, data, *others), (held.experts, routed, edp, *experts)]
+            found.append(_Sum.of(self.machine, layout, groups))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,23 +226,22 @@ class _Sum:
 
     @classmethod
     def of(
-        cls, machine: Machine, layout: Layout, held: Sequence[tuple[float, Place, Place, Place]]
+        cls,
+        machine: Machine,
+        layout: Layout,
+        held: Sequence[tuple[float, float, Place, Place, Place]],
     ) -> _Sum:
-        """Of parameters with their groups, ZeRO's shards of these, and the copies of each shard."""
-        collectives, zero, size = (
-            machine.collectives,
-            layout.zero_stage,
-            element_bytes(layout.precision),
-        )
+        """Of parameters, their bytes in a gather, their groups, ZeRO's shards, and copies."""
+        collectives, zero = machine.collectives, layout.zero_stage
         reduce_s = scatter_s = gather_s = own = 0.0
-        for parameters, every, shards, copies in held:
+        for parameters, gathered_bytes, every, shards, copies in held:
             if not parameters:
                 continue
             bucket = _GRADIENT_BYTES * parameters / NUM_BUCKETS
             own += parameters / shards.size
             scattered = NUM_BUCKETS * collectives.scatter_s(shards, bucket)
             copied = NUM_BUCKETS * collectives.reduce_s(copies, bucket / shards.size)
-            gather_s += collectives.gather_s(shards, size * parameters)
+            gather_s += collectives.gather_s(shards, gathered_bytes)
             if zero == 0:
                 reduce_s += NUM_BUCKETS * collectives.reduce_s(every, bucket)
             elif zero == 1:
@@ -225,12 +249,13 @@ class _Sum:
             else:
                 reduce_s += copied
                 scatter_s += scattered
+        saved = _NARROW_MOMENTS_BYTES if layout.optimizer_states == "bf16" else 0.0
         return cls(
             reduce_s=reduce_s,
             scatter_s=scatter_s,
             gather_s=gather_s,
-            update_s=machine.device.stream_s(_OPTIMIZER_BYTES * own, 10),
-            is_inside=all(place.is_inside for _, place, *_ in held),
+            update_s=machine.device.stream_s((_OPTIMIZER_BYTES - saved) * own, 10),
+            is_inside=all(place.is_inside for _, _, place, *_ in held),
         )
 
     def scaled(self, effect: HiddenEffect) -> Self:

@@ -153,7 +153,7 @@ def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
         expect(page.get_by_role("heading", name="Trial 2 COMPLETED")).to_be_visible()
 
 
-MARK = "simulated, not measured (simulator 1, seed 3)"
+MARK = "simulated, not measured (simulator 2, seed 3)"
 
 
 class Rehearsed(NamedTuple):

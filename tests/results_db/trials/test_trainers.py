@@ -201,7 +201,10 @@ def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableC
     assert stats.workers == {}
     record = store.trials.get(trial)
     assert record.state == "COMPLETED"
-    assert (record.measurement.trainer, record.measurement.trainer_version) == (SIMULATOR, "1")
+    assert (record.measurement.trainer, record.measurement.trainer_version) == (
+        SIMULATOR,
+        str(SIMULATOR_VERSION),
+    )
 
 
 def test_simulated_costs_are_those_of_the_simulated_clock(

@@ -566,7 +566,7 @@ def test_a_simulation_that_cannot_be_is_refused_in_words(changes: Any, problem: 
 
 def test_tables_of_simulated_campaigns_say_so() -> None:
     source = own_source("rehearsal", simulator_trainer(), seed=5)
-    assert source == "simulated by simulator-1, seed 5: layout-tuner campaign rehearsal"
+    assert source == "simulated by simulator-2, seed 5: layout-tuner campaign rehearsal"
     sizes = {"seq_length": 8, "num_devices": 1, "global_batch_size": 8}
     key = CellKey(source=source, cluster="box", model="tiny", **sizes)
     assert key.is_simulated

@@ -79,12 +79,12 @@ def test_simulated_probes_end_as_real_ones_and_say_what_they_are(service: Worked
     posted = service.posted()
     said, outcome = service.registrations[0], Outcome.from_mapping(posted[whole])
     assert said["allocation"]["launcher"] == "simulated"
-    assert said["trainers"] == {simulator_trainer(): "1"}
+    assert said["trainers"] == {simulator_trainer(): "2"}
     assert said["device"] == "simulated AMD MI250X GCD"
     assert said["nodes"][0]["name"] == "frontier-simulated-00000"
     measurement = outcome.measurement
     assert (measurement.trainer, measurement.memory_kind) == (simulator_trainer(), "simulated")
-    assert outcome.environment.backend == "simulator 1, nodes of seed 5"
+    assert outcome.environment.backend == "simulator 2, nodes of seed 5"
     assert {each.loss for each in measurement.iterations} == {None}, "nothing invents a loss"
     assert not measurement.losses_comparable
     assert not posted[whole]["measurement"]["shortened"]
