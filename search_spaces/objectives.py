@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.errors import ObjectiveInvalidError
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES
+from layout_tuner.search_spaces.throughput import executed_flops_per_token
 from layout_tuner.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and clients need the names alone
@@ -48,6 +50,12 @@ OBJECTIVE_FIGURES: Final = (
 """Fields of a measurement that objectives are computed from: those of `Measured`."""
 
 
+_DECIDING_FLOPS: Final = (
+    *("recompute", "recompute_layers", "schedule", "pipeline_split", "pipeline_layout"),
+)
+"""Knobs beside pp and vpp that decide which layers are recomputed."""
+
+
 class Measured(Protocol):
     """The fields of a measurement that objectives use."""
 
@@ -71,7 +79,7 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
     """The objective times the step time of each layout, for objectives that are throughputs.
 
     The FLOPs of a token are those that the trainer counts by: `ModelShape.model_flops_per_token`
-    and `hardware_flops_per_token`.
+    and `executed_flops_per_token`.
 
     Raises:
         ObjectiveInvalidError: the objective is unknown, or not a throughput.
@@ -89,11 +97,30 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
     if name == "model_tflops_per_device":
         return np.asarray(per_device * (model.model_flops_per_token / 1e12), dtype=np.float64)
     if name == "hardware_tflops_per_device":
-        by_mode = [model.hardware_flops_per_token(each) / 1e12 for each in RECOMPUTE_CHOICES]
-        return np.asarray(per_device * np.array(by_mode)[columns.recompute], dtype=np.float64)
+        return np.asarray(per_device * (_executed_flops(columns, model) / 1e12), dtype=np.float64)
     raise ObjectiveInvalidError(
         f"objective {name!r} is not one of the throughputs {', '.join(OBJECTIVES)}"
     )
+
+
+def _executed_flops(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """FLOPs of a token of each layout, recomputation included."""
+    import numpy as np
+
+    from layout_tuner.search_spaces.layouts.layout_columns import different_combinations
+
+    if not columns.recompute_layers.any():
+        by_mode = [model.hardware_flops_per_token(each) for each in RECOMPUTE_CHOICES]
+        return np.array(by_mode, dtype=np.float64)[columns.recompute]
+    named = {name: columns.words(name) for name in _DECIDING_FLOPS}
+    places = [place for _, place in named.values()]
+    found, of_each = different_combinations([columns.pp, columns.vpp, *places])
+    flops = []
+    for pp, vpp, *codes in found.T.tolist():
+        each = zip(named.items(), codes, strict=True)
+        knobs: dict[str, Any] = {name: words[code] for (name, (words, _)), code in each}
+        flops.append(executed_flops_per_token(Layout(pp=pp, vpp=vpp, **knobs), model))
+    return np.array(flops, dtype=np.float64)[of_each]
 
 
 def measured_objective(
