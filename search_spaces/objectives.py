@@ -12,7 +12,6 @@ from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.errors import ObjectiveInvalidError
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES
-from layout_tuner.search_spaces.throughput import executed_flops_per_token
 from layout_tuner.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:  # numpy takes 0.1 s to import, and clients need the names alone
@@ -79,7 +78,7 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
     """The objective times the step time of each layout, for objectives that are throughputs.
 
     The FLOPs of a token are those that the trainer counts by: `ModelShape.model_flops_per_token`
-    and `executed_flops_per_token`.
+    and `hardware_flops_per_token`.
 
     Raises:
         ObjectiveInvalidError: the objective is unknown, or not a throughput.
@@ -119,7 +118,8 @@ def _executed_flops(columns: LayoutColumns, model: ModelShape) -> Floats:
     for pp, vpp, *codes in found.T.tolist():
         each = zip(named.items(), codes, strict=True)
         knobs: dict[str, Any] = {name: words[code] for (name, (words, _)), code in each}
-        flops.append(executed_flops_per_token(Layout(pp=pp, vpp=vpp, **knobs), model))
+        layers = Layout(pp=pp, vpp=vpp, **knobs).recomputing_layers(model.num_layers)
+        flops.append(model.hardware_flops_per_token(knobs["recompute"], layers))
     return np.array(flops, dtype=np.float64)[of_each]
 
 

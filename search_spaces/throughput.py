@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.layouts.recomputation import layers_by_rank
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 MEASURED_PEAK: Final = "measured matmul"
@@ -37,7 +36,8 @@ class Throughput:
     @property
     def hardware_tflops_per_device(self) -> float:
         """Including recomputation."""
-        flops_per_token = executed_flops_per_token(self.layout, self.model)
+        layers = self.layout.recomputing_layers(self.model.num_layers)
+        flops_per_token = self.model.hardware_flops_per_token(self.layout.recompute, layers)
         return self.tokens_per_s_per_device * flops_per_token / 1e12
 
     @property
@@ -63,18 +63,3 @@ class Throughput:
             "hfu",
         )
         return {name: getattr(self, name) for name in names}
-
-
-def executed_flops_per_token(layout: Layout, model: ModelShape) -> int:
-    """Floating-point operations per token, with the recomputation in the layers that recompute."""
-    layers = None
-    if counts := layers_by_rank(layout.recompute_layers):
-        layers = [
-            layer
-            for rank in range(layout.pp)
-            for stage in layout.stages_of_rank(rank)
-            for layer in layout.layers_of_stage(stage, model.num_layers)[
-                : counts[rank % len(counts)]
-            ]
-        ]
-    return model.hardware_flops_per_token(layout.recompute, layers)

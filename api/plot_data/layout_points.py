@@ -17,7 +17,6 @@ from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, memory_headroom
-from layout_tuner.search_spaces.throughput import executed_flops_per_token
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.units import SECONDS_PER_HOUR
 
@@ -136,8 +135,9 @@ class PlotFacts:
             return None
         if objective == "model_tflops_per_device":
             return self.model.model_flops_per_token / 1e12 / float(num_devices)
-        layout = Layout(**knobs)
-        return executed_flops_per_token(layout, self.model) / 1e12 / float(num_devices)
+        layers = Layout(**knobs).recomputing_layers(self.model.num_layers)
+        flops = self.model.hardware_flops_per_token(knobs["recompute"], layers)
+        return flops / 1e12 / float(num_devices)
 
 
 def mark_traces(spots: Mapping[str, Spot]) -> list[Trace]:

@@ -19,7 +19,6 @@ from layout_tuner.documents.reading import (
     unknown_names,
 )
 from layout_tuner.errors import ModelShapeInvalidError
-from layout_tuner.search_spaces.layouts.recomputation import modules_of
 from layout_tuner.search_spaces.models.foreign_model import read_foreign
 from layout_tuner.search_spaces.physical_ranges import Range
 
@@ -404,14 +403,14 @@ class ModelShape:
         again = range(self.num_layers) if layers is None else layers
         dense = sum(not self.has_experts(layer) for layer in again)
         matrices = extra = 0
-        if recompute == "full" or "core_attention" in modules_of(recompute):
+        if recompute in ("full", "selective") or "core_attention" in recompute:
             positions = sum(self._positions_of(layer) for layer in again)
             extra = 4 * self.query_size * positions
         if recompute == "full":
             matrices = dense * self.dense.num_layer_matrix_parameters
             active = self.num_layer_matrix_parameters - self._idle_parameters
             matrices += (len(again) - dense) * active
-        elif "mlp" in modules_of(recompute):
+        elif "mlp" in recompute:
             products = 3 if self.family == "llama" else 2
             matrices = dense * products * self.hidden_size * self.ffn_hidden_size
         return self.model_flops_per_token + extra + 2 * matrices

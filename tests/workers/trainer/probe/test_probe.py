@@ -24,7 +24,6 @@ from layout_tuner.predictions.statistics.step_times import (
 )
 from layout_tuner.protocol.measurement_checks import refuse_contradictions
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.throughput import executed_flops_per_token
 from layout_tuner.workers.trainer.batches import Batch
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
 from layout_tuner.workers.trainer.probe.probe import run_probe
@@ -269,7 +268,8 @@ def test_the_formulas_count_the_operations_of_the_model(recompute: str, family: 
         return counter.get_total_flops()
 
     tokens = 8 * shape.seq_length
-    formula = executed_flops_per_token(layout, shape) * tokens
+    again = layout.recomputing_layers(shape.num_layers)
+    formula = shape.hardware_flops_per_token(mode, again) * tokens
     if "mlp" in mode:  # this trainer does not repeat the product whose output no gradient needs
         formula -= 2 * shape.hidden_size * shape.ffn_hidden_size * tokens
     # Flash attention's backward pass computes its scores again: 5 products instead of 4.
