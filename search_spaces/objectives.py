@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.errors import ObjectiveInvalidError
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES
 from layout_tuner.units import SECONDS_PER_HOUR
 
@@ -46,6 +47,12 @@ OBJECTIVE_FIGURES: Final = (
     "peak_memory_bytes",
 )
 """Fields of a measurement that objectives are computed from: those of `Measured`."""
+
+
+_DECIDING_FLOPS: Final = (
+    *("recompute", "recompute_layers", "schedule", "pipeline_split", "pipeline_layout"),
+)
+"""Knobs beside pp and vpp that decide which layers are recomputed."""
 
 
 class Measured(Protocol):
@@ -89,11 +96,31 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
     if name == "model_tflops_per_device":
         return np.asarray(per_device * (model.model_flops_per_token / 1e12), dtype=np.float64)
     if name == "hardware_tflops_per_device":
-        by_mode = [model.hardware_flops_per_token(each) / 1e12 for each in RECOMPUTE_CHOICES]
-        return np.asarray(per_device * np.array(by_mode)[columns.recompute], dtype=np.float64)
+        return np.asarray(per_device * (_executed_flops(columns, model) / 1e12), dtype=np.float64)
     raise ObjectiveInvalidError(
         f"objective {name!r} is not one of the throughputs {', '.join(OBJECTIVES)}"
     )
+
+
+def _executed_flops(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """FLOPs of a token of each layout, recomputation included."""
+    import numpy as np
+
+    from layout_tuner.search_spaces.layouts.layout_columns import different_combinations
+
+    if not columns.recompute_layers.any():
+        by_mode = [model.hardware_flops_per_token(each) for each in RECOMPUTE_CHOICES]
+        return np.array(by_mode, dtype=np.float64)[columns.recompute]
+    named = {name: columns.words(name) for name in _DECIDING_FLOPS}
+    places = [place for _, place in named.values()]
+    found, of_each = different_combinations([columns.pp, columns.vpp, *places])
+    flops = []
+    for pp, vpp, *codes in found.T.tolist():
+        each = zip(named.items(), codes, strict=True)
+        knobs: dict[str, Any] = {name: words[code] for (name, (words, _)), code in each}
+        layers = Layout(pp=pp, vpp=vpp, **knobs).recomputing_layers(model.num_layers)
+        flops.append(model.hardware_flops_per_token(knobs["recompute"], layers))
+    return np.array(flops, dtype=np.float64)[of_each]
 
 
 def measured_objective(

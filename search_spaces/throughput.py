@@ -36,7 +36,8 @@ class Throughput:
     @property
     def hardware_tflops_per_device(self) -> float:
         """Including recomputation."""
-        flops_per_token = self.model.hardware_flops_per_token(self.layout.recompute)
+        layers = self.layout.recomputing_layers(self.model.num_layers)
+        flops_per_token = self.model.hardware_flops_per_token(self.layout.recompute, layers)
         return self.tokens_per_s_per_device * flops_per_token / 1e12
 
     @property

@@ -19,7 +19,6 @@ from layout_tuner.api.plot_data.plot_data import both_ends
 from layout_tuner.api.plot_data.step_times import iterations
 from layout_tuner.api.plots.bars import keys, stacked
 from layout_tuner.api.plots.layout_map import layout_map
-from layout_tuner.api.plots.schedule_plot import schedule_plot
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.report.probe_command import MODEL_FILE, probe_command
 from layout_tuner.api.routes.trials import TrialPath
@@ -62,7 +61,7 @@ def show_trial(
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout, facts.campaign.stored.shown_knobs)),
         drawn=layout_map(trial.layout, campaign.stored.cluster),
-        schedule=schedule_plot(trial.layout, compute_s=facts.compute_s),
+        schedule=facts.schedule(),
         steps=_steps(facts),
         rows=[done[place] for place in both_ends(len(done), MAX_ROWS)],
         memory=facts.memory(),

@@ -10,6 +10,7 @@ from layout_tuner.api.campaigns.trials import cheap_probes
 from layout_tuner.api.formatting import measured_words, memory_of, moment, step_words, trainer_words
 from layout_tuner.api.plot_data.estimates import memory_by_stage
 from layout_tuner.api.plots.bars import PlotPart, step_parts
+from layout_tuner.api.plots.schedule_plot import schedule_plot
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.plots.svg import Plot
 from layout_tuner.api.ranked_columns import COLUMNS, device_peak_words
@@ -104,6 +105,12 @@ class TrialFacts:
         """The largest number in the plot of its memory."""
         peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
         return max((*peaks, self.campaign.stored.device_memory_bytes or 0))
+
+    def schedule(self) -> Plot | None:
+        """The pipeline schedule; None: it has too many stages to be drawn."""
+        trial, model = self.trial, self.campaign.stored.model
+        layers = trial.num_layers or (None if model is None else model.num_layers)
+        return schedule_plot(trial.layout, num_layers=layers, compute_s=self.compute_s)
 
     def memory(self, *, top_bytes: float | None = None) -> Plot | None:
         """Memory by stage, measured and estimated, below the capacity; None: neither is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from layout_tuner.api.plot_data.plot_data import both_ends
 from layout_tuner.api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
-from layout_tuner.predictions.estimates.links import traffic_by_level
+from layout_tuner.predictions.estimates.links import traffic_in_words
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.level_units import level_units
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -84,7 +84,7 @@ def layout_map(layout: Layout, cluster: Cluster | None = None) -> Plot:
         ),
         notes=(
             *_notes(layout, nodes, per_node, shown),
-            *([_traffic(layout, cluster)] if cluster and cluster.levels else []),
+            *_traffic(layout, cluster),
         ),
     )
 
@@ -101,11 +101,10 @@ def _units(layout: Layout, cluster: Cluster | None) -> tuple[tuple[str, int], ..
     return tuple((e.name, n) for e, n in sizes if (e.devices or 0) > node and n < devices)
 
 
-def _traffic(layout: Layout, cluster: Cluster) -> str:
+def _traffic(layout: Layout, cluster: Cluster | None) -> Iterator[str]:
     """Which axes communicate over which level of the network, smallest level first."""
-    carried = traffic_by_level(layout, cluster).items()
-    said = "; ".join(f"{name}: {', '.join(axes)}" for name, axes in carried if axes)
-    return f"Largest level of the network that each kind of group needs: {said or 'none'}."
+    if cluster is not None and (said := traffic_in_words(layout, cluster)):
+        yield f"Largest level of the network that each kind of group needs: {said}."
 
 
 def _node(

@@ -15,6 +15,11 @@ from layout_tuner.predictions.estimates.step_shape import idle_slots
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
+from layout_tuner.search_spaces.layouts.recomputation import (
+    ALL_LAYERS,
+    RECOMPUTE_MODES,
+    layers_by_rank,
+)
 from layout_tuner.search_spaces.layouts.schedules import splits_backward
 from layout_tuner.search_spaces.layouts.timed_schedule import (
     TimedPass,
@@ -69,16 +74,66 @@ class _Window(NamedTuple):
         return self.until * self.scale + _GAP + (at - self.since) * self.scale
 
 
-def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | None:
+class _Pace(NamedTuple):
+    """Durations of the stages' passes, in forward passes of a mean stage."""
+
+    units: tuple[float, ...]
+    """The forward pass of each stage; empty: they are equal."""
+    backward: float | tuple[float, ...]
+    """The backward pass of all stages, or of each, over its forward pass."""
+    mean: float
+    """Passes of a micro-batch on a rank, in the mean."""
+    slowest: float
+    """The same on the slowest rank."""
+
+    @classmethod
+    def of(cls, layout: Layout, num_layers: int | None) -> _Pace:
+        units, pp = _stage_units(layout), layout.pp
+        backward: float | tuple[float, ...] = 3.0 if layout.recompute == "full" else 2.0
+        if layout.recompute == "full" and (counts := layers_by_rank(layout.recompute_layers)):
+            backward = _backward_by_stage(layout, counts, num_layers)
+        if not units and not isinstance(backward, tuple):
+            every = layout.vpp * (1.0 + backward)
+            return cls(units, backward, every, every)
+        stages = layout.pp * layout.vpp
+        each = backward if isinstance(backward, tuple) else (backward,) * stages
+        busy = [
+            sum((units or (1.0,) * stages)[stage] * (1.0 + each[stage]) for stage in of_rank)
+            for of_rank in map(layout.stages_of_rank, range(pp))
+        ]
+        return cls(units, backward, sum(busy) / pp, max(busy))
+
+
+def _backward_by_stage(
+    layout: Layout, counts: tuple[int, ...], num_layers: int | None
+) -> float | tuple[float, ...]:
+    """Twice a forward pass, and one for the share of a stage's layers that recompute.
+
+    Thrice where that share is not known: the model is not.
+    """
+    if num_layers is None and not layout.is_written_out:
+        return 3.0
+    backward = [2.0] * (layout.pp * layout.vpp)
+    for rank in range(layout.pp):
+        for stage in layout.stages_of_rank(rank):
+            layers = len(layout.layers_of_stage(stage, num_layers or 0))
+            again = min(counts[rank % len(counts)], layers)
+            backward[stage] += again / layers if layers else 0.0
+    return tuple(backward) if len(set(backward)) > 1 else backward[0]
+
+
+def schedule_plot(
+    layout: Layout, *, num_layers: int | None = None, compute_s: float | None = None
+) -> Plot | None:
     """The schedule of a layout; None: it has too many stages to be drawn.
 
     The measured compute time of a step is spread over the passes; without it, the axis counts
-    forward passes.
+    forward passes. `num_layers`: the model's, where it is known.
     """
     if layout.pp * layout.vpp > MAX_STAGES:
         return None
-    backward = 3.0 if layout.recompute == "full" else 2.0
-    window = _window(layout, backward)
+    pace = _Pace.of(layout, num_layers)
+    window = _window(layout, pace)
     rows = both_ends(layout.pp, MAX_ROWS)
     height = _TOP + len(rows) * _ROW + 30.0
     return Plot(
@@ -86,22 +141,23 @@ def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | N
             _LEFT + max(window.width, _LEGEND) + 4.0,
             height,
             tag("g", _legend(layout), *_drawn_rows(window, rows), class_="schedule"),
-            _axis(layout, window, backward, compute_s, height - 24.0),
+            _axis(layout, window, pace, compute_s, height - 24.0),
             says=f"{_name(layout)} schedule of {layout.pp} "
             f"stages and {layout.num_microbatches} micro-batches",
         ),
-        notes=tuple(_notes(layout, window, backward, compute_s)),
+        notes=tuple(_notes(layout, window, pace, compute_s, num_layers)),
     )
 
 
-def bubble(layout: Layout) -> float:
+def bubble(layout: Layout, num_layers: int | None = None) -> float:
     """The idle share of the modelled schedule.
 
     For 1F1B and GPipe it is (pp - 1) / (vpp * m + pp - 1), equation 1 of arXiv:2104.04473 as a
-    share of the whole step. Of stages that are written out it is that of their times.
+    share of the whole step. Of stages that are written out, or of which some layers recompute, it
+    is that of their times.
     """
-    if layout.is_written_out:
-        return _bubble_of_stages(layout)
+    if layout.is_written_out or layout.recompute_layers != ALL_LAYERS:
+        return _bubble_of_stages(layout, _Pace.of(layout, num_layers))
     idle = float(idle_slots(LayoutColumns.of(layout)))
     return idle / (layout.num_microbatches + idle)
 
@@ -116,35 +172,30 @@ def _stage_units(layout: Layout) -> tuple[float, ...]:
     return tuple(each * len(layers) / sum(layers) for each in layers)
 
 
-def _bubble_of_stages(layout: Layout) -> float:
-    units, backward = _stage_units(layout), 3.0 if layout.recompute == "full" else 2.0
+def _bubble_of_stages(layout: Layout, pace: _Pace) -> float:
     few = min(layout.num_microbatches, 4 * layout.pp)
     timed = timed_schedule(
         pp=layout.pp,
         vpp=layout.vpp,
         num_microbatches=few,
-        backward_units=backward,
+        backward_units=pace.backward,
         schedule=layout.schedule,
-        stage_units=units,
+        stage_units=pace.units,
     )
-    slowest = max(
-        sum(units[stage] for stage in layout.stages_of_rank(rank)) for rank in range(layout.pp)
-    )
-    passes = 1.0 + backward
-    length = timed.length + (layout.num_microbatches - few) * slowest * passes
-    return 1.0 - layout.num_microbatches * layout.vpp * passes / length
+    length = timed.length + (layout.num_microbatches - few) * pace.slowest
+    return 1.0 - layout.num_microbatches * pace.mean / length
 
 
-def _window(layout: Layout, backward: float) -> _Window:
+def _window(layout: Layout, pace: _Pace) -> _Window:
     pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
-    drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
+    drawn = min(num_microbatches, enough_microbatches(pp, vpp, pace.mean / vpp - 1.0))
     schedule = timed_schedule(
         pp=pp,
         vpp=vpp,
         num_microbatches=drawn,
-        backward_units=backward,
+        backward_units=pace.backward,
         schedule=layout.schedule,
-        stage_units=_stage_units(layout),
+        stage_units=pace.units,
     )
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:
@@ -222,12 +273,12 @@ def _clipped(each: TimedPass, window: _Window) -> tuple[float, float]:
 
 
 def _axis(
-    layout: Layout, window: _Window, backward: float, compute_s: float | None, y: float
+    layout: Layout, window: _Window, pace: _Pace, compute_s: float | None, y: float
 ) -> Markup:
-    length = window.schedule.length + window.left_out * layout.vpp * (1.0 + backward)
+    length = window.schedule.length + window.left_out * pace.slowest
     end = f"{length:,.0f} passes"
     if compute_s is not None:
-        num_passes = layout.vpp * layout.num_microbatches * (1.0 + backward)
+        num_passes = layout.num_microbatches * pace.mean
         end = f"{length * (compute_s / num_passes):.4g} s"
     middle = None
     if window.is_broken:
@@ -242,10 +293,16 @@ def _axis(
 
 
 def _notes(
-    layout: Layout, window: _Window, backward: float, compute_s: float | None
+    layout: Layout,
+    window: _Window,
+    pace: _Pace,
+    compute_s: float | None,
+    num_layers: int | None,
 ) -> Iterator[str]:
-    times = "thrice" if backward > 2 else "twice"
-    why = ", since it recomputes the activations" if backward > 2 else ""
+    times = "thrice" if pace.backward == 3.0 else "twice"
+    why = ", since it recomputes the activations" if pace.backward == 3.0 else ""
+    if pace.backward not in (2.0, 3.0):
+        why = ", and longer by a forward pass of the layers that recompute"
     paler = "; every other model chunk has another shade" if layout.vpp > 1 else ""
     late = (
         " and its weight gradients together take" if splits_backward(layout.schedule) else " takes"
@@ -254,14 +311,19 @@ def _notes(
         f"A row is a pipeline stage, a number a micro-batch{paler}. A backward pass{late} {times} "
         f"as long as a forward pass{why}, and transfers take no time."
     )
+    if layout.recompute not in RECOMPUTE_MODES:
+        yield f"Backward passes are longer by the recomputation of {layout.recompute}: not drawn."
     if compute_s is not None:
         yield f"The measured compute time, {compute_s:.4g} s a step, is spread over the passes."
     formula = "(pp - 1) / (vpp * micro-batches + pp - 1)"
     if splits_backward(layout.schedule):
-        formula = f"with schedule=1f1b {bubble(replace(layout, schedule='1f1b')):.1%}"
+        formula = f"with schedule=1f1b {bubble(replace(layout, schedule='1f1b'), num_layers):.1%}"
     if layout.is_written_out:
         formula = "a pass takes as long as its stage has layers"
-    yield f"In this model a stage is idle for {bubble(layout):.1%} of the step: {formula}."
+    elif isinstance(pace.backward, tuple):
+        formula = "more layers recompute in some stages than in others"
+    idle = bubble(layout, num_layers)
+    yield f"In this model a stage is idle for {idle:.1%} of the step: {formula}."
     if window.is_broken:
         yield (
             f"The schedule is long: its start and its end are drawn, and the middle, which repeats "

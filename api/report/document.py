@@ -28,7 +28,6 @@ from layout_tuner.api.html.trial_facts import TrialFacts, knob_pairs
 from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices
 from layout_tuner.api.plots.bars import PlotPart, keys, stacked, swing
 from layout_tuner.api.plots.layout_map import layout_map
-from layout_tuner.api.plots.schedule_plot import schedule_plot
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.report.probe_command import commands
 from layout_tuner.documents.json_and_yaml import write_yaml
@@ -138,7 +137,7 @@ def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
         "figures": facts.figures,
         "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
         "map": layout_map(layout, facts.campaign.stored.cluster),
-        "schedule": schedule_plot(layout, compute_s=facts.compute_s) if is_pipeline else None,
+        "schedule": facts.schedule() if is_pipeline else None,
         "memory": facts.memory() if is_pipeline else None,
     }
 

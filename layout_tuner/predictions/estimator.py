@@ -21,6 +21,7 @@ from layout_tuner.predictions.belief.peaks.trainer_hypotheses import (
     quantiles,
 )
 from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
+from layout_tuner.predictions.estimates.links import traffic_in_words
 from layout_tuner.predictions.estimates.peak_memory import stage_memory
 from layout_tuner.predictions.estimates.step_time import TimePart, step_time_parts
 from layout_tuner.predictions.estimates.trainer_kernels import kernels_of
@@ -58,6 +59,8 @@ class LayoutEstimate:
     cluster: str
     constants: str
     """Where the constants of the cluster come from."""
+    levels: str
+    """The largest level of the network that each axis needs, in words; empty: it has none."""
     layout: Layout
     precision: str
     num_nodes: int
@@ -114,6 +117,8 @@ class LayoutEstimate:
         """Plain JSON values by name, the estimate of the job among its fields."""
         values = asdict(self)
         of_job = values.pop("job_estimate")
+        if not self.levels:
+            del values["levels"]
         values["job"] = None if of_job is None else values["job"] | of_job
         return values | {"model": self.model.to_mapping(), "layout": self.layout.to_mapping()}
 
@@ -166,6 +171,7 @@ class Estimator:
             model=self.model,
             cluster=self.cluster.name,
             constants=self.cluster.source,
+            levels=traffic_in_words(layout, self.cluster),
             layout=layout,
             precision=layout.precision,
             num_nodes=layout.num_nodes,

@@ -35,7 +35,7 @@ DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
     "GH200": _HOPPER,
     # HGX B200 data sheet over its 8 devices: 640 TFLOP/s of fp32, and with sparsity, half of it
     # dense, 36 PFLOP/s of bf16 and 72 of fp8; dense, 72 of fp4. HGX B300: the same but 600 TFLOP/s
-    # of fp32, and 108 PFLOP/s of fp4.
+    # of fp32, and 108 PFLOP/s of fp4 (its table of one device rounds the 13.5 to 14).
     "B200": _peaks(80e12, 2250e12, 4500e12, "mxfp8", 9000e12),
     "B300": _peaks(75e12, 2250e12, 4500e12, "mxfp8", 13500e12),
     # GB200 NVL72 data sheet over its 72 devices: 5,760 TFLOP/s of fp32, and with sparsity, half of
@@ -47,7 +47,8 @@ DEVICE_PEAKS: Final[Mapping[str, Peaks]] = {
     "MI250X": {"fp32": 47.9e12, "bf16": 191.5e12, "fp16": 191.5e12},
     # MI300X data sheet: matrix units; fp8 is the kind without negative zero (fnuz).
     "MI300X": {"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
-    # MI355X data sheet: matrix units; fp8 is OCP's, with and without scales of blocks.
+    # MI355X data sheet: matrix units, 2.5 PFLOP/s of bf16 and 5 of fp8, which is OCP's, with and
+    # without scales of blocks. Its 10.1 PFLOP/s of MXFP4 are not those of nvfp4, which it lacks.
     "MI355X": _peaks(157.3e12, 2516.6e12, 5033.2e12, "mxfp8"),
 }
 """Dense matrix peaks of one device, without sparsity, by a part of the device's name."""

@@ -21,6 +21,7 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import (
 from layout_tuner.search_spaces.layouts.recomputation import (
     ALL_LAYERS,
     RECOMPUTE_CHOICES,
+    layers_by_rank,
     read_recompute,
     read_recompute_layers,
 )
@@ -337,6 +338,17 @@ class Layout:
         each = self.counted_layers(num_layers) // (self.pp * self.vpp)
         first = stage * each - self.counted_ends[0]
         return range(max(first, 0), min(first + each, num_layers))
+
+    def recomputing_layers(self, num_layers: int) -> list[int] | None:
+        """The layers that recompute what `recompute` says, of so many; None: all."""
+        if not (counts := layers_by_rank(self.recompute_layers)):
+            return None
+        return [
+            layer
+            for rank in range(self.pp)
+            for stage in self.stages_of_rank(rank)
+            for layer in self.layers_of_stage(stage, num_layers)[: counts[rank % len(counts)]]
+        ]
 
     @property
     def is_v_shaped(self) -> bool:

@@ -288,3 +288,17 @@ class LayoutColumns:
     @property
     def global_batch_size(self) -> Ints:
         return self.dp * self.micro_batch_size * self.num_microbatches
+
+
+def different_combinations(knobs: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The different combinations of numbers, a column each, and the place of each layout's.
+
+    Combinations are compared as one number: rows of an array take 50 times as long to sort.
+    """
+    each = np.broadcast_arrays(*knobs)
+    codes = np.zeros(each[0].shape, dtype=np.int64)
+    for knob in each:
+        _, places = np.unique(knob, return_inverse=True)
+        codes = codes * (int(places.max()) + 1) + places.reshape(codes.shape)
+    _, firsts, place = np.unique(codes, return_index=True, return_inverse=True)
+    return np.stack([knob.reshape(-1)[firsts] for knob in each]), place.reshape(codes.shape)

@@ -45,19 +45,21 @@ def timed_schedule(
     pp: int,
     vpp: int,
     num_microbatches: int,
-    backward_units: float,
+    backward_units: float | tuple[float, ...],
     schedule: Schedule = "1f1b",
     stage_units: tuple[float, ...] = (),
     weights_units: float = 1.0,
 ) -> TimedSchedule:
     """Starts each pass when its rank is free and its input is there.
 
-    A backward pass takes `backward_units` as long as a forward pass, and `weights_units` less where
-    it leaves out the products of weight gradients. `stage_units`: durations of the stages' passes
-    over those of a mean stage; empty: they are equal.
+    A backward pass takes `backward_units` as long as a forward pass (a number for all stages, or
+    one for each), and `weights_units` less where it leaves out the products of weight gradients.
+    `stage_units`: durations of the stages' passes over those of a mean stage; empty: all equal.
     """
-    durations = {"forward": 1.0, "backward": backward_units, "weights": weights_units}
-    durations["backward"] -= weights_units if splits_backward(schedule) else 0.0
+    durations: dict[Kind, float] = {"forward": 1.0, "weights": weights_units}
+    if not isinstance(backward_units, tuple):
+        backward_units = (backward_units,) * (pp * vpp)
+    put_off = weights_units if splits_backward(schedule) else 0.0
     waiting = [_passes(rank, pp, vpp, num_microbatches, schedule)[::-1] for rank in range(pp)]
     ranks: list[list[TimedPass]] = [[] for _ in range(pp)]
     # When the pass of a stage and micro-batch ended.
@@ -77,7 +79,8 @@ def timed_schedule(
                 passes.pop()
                 free = ranks[rank][-1].end if ranks[rank] else 0.0
                 start = max(free, arrived)
-                end = start + durations[kind] * units[stage]
+                duration = durations.get(kind, backward_units[stage] - put_off)
+                end = start + duration * units[stage]
                 ends[kind, stage, microbatch] = end
                 ranks[rank].append(TimedPass(kind, chunk, microbatch, start, end))
     return TimedSchedule(ranks, max(passes[-1].end for passes in ranks))

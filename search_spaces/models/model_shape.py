@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
@@ -365,11 +365,16 @@ class ModelShape:
         The sequence s without a window w: the half that the causal mask hides counts too, as in
         arXiv:2104.04473. Likewise with a window twice the pairs inside it: (s^2 - (s - w)^2) / s.
         """
-        s, window = self.seq_length, self.attention_window
-        if window is None or window >= s:
-            return self.num_layers * s
-        whole = self.num_layers // self.full_attention_every if self.full_attention_every else 0
-        return whole * s + (self.num_layers - whole) * (window * (2 * s - window) // s)
+        every = self.full_attention_every or self.num_layers + 1
+        whole = self.num_layers // every
+        return whole * self._positions_of(every - 1) + (
+            self.num_layers - whole
+        ) * self._positions_of(0)
+
+    def _positions_of(self, layer: int) -> int:
+        """Positions that a token's products are counted over in a layer, counted from 0."""
+        s, window = self.seq_length, self.window_of(layer)
+        return s if window is None else window * (2 * s - window) // s
 
     @property
     def logit_forward_flops_per_token(self) -> int:
@@ -385,23 +390,30 @@ class ModelShape:
             "leave it out"
         )
 
-    def hardware_flops_per_token(self, recompute: str, share: float = 1.0) -> int:
-        """Floating-point operations per token with recomputation in a share of the layers.
+    def hardware_flops_per_token(
+        self, recompute: str, layers: Collection[int] | None = None
+    ) -> int:
+        """Floating-point operations per token with recomputation in some layers; None: in all.
 
-        Full recomputation runs every block's forward pass twice (and the output projection once),
+        Full recomputation runs a block's forward pass twice (and the output projection once),
         selective recomputation the two attention products (arXiv:2205.05198), that of `mlp` those
-        of dense feed-forwards. What is not a product does not count.
+        of a dense feed-forward, as Megatron-LM repeats them; the embedded trainer leaves out the
+        last of them, whose output no gradient needs. What is not a product does not count.
         """
-        extra = 0
+        again = range(self.num_layers) if layers is None else layers
+        dense = sum(not self.has_experts(layer) for layer in again)
+        matrices = extra = 0
+        if recompute in ("full", "selective") or "core_attention" in recompute:
+            positions = sum(self._positions_of(layer) for layer in again)
+            extra = 4 * self.query_size * positions
         if recompute == "full":
-            extra = self.layers_forward_flops_per_token
-        if recompute == "selective" or "core_attention" in recompute:
-            extra = self.attention_forward_flops_per_token
-        if "mlp" in recompute:
+            matrices = dense * self.dense.num_layer_matrix_parameters
+            active = self.num_layer_matrix_parameters - self._idle_parameters
+            matrices += (len(again) - dense) * active
+        elif "mlp" in recompute:
             products = 3 if self.family == "llama" else 2
-            layers = self.num_layers - self.num_expert_layers
-            extra += 2 * products * self.hidden_size * self.ffn_hidden_size * layers
-        return self.model_flops_per_token + round(share * extra)
+            matrices = dense * products * self.hidden_size * self.ffn_hidden_size
+        return self.model_flops_per_token + extra + 2 * matrices
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values, without later fields at their defaults."""

@@ -26,8 +26,10 @@ LAYOUTS = (
     Layout(num_nodes=2, tp=2, pp=2, dp=4, num_microbatches=8, recompute="full"),
     Layout(tp=4, micro_batch_size=2, num_microbatches=3, recompute="selective"),
     Layout(num_nodes=3, dp=24, micro_batch_size=4),
+    Layout(tp=2, pp=4, num_microbatches=8, recompute="full", recompute_layers="4/2/1/0"),
+    Layout(tp=4, pp=2, vpp=2, num_microbatches=4, recompute="mlp", recompute_layers="2"),
 )
-STEP_S = np.array([0.5, 2.0, 8.0])
+STEP_S = np.array([0.5, 2.0, 8.0, 3.0, 1.0])
 
 
 COLUMNS = LayoutColumns.of_each(LAYOUTS)

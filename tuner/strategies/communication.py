@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.links import GroupLinks, level_links
+from layout_tuner.predictions.estimates.step_shape import forward_passes, recomputing_share
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
 from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.search_spaces.clusters.cluster import Cluster
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
@@ -59,14 +60,14 @@ def communication_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster)
 def _axes(columns: LayoutColumns, model: ModelShape) -> Iterator[tuple[Ints, Floats, Floats]]:
     """The ranks of each axis, (n - 1) / n of the bytes that a rank sends, and how often.
 
-    A sum sends its elements twice at 16 bits, forward ones again with full recomputation. Weights
-    are gathered twice and their gradients scattered once, at 16 bits, for each micro-batch; over
-    replicas their gradients are summed in fp32 once a step.
+    A sum sends its elements twice at 16 bits, forward ones again with full recomputation, in the
+    layers that recompute. Weights are gathered twice and their gradients scattered once, at 16
+    bits, for each micro-batch; over replicas their gradients are summed in fp32 once a step.
     """
     layers = model.num_layers / columns.pp
     blocks = layers * columns.num_microbatches
     tokens = columns.micro_batch_size * model.seq_length / columns.cp * blocks
-    passes = np.where(columns.recompute == code_of("recompute", "full"), 2.0, 1.0)
+    passes = forward_passes(columns, recomputing_share(columns, model))
     sums = layer_sums(model, columns.tp, columns.tp_columns)
     for ranks, each in ((columns.tp_columns, sums.columns), (columns.tp, sums.tp)):
         yield ranks, 2.0 * 2.0 * tokens * (passes * each.forward + each.backward), 4.0 * blocks

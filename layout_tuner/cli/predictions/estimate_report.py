@@ -86,6 +86,7 @@ def _answer(report: dict[str, Any]) -> Iterator[str]:
             f"{counted(report['global_batch_size'], 'sequence')} a step, "
             f"{report['tokens_per_step']:,} tokens",
         ),
+        *([("levels", f"each axis needs {levels}")] if (levels := report.get("levels")) else []),
     ):
         yield from _wrapped(f"{label:<15}{value}", indent=15)
 

@@ -313,6 +313,14 @@ def traffic_by_level(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, .
     return {name: tuple(axis for axis, at in reached.items() if at == name) for name in names}
 
 
+def traffic_in_words(layout: Layout, cluster: Cluster) -> str:
+    """`traffic_by_level` as "tray: tp; domain: ep, dp", or none; empty: there are no levels."""
+    if not cluster.levels:
+        return ""
+    carried = traffic_by_level(layout, cluster).items()
+    return "; ".join(f"{name}: {', '.join(axes)}" for name, axes in carried if axes) or "none"
+
+
 def shared_bandwidths(cluster: Cluster, stride: Ints | int, alone: Floats) -> Floats:
     """Bandwidth inside a node of groups whose ranks are so far apart, which is `alone` for one.
 

@@ -6,7 +6,6 @@ different pipeline among many layouts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Floats, Ints
 from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, SCHEDULES, Layout
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, different_combinations
 from layout_tuner.search_spaces.layouts.schedules import Schedule
 from layout_tuner.search_spaces.layouts.timed_schedule import held_layers, timed_schedule
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -25,9 +24,9 @@ HELD_ROUNDS: Final = 4
 """Micro-batches, in pipeline depths, beyond which a V-shaped schedule holds no more."""
 
 _WEIGHTS_UNITS: Final = 0.8
-"""Time of the products of weight gradients over that of a forward pass, which beside as many
-products has attention and what is elementwise: 20 % of a block of 4,096 features on as many tokens
-(arXiv:2405.15362, table 3, has 0.6 to 1)."""
+"""Time of the products of weight gradients over that of a forward pass. An assumption: a forward
+pass has as many products, and beside them attention and what is elementwise, which takes about 20 %
+of a block of 4,096 features on as many tokens."""
 
 _LAYERS, _DENSE, _IN_FLIGHT, _LATE = range(4)
 
@@ -51,7 +50,7 @@ class RankStages:
         words, text = columns.words("pipeline_layout")
         held = np.minimum(columns.num_microbatches, HELD_ROUNDS * columns.pp)
         knobs = (columns.pp, columns.vpp, columns.schedule, columns.pipeline_split, text, held)
-        found, place = _different([np.where(is_own, knob, 0) for knob in knobs])
+        found, place = different_combinations([np.where(is_own, knob, 0) for knob in knobs])
         numbers = np.zeros((found.shape[1], 4, max(int(found[0].max()), 1)))
         for row, (pp, vpp, schedule, split, word, m) in enumerate(found.T.tolist()):
             if pp:
@@ -124,26 +123,14 @@ def v_idle_slots(columns: LayoutColumns, forward_passes: Floats) -> Floats:
     )  # few different ones, where some layers repeat theirs
     knobs = (columns.schedule, columns.pp, columns.num_microbatches, 4.0 * passes)
     is_own = columns.is_v_shaped & (columns.pp > 1)
-    found, place = _different([np.where(is_own, knob, 0).astype(np.int64) for knob in knobs])
+    found, place = different_combinations(
+        [np.where(is_own, knob, 0).astype(np.int64) for knob in knobs]
+    )
     idle = [
         _v_idle(SCHEDULES[schedule], pp, m, passes / 4.0) if pp else 0.0
         for schedule, pp, m, passes in found.T.tolist()
     ]
     return np.array(idle)[place]
-
-
-def _different(knobs: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """The different combinations of numbers, a column each, and the place of each layout's.
-
-    Combinations are compared as one number: rows of an array take 50 times as long to sort.
-    """
-    each = np.broadcast_arrays(*knobs)
-    codes = np.zeros(each[0].shape, dtype=np.int64)
-    for knob in each:
-        _, places = np.unique(knob, return_inverse=True)
-        codes = codes * (int(places.max()) + 1) + places.reshape(codes.shape)
-    _, firsts, place = np.unique(codes, return_index=True, return_inverse=True)
-    return np.stack([knob.reshape(-1)[firsts] for knob in each]), place.reshape(codes.shape)
 
 
 @lru_cache(maxsize=4096)

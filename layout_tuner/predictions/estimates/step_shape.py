@@ -158,7 +158,7 @@ class StepShape:
         scores = np.where(columns.repeats("core_attention"), 1.0, 0.0)
         by_operator = float(kernels.repeats_by_operator)
         embedding, head = map(_floats, columns.counted_ends)
-        share = _recomputing_share(columns, model)
+        share = recomputing_share(columns, model)
         return cls(
             model=model,
             cluster=cluster,
@@ -174,7 +174,7 @@ class StepShape:
             wide_flops_per_s=np.take(peaks, wide_codes(columns.precision)),
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / floats["tp"], 1.0)
             / floats["tp_columns"],
-            forward_passes=_forward_passes(columns, share),
+            forward_passes=forward_passes(columns, share),
             recomputing_share=share,
             recomputes_attention=scores - selective * by_operator,
             recomputes={name: _floats(columns.repeats(name)) for name in RECOMPUTE_MODULES[1:]},
@@ -330,7 +330,7 @@ def _offloaded_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) ->
     return np.where(is_here, 2.0 * max(model.num_layers - 2, 0) * kept_bytes / link, 0.0)
 
 
-def _recomputing_share(columns: LayoutColumns, model: ModelShape) -> Floats | None:
+def recomputing_share(columns: LayoutColumns, model: ModelShape) -> Floats | None:
     """Share of the layers that recompute on the slowest path; None: all, in every layout.
 
     A pipeline takes (m - 1) times its slowest stage, and once the sum of all stages.
@@ -354,10 +354,10 @@ def idle_slots(columns: LayoutColumns, share: Floats | None = None) -> Floats:
     if not columns.splits_backward.any():
         return np.asarray(later / columns.vpp, dtype=np.float64)
     if columns.is_v_shaped.any():
-        own = v_idle_slots(columns, _forward_passes(columns, share))
+        own = v_idle_slots(columns, forward_passes(columns, share))
         plain = replace(columns, schedule=np.where(columns.is_v_shaped, 0, columns.schedule))
         return np.where(columns.is_v_shaped, own, idle_slots(plain, share))
-    passes = 1.0 + _forward_passes(columns, share)
+    passes = 1.0 + forward_passes(columns, share)
     late = np.minimum(columns.num_microbatches, columns.pp) - 1.0
     return np.where(
         columns.schedule == _ZERO_BUBBLE,
@@ -372,5 +372,6 @@ def _rank_layers(columns: LayoutColumns, model: ModelShape) -> tuple[Bools, Floa
     return own.is_own, *own.last_and_most(np.broadcast_to(columns.last_rank, columns.shape))
 
 
-def _forward_passes(columns: LayoutColumns, share: Floats | None) -> Floats:
+def forward_passes(columns: LayoutColumns, share: Floats | None) -> Floats:
+    """Forward passes of a step's blocks, those of full recomputation included."""
     return np.where(columns.recompute == _FULL, 2.0 if share is None else 1.0 + share, 1.0)

@@ -551,7 +551,11 @@ class _Job:
         values = self.values
         values.check_optimizer("optimizer.name")
         for key, why, *names in (
-            ("training.enable_cpu_offload", "the host's memory has no knob", "zero_stage"),
+            (
+                "training.enable_cpu_offload",
+                "weights too are offloaded, which no knob says",
+                "zero_stage",
+            ),
             ("fault_tolerance.enable", "replicas that come and go have no counterpart", "dp"),
             ("optimizer.early_step_in_backward", "no knob says it"),
             ("parallelism.disable_loss_parallel", "no knob says it"),

@@ -261,3 +261,37 @@ def test_unequal_stages_and_v_schedules_are_drawn() -> None:
         assert f"{name} schedule of 4 stages" in str(v.svg)
         assert "weight gradients" in str(v.svg)
     assert bubble(replace(equal, schedule="zbv", vpp=2)) < bubble(equal)
+
+
+@pytest.mark.parametrize(
+    ("layers", "idle"),
+    [
+        ("all", 3 / 11),
+        ("8", 3 / 11),
+        ("4", 3 / 11),
+        # Passes of the first rank take 4 units, of the others 3.
+        ("8/0/0/0", 1 - 8 * 13 / 4 / (4 + 3 * 2 + 4 + 8 * 3)),
+    ],
+)
+def test_layers_that_recompute_make_passes_longer(layers: str, idle: float) -> None:
+    layout = Layout(pp=4, num_microbatches=8, recompute="full", recompute_layers=layers)
+    assert bubble(layout, 32) == pytest.approx(idle, abs=1e-12)
+    uneven = isinstance(layers, str) and "/" in layers
+    plot = schedule_plot(layout, num_layers=32)
+    assert plot is not None
+    assert any("more layers recompute in some stages" in note for note in plot.notes) == uneven
+    assert any("thrice" in note for note in plot.notes) == (layers in ("all", "8"))
+
+
+def test_an_axis_counts_the_layers_that_recompute() -> None:
+    half = Layout(pp=2, num_microbatches=4, recompute="full", recompute_layers="4")
+    for layout, num_layers, passes in (
+        (half, 16, 17.5),  # 5 * (1 + 2.5)
+        (half, None, 20),
+        (replace(half, recompute_layers="all"), 16, 20),
+        (replace(half, recompute="mlp"), 16, 15),
+    ):
+        plot = schedule_plot(layout, num_layers=num_layers)
+        assert plot is not None
+        assert f">{passes:,.0f} passes<" in plot.svg
+        assert any("by the recomputation of mlp" in n for n in plot.notes) == (passes == 15)

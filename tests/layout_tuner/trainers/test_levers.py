@@ -12,11 +12,14 @@ from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.deepspeed import DEEPSPEED
 from layout_tuner.trainers.embedded import EMBEDDED
+from layout_tuner.trainers.found_jobs.job_file import JobFile
+from layout_tuner.trainers.found_jobs.read_job import read_job
 from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE
 from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM
 from layout_tuner.trainers.nanotron import NANOTRON
 from layout_tuner.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_MAIN
+from tests.exports.exported_files import exported_texts
 
 DENSE = model_preset("llama-7b")
 
@@ -126,3 +129,13 @@ def test_megatron_recomputes_modules_everywhere() -> None:
 def test_bridge_places_written_stages() -> None:
     written = MEGATRON_BRIDGE.placement_values(job(pp=2, dp=4, pipeline_layout="Et*15|t*17L"))
     assert written["model"]["pipeline_model_parallel_layout"] == "Et*15|t*17L"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "name"), [("deepspeed", "ds_config.json"), ("accelerate", "accelerate.yaml")]
+)
+def test_an_exported_offload_is_read_back(trainer: str, name: str) -> None:
+    asked = job(offload="optimizer")
+    found = read_job(JobFile(name=name, text=exported_texts(trainer, asked)[name]))
+    assert found.values["offload"] == "optimizer"
+    assert not found.not_understood

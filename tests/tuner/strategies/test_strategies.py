@@ -288,6 +288,19 @@ def test_the_communication_of_a_step_takes_the_seconds_worked_out_by_hand(
     assert communication_s(columns, MODEL, MACHINE)[0] == pytest.approx(expected_s)
 
 
+def test_layers_that_recompute_communicate_again() -> None:
+    half, every = (
+        layout(tp_columns=8, recompute="full", recompute_layers=layers) for layers in ("1", "all")
+    )
+    seconds = [
+        communication_s(LayoutColumns.of_each([each]), MODEL, MACHINE)[0]
+        for each in (replace(every, recompute="none"), half, every)
+    ]
+    assert MODEL.num_layers == 2
+    assert seconds[1] == pytest.approx((seconds[0] + seconds[2]) / 2)
+    assert seconds[2] > 1.5 * seconds[0]
+
+
 def test_the_least_communication_comes_first() -> None:
     """1.8, 2.2, 4.2, 4.5 and 6.2 ms."""
     by_hand = [CASES[place][0] for place in (2, 1, 3, 0, 4)]

@@ -17,7 +17,11 @@ from layout_tuner.trainers.found_jobs.found_job import (
     Stated,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import assume_script, note_engine
+from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import (
+    assume_script,
+    note_engine,
+    offloads_optimizer,
+)
 from layout_tuner.trainers.found_jobs.own_scripts.statements import (
     AUTO,
     Statements,
@@ -270,6 +274,8 @@ def _note_deepspeed(
         miss(findings, stage, "it is not a stage from 0 to 3", name="zero_stage")
     else:
         note(findings, "zero_stage", stage, whole_number(stage))
+    if offloads_optimizer(findings, left.look("offload_optimizer_device")):
+        left.take("offload_optimizer_device")
     findings.assume("zero_replicas", 1, "DeepSpeed shards over all replicas")
     if "num_microbatches" not in findings.read:
         if steps is not None and steps.value != AUTO:

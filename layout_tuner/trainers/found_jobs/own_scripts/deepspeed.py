@@ -60,12 +60,13 @@ _IRRELEVANT_PREFIXES: Final = names(
 
 _OFF: Final[tuple[Any, ...]] = (None, False, "none", 0, "", {})
 """Optimizers with two states a weight, as here."""
+_OFFLOAD: Final = "zero_optimization.offload_optimizer.device"
 _REFUSED: Final = {
     "elasticity.enabled": ("global_batch_size", "the batch follows from the ranks at the start"),
     "amp.enabled": ("precision", "NVIDIA's apex chooses the types of numbers"),
     "zero_optimization.zero_quantized_weights": ("", "weights are gathered in int8 (ZeRO++)"),
     "zero_optimization.zero_quantized_gradients": ("", "gradients are reduced in int4 (ZeRO++)"),
-    "zero_optimization.offload_optimizer.device": ("", "optimizer states leave the device"),
+    _OFFLOAD: ("", "optimizer states leave the device"),
     "zero_optimization.offload_param.device": ("", "weights leave the device"),
     "zero_optimization.cpu_offload": ("", "optimizer states leave the device"),
     "zero_optimization.cpu_offload_params": ("", "weights leave the device"),
@@ -119,8 +120,12 @@ def note_engine(
     _note_batch(findings, left, is_filled)
     _note_precision(findings, left, is_filled)
     _note_recomputation(findings, left)
+    part = left.take("zero_optimization.offload_optimizer.ratio")
+    is_whole = part is None or part.value == 1
     for path, (name, why) in _REFUSED.items():
         each = left.take(path)
+        if path == _OFFLOAD and is_whole and offloads_optimizer(findings, each):
+            continue
         if each is not None and each.value not in _OFF:
             miss(findings, each, why, name=name)
     optimizer = left.take("optimizer.type")
@@ -135,6 +140,14 @@ def assume_script(findings: Findings) -> None:
         assume_rest(findings, name, 1, "nothing states another degree; the script may")
     assume_rest(findings, "recompute", "none", "nothing turns recomputation on; the script may")
     assume_rest(findings, "sequence_parallel", False, "DeepSpeed and FSDP do not share it over tp")
+
+
+def offloads_optimizer(findings: Findings, stated: Stated | None) -> bool:
+    """Notes that the optimizer is on the host, if a statement says so and ZeRO has a section."""
+    is_here = stated is not None and stated.value == "cpu" and bool(findings.value("zero_stage"))
+    if stated is not None and is_here:
+        note(findings, "offload", stated, "optimizer")
+    return is_here
 
 
 def _note_zero(findings: Findings, left: Statements, stated: Mapping[str, Stated]) -> None:

@@ -53,6 +53,10 @@ class Statements:
         self._used.update(found)
         return self._stated[found[0]] if found else None
 
+    def look(self, name: str) -> Stated | None:
+        """A statement that stays to be taken."""
+        return self._stated.get(name)
+
     def take_all(self, prefix: str) -> Iterator[tuple[str, Stated]]:
         """All whose names begin so."""
         for name in self._stated:

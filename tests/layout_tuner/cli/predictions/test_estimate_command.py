@@ -136,6 +136,15 @@ def test_throughput_and_utilization_follow_from_the_step_time() -> None:
     assert found["hfu"] == pytest.approx(found["mfu"]), "nothing is recomputed"
 
 
+def test_the_levels_that_each_axis_needs_are_one_line() -> None:
+    trays = ("--model=llama-1b", "--cluster=gb200", "--tp=4", "--dp=2", "--num-microbatches=4")
+    said = "levels         each axis needs tray: tp; domain: dp"
+    assert run(*trays).stdout.splitlines()[9] == said
+    without = ("--model=llama-1b", "--cluster=h200", "--tp=4", "--dp=2", "--num-microbatches=4")
+    assert "levels" not in run(*without).stdout
+    assert "levels" not in report(*without)
+
+
 def test_people_read_the_answer_first() -> None:
     found = report(*LAYOUT)
     lines = run(*LAYOUT).stdout.splitlines()

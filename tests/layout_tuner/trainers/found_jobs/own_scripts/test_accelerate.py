@@ -284,3 +284,10 @@ def test_accumulation_that_a_script_fills_in_is_open() -> None:
     section = {"zero_stage": 3, "gradient_accumulation_steps": "auto"}
     found = read(file("DEEPSPEED", deepspeed_config=section))
     assert found.open_fields["num_microbatches"].why == "the script fills it in"
+
+
+@pytest.mark.parametrize("device", ["cpu", "nvme"])
+def test_an_optimizer_on_the_host_is_read(device: str) -> None:
+    found = read(file("DEEPSPEED", deepspeed_config={"offload_optimizer_device": device}))
+    assert (found.value("offload") == "optimizer") == (device == "cpu")
+    assert any("offload_opt" in each.said for each in found.not_understood) == (device == "nvme")

@@ -246,3 +246,22 @@ def test_a_batch_that_its_factors_do_not_give_is_refused() -> None:
 def test_other_json_is_no_configuration_of_deepspeed() -> None:
     with pytest.raises(JobFileInvalidError, match="no job was found"):
         read({"model_type": "llama", "hidden_size": 4096})
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "stage", "is_read"),
+    [
+        ({"device": "cpu"}, 2, True),
+        ({"device": "cpu", "ratio": 1.0, "pin_memory": True}, 3, True),
+        ({"device": "cpu", "ratio": 0.4}, 3, False),
+        ({"device": "nvme", "nvme_path": "/scratch"}, 3, False),
+        ({"device": "cpu"}, 0, False),
+    ],
+)
+def test_an_optimizer_on_the_host_is_read(
+    offloaded: dict[str, Any], stage: int, is_read: bool
+) -> None:
+    zero = {"stage": stage, "offload_optimizer": offloaded}
+    found = read({"train_batch_size": 8, "zero_optimization": zero})
+    assert (found.value("offload") == "optimizer") == is_read
+    assert any("offload_optimizer" in each.said for each in found.not_understood) != is_read
