@@ -21,6 +21,7 @@ from layout_tuner.results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS,
 def full_filter() -> TrialFilter:
     """States something for every field."""
     words: dict[str, tuple[Any, ...]] = {**CHOICES, **dict.fromkeys(TEXTS, ("word", "b"))}
+    words |= {"pipeline_layout": ("split", "Ett|tL"), "recompute_layers": ("all", "8/6/4/0")}
     values: dict[str, Any] = {name: words.get(name, (1, 2)) for name in LISTED_FIELDS}
     for metric in METRICS:
         whole = metric.endswith("_bytes")
