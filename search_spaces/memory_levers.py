@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
+
 from layout_tuner.array_types import Bools
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -21,8 +23,10 @@ class LeverRule(NamedTuple):
 
 
 def _most_layers(layout: Layout | LayoutColumns, model: ModelShape) -> Any:
-    """The most layers that a chunk of a stage has, if they are split evenly."""
-    return -(-model.num_layers // (layout.pp * layout.vpp))
+    """The most layers that a stage has: of those written out, or if they are split evenly."""
+    columns = LayoutColumns.of(layout)
+    even = -(-model.num_layers // (columns.pp * columns.vpp))
+    return np.where(columns.pipeline_layout != 0, columns.of_stages(max), even)
 
 
 LEVER_RULES: Final = (

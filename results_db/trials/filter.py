@@ -189,7 +189,7 @@ def _refuse_values(name: str, values: object) -> None:
 def _problem(name: str, value: object) -> str | None:
     if name.startswith(JOB_PREFIX):
         return job_value_problem(value)
-    if name in KNOBS and KNOBS[name].is_text:
+    if name in KNOBS and KNOBS[name].parse is not None:
         return KNOBS[name].problem(value)
     if name in CHOICES:
         choices = CHOICES[name]

@@ -234,19 +234,29 @@ class LayoutColumns:
         found = table[places, np.minimum(stage, most - 1)] * self.vpp
         return np.asarray(np.minimum(found / np.maximum(layers, 1.0), 1.0), dtype=np.float64)
 
-    def recomputing_shares(self, num_layers: int) -> tuple[Floats, Floats] | None:
-        """Shares of all layers that recompute, and of those of the stage with the most of them.
+    def recomputing_shares(
+        self, num_layers: int, of_rank: Callable[[Ints], Floats] | None = None
+    ) -> tuple[Floats, Floats] | None:
+        """Shares of all layers that recompute, and of those of the slowest stage.
 
-        Of layers that are split evenly. None: all of them, everywhere.
+        `of_rank` has the layers of a pipeline rank; None: an even split. A layer that recomputes
+        takes a third longer. None: all of them, everywhere.
         """
         if not self.recompute_layers.any():
             return None
+        even = np.asarray(num_layers / self.pp)
         lengths = np.maximum(self.of_recompute_layers(len), 1)
-        total, most = np.zeros(()), np.zeros(())
+        if of_rank is not None:
+            lengths = np.maximum(lengths, np.where(self.pipeline_layout != 0, self.pp, 1))
+        total, most, slowest = np.zeros(()), np.zeros(()), np.zeros(())
         for rank in range(int(lengths.max())):
-            each = self.recomputing_share(np.asarray(rank), np.asarray(num_layers / self.pp))
-            each = np.where(rank < lengths, each, 0.0) if each is not None else total
-            total, most = total + each, np.maximum(most, each)
+            layers = even if of_rank is None else of_rank(np.asarray(rank))
+            each = self.recomputing_share(np.asarray(rank), layers)
+            assert each is not None, "some layouts have a number"
+            of_even = layers / even
+            time = np.where(rank < lengths, of_even * (3.0 + each), 0.0)
+            total = total + np.where(rank < lengths, of_even * each, 0.0)
+            most, slowest = np.where(time > slowest, each, most), np.maximum(time, slowest)
         return total / lengths, most
 
     def of_stages(self, of: Callable[[tuple[int, ...]], int]) -> Ints:

@@ -245,7 +245,8 @@ def _knob_value(fields: Fields, knob: Knob) -> Any:
         return fields.whole(knob.name, 1 if knob.is_count else 0)
     if knob.is_switch:
         return fields.truth(knob.name)
-    return fields.word(knob.name, () if knob.is_text else knob.choices)
+    is_read = knob.parse is not None and knob.problem(fields.word(knob.name)) is None
+    return fields.word(knob.name, () if knob.is_text or is_read else knob.choices)
 
 
 def inferred_family(*, hidden_size: int, ffn_hidden_size: int) -> Family:

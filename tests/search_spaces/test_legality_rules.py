@@ -91,6 +91,9 @@ CASES = [
          pp=2, vpp=2, num_microbatches=2, recompute="full", recompute_layers=3),
     case("recompute_layers_are_some", "recompute_layers=0 of 12 layers of a stage is the same job "
          "as recompute=none, or as recompute_layers=all", recompute="mlp", recompute_layers=0),
+    case("recompute_layers_are_some", "recompute_layers=8 of 8 layers of a stage is the same job "
+         "as recompute=none, or as recompute_layers=all",
+         pp=2, pipeline_layout="Et*4|t*8L", recompute="full", recompute_layers=8),
     case("offload_of_activations", "offload=activations with pp=1 and recompute=full: activations "
          "are offloaded without a pipeline and without recomputation alone, as Megatron-LM has it",
          recompute="full", offload="activations"),
@@ -414,3 +417,8 @@ def test_v_schedules_take_any_number_of_microbatches_but_not_in_the_trainer() ->
     assert violations(layout, make_model(), NODES, scopes={"trainer"}) == [
         "schedule=zbv is not supported by the embedded trainer (1f1b, gpipe, zero_bubble)"
     ]
+
+
+def test_some_layers_of_the_fullest_stage_may_recompute() -> None:
+    layout = Layout(pp=2, dp=4, pipeline_layout="Et*4|t*8L", recompute="full", recompute_layers="6")
+    assert violations(layout, make_model(), NODES) == []

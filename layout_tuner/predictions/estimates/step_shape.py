@@ -335,7 +335,13 @@ def recomputing_share(columns: LayoutColumns, model: ModelShape) -> Floats | Non
 
     A pipeline takes (m - 1) times its slowest stage, and once the sum of all stages.
     """
-    shares = columns.recomputing_shares(model.num_layers)
+    is_written_out = columns.recompute_layers.any() and columns.pipeline_layout.any()
+    own = RankStages.of(columns, model) if is_written_out else None
+    even = model.num_layers / columns.pp
+    shares = columns.recomputing_shares(
+        model.num_layers,
+        None if own is None else lambda rank: np.where(own.is_own, own.layers(rank), even),
+    )
     if shares is None:
         return None
     later = columns.num_microbatches - 1.0

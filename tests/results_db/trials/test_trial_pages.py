@@ -365,5 +365,6 @@ def test_a_filter_is_a_value_and_has_no_other_fields() -> None:
 def test_a_filter_takes_any_spelling_of_a_text() -> None:
     wanted = TrialFilter(pipeline_layout=("Ettt|tL", "split"))
     assert wanted.pipeline_layout == ("Et*3|tL", "split")
+    assert TrialFilter(recompute=("mlp+core_attention",)).recompute == ("core_attention+mlp",)
     with pytest.raises(TrialFilterInvalidError, match=r"pipeline_layout='ttt' does not begin"):
         TrialFilter(pipeline_layout=("ttt",))

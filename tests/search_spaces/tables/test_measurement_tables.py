@@ -240,6 +240,14 @@ def test_a_row_is_a_layout_and_what_was_measured() -> None:
     assert cell.cluster.device_memory_bytes == 16 << 30
 
 
+@pytest.mark.parametrize(
+    ("stated", "recompute"),
+    [("layernorm+core_attention", "core_attention+layernorm"), ("core_attention", "selective")],
+)
+def test_modules_may_stand_in_any_order(stated: str, recompute: str) -> None:
+    assert read_table(make_text(make_row(recompute=stated))).rows[0].layout.recompute == recompute
+
+
 def test_numbers_as_pandas_writes_a_column_with_gaps_are_whole() -> None:
     gaps = make_row(tp="2.0", zero_stage="1.0", tied_embeddings="True", sequence_parallel="0.0")
     assert read_table(make_text(gaps)).rows[0].layout.tp == 2

@@ -85,6 +85,15 @@ def test_a_rank_that_recomputes_more_waits() -> None:
     assert even < uneven < whole
 
 
+def test_unequal_stages_recompute_so_many_of_theirs() -> None:
+    layout = replace(PIPELINE, pp=2, pipeline_layout="Et*4|t*28L", recompute="full")
+    times = [seconds(replace(layout, recompute_layers=each)) for each in (4, 16, 28)]
+    assert times[0] < times[1] < times[2] == pytest.approx(seconds(layout))
+    # The other 12 layers of the slowest stage, which takes 7 of the 8 + 1 stage times.
+    alone = seconds(replace(layout, recompute="none"))
+    assert (times[2] - times[1]) / (times[2] - alone) == pytest.approx(12 / 28, rel=0.03)
+
+
 def test_offload_takes_states_to_the_host() -> None:
     layout = Layout(dp=8, zero_stage=1, precision="bf16")
     away = replace(layout, offload="optimizer")
@@ -124,6 +133,10 @@ def layouts(model: Any) -> list[Layout]:
         for recompute, layers, vpp, tp, (states, offload) in product(
             modules, LAYERS, (1, 2), (1, 2), (("fp32", "none"), ("bf16", "optimizer"))
         )
+    ] + [
+        replace(PIPELINE, pp=pp, recompute="full", recompute_layers=layers, pipeline_layout=stages)
+        for pp, stages in ((2, "Et*4|t*28L"), (4, "Et*7|(t*8|)*2t*9L"))
+        for layers in ("all", "6", "6/0" if pp == 2 else "8/6/4/0")
     ]  # fmt: skip
 
 
