@@ -35,9 +35,11 @@ from layout_tuner.trainers.found_jobs.own_scripts.statements import ADAM, NOT_AD
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.recipes.core_arguments import (
+    MOMENTS,
     completed_lists,
     is_preset,
     is_set,
+    lever_arguments,
     presets,
 )
 from layout_tuner.trainers.megatron_bridge import (
@@ -125,8 +127,6 @@ _SAME: Final = frozenset(
     )
 )
 """Arguments of the same name and value."""
-_OFFLOADED_LAYERS: Final = "model.cpu_offloading_num_layers"
-_MOMENTS: Final = ("exp_avg_dtype", "exp_avg_sq_dtype")
 _WIDE: Final = ("fp32", "float32", "torch.float32")
 _SUBORDINATE: Final = re.compile(
     r"num_layers_at_\w+|\w+_fraction|cpu_offloading_\w+|gtp_\w+|mlp_chunks_\w+|microbatch_group_\w+"
@@ -285,7 +285,7 @@ def bridge_job(
     }
     arguments = {
         **_arguments({**begin, **core}),
-        **_levers(stated),
+        **lever_arguments(stated),
         **_precision(stated, named, is_whole=is_whole),
         **_lengths(stated),
         **_vocabulary(stated, named, is_whole=is_whole),
@@ -370,7 +370,7 @@ def _arguments(core: Mapping[str, Stated]) -> dict[str, Stated]:
     for name, each in core.items():
         is_lever = each.value and matters("--" + name.replace("_", "-"))
         if name == "cpu_offloading" and is_set(core, "cpu_offloading_num_layers"):
-            continue  # `_levers` has the number
+            continue  # `lever_arguments` has the number
         if name in _NEGATED:
             found[_NEGATED[name]] = replace(each, value=not each.value)
         elif name in _RENAMED or name in _SAME or (is_lever and not _SUBORDINATE.fullmatch(name)):
@@ -379,25 +379,6 @@ def _arguments(core: Mapping[str, Stated]) -> dict[str, Stated]:
         found["group_query_attention"] = replace(found["num_query_groups"], value=True, place=None)
     if "num_layers" in found and not is_set(found, "num_experts"):
         found = {name: each for name, each in found.items() if not name.startswith("moe_")}
-    return found
-
-
-def _levers(stated: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The arguments of offload and of the optimizer's states, where they are in effect."""
-    found: dict[str, Stated] = {}
-    if is_set(stated, "model.cpu_offloading") and is_set(stated, _OFFLOADED_LAYERS):
-        found["cpu_offloading_num_layers"] = stated[_OFFLOADED_LAYERS]
-    if is_set(stated, offload := "optimizer.optimizer_cpu_offload"):
-        # The class's own fraction is 0.
-        fraction = replace(stated[offload], value=0.0, said="optimizer_offload_fraction: 0.0")
-        found["optimizer_cpu_offload"] = stated[offload]
-        found["optimizer_offload_fraction"] = stated.get(
-            "optimizer.optimizer_offload_fraction", fraction
-        )
-    for name in _MOMENTS:
-        each = stated.get(f"optimizer.{name}")
-        if each is not None and each.value in ("bf16", "bfloat16", "torch.bfloat16"):
-            found[name] = replace(each, value="bf16")
     return found
 
 
@@ -597,7 +578,7 @@ def _list_others(findings: Findings, stated: Mapping[str, Stated], *, is_saved: 
     parts = dict[str, Stated]()
     for path, each in stated.items():
         name = path.partition(".")[2]
-        if path.startswith("optimizer.") and name in _MOMENTS:
+        if path.startswith("optimizer.") and name in MOMENTS:
             if each.value and each.value not in _WIDE and not findings.value("optimizer_states"):
                 findings.miss(each.said, "optimizer states here are fp32 or bf16", line=each.line)
         elif is_saved or path.partition(".")[0] not in SECTIONS or name in known:

@@ -13,6 +13,10 @@ PRESETS: Final = ("Primus' ", "Megatron-Bridge's ")
 """How the words begin for values that no file of the user's states."""
 
 
+MOMENTS: Final = ("exp_avg_dtype", "exp_avg_sq_dtype")
+_OFFLOADED_LAYERS: Final = "model.cpu_offloading_num_layers"
+
+
 def presets(values: Mapping[str, Any], source: str) -> dict[str, Stated]:
     """Values of a source that the user's file only names; `source` begins as in `PRESETS`."""
     return {
@@ -55,3 +59,22 @@ def completed_lists(job: FoundJob, values: Mapping[str, Stated]) -> FoundJob:
             ),
         ),
     )
+
+
+def lever_arguments(stated: Mapping[str, Stated]) -> dict[str, Stated]:
+    """Bridge's settings of offload and optimizer states that are in effect, as arguments."""
+    found: dict[str, Stated] = {}
+    if is_set(stated, "model.cpu_offloading") and is_set(stated, _OFFLOADED_LAYERS):
+        found["cpu_offloading_num_layers"] = stated[_OFFLOADED_LAYERS]
+    if is_set(stated, offload := "optimizer.optimizer_cpu_offload"):
+        # The class's own fraction is 0.
+        fraction = replace(stated[offload], value=0.0, said="optimizer_offload_fraction: 0.0")
+        found["optimizer_cpu_offload"] = stated[offload]
+        found["optimizer_offload_fraction"] = stated.get(
+            "optimizer.optimizer_offload_fraction", fraction
+        )
+    for name in MOMENTS:
+        each = stated.get(f"optimizer.{name}")
+        if each is not None and each.value in ("bf16", "bfloat16", "torch.bfloat16"):
+            found[name] = replace(each, value="bf16")
+    return found

@@ -332,38 +332,6 @@ def test_levers_without_a_counterpart_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "read_as", "listed"),
-    [
-        ("cpu_offloading: true\n  cpu_offloading_num_layers: 14", {"offload": "activations"}, []),
-        (
-            "cpu_offloading: true\n  cpu_offloading_num_layers: 4",
-            {},
-            ["model.cpu_offloading_num_layers: 4"],
-        ),
-        (
-            "cpu_offloading: false\noptimizer:\n  optimizer_cpu_offload: true\n"
-            "  optimizer_offload_fraction: 1.0\n  exp_avg_dtype: torch.bfloat16\n"
-            "  exp_avg_sq_dtype: torch.bfloat16",
-            {"offload": "optimizer", "optimizer_states": "bf16"},
-            [],
-        ),
-        (
-            "cpu_offloading: false\noptimizer:\n  exp_avg_dtype: torch.float8",
-            {},
-            ["optimizer.exp_avg_dtype: torch.float8"],
-        ),
-    ],
-)
-def test_levers_of_memory_are_read(stated: str, read_as: dict[str, str], listed: list[str]) -> None:
-    key, *sections = stated.split("\noptimizer:")
-    text = SAVED.replace("cpu_offloading: false", key)
-    job = read(text + "".join(f"\noptimizer:{each}\n" for each in sections))
-    levers = ("offload", "optimizer_states")
-    assert {name: job.values[name] for name in levers if job.values.get(name)} == read_as
-    assert [each.said for each in job.not_understood] == listed
-
-
-@pytest.mark.parametrize(
     ("ddp", "stage"),
     [
         ("use_distributed_optimizer: false", 0),

@@ -8,6 +8,7 @@ from layout_tuner.trainers.found_jobs.found_job import FoundJob
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, Word
 from layout_tuner.trainers.found_jobs.recipes.bridge_command import read_command
+from tests.layout_tuner.trainers.found_jobs.recipes.test_bridge import SAVED, read
 
 
 def command(*words: str) -> FoundJob:
@@ -47,3 +48,35 @@ def test_another_number_of_dense_layers_leaves_the_model_open() -> None:
 def test_a_size_that_the_tokenizer_decides_is_named_without_spaces() -> None:
     job = command("--recipe", "llama3_8b_pretrain_config")
     assert job.open_fields["model.vocab_size"].said == "vocab_size"
+
+
+@pytest.mark.parametrize(
+    ("stated", "read_as", "listed"),
+    [
+        ("cpu_offloading: true\n  cpu_offloading_num_layers: 14", {"offload": "activations"}, []),
+        (
+            "cpu_offloading: true\n  cpu_offloading_num_layers: 4",
+            {},
+            ["model.cpu_offloading_num_layers: 4"],
+        ),
+        (
+            "cpu_offloading: false\noptimizer:\n  optimizer_cpu_offload: true\n"
+            "  optimizer_offload_fraction: 1.0\n  exp_avg_dtype: torch.bfloat16\n"
+            "  exp_avg_sq_dtype: torch.bfloat16",
+            {"offload": "optimizer", "optimizer_states": "bf16"},
+            [],
+        ),
+        (
+            "cpu_offloading: false\noptimizer:\n  exp_avg_dtype: torch.float8",
+            {},
+            ["optimizer.exp_avg_dtype: torch.float8"],
+        ),
+    ],
+)
+def test_levers_of_memory_are_read(stated: str, read_as: dict[str, str], listed: list[str]) -> None:
+    key, *sections = stated.split("\noptimizer:")
+    text = SAVED.replace("cpu_offloading: false", key)
+    job = read(text + "".join(f"\noptimizer:{each}\n" for each in sections))
+    levers = ("offload", "optimizer_states")
+    assert {name: job.values[name] for name in levers if job.values.get(name)} == read_as
+    assert [each.said for each in job.not_understood] == listed
