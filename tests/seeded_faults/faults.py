@@ -38,7 +38,7 @@ SEARCH_SPACES: Final = (
     ),
     Fault(
         name="tied-embedding-copy-is-free",
-        function="_stage_parameters",
+        function="stage_parameters",
         before="owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))",
         after="owns_output = last & (not model.tied_embeddings)",
         what="The memory estimate omits the last stage's copy of a tied embedding.",

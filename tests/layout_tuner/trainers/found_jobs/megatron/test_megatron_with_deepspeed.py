@@ -104,7 +104,9 @@ def test_settings_of_the_engine_are_read_from_its_file() -> None:
     absent = configured(zero_optimization={"stage": 2})
     assert absent.value("job.overlap_comm") is False
     offload = configured(zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}})
-    assert any("offload_optimizer.device" in each.said for each in offload.not_understood)
+    assert offload.value("offload") == "optimizer"
+    nvme = configured(zero_optimization={"stage": 2, "offload_optimizer": {"device": "nvme"}})
+    assert any("offload_optimizer.device" in each.said for each in nvme.not_understood)
 
 
 @pytest.mark.parametrize(
