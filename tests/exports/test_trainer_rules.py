@@ -93,6 +93,8 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "rank_order_of_fsdp": "Megatron-Bridge's, which needs Transformer Engine",
         "whole_rotary_base": "the export rounds it, for a flag of whole numbers",
         "unfused_over_cp": "Transformer Engine's, on the device",
+        "modules_of_all_layers": "the export writes no number of layers beside modules",
+        "distributed_optimizer": "its program's arguments, which need a device",
     },
     "torchtitan-0.2": {
         **SHAPE,
@@ -138,7 +140,10 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "zero_in_pipeline": "DeepSpeed's, as above",
         "flash_precision": "the first step, on the device",
         **dict.fromkeys(
-            ("ranks_of_nodes", "sizes_divide", "rank_order_of_fsdp", "whole_rotary_base"),
+            (
+                *("ranks_of_nodes", "sizes_divide", "rank_order_of_fsdp", "whole_rotary_base"),
+                *("modules_of_all_layers", "distributed_optimizer"),
+            ),
             "Megatron-LM's, as above",
         ),
         **dict.fromkeys(

@@ -73,6 +73,8 @@ def configured(words):
         name = NAMES.get(flag, flag)
         if name in types:
             known[name] = json.loads(value) if _is_number(value) else value
+    if isinstance(known.get("recompute_modules"), str):  # nargs="*": one word is a list, too
+        known["recompute_modules"] = [known["recompute_modules"]]
     if "num_virtual_stages_per_pipeline_rank" in values:
         stages = int(values["num_virtual_stages_per_pipeline_rank"])
         known["virtual_pipeline_model_parallel_size"] = stages

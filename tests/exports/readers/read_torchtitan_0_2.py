@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from answers import asked_fields, print_answers, stand_in
-from titan_stages import build_schedule, check_stages
+from titan_stages import V_SCHEDULE, build_schedule, check_stages
 
 # Triton (1 GB) is imported for kernels of mixtures of experts alone, TensorBoard for its figures.
 stand_in("torchtitan.models.moe.kernels", "torch.utils.tensorboard")
@@ -84,10 +84,12 @@ def layout_of(path, num_devices):
         )
         parts = stages_of(model, dims, config)
         vpp = len(parts) // dims.pp
-        check_stages(parts, per_stage, *less)
-        is_looped = parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
-        assert is_looped == (vpp > 1)
-        build_schedule(pipeline_parallel.build_pipeline_schedule, dims.pp, vpp, job_config=config)
+        (modules,) = pipeline_parallel.generate_llm_fqn_per_model_part(1, model.n_layers)
+        check_stages(parts, modules, per_stage, *less)
+        name = parallelism.pipeline_parallel_schedule
+        assert (name in ("Interleaved1F1B", V_SCHEDULE)) == (vpp > 1)
+        build = pipeline_parallel.build_pipeline_schedule
+        build_schedule(build, dims.pp, vpp, name, job_config=config)
     block = TransformerBlock(0, model)
     return {
         "tp": dims.tp,

@@ -79,18 +79,21 @@ def virtual_stages(config, dims, model):
     """Stages a rank, all of which must have the same number of layers."""
     if dims.pp == 1:
         return 1
-    metadata = _get_pipeline_metadata(dims, config.parallelism, model)
-    stages, _num_layers, *less = metadata
-    parts = _generate_llm_fqn_per_model_part(*metadata)
-    vpp, parallelism = stages // dims.pp, config.parallelism
-    check_stages(parts, parallelism.pipeline_parallel_layers_per_stage, *less)
+    parallelism = config.parallelism
+    metadata = _get_pipeline_metadata(dims, parallelism, model)
+    _stages, num_layers, *less = metadata
+    parts = parallelism.module_fqns_per_model_part or _generate_llm_fqn_per_model_part(*metadata)
+    vpp = len(parts) // dims.pp
+    (modules,) = _generate_llm_fqn_per_model_part(1, num_layers)
+    check_stages(parts, modules, parallelism.pipeline_parallel_layers_per_stage, *less)
     known = {
         "local_batch_size": getattr(config.training, "local_batch_size", 0),
         "num_microbatches": getattr(parallelism, "num_pp_microbatches", 0),
     }
     asked = inspect.signature(_build_pipeline_schedule).parameters  # 0.3 and main differ
     batch = {name: value for name, value in known.items() if name in asked}
-    build_schedule(_build_pipeline_schedule, dims.pp, vpp, parallelism=parallelism, **batch)
+    name = parallelism.pipeline_parallel_schedule
+    build_schedule(_build_pipeline_schedule, dims.pp, vpp, name, parallelism=parallelism, **batch)
     return vpp
 
 
