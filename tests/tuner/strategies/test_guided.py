@@ -16,7 +16,7 @@ from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemo
 from layout_tuner.predictions.belief.residual import knob_coordinates
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, time_terms
-from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, Layout
+from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import pareto_front
@@ -44,12 +44,15 @@ def make_search(memory_gib: float = 40.0, **changes: object) -> SearchProblem:
 def make_truth(problem: SearchProblem, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Step times with every term wrong by about a half, and a wave in no term; peaks 10 % up.
 
-    Knobs and terms of experts, which no problem here has, take no draws.
+    Knobs and terms that no problem here has, as those of experts, take no draws: the truth is the
+    same one after a knob is added.
     """
     rng = np.random.default_rng(seed)
     columns = problem.layouts.columns()
-    of_experts = [COUNT_KNOBS.index(name) for name in ("ep", "etp")]
-    points = np.delete(knob_coordinates(columns), of_experts, axis=1)
+    names = [*COUNT_KNOBS, *(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)]
+    levers = ("pipeline_layout", "recompute_layers", "offload", "optimizer_states")
+    absent = [names.index(name) for name in ("ep", "etp", *levers)]
+    points = np.delete(knob_coordinates(columns), absent, axis=1)
     wave = 0.2 * np.sin(points @ rng.normal(0.0, 0.4, points.shape[1]))
     dense = np.array([not name.startswith("exchange") for name in TERM_NAMES])
     factors = PRIOR.copy()
