@@ -26,7 +26,7 @@ from benchmarks.search.search_runs import PROBES, Effort
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.belief.job_knobs.knob_factors import TERMS_OF
 from layout_tuner.predictions.belief.observation import INFEASIBLE, Observation
-from layout_tuner.predictions.belief.residual import knob_coordinates
+from layout_tuner.predictions.belief.residual import COORDINATE_KNOBS, knob_coordinates
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.predictions.estimates.step_time import (
     FACTOR_PRIORS,
@@ -98,6 +98,13 @@ class _Task:
         return self.name.split(",")[0]
 
 
+_ADDED: Final = [
+    COORDINATE_KNOBS.index(name)
+    for name in ("pipeline_layout", "recompute_layers", "offload", "optimizer_states")
+]
+"""Coordinates of knobs that are newer than the judged seeds: they take no draws of these."""
+
+
 class _HiddenEffects:
     """The step time of every job of one seed, and which layouts fit."""
 
@@ -109,7 +116,7 @@ class _HiddenEffects:
         self._factors = PRIOR * np.exp(
             rng.normal(0.0, [each.log_sd for each in FACTOR_PRIORS.values()])
         )
-        points_NK = knob_coordinates(columns)
+        points_NK = np.delete(knob_coordinates(columns), _ADDED, axis=1)
         waves_KW = rng.normal(0.0, 1.0 / _LENGTH, (points_NK.shape[1], _NUM_WAVES))
         phases = rng.uniform(0.0, 2.0 * math.pi, _NUM_WAVES)
         smooth = np.cos(points_NK @ waves_KW + phases).sum(axis=1) * math.sqrt(2.0 / _NUM_WAVES)

@@ -22,6 +22,8 @@ from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES, modules_of
 
 _CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
+COORDINATE_KNOBS: Final = (*COUNT_KNOBS, *_CODED)
+"""Knobs of the layout in the order of their coordinates (`knob_coordinates`)."""
 
 _UNIT: Final = {name: float(1 << TEXT_BITS) for name in _CODED if KNOBS[name].is_text}
 """The code that is one doubling away from the default: two free texts differ by at most another."""

@@ -13,10 +13,10 @@ from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.observation import FAILED, INFEASIBLE, Observation
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
-from layout_tuner.predictions.belief.residual import knob_coordinates
+from layout_tuner.predictions.belief.residual import COORDINATE_KNOBS, knob_coordinates
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.predictions.estimates.step_time import PRIOR, TERM_NAMES, time_terms
-from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, LAYOUT_FIELDS, Layout
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import pareto_front
@@ -49,9 +49,8 @@ def make_truth(problem: SearchProblem, seed: int = 0) -> tuple[np.ndarray, np.nd
     """
     rng = np.random.default_rng(seed)
     columns = problem.layouts.columns()
-    names = [*COUNT_KNOBS, *(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)]
     levers = ("pipeline_layout", "recompute_layers", "offload", "optimizer_states")
-    absent = [names.index(name) for name in ("ep", "etp", *levers)]
+    absent = [COORDINATE_KNOBS.index(name) for name in ("ep", "etp", *levers)]
     points = np.delete(knob_coordinates(columns), absent, axis=1)
     wave = 0.2 * np.sin(points @ rng.normal(0.0, 0.4, points.shape[1]))
     dense = np.array([not name.startswith("exchange") for name in TERM_NAMES])
