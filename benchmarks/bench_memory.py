@@ -26,7 +26,8 @@ import numpy as np
 from layout_tuner.predictions.belief.peaks.corrected_peak import MemoryBelief, StagePeak
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
-from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 

@@ -22,7 +22,8 @@ from layout_tuner.results_db.allocations.leases import LeaseAsk
 from layout_tuner.results_db.models.table_base import Base
 from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.store import Store
-from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 
 TOKENS_PER_STEP: Final = 64 * 2048
 REPEATED: Final = 10

@@ -15,10 +15,10 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     LAYOUT_FIELDS,
-    RECOMPUTE_MODES,
     ZERO_STAGES,
     Layout,
 )
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.spaces.search_space import DERIVABLE
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob

@@ -23,7 +23,6 @@ from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     KNOBS,
     PIPELINE_SPLITS,
-    RECOMPUTE_MODES,
     ZERO_STAGES,
     CpCommType,
     Layout,
@@ -34,6 +33,7 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT, SPLIT, 
 from layout_tuner.search_spaces.layouts.recomputation import (
     ALL_LAYERS,
     MAX_LAYERS_TEXT,
+    RECOMPUTE_MODES,
     layers_by_rank,
     read_recompute_layers,
 )

@@ -25,8 +25,6 @@ from layout_tuner.search_spaces.layouts.recomputation import (
     read_recompute,
     read_recompute_layers,
 )
-from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES as RECOMPUTE_MODES
-from layout_tuner.search_spaces.layouts.recomputation import Recompute as Recompute
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS, Schedule, stage_of
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8_block", "mxfp8", "nvfp4"]

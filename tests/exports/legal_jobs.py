@@ -15,12 +15,12 @@ from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
     RANK_ORDERS,
-    RECOMPUTE_MODES,
     SCHEDULES,
     ZERO_STAGES,
     Layout,
 )
 from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, layout_text, stage_layers
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape

@@ -11,13 +11,9 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.clusters.network_levels import NetworkLevel
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
-from layout_tuner.search_spaces.layouts.layout import (
-    PRECISIONS,
-    RECOMPUTE_MODES,
-    Layout,
-    Precision,
-)
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout, Precision
 from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, RULES, violations
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape

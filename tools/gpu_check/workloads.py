@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
-from layout_tuner.search_spaces.layouts.layout import Layout, Precision, Recompute
+from layout_tuner.search_spaces.layouts.layout import Layout, Precision
+from layout_tuner.search_spaces.layouts.recomputation import Recompute
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 
 DeviceKind = Literal["cuda", "cpu"]

@@ -20,8 +20,9 @@ from layout_tuner.api.plots.schedule_plot import (
     schedule_plot,
 )
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
-from layout_tuner.search_spaces.layouts.layout import Layout, Recompute
+from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates
+from layout_tuner.search_spaces.layouts.recomputation import Recompute
 from layout_tuner.search_spaces.layouts.schedules import Schedule, pipeline_schedule
 from layout_tuner.search_spaces.layouts.timed_schedule import timed_schedule
 

@@ -28,12 +28,8 @@ from layout_tuner.results_db.trials.filter import (
 )
 from layout_tuner.results_db.trials.filter_sql import conditions
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
-from layout_tuner.search_spaces.layouts.layout import (
-    LAYOUT_FIELDS,
-    PRECISIONS,
-    RECOMPUTE_MODES,
-    Layout,
-)
+from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, PRECISIONS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from tests.kit.store import (
     JOB_KNOBS,
     ODD,

@@ -19,11 +19,11 @@ from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
     RANK_ORDERS,
-    RECOMPUTE_MODES,
     SCHEDULES,
     ZERO_STAGES,
     Layout,
 )
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PRECISIONS_SUPPORTED, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape

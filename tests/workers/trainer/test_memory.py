@@ -20,14 +20,13 @@ from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.search_spaces.layouts.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
-    RECOMPUTE_MODES,
     ZERO_STAGES,
     Layout,
     PipelineSplit,
     Precision,
-    Recompute,
 )
 from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES, Recompute
 from layout_tuner.search_spaces.layouts.schedules import Schedule
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.units import memory

@@ -18,7 +18,8 @@ from layout_tuner.predictions.estimator import Estimator
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.cluster import CLUSTER_RANGES, Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
-from layout_tuner.search_spaces.layouts.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.search_spaces.models.model_shape import EXPERT_FIELDS, MODEL_RANGES, ModelShape
 from tests.kit.hostile_texts import walk

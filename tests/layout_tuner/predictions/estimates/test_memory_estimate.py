@@ -35,9 +35,9 @@ from layout_tuner.search_spaces.layouts.layout import (
     PIPELINE_SPLITS,
     Layout,
     Precision,
-    Recompute,
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.layouts.recomputation import Recompute
 from layout_tuner.search_spaces.layouts.schedules import Backward, Forward, pipeline_schedule
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES
 from layout_tuner.search_spaces.models.model_presets import model_preset, resolve_model

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
-from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, RECOMPUTE_MODES, Layout
+from layout_tuner.search_spaces.layouts.layout import CP_COMM_TYPES, Layout
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.accelerate import accelerate_backend
