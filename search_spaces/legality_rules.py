@@ -6,8 +6,8 @@ Nothing is repaired: a layout that breaks a rule is refused with a sentence that
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal, get_args
+from dataclasses import replace
+from typing import Final, get_args
 
 import numpy as np
 
@@ -24,13 +24,9 @@ from layout_tuner.search_spaces.layouts.layout import (
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, codes_of
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
-from layout_tuner.search_spaces.memory_levers import LEVER_RULES, LeverRule
+from layout_tuner.search_spaces.memory_levers import LEVER_RULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-
-Scope = Literal["model", "machine", "device", "batch", "redundant", "trainer"]
-"""What a rule protects: the arithmetic of the model, the size of the machine, the types of its
-device, the batch of the campaign, the budget (redundant: another layout is the same job), or the
-limits of the embedded trainer."""
+from layout_tuner.search_spaces.rule import Rule, RuleContext, Scope
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
@@ -43,34 +39,6 @@ OTHER_TRAINER_SCOPES: Final[frozenset[Scope]] = ALL_SCOPES - {"trainer"}
 
 PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16")
 """Precisions that the embedded trainer trains in."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleContext:
-    """The model, cluster and settings for which layouts are checked."""
-
-    model: ModelShape
-    cluster: Cluster
-    global_batch: GlobalBatch | None = None
-    """Allowed sequences per step; None: any number."""
-    allow_tp_across_nodes: bool = False
-    """Whether a tensor-parallel group may span nodes."""
-    fill_nodes: bool = False
-    """Whether a job on one node must use every device, too (where dp is derived)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """One reason why a layout may be illegal."""
-
-    name: str
-    """Its name in the counts of excluded layouts."""
-    scope: Scope = "model"
-    """What the rule protects."""
-    illegal: Callable[[LayoutColumns, RuleContext], Bools | np.bool_ | bool] = field(repr=False)
-    """Where the rule is broken, for columns that broadcast."""
-    sentence: Callable[[Layout, RuleContext], str] = field(repr=False)
-    """Why a layout breaks the rule, with the numbers."""
 
 
 def violations(
@@ -278,15 +246,6 @@ def _dp_cp(layout: Layout) -> str:
     if layout.cp == 1:
         return f"dp={layout.dp}"
     return f"dp*cp={layout.dp}*{layout.cp}={layout.dp_cp}"
-
-
-def _of_levers(rule: LeverRule) -> Rule:
-    return Rule(
-        name=rule.name,
-        scope=rule.scope,
-        illegal=lambda c, x: rule.illegal(c, x.model),
-        sentence=lambda layout, x: rule.sentence(layout, x.model),
-    )
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -547,7 +506,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "states"
         ),
     ),
-    *map(_of_levers, LEVER_RULES),
+    *LEVER_RULES,
     _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",

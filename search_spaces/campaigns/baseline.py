@@ -9,8 +9,9 @@ from layout_tuner.documents.reading import Problems, read_mapping, refuse_all, u
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import KNOBS, LAYOUT_FIELDS, Layout
-from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, Scope, violations
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.rule import Scope
 from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, SearchSpace
 
 

@@ -61,7 +61,7 @@ from layout_tuner.search_spaces.clusters.calibration_file import MEASURED_FIELDS
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, OTHER_TRAINER_SCOPES
 from layout_tuner.search_spaces.models.foreign_model import model_words
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -71,6 +71,7 @@ from layout_tuner.search_spaces.objectives import (
     Objective,
     read_objectives,
 )
+from layout_tuner.search_spaces.rule import Scope
 from layout_tuner.search_spaces.spaces.job_set import JobSet
 from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
 from layout_tuner.search_spaces.spaces.space_presets import resolve_space, space_knobs

@@ -31,8 +31,9 @@ from layout_tuner.search_spaces.layouts.layout_columns import (
     codes_of,
     texts_of,
 )
-from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, RULES, RuleContext, Scope
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, RULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.rule import RuleContext, Scope
 
 MAX_COMBINATIONS: Final = 5_000_000
 """Most combinations of a space. All of them may be legal; with more, the memory estimate and the

@@ -20,9 +20,10 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, Scope, violations
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.rule import Scope
 from layout_tuner.search_spaces.spaces.search_space import LegalSet, SearchSpace, enumerate_legal
 from layout_tuner.search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from layout_tuner.trainers.simulator import SIMULATED

@@ -16,9 +16,10 @@ from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import code_of
-from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, Scope, violations
+from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, violations
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS, model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.rule import Scope
 from layout_tuner.search_spaces.spaces.search_space import SearchSpace, enumerate_legal
 from layout_tuner.search_spaces.spaces.space_presets import resolve_space
 from layout_tuner.units import GIB
