@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.links import GroupLinks, level_links
+from layout_tuner.predictions.estimates.rank_stages import RankStages
 from layout_tuner.predictions.estimates.step_shape import forward_passes, recomputing_share
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
 from layout_tuner.predictions.estimates.tensor_sums import layer_sums
@@ -67,7 +68,9 @@ def _axes(columns: LayoutColumns, model: ModelShape) -> Iterator[tuple[Ints, Flo
     layers = model.num_layers / columns.pp
     blocks = layers * columns.num_microbatches
     tokens = columns.micro_batch_size * model.seq_length / columns.cp * blocks
-    passes = forward_passes(columns, recomputing_share(columns, model))
+    passes = forward_passes(
+        columns, recomputing_share(columns, model, RankStages.of(columns, model))
+    )
     sums = layer_sums(model, columns.tp, columns.tp_columns)
     for ranks, each in ((columns.tp_columns, sums.columns), (columns.tp, sums.tp)):
         yield ranks, 2.0 * 2.0 * tokens * (passes * each.forward + each.backward), 4.0 * blocks

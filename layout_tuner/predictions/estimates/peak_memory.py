@@ -549,24 +549,21 @@ def _scheduled_bytes(
     if (is_gpipe := columns.schedule == _GPIPE).any():
         logits = (m - 1.0) * _kept_by_head(columns, model, storage)
         found = found + np.where(is_gpipe & is_last, logits, 0.0)
-    if (is_late := columns.schedule == _ZERO_BUBBLE).any():
+    if columns.splits_backward.any():
         late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
-        late = _beside_late_gradients(columns, stage, layers, kept, late)
+        of_output = model.vocab_size / columns.tp_ranks + model.hidden_size
         # With full recomputation the peak comes later, when the last micro-batch's have been added.
         ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)
-        of_head = ended * (model.vocab_size / columns.tp_ranks + model.hidden_size)
-        elements = late + np.where(is_last, of_head, 0.0)
+        elements = _beside_late_gradients(columns, stage, layers, kept, late)
+        elements = elements + np.where(is_last, ended * of_output, 0.0)
+        is_late = columns.schedule == _ZERO_BUBBLE
+        if own is not None:
+            is_v = columns.is_v_shaped & own.is_own
+            # The products of the output's weight gradients wait for one micro-batch at most.
+            of_v = late * own.late(stage) + np.where(stage == columns.last_rank, of_output, 0.0)
+            elements, is_late = np.where(is_v, of_v, elements), is_late | is_v
         token_bytes = element_bytes(columns) * held_tokens(columns, model)
         found = found + np.where(is_late, token_bytes * elements, 0.0)
-    if own is not None and (is_v := columns.is_v_shaped).any():
-        late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
-        # The products of the output's weight gradients wait for one micro-batch at most.
-        of_head = np.where(
-            stage == columns.last_rank, model.vocab_size / columns.tp_ranks + model.hidden_size, 0.0
-        )
-        token_bytes = element_bytes(columns) * held_tokens(columns, model)
-        elements = late * own.late(stage) + of_head
-        found = found + np.where(is_v & own.is_own, token_bytes * elements, 0.0)
     return np.asarray(found, dtype=np.float64)
 
 

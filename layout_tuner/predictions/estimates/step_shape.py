@@ -158,7 +158,8 @@ class StepShape:
         scores = np.where(columns.repeats("core_attention"), 1.0, 0.0)
         by_operator = float(kernels.repeats_by_operator)
         embedding, head = map(_floats, columns.counted_ends)
-        share = recomputing_share(columns, model)
+        own = RankStages.of(columns, model)
+        share = recomputing_share(columns, model, own)
         return cls(
             model=model,
             cluster=cluster,
@@ -188,7 +189,7 @@ class StepShape:
             kernels=kernels,
             counted_ends=(embedding, head),
             puts_off_gradients=columns.splits_backward,
-            rank_layers=_rank_layers(columns, model),
+            rank_layers=_rank_layers(columns, own),
             is_v_shaped=columns.is_v_shaped,
             slots=floats["num_microbatches"] + idle_slots(columns, share),
         )
@@ -330,13 +331,16 @@ def _offloaded_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) ->
     return np.where(is_here, 2.0 * max(model.num_layers - 2, 0) * kept_bytes / link, 0.0)
 
 
-def recomputing_share(columns: LayoutColumns, model: ModelShape) -> Floats | None:
+def recomputing_share(
+    columns: LayoutColumns, model: ModelShape, own: RankStages | None
+) -> Floats | None:
     """Share of the layers that recompute on the slowest path; None: all, in every layout.
 
-    A pipeline takes (m - 1) times its slowest stage, and once the sum of all stages.
+    A pipeline takes (m - 1) times its slowest stage, and once the sum of all stages. `own` are the
+    stages of pipelines that are written out.
     """
-    is_written_out = columns.recompute_layers.any() and columns.pipeline_layout.any()
-    own = RankStages.of(columns, model) if is_written_out else None
+    if not columns.pipeline_layout.any():
+        own = None
     even = model.num_layers / columns.pp
     shares = columns.recomputing_shares(
         model.num_layers,
@@ -372,8 +376,10 @@ def idle_slots(columns: LayoutColumns, share: Floats | None = None) -> Floats:
     )
 
 
-def _rank_layers(columns: LayoutColumns, model: ModelShape) -> tuple[Bools, Floats, Floats] | None:
-    if (own := RankStages.of(columns, model)) is None:
+def _rank_layers(
+    columns: LayoutColumns, own: RankStages | None
+) -> tuple[Bools, Floats, Floats] | None:
+    if own is None:
         return None
     return own.is_own, *own.last_and_most(np.broadcast_to(columns.last_rank, columns.shape))
 
