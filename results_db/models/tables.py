@@ -62,7 +62,9 @@ _LAYOUT_KEY: Final = String(120).with_variant(String(1000), "postgresql")
 """The longest is that of a cheap probe of a job with settings: under 600 characters and those of
 `MAX_KEY_LENGTH`. SQLite checks no lengths."""
 _KNOB: Final = String(40).with_variant(String(64), "postgresql")
-"""The name or value of a knob of a layout or a job."""
+"""The name of a knob of a layout or a job."""
+_KNOB_VALUE: Final = String(40).with_variant(String(MAX_TEXT), "postgresql")
+"""A value of one: the longest is the text of `pipeline_layout`."""
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
@@ -467,8 +469,8 @@ class StepRow(Base):
     campaign_id: Mapped[int] = part_of("analyses.campaign_id")
     knob: Mapped[str] = mapped_column(_KNOB, primary_key=True)
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
-    value: Mapped[str] = mapped_column(_KNOB)
-    stepped_value: Mapped[str] = mapped_column(_KNOB)
+    value: Mapped[str] = mapped_column(_KNOB_VALUE)
+    stepped_value: Mapped[str] = mapped_column(_KNOB_VALUE)
     also: Mapped[str] = mapped_column(String(200).with_variant(String(1000), "postgresql"))
     """Knobs that had to change too, separated by commas."""
     layout_key: Mapped[str] = mapped_column(_LAYOUT_KEY)

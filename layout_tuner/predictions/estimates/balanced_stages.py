@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from layout_tuner.array_types import Floats
@@ -10,7 +12,7 @@ from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-_EARLY: float = 1e-6
+_EARLY: Final = 1e-6
 """Weight by which, of cuts that are as good, the one with the smaller early stages is taken: under
 1F1B they hold the most micro-batches."""
 

@@ -17,6 +17,8 @@ branch_labels = None
 depends_on = None
 
 _CHECK = "ck_trials_schedule"
+_VALUES = ("value", "stepped_value")
+"""Values of knobs in a campaign's analysis, in `knob_steps`."""
 
 
 def upgrade() -> None:
@@ -26,6 +28,7 @@ def upgrade() -> None:
         )
         op.add_column("trials", column)
     set_checks("trials", {_CHECK: one_of("schedule", SCHEDULES)})
+    _set_length(160)
 
 
 def downgrade() -> None:
@@ -35,6 +38,13 @@ def downgrade() -> None:
         refuse_rows("trials", "pipeline_layout", "pipeline_layout <> 'split'")
         set_checks("trials", {_CHECK: before})
         op.drop_column("trials", "pipeline_layout")
+        _set_length(64)
+
+
+def _set_length(length: int) -> None:
+    if op.get_bind().dialect.name == "postgresql":  # SQLite checks no lengths
+        for name in _VALUES:
+            op.alter_column("knob_steps", name, type_=sa.String(length))
 
 
 def _columns() -> set[str]:

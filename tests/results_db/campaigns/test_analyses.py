@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from layout_tuner.results_db.records import Analysis, KnobStepRead
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT, layout_text
 from tests.kit.store import START, TurnableClock, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -47,6 +48,18 @@ def make_analysis(winner_id: int, **changes: Any) -> Analysis:
         ),
     }
     return Analysis(**{**values, **changes})
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_step_keeps_the_longest_text(store: Store, campaign: int) -> None:
+    text = layout_text([9, *(10 + stage % 2 for stage in range(30)), 8])
+    assert len(text) == MAX_TEXT - 1
+    step = make_step(knob="pipeline_layout", value=text, stepped_value=text)
+    analysis = make_analysis(run_trial(store, campaign), steps=(step,))
+    store.reports.keep_analysis(campaign, analysis)
+    kept = store.reports.analysis(campaign)
+    assert kept is not None
+    assert kept.steps == (step,)
 
 
 @pytest.mark.sqlite_is_enough(False)
