@@ -15,6 +15,7 @@ from layout_tuner.search_spaces.jobs.job_knob import JobKnob, as_layout_knob
 from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, Layout
+from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM, memory_headroom
 from layout_tuner.terminal.plurals import counted
@@ -135,7 +136,9 @@ class PlotFacts:
             return None
         if objective == "model_tflops_per_device":
             return self.model.model_flops_per_token / 1e12 / float(num_devices)
-        layers = Layout(**knobs).recomputing_layers(self.model.num_layers)
+        layers = None
+        if knobs["recompute_layers"] != ALL_LAYERS:
+            layers = Layout(**knobs).recomputing_layers(self.model.num_layers)
         flops = self.model.hardware_flops_per_token(knobs["recompute"], layers)
         return flops / 1e12 / float(num_devices)
 

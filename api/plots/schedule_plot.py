@@ -15,11 +15,7 @@ from layout_tuner.predictions.estimates.step_shape import idle_slots
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
-from layout_tuner.search_spaces.layouts.recomputation import (
-    ALL_LAYERS,
-    RECOMPUTE_MODES,
-    layers_by_rank,
-)
+from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, RECOMPUTE_MODES
 from layout_tuner.search_spaces.layouts.schedules import splits_backward
 from layout_tuner.search_spaces.layouts.timed_schedule import (
     TimedPass,
@@ -90,8 +86,8 @@ class _Pace(NamedTuple):
     def of(cls, layout: Layout, num_layers: int | None) -> _Pace:
         units, pp = _stage_units(layout), layout.pp
         backward: float | tuple[float, ...] = 3.0 if layout.recompute == "full" else 2.0
-        if layout.recompute == "full" and (counts := layers_by_rank(layout.recompute_layers)):
-            backward = _backward_by_stage(layout, counts, num_layers)
+        if layout.recompute == "full" and layout.recompute_layers != ALL_LAYERS:
+            backward = _backward_by_stage(layout, num_layers)
         if not units and not isinstance(backward, tuple):
             every = layout.vpp * (1.0 + backward)
             return cls(units, backward, every, every)
@@ -104,21 +100,18 @@ class _Pace(NamedTuple):
         return cls(units, backward, sum(busy) / pp, max(busy))
 
 
-def _backward_by_stage(
-    layout: Layout, counts: tuple[int, ...], num_layers: int | None
-) -> float | tuple[float, ...]:
+def _backward_by_stage(layout: Layout, num_layers: int | None) -> float | tuple[float, ...]:
     """Twice a forward pass, and one for the share of a stage's layers that recompute.
 
     Thrice where that share is not known: the model is not.
     """
     if num_layers is None and not layout.is_written_out:
         return 3.0
-    backward = [2.0] * (layout.pp * layout.vpp)
-    for rank in range(layout.pp):
-        for stage in layout.stages_of_rank(rank):
-            layers = len(layout.layers_of_stage(stage, num_layers or 0))
-            again = min(counts[rank % len(counts)], layers)
-            backward[stage] += again / layers if layers else 0.0
+    again = set(layout.recomputing_layers(num_layers or 0) or ())
+    stages = (
+        layout.layers_of_stage(each, num_layers or 0) for each in range(layout.pp * layout.vpp)
+    )
+    backward = [2.0 + len(again.intersection(each)) / max(len(each), 1) for each in stages]
     return tuple(backward) if len(set(backward)) > 1 else backward[0]
 
 
