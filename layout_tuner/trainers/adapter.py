@@ -15,7 +15,8 @@ from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValu
 from layout_tuner.search_spaces.layouts.layout import KNOBS, RANK_ORDERS, Layout
 from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, RECOMPUTE_MODES
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
 from layout_tuner.trainers.trainer_knob import (
     RanCheck,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
 from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, shape_rules
 from layout_tuner.trainers.knobs.embedded import EMBEDDED_KNOBS
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.narrow_formats import wide_precision
-from layout_tuner.search_spaces.models.model_shape import MODEL_RANGES, ModelShape
+from layout_tuner.search_spaces.models.model_fields import MODEL_RANGES
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import (
     TrainerAdapter,
     TrainerJob,

@@ -54,7 +54,8 @@ from layout_tuner.search_spaces.models.config_words import (
 )
 from layout_tuner.search_spaces.models.foreign_words import EXPERTS as SPARSE_LAYERS
 from layout_tuner.search_spaces.models.foreign_words import WIDTHS, words_of
-from layout_tuner.search_spaces.models.model_shape import MODEL_RANGES, ModelShape
+from layout_tuner.search_spaces.models.model_fields import MODEL_RANGES
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
 
 _NESTED: Final = ("text_config", "llm_config", "language_config")

@@ -2,235 +2,248 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any, Final, Literal, Self, get_args
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Self
 
-from layout_tuner.documents.not_covered import known_word
-from layout_tuner.documents.reading import (
-    MAX_NAME_LENGTH,
-    Problems,
-    is_line,
-    is_name,
-    read_mapping,
-    refuse_all,
-    shown,
-    switch_problem,
-    unknown_names,
-)
+from layout_tuner.documents.reading import refuse_all, switch_problem
 from layout_tuner.errors import ModelShapeInvalidError
-from layout_tuner.search_spaces.models.foreign_model import read_foreign
-from layout_tuner.search_spaces.physical_ranges import Range
-
-Family = Literal["gpt", "llama"]
-"""gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, SwiGLU, RoPE, no biases."""
-
-FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
-
-Attention = Literal["fused", "unfused"]
-"""fused: scores are never stored (arXiv:2205.14135). unfused: their matrix is written to memory."""
-
-ATTENTIONS: Final[tuple[Attention, ...]] = get_args(Attention)
-
-MODEL_RANGES: Final[Mapping[str, Range]] = {
-    "num_layers": Range(1, 1 << 14),
-    "hidden_size": Range(1, 1 << 20),
-    "ffn_hidden_size": Range(1, 1 << 22),
-    "num_heads": Range(1, 1 << 16),
-    "num_kv_heads": Range(1, 1 << 16),
-    "seq_length": Range(1, 1 << 26, "tokens"),
-    "vocab_size": Range(1, 1 << 24, "tokens"),
-    "rotary_base": Range(2.0, 1e12),
-    "head_dim": Range(1, 1 << 16),
-    "attention_window": Range(1, 1 << 26, "tokens"),
-    "full_attention_every": Range(2, 1 << 14, "layers"),
-    "num_experts": Range(1, 1 << 12),
-    "experts_per_token": Range(1, 1 << 12),
-    "moe_ffn_hidden_size": Range(1, 1 << 20),
-    "shared_expert_ffn_hidden_size": Range(1, 1 << 20),
-    "num_dense_layers": Range(1, 1 << 14),
-    "attention_dropout": Range(1e-6, 0.999),
-    "hidden_dropout": Range(1e-6, 0.999),
-}
-"""The range of each number; `_MOST` bounds the products that ranges do not."""
+from layout_tuner.search_spaces.models.contradictions import contradictions
+from layout_tuner.search_spaces.models.layer_kinds import (
+    FeedForward,
+    Mixer,
+    kinds_of_short_forms,
+    repeated,
+    shortest_pattern,
+    sublayers_of,
+    write_layer_kinds,
+)
+from layout_tuner.search_spaces.models.model_document import read_model_fields
+from layout_tuner.search_spaces.models.model_fields import (
+    ATTENTION_FIELDS,
+    EXPERT_FIELDS,
+    LINEAR_FIELDS,
+    MAMBA_FIELDS,
+    ROUTING_FIELDS,
+    Activation,
+    Biases,
+    ModelFields,
+    wrong_fields,
+)
+from layout_tuner.search_spaces.models.sublayers import (
+    MixerParts,
+    mixer_of,
+    num_beside_routed_parameters,
+    num_dense_parameters,
+    num_routed_parameters,
+)
 
 _MOST: Final = 1 << 63
 """Parameters and FLOPs per token fit into 64 bits."""
 
-EXPERT_FIELDS: Final = (
-    "num_experts",
-    "experts_per_token",
-    "moe_ffn_hidden_size",
-    "shared_expert_ffn_hidden_size",
-    "num_dense_layers",
-)
-"""The fields of a mixture of experts; all are 0 in a dense model."""
 
-ATTENTION_FIELDS: Final = ("attention", "attention_dropout", "hidden_dropout")
-"""The fields of how a model is trained, which leave its parameters and FLOPs as they are."""
+class LayerKind(NamedTuple):
+    """Layers of a model that are of one kind."""
 
-_LLAMA_ONLY: Final[Mapping[str, str]] = {
-    "rotary_base": "learned positions",
-    "qk_norm": "no norms of queries and keys",
-    "num_experts": "dense feed-forwards alone",
-}
-"""Fields that other families lack, each with what these have instead."""
-
-ROTARY_BASE: Final = 10000.0
-"""The base of rotary positions in arXiv:2104.09864, and the default."""
+    kind: str
+    """One of `layer_kinds.LAYER_KINDS`."""
+    shape: ModelShape
+    """The model with all layers of this kind."""
+    layers: tuple[int, ...]
+    """Which layers they are, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelShape:
+class ModelShape(ModelFields):
     """The shape of a model: all that determines its speed and memory, and its rotary base.
+
+    Properties of one layer are those of a shape whose layers are of one kind (`kinds`); of a model
+    with dense first layers they are those of the layers with experts.
 
     Raises:
         ModelShapeInvalidError: at construction, when the numbers contradict each other.
     """
 
-    name: str
-    """Its name on the leaderboard."""
-    family: Family
-    """The kind of its blocks."""
-    num_layers: int
-    """Transformer blocks."""
-    hidden_size: int
-    """Width of the residual stream."""
-    ffn_hidden_size: int
-    """Inner width of the feed-forward block (of each of gate and up, for llama)."""
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Key and value heads; fewer than num_heads is grouped-query attention."""
-    seq_length: int
-    """Tokens per sequence."""
-    vocab_size: int
-    """Rows of the embedding."""
-    tied_embeddings: bool
-    """Whether the output projection is the embedding's transpose."""
-    rotary_base: float = ROTARY_BASE
-    """Base of the rotary positions (theta): pair i of D / 2 turns by base^(-2i/D) per token; llama
-    only."""
-    head_dim: int | None = None
-    """Width of one head, where it is not hidden_size over num_heads; that value becomes None."""
-    qk_norm: bool = False
-    """Whether each head of query and key passes an RMSNorm before its rotation; its weights are
-    shared by the heads (Qwen3, arXiv:2505.09388); llama only."""
-    attention_window: int | None = None
-    """Positions that a token attends to, itself included; None: all up to itself."""
-    full_attention_every: int | None = None
-    """Of so many layers the last one ignores the window; None: none does."""
-    num_experts: int = 0
-    """Routed experts of a layer, each a gated feed-forward; 0: the feed-forward is dense. llama
-    only, as are the other fields of experts."""
-    experts_per_token: int = 0
-    """Experts that each token takes."""
-    moe_ffn_hidden_size: int = 0
-    """Inner width of one expert."""
-    shared_expert_ffn_hidden_size: int = 0
-    """Inner width of the expert that every token takes besides; 0: there is none."""
-    num_dense_layers: int = 0
-    """First layers, whose feed-forward is dense."""
-    attention: Attention | None = None
-    """How attention is computed; None: as the trainer does by default."""
-    attention_dropout: float | None = None
-    """Probability that an attention score is dropped; None: as the trainer does by default."""
-    hidden_dropout: float = 0.0
-    """Probability that a feature is dropped before each residual sum."""
-    lacks: str = ""
-    """What the published model of this name has and this shape lacks, for people to read."""
-
     def __post_init__(self) -> None:
-        refuse_all(_wrong_fields(asdict(self)))
-        refuse_all(self._contradictions())
+        refuse_all(wrong_fields(asdict(self)))
+        if self.layer_kinds:
+            own = repeated(self.layer_kinds, self.num_layers)
+            same = own == tuple(self._kinds_of_short_forms())
+            object.__setattr__(self, "layer_kinds", () if same else shortest_pattern(own))
+        refuse_all(contradictions(self))
         if self.head_size * self.num_heads == self.hidden_size:
             object.__setattr__(self, "head_dim", None)  # equal shapes are equal
-
-    def _contradictions(self) -> Iterator[ModelShapeInvalidError]:
-        if self.head_dim is None and self.hidden_size % self.num_heads:
-            yield ModelShapeInvalidError(
-                f"hidden_size={self.hidden_size} is not divisible by num_heads={self.num_heads}; "
-                "state head_dim if heads have a width of their own"
-            )
-        if self.num_heads % self.num_kv_heads:
-            yield ModelShapeInvalidError(
-                f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}"
-            )
-        if self.family == "llama" and self.head_size % 2:
-            stated = "" if self.head_dim else f"(hidden_size={self.hidden_size} over "
-            stated += f"num_heads={self.num_heads}) " if stated else ""
-            yield ModelShapeInvalidError(
-                f"head size {self.head_size} {stated}is odd; rotary positions need an even one"
-            )
-        defaults = {field.name: field.default for field in fields(self)}
-        for name, instead in _LLAMA_ONLY.items():
-            value = getattr(self, name)
-            if self.family != "llama" and value != defaults[name]:
-                text = f"{value:g}" if isinstance(value, float) else str(value).lower()
-                yield ModelShapeInvalidError.of_field(
-                    name,
-                    f"{name}={text} has no meaning for family={self.family}, which has "
-                    f"{instead}; leave it out",
-                )
-        if self.full_attention_every and not self.attention_window:
-            yield ModelShapeInvalidError.of_field(
-                "full_attention_every",
-                f"full_attention_every={self.full_attention_every} needs attention_window: without "
-                "a window every layer attends to all positions",
-            )
         if max(self.num_parameters, self.model_flops_per_token) >= _MOST:
-            yield ModelShapeInvalidError(
+            raise ModelShapeInvalidError(
                 f"the model has {self.num_parameters:.3g} parameters and takes "
                 f"{self.model_flops_per_token:.3g} FLOPs per token; at most {_MOST:.3g} of each are "
                 "accepted"
             )
-        yield from self._contradictions_of_experts()
 
-    def _contradictions_of_experts(self) -> Iterator[ModelShapeInvalidError]:
-        experts, chosen = self.num_experts, self.experts_per_token
-        refused = ModelShapeInvalidError.of_field
-        if not experts:
-            for name in EXPERT_FIELDS[1:]:
-                if value := getattr(self, name):
-                    yield refused(name, f"{name}={value} needs experts: state num_experts")
-            return
-        if not 1 <= chosen <= experts:
-            yield refused(
-                "experts_per_token",
-                f"experts_per_token={chosen} is not from 1 to num_experts={experts}",
-            )
-        if not self.moe_ffn_hidden_size:
-            yield refused("moe_ffn_hidden_size", "the model's moe_ffn_hidden_size is missing")
-        if self.num_dense_layers >= self.num_layers:
-            yield refused(
-                "num_dense_layers",
-                f"num_dense_layers={self.num_dense_layers} leaves none of "
-                f"num_layers={self.num_layers} with experts",
-            )
-        if not self.num_dense_layers and self.ffn_hidden_size != self.moe_ffn_hidden_size:
-            yield refused(
-                "ffn_hidden_size",
-                f"ffn_hidden_size={self.ffn_hidden_size} is the width of dense layers and there are "
-                "none; leave it out",
-            )
+    def _kinds_of_short_forms(self) -> Iterator[str]:
+        return kinds_of_short_forms(
+            self.num_layers,
+            has_window=self.attention_window is not None,
+            full_every=self.full_attention_every,
+            has_experts=self.num_experts > 0,
+            num_dense=self.num_dense_layers,
+            experts_every=self.experts_every,
+        )
 
     @property
     def title(self) -> str:
         return model_title(self.to_mapping())
 
     @property
+    def kind_of_layers(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return _kind_of_layers(self)
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The different kinds of layers, each as a shape of its own."""
+        return _kinds(self)
+
+    @property
+    def mtp_kinds(self) -> tuple[str, ...]:
+        """The layers of a depth of multi-token prediction: one like the last layer.
+
+        Where layers have one sublayer they are the attention and feed-forward that come last.
+        """
+        kinds = self.kind_of_layers
+        if "+" in kinds[-1]:
+            return (kinds[-1],)
+        mixers = [kind for kind in kinds if sublayers_of(kind)[0] in ("full", "window")]
+        inner = [kind for kind in kinds if sublayers_of(kind)[0] is None]
+        return (*mixers[-1:], *inner[-1:]) or kinds[-1:]
+
+    def of_kind(self, kind: str) -> ModelShape:
+        """The shape with all layers of one kind."""
+        return _of_kind(self, kind)
+
+    @property
+    def mixer(self) -> Mixer | None:
+        """What layers mix tokens with; None: they are feed-forwards alone."""
+        return sublayers_of(self._one_kind)[0]
+
+    @property
+    def feed_forward(self) -> FeedForward | None:
+        """The feed-forward of the layers; None: they have none."""
+        return sublayers_of(self._one_kind)[1]
+
+    @property
+    def _one_kind(self) -> str:
+        """Of the layers; without `layer_kinds` of those with experts and without the window."""
+        if len(self.layer_kinds) > 1:
+            raise ValueError(f"the layers of {self.name} are of several kinds: ask each of `kinds`")
+        if self.layer_kinds:
+            return self.layer_kinds[0]
+        is_windowed = self.attention_window is not None and self.full_attention_every is None
+        inner = "experts" if self.num_experts else "dense"
+        return f"{'window' if is_windowed else 'full'}+{inner}"
+
+    @property
+    def mixer_parts(self) -> MixerParts:
+        """The matrices of the mixer, and what else it has."""
+        return _mixer_parts(self)
+
+    @property
+    def num_sublayers(self) -> int:
+        """Mixer and feed-forward of a layer: two, or one of them."""
+        return (self.mixer is not None) + (self.feed_forward is not None)
+
+    @property
+    def num_layer_norms(self) -> int:
+        """Norms of the residual stream in a layer."""
+        return 1 if self.parallel_block else self.num_sublayers
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm of the residual stream."""
+        return self.hidden_size * (2 if self.has_layer_norms else 1)
+
+    @property
+    def has_layer_norms(self) -> bool:
+        """Whether norms are LayerNorms, with means and biases."""
+        return self.norm == "layer" or (self.norm is None and self.family == "gpt")
+
+    @property
+    def activation_of(self) -> Activation:
+        return self.activation or ("swiglu" if self.family == "llama" else "gelu")
+
+    @property
+    def biases_of(self) -> Biases:
+        return self.biases or ("none" if self.family == "llama" else "all")
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a feed-forward multiplies two products, and has three matrices."""
+        return self.activation_of in ("swiglu", "geglu")
+
+    @property
+    def num_ups(self) -> int:
+        """Matrices that lead into a feed-forward."""
+        return 2 if self.is_gated else 1
+
+    @property
+    def has_softmax_attention(self) -> bool:
+        """Whether the layers, of one kind, have attention whose work grows with the sequence."""
+        return self.mixer in ("full", "window")
+
+    @property
     def head_size(self) -> int:
+        """Width of a query head."""
+        if self.kv_lora_rank:
+            return self.qk_nope_head_dim + self.qk_rope_head_dim
         return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def value_head_size(self) -> int:
+        """Width of a value head."""
+        return self.v_head_dim if self.kv_lora_rank else self.head_size
+
+    @property
+    def rotary_size(self) -> int:
+        """Features of a head that are rotated."""
+        return self.qk_rope_head_dim or round(self.head_size * self.rotary_fraction)
+
+    @property
+    def num_query_heads(self) -> int:
+        """Query heads of a layer; 0: its layers have no softmax attention."""
+        return self._heads(self.num_heads, self.window_num_heads)
+
+    @property
+    def num_key_heads(self) -> int:
+        """Key and value heads of a layer; 0: its layers have no softmax attention."""
+        return self._heads(self.num_kv_heads, self.window_num_kv_heads)
+
+    def _heads(self, usual: int, in_windows: int) -> int:
+        mixer = self.mixer if len(self.layer_kinds) == 1 else "full"
+        if mixer not in ("full", "window"):
+            return 0
+        return in_windows if mixer == "window" and in_windows else usual
 
     @property
     def query_size(self) -> int:
         """Width of all query heads together, and of what attention hands to its projection."""
-        return self.num_heads * self.head_size
+        return self.num_query_heads * self.head_size
 
     @property
     def kv_hidden_size(self) -> int:
         """Width of all key heads together (and of all value heads)."""
-        return self.num_kv_heads * self.head_size
+        return self.num_key_heads * self.head_size
+
+    @property
+    def linear_value_size(self) -> int:
+        """Width of all value heads of a gated delta net or KDA."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def mamba_size(self) -> int:
+        """Width of all heads of Mamba-2."""
+        return self.mamba_num_heads * self.mamba_head_dim
 
     def fuses_attention(self, by_default: bool) -> bool:
         """Whether attention never stores its scores, under a trainer that does so by default."""
@@ -238,60 +251,67 @@ class ModelShape:
 
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward of a layer, counted from 0, is a mixture of experts."""
-        return self.num_experts > 0 and layer >= self.num_dense_layers
+        return sublayers_of(self.kind_of_layers[layer])[1] == "experts"
 
     def window_of(self, layer: int) -> int | None:
         """Positions that a token attends to in a layer, counted from 0; None: all up to itself."""
-        every = self.full_attention_every
-        ignores = every is not None and (layer + 1) % every == 0
-        too_long = self.attention_window is None or self.attention_window >= self.seq_length
-        return None if ignores or too_long else self.attention_window
+        window = self.attention_window
+        if window is None or window >= self.seq_length:
+            return None
+        return window if sublayers_of(self.kind_of_layers[layer])[0] == "window" else None
 
     @property
-    def dense(self) -> Self:
+    def dense(self) -> ModelShape:
         """The shape with the dense layers' feed-forward in every layer."""
-        none: dict[str, Any] = dict.fromkeys(EXPERT_FIELDS, 0)
-        return replace(self, **none) if self.num_experts else self
+        return _dense(self)
 
     @property
     def num_expert_layers(self) -> int:
-        return self.num_layers - self.num_dense_layers if self.num_experts else 0
+        if not self.layer_kinds and not self.experts_every:
+            return self.num_layers - self.num_dense_layers if self.num_experts else 0
+        return sum(sublayers_of(kind)[1] == "experts" for kind in self.kind_of_layers)
 
     @property
     def num_attention_matrix_parameters(self) -> int:
-        q = self.query_size
-        return self.hidden_size * (q + 2 * self.kv_hidden_size) + q * self.hidden_size
+        """Parameters in the matrices of a layer's mixer."""
+        return self.mixer_parts.num_matrix_parameters
 
     @property
     def num_expert_parameters(self) -> int:
         """Parameters of all routed experts of one layer."""
-        return self.num_experts * 3 * self.hidden_size * self.moe_ffn_hidden_size
+        return num_routed_parameters(self) if self.num_experts else 0
 
     @property
     def num_layer_matrix_parameters(self) -> int:
-        """Parameters in the matrices of one block: attention and feed-forward.
+        """Parameters in the matrices of one layer: mixer and feed-forward.
 
-        With experts: of a block that has them, all of them and their router.
+        With experts: of a layer that has them, all of them, their router, latents and gate.
         """
-        h, attention = self.hidden_size, self.num_attention_matrix_parameters
+        h, mixer = self.hidden_size, self.num_attention_matrix_parameters
+        if self.feed_forward is None:
+            return mixer
         if self.num_experts:
-            shared = 3 * h * self.shared_expert_ffn_hidden_size
-            return attention + self.num_expert_parameters + shared + h * self.num_experts
-        matrices = 3 if self.family == "llama" else 2
-        return attention + matrices * h * self.ffn_hidden_size
+            m = (self.num_ups + 1) * self.num_experts * self.moe_ffn_hidden_size
+            routed = m * (self.expert_latent_size or h) + h * self.num_experts
+            beside = 2 * h * self.expert_latent_size + (h if self.shared_expert_gate else 0)
+            shared = (self.num_ups + 1) * h * self.shared_expert_ffn_hidden_size
+            return mixer + routed + beside + shared
+        return mixer + (self.num_ups + 1) * h * self.ffn_hidden_size
 
     @property
     def num_layer_parameters(self) -> int:
-        """Parameters of one block, norms and biases included, as the embedded trainer builds it.
+        """Parameters of one layer, norms and biases included, as the embedded trainer builds it.
 
-        With experts: of a block that has them.
+        With experts: of a layer that has them.
         """
-        h, q = self.hidden_size, self.query_size
-        if self.family == "llama":
-            norms = 2 * h + (2 * self.head_size if self.qk_norm else 0)
-            return self.num_layer_matrix_parameters + norms
-        biases = (q + 2 * self.kv_hidden_size) + h + self.ffn_hidden_size + h
-        return self.num_layer_matrix_parameters + biases + 4 * h
+        own = self.mixer_parts.num_parameters + self.num_layer_norms * self.norm_parameters
+        if self.feed_forward is None:
+            return own
+        if self.num_experts:
+            shared = num_dense_parameters(self, self.shared_expert_ffn_hidden_size)
+            beside = num_beside_routed_parameters(self)
+            return own + self.num_expert_parameters + shared + beside
+        return own + num_dense_parameters(self, self.ffn_hidden_size)
 
     @property
     def num_embedding_parameters(self) -> int:
@@ -302,19 +322,32 @@ class ModelShape:
     @property
     def num_head_parameters(self) -> int:
         """Parameters after the last block: final norm, and the output matrix if not tied."""
-        norm = self.hidden_size * (2 if self.family == "gpt" else 1)
+        norm = self.norm_parameters
         return norm + (0 if self.tied_embeddings else self.vocab_size * self.hidden_size)
+
+    @property
+    def num_mtp_parameters(self) -> int:
+        """Parameters of one depth of multi-token prediction.
+
+        Beside its layers they are a projection of 2 H to H and three norms.
+        """
+        layers = sum(self.of_kind(kind).num_layer_parameters for kind in self.mtp_kinds)
+        return layers + 2 * self.hidden_size**2 + 3 * self.norm_parameters
+
+    @property
+    def num_main_parameters(self) -> int:
+        """Parameters without multi-token prediction, as published totals count."""
+        return (
+            sum(len(each.layers) * each.shape.num_layer_parameters for each in self.kinds)
+            + self.num_embedding_parameters
+            + self.num_head_parameters
+        )
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, each counted once."""
-        dense = self.num_layers - self.num_expert_layers
-        return (
-            self.num_expert_layers * self.num_layer_parameters
-            + dense * self.dense.num_layer_parameters
-            + self.num_embedding_parameters
-            + self.num_head_parameters
-        )
+        beside = self.num_mtp_layers * self.num_mtp_parameters if self.num_mtp_layers else 0
+        return self.num_main_parameters + beside
 
     @property
     def num_active_parameters(self) -> int:
@@ -322,10 +355,14 @@ class ModelShape:
 
         The embedding counts as a whole, as in the totals of Mixtral (arXiv:2401.04088) and Qwen3.
         """
-        return self.num_parameters - self.num_expert_layers * self._idle_parameters
+        idle = sum(len(each.layers) * each.shape.idle_parameters for each in self.kinds)
+        if self.num_mtp_layers:
+            depth = sum(self.of_kind(kind).idle_parameters for kind in self.mtp_kinds)
+            idle += self.num_mtp_layers * depth
+        return self.num_parameters - idle
 
     @property
-    def _idle_parameters(self) -> int:
+    def idle_parameters(self) -> int:
         """Parameters of a layer's experts that a token does not take."""
         if not self.num_experts:
             return 0
@@ -341,22 +378,43 @@ class ModelShape:
         for the two attention products, q being the width of the query heads. For the GPT shape
         with ffn = 4h this is 72 L h^2 (1 + s/(6h) + V/(12 L h)), arXiv:2104.04473 equation 3 less
         its recomputation (and arXiv:2205.05198, appendix A).
+
+        A depth of multi-token prediction adds its layers, 4 H^2 and an output projection.
         """
-        return 3 * (self.layers_forward_flops_per_token + self.logit_forward_flops_per_token)
+        forward = self.layers_forward_flops_per_token + self.logit_forward_flops_per_token
+        if self.num_mtp_layers:
+            depth = sum(self.of_kind(kind).forward_flops_of_layer for kind in self.mtp_kinds)
+            depth += 4 * self.hidden_size**2 + self.logit_forward_flops_per_token
+            forward += self.num_mtp_layers * depth
+        return 3 * forward
 
     @property
     def layers_forward_flops_per_token(self) -> int:
-        """Floating-point operations per token of all blocks' forward pass."""
-        active = self.num_layer_matrix_parameters - self._idle_parameters
-        dense = self.dense.num_layer_matrix_parameters
-        matrices = self.num_expert_layers * active
-        matrices += (self.num_layers - self.num_expert_layers) * dense
-        return 2 * matrices + self.attention_forward_flops_per_token
+        """Floating-point operations per token of all layers' forward pass."""
+        matrices = sum(len(each.layers) * each.shape.matrix_flops_of_layer for each in self.kinds)
+        return matrices + self.attention_forward_flops_per_token
+
+    @property
+    def matrix_flops_of_layer(self) -> int:
+        """Forward operations of a token in a layer's matrices, and in states of its mixer."""
+        active = self.num_layer_matrix_parameters
+        if self.num_experts:
+            latent = self.expert_latent_size or self.hidden_size
+            idle = self.num_experts - self.experts_per_token
+            active -= idle * (self.num_ups + 1) * latent * self.moe_ffn_hidden_size
+        return 2 * active + self.mixer_parts.flops_of_token
+
+    @property
+    def forward_flops_of_layer(self) -> int:
+        """Forward operations of a token in a layer, of a shape with one kind of layers."""
+        window = self.attention_window if self.mixer == "window" else None
+        attention = self.mixer_parts.flops_of_position * self._positions(window)
+        return self.matrix_flops_of_layer + attention
 
     @property
     def attention_forward_flops_per_token(self) -> int:
-        """Floating-point operations per token of the two attention products of all blocks."""
-        return 4 * self.query_size * self.attention_positions
+        """Floating-point operations per token of the attention products of all layers."""
+        return _attention_flops(self, range(self.num_layers))
 
     @property
     def attention_positions(self) -> int:
@@ -364,17 +422,19 @@ class ModelShape:
 
         The sequence s without a window w: the half that the causal mask hides counts too, as in
         arXiv:2104.04473. Likewise with a window twice the pairs inside it: (s^2 - (s - w)^2) / s.
+        Layers without softmax attention have none. Where documents are packed, s is their length.
         """
-        every = self.full_attention_every or self.num_layers + 1
-        whole = self.num_layers // every
-        return whole * self._positions_of(every - 1) + (
-            self.num_layers - whole
-        ) * self._positions_of(0)
+        return _attention_positions(self)
 
-    def _positions_of(self, layer: int) -> int:
+    def positions_of(self, layer: int) -> int:
         """Positions that a token's products are counted over in a layer, counted from 0."""
-        s, window = self.seq_length, self.window_of(layer)
-        return s if window is None else window * (2 * s - window) // s
+        if sublayers_of(self.kind_of_layers[layer])[0] not in ("full", "window"):
+            return 0
+        return self._positions(self.window_of(layer))
+
+    def _positions(self, window: int | None) -> int:
+        s = min(self.seq_length, self.mean_document_length or self.seq_length)
+        return s if window is None or window >= s else window * (2 * s - window) // s
 
     @property
     def logit_forward_flops_per_token(self) -> int:
@@ -401,24 +461,25 @@ class ModelShape:
         last of them, whose output no gradient needs. What is not a product does not count.
         """
         again = range(self.num_layers) if layers is None else layers
-        dense = sum(not self.has_experts(layer) for layer in again)
-        matrices = extra = 0
+        extra = 0
         if recompute in ("full", "selective") or "core_attention" in recompute:
-            positions = sum(self._positions_of(layer) for layer in again)
-            extra = 4 * self.query_size * positions
-        if recompute == "full":
-            matrices = dense * self.dense.num_layer_matrix_parameters
-            active = self.num_layer_matrix_parameters - self._idle_parameters
-            matrices += (len(again) - dense) * active
-        elif "mlp" in recompute:
-            products = 3 if self.family == "llama" else 2
-            matrices = dense * products * self.hidden_size * self.ffn_hidden_size
-        return self.model_flops_per_token + extra + 2 * matrices
+            extra = _attention_flops(self, again)
+        for each in self.kinds if recompute == "full" or "mlp" in recompute else ():
+            number = len(again) if len(self.kinds) == 1 else len({*again} & {*each.layers})
+            if recompute == "full":
+                extra += number * each.shape.matrix_flops_of_layer
+            elif each.shape.feed_forward == "dense":
+                products = self.num_ups + 1
+                extra += number * 2 * products * self.hidden_size * self.ffn_hidden_size
+        return self.model_flops_per_token + extra
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values, without later fields at their defaults."""
         later = {field.name: field.default for field in fields(self)[_NUM_FIRST_FIELDS:]}
-        return {n: v for n, v in asdict(self).items() if n not in later or v != later[n]}
+        said = {n: v for n, v in asdict(self).items() if n not in later or v != later[n]}
+        if self.layer_kinds:
+            said["layer_kinds"] = write_layer_kinds(self.layer_kinds)
+        return said
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -432,51 +493,7 @@ class ModelShape:
         Raises:
             ModelShapeInvalidError: a field is unknown, missing, or out of range.
         """
-        known = tuple(field.name for field in fields(cls))
-        given = read_mapping(mapping, ModelShapeInvalidError, "the model")
-        foreign = read_foreign(given, known)
-        values = dict(foreign.fields)  # what they state is not missing
-        values |= {name: value for name, value in given.items() if name in known}
-        values.setdefault("name", "custom")
-        values.setdefault("num_kv_heads", values.get("num_heads"))
-        values.setdefault("tied_embeddings", values.get("family") == "gpt")
-        if values.get("num_experts") and "ffn_hidden_size" in values:
-            values.setdefault("moe_ffn_hidden_size", values["ffn_hidden_size"])
-        elif values.get("num_experts") and not values.get("num_dense_layers"):
-            values["ffn_hidden_size"] = values.get("moe_ffn_hidden_size")
-        optional = {
-            field.name: field.default for field in fields(cls) if field.default is not MISSING
-        }
-        values = optional | values
-        if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
-            values.setdefault("ffn_hidden_size", 4 * values["hidden_size"])
-        problems = Problems()
-        missing = [
-            name
-            for name in known
-            if values.get(name) is None
-            and optional.get(name, "") is not None
-            and (name != "num_kv_heads" or name in given)
-        ]
-        if foreign.is_whole_model:
-            problems.add(ModelShapeInvalidError(foreign.sentence(missing, given)))
-        else:
-            problems.add(
-                *unknown_names(
-                    given,
-                    known,
-                    ModelShapeInvalidError,
-                    "model field",
-                    known_as=lambda name: foreign.hint(name) or known_word(name),
-                )
-            )
-            for name in missing:
-                said = f"the model's {name} is missing"
-                problems.add(ModelShapeInvalidError.of_field(name, said))
-        stated = {name: value for name, value in values.items() if given.get(name) is not None}
-        problems.add(*_wrong_fields(stated))
-        problems.refuse()
-        return cls(**values)
+        return cls(**read_model_fields(mapping))
 
 
 def model_title(stated: Mapping[str, Any]) -> str:
@@ -488,30 +505,77 @@ def model_title(stated: Mapping[str, Any]) -> str:
 _NUM_FIRST_FIELDS: Final = 11
 """Fields that every document states; those after them are left out at their defaults."""
 
-_UNSTATED: Final[Mapping[str, tuple[int | None, ...]]] = {
-    **dict.fromkeys(("head_dim", "attention_window", "full_attention_every"), (None,)),
-    **dict.fromkeys((*EXPERT_FIELDS, "hidden_dropout"), (0,)),
-    "attention_dropout": (None, 0),
-}
-"""Numbers that a model may lack, each with the values outside of its range that it may have."""
+
+@lru_cache(maxsize=512)
+def _kind_of_layers(model: ModelShape) -> tuple[str, ...]:
+    if model.layer_kinds:
+        return repeated(model.layer_kinds, model.num_layers)
+    return tuple(model._kinds_of_short_forms())
 
 
-def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
-    for name, value in values.items():
-        if problem := _problem(name, value):
-            yield ModelShapeInvalidError.of_field(name, f"{name}={problem}")
+@lru_cache(maxsize=512)
+def _kinds(model: ModelShape) -> tuple[LayerKind, ...]:
+    kinds = model.kind_of_layers
+    if len(set(kinds)) == 1:
+        return (LayerKind(kinds[0], model, tuple(range(model.num_layers))),)
+    return tuple(
+        LayerKind(kind, _of_kind(model, kind), tuple(i for i, k in enumerate(kinds) if k == kind))
+        for kind in dict.fromkeys(kinds)
+    )
 
 
-def _problem(name: str, value: object) -> str | None:
-    if name == "name" and not is_name(value):
-        return f"{shown(value)} is not a string of 1 to {MAX_NAME_LENGTH} characters"
-    if name == "family" and value not in FAMILIES:
-        return f"{shown(value)} is not one of {', '.join(FAMILIES)}{known_word(value)}"
-    if name == "attention" and value is not None and value not in ATTENTIONS:
-        return f"{shown(value)} is not one of {', '.join(ATTENTIONS)}"
-    if name == "lacks" and not is_line(value):
-        return f"{shown(value)} is not a line of text"
-    if name in ("tied_embeddings", "qk_norm"):
-        return switch_problem(value)
-    is_unstated = value in _UNSTATED.get(name, ()) and not isinstance(value, bool)
-    return None if name not in MODEL_RANGES or is_unstated else MODEL_RANGES[name].problem(value)
+@lru_cache(maxsize=2048)
+def _of_kind(model: ModelShape, kind: str) -> ModelShape:
+    """The short forms' values go: a shape of one kind has none."""
+    mixer, inner = sublayers_of(kind)
+    none: dict[str, Any] = {} if inner == "experts" else _no_experts()
+    none |= {"num_mtp_layers": 0, "full_attention_every": None}
+    if inner == "experts":
+        none |= {"num_dense_layers": 0, "experts_every": 0}
+    if inner != "dense":
+        none |= {"ffn_hidden_size": model.moe_ffn_hidden_size if inner else 0}
+    if mixer != "window":
+        none |= {"attention_window": None, "window_num_heads": 0, "window_num_kv_heads": 0}
+    for names, mixers in ((LINEAR_FIELDS, ("gated_delta_net", "kda")), (MAMBA_FIELDS, ("mamba2",))):
+        none |= {} if mixer in mixers else dict.fromkeys(names, 0)
+    return replace(model, layer_kinds=(kind,), **none)
+
+
+@lru_cache(maxsize=512)
+def _dense(model: ModelShape) -> ModelShape:
+    return replace(model, **_no_experts()) if model.num_experts else model
+
+
+def _no_experts() -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(ModelFields)}
+    return {name: defaults[name] for name in (*EXPERT_FIELDS, *ROUTING_FIELDS)}
+
+
+@lru_cache(maxsize=2048)
+def _mixer_parts(shape: ModelShape) -> MixerParts:
+    return mixer_of(shape)
+
+
+@lru_cache(maxsize=512)
+def _attention_positions(model: ModelShape) -> int:
+    numbers = Counter(model.kind_of_layers)
+    windows = {kind: sublayers_of(kind)[0] for kind in numbers}
+    return sum(
+        number * model._positions(model.attention_window if windows[kind] == "window" else None)
+        for kind, number in numbers.items()
+        if windows[kind] in ("full", "window")
+    )
+
+
+def _attention_flops(model: ModelShape, layers: Collection[int]) -> int:
+    kinds = model.kinds
+    if len(kinds) == 1:
+        own = kinds[0].shape
+        window = own.attention_window if own.mixer == "window" else None
+        return len(layers) * own.mixer_parts.flops_of_position * own._positions(window)
+    chosen = {*layers}
+    return sum(
+        each.shape.mixer_parts.flops_of_position
+        * sum(model.positions_of(layer) for layer in each.layers if layer in chosen)
+        for each in kinds
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, EXPERT_FIELDS
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS, EXPERT_FIELDS
 
 COLUMNS: Final = (
     "source",

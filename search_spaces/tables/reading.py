@@ -14,7 +14,7 @@ from layout_tuner.documents.not_covered import our_name
 from layout_tuner.documents.reading import shown
 from layout_tuner.errors import SearchSpaceError, TableInvalidError
 from layout_tuner.search_spaces.models.foreign_words import OUR_FIELDS
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
 from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
 from layout_tuner.search_spaces.tables.fields import Fields
 from layout_tuner.search_spaces.tables.knob_columns import NO_TABLE_KNOBS, KnobReader, TableKnobs

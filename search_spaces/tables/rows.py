@@ -19,12 +19,8 @@ from layout_tuner.search_spaces.clusters.cluster_presets import (
 from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, Layout
 from layout_tuner.search_spaces.models.foreign_words import MEGATRON_COLUMNS
-from layout_tuner.search_spaces.models.model_shape import (
-    ATTENTION_FIELDS,
-    FAMILIES,
-    Family,
-    ModelShape,
-)
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS, FAMILIES, Family
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,

@@ -14,7 +14,8 @@ from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.jobs.job_choices import NO_CHOICES, JobChoices
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import STATUSES
 from layout_tuner.search_spaces.tables.variants import (
     Identity,

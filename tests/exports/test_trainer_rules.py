@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.registry import ADAPTERS
 from tests.exports.exported_files import ENVIRONMENTS, LLAMA, READERS, written_job

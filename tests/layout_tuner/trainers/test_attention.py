@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS, Attention
 from layout_tuner.search_spaces.models.model_presets import model_preset
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, Attention, ModelShape
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.exports.export import ExportImpossibleError, export
 from layout_tuner.trainers.exports.export_source import ExportSource

@@ -36,8 +36,8 @@ from layout_tuner.results_db.models.tables import Attempt, IterationRow, Trial
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.fidelity import Fidelity
 from layout_tuner.search_spaces.layouts.layout import COUNT_KNOBS, KNOBS, Layout
+from layout_tuner.search_spaces.models.model_fields import MODEL_RANGES
 from layout_tuner.search_spaces.models.model_presets import model_preset
-from layout_tuner.search_spaces.models.model_shape import MODEL_RANGES
 from tests.kit.postgres import upgraded
 from tests.kit.store import (
     TimelyStore,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from layout_tuner.errors import ModelShapeInvalidError
+from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
 from layout_tuner.search_spaces.models.model_presets import model_preset, resolve_model
-from layout_tuner.search_spaces.models.model_shape import ATTENTION_FIELDS, ModelShape
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 STATED = {"attention": "unfused", "attention_dropout": 0.1, "hidden_dropout": 0.25}
 

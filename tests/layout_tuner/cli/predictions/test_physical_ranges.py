@@ -20,8 +20,9 @@ from layout_tuner.search_spaces.clusters.cluster import CLUSTER_RANGES, Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
+from layout_tuner.search_spaces.models.model_fields import EXPERT_FIELDS, MODEL_RANGES
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
-from layout_tuner.search_spaces.models.model_shape import EXPERT_FIELDS, MODEL_RANGES, ModelShape
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from tests.kit.hostile_texts import walk
 
 EXTREME = [2**63, 2**63 - 1, 2**64, 2**1024, 10**400, 5e-324, 1e-300, 1e308, 1.7e308]

@@ -1,0 +1,268 @@
+"""Fields of a model that contradict each other, each as one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from layout_tuner.documents.reading import word_of
+from layout_tuner.errors import ModelShapeInvalidError
+from layout_tuner.search_spaces.models.layer_kinds import FeedForward, Mixer, sublayers_of
+from layout_tuner.search_spaces.models.model_fields import (
+    EXPERT_FIELDS,
+    LINEAR_FIELDS,
+    MAMBA_FIELDS,
+    MODEL_RANGES,
+    ROUTING_FIELDS,
+    ModelFields,
+)
+
+if TYPE_CHECKING:
+    from layout_tuner.search_spaces.models.model_shape import ModelShape
+
+_NAMES: Final = tuple(field.name for field in fields(ModelFields))
+_DEFAULTS: Final = {field.name: field.default for field in fields(ModelFields)}
+
+_LLAMA_ONLY: Final = {
+    "rotary_base": "learned positions",
+    "qk_norm": "no norms of queries and keys",
+    "num_experts": "dense feed-forwards alone",
+} | dict.fromkeys(
+    _NAMES[_NAMES.index("layer_kinds") : _NAMES.index("lacks")],
+    "layers of GPT-2 alone",
+)
+"""Fields that other families lack, each with what these have instead."""
+
+_LATENT: Final = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_SHORT_FORMS: Final = ("full_attention_every", "num_dense_layers", "experts_every")
+"""What `layer_kinds` says too."""
+
+_refused = ModelShapeInvalidError.of_field
+
+
+def contradictions(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
+    """What is wrong with fields that are each in their range."""
+    yield from _of_heads(model)
+    for name, instead in _LLAMA_ONLY.items():
+        value = getattr(model, name)
+        if model.family != "llama" and value != _DEFAULTS[name]:
+            yield _refused(
+                name,
+                f"{name}={_text(value)} has no meaning for family={model.family}, which has "
+                f"{instead}; leave it out",
+            )
+    if model.full_attention_every and not model.attention_window:
+        yield _refused(
+            "full_attention_every",
+            f"full_attention_every={model.full_attention_every} needs attention_window: without "
+            "a window every layer attends to all positions",
+        )
+    yield from _of_latents(model)
+    yield from _of_kinds(model)
+    yield from _of_experts(model)
+    length = model.mean_document_length
+    if length is not None and length > model.seq_length:
+        yield _refused(
+            "mean_document_length",
+            f"mean_document_length={length} is more than seq_length={model.seq_length}",
+        )
+
+
+def _of_heads(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
+    size, heads = model.hidden_size, model.num_heads
+    if not model.kv_lora_rank and model.head_dim is None and size % heads:
+        yield ModelShapeInvalidError(
+            f"hidden_size={size} is not divisible by num_heads={heads}; "
+            "state head_dim if heads have a width of their own"
+        )
+    if heads % model.num_kv_heads:
+        yield ModelShapeInvalidError(
+            f"num_heads={heads} is not divisible by num_kv_heads={model.num_kv_heads}"
+        )
+    own, keys = model.window_num_heads or heads, model.window_num_kv_heads or model.num_kv_heads
+    if (own, keys) != (heads, model.num_kv_heads) and own % keys:
+        yield _refused(
+            "window_num_kv_heads",
+            f"the {own} query heads of layers with a window are not divisible by their {keys} key "
+            "heads",
+        )
+    if model.family == "llama" and model.rotary_size % 2:
+        if model.rotary_fraction not in (0.0, 1.0):
+            yield _refused(
+                "rotary_fraction",
+                f"rotary_fraction={model.rotary_fraction:g} rotates {model.rotary_size} of "
+                f"{model.head_size} features of a head; rotary positions need an even number",
+            )
+            return
+        stated = "" if model.head_dim else f"(hidden_size={size} over "
+        stated += f"num_heads={heads}) " if stated else ""
+        yield ModelShapeInvalidError(
+            f"head size {model.head_size} {stated}is odd; rotary positions need an even one"
+        )
+
+
+def _of_latents(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
+    if not model.kv_lora_rank:
+        for name in _LATENT:
+            if value := getattr(model, name):
+                yield _refused(
+                    name, f"{name}={value} is of latent attention: state kv_lora_rank too"
+                )
+        return
+    for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        if not getattr(model, name):
+            yield _refused(name, f"the model's {name} is missing, which latent attention needs")
+    if model.num_kv_heads != model.num_heads:
+        yield _refused(
+            "num_kv_heads",
+            f"num_kv_heads={model.num_kv_heads}: latent attention has as many key heads as "
+            f"num_heads={model.num_heads}; leave it out",
+        )
+    for name in (
+        *("head_dim", "qk_norm", "attention_output_gate", "rotary_fraction", "biases"),
+        *("window_num_heads", "window_num_kv_heads", "attention_sinks"),
+    ):
+        value = getattr(model, name)
+        if value != _DEFAULTS[name] and not (name == "biases" and value == "none"):
+            yield _refused(
+                name, f"{name}={_text(value)} has no meaning with latent attention; leave it out"
+            )
+
+
+def _of_kinds(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
+    kinds = dict.fromkeys(model.kind_of_layers)
+    sublayers = [sublayers_of(kind) for kind in kinds]
+    mixers, inner = {mixer for mixer, _ in sublayers}, {each for _, each in sublayers}
+    yield from _of_widths(model, kinds)
+    if model.layer_kinds:
+        yield from _of_stated_kinds(model, mixers, inner)
+    if "window" not in mixers:
+        for name in ("window_num_heads", "window_num_kv_heads"):
+            if value := getattr(model, name):
+                yield _refused(name, f"{name}={value}, and no layer has a window; leave it out")
+    yield from _of_states(model, mixers)
+    if model.parallel_block and any(None in each for each in sublayers):
+        yield _refused("parallel_block", "parallel_block needs layers with both sublayers")
+
+
+def _of_widths(model: ModelShape, kinds: Iterable[str]) -> Iterator[ModelShapeInvalidError]:
+    has_dense = any(sublayers_of(kind)[1] == "dense" for kind in kinds)
+    if has_dense and not model.ffn_hidden_size:
+        problem = MODEL_RANGES["ffn_hidden_size"].problem(model.ffn_hidden_size)
+        yield _refused("ffn_hidden_size", f"ffn_hidden_size={problem}")
+
+
+def _of_stated_kinds(
+    model: ModelShape, mixers: set[Mixer | None], inner: set[FeedForward | None]
+) -> Iterator[ModelShapeInvalidError]:
+    for name in _SHORT_FORMS:
+        if (value := getattr(model, name)) != _DEFAULTS[name]:
+            yield _refused(
+                name, f"{name}={value} and layer_kinds both say the kinds; leave {name} out"
+            )
+    if "window" in mixers and model.attention_window is None:
+        yield _refused("attention_window", "layers with a window need attention_window")
+    if model.attention_window is not None and "window" not in mixers:
+        yield _refused(
+            "attention_window",
+            f"attention_window={model.attention_window}, and no layer of layer_kinds is a window",
+        )
+    if "experts" in inner and not model.num_experts:
+        yield _refused("layer_kinds", "layer_kinds has experts: state num_experts")
+    if model.num_experts and "experts" not in inner:
+        yield _refused(
+            "layer_kinds",
+            f"num_experts={model.num_experts}, and no layer of layer_kinds has experts: write "
+            "for example full+experts",
+        )
+
+
+def _of_states(model: ModelShape, mixers: set[Mixer | None]) -> Iterator[ModelShapeInvalidError]:
+    of_delta_nets = mixers & {"gated_delta_net", "kda"}
+    yield from _belong_together(model, LINEAR_FIELDS, " and ".join(sorted(map(str, of_delta_nets))))
+    yield from _belong_together(model, MAMBA_FIELDS, "mamba2" if "mamba2" in mixers else "")
+    if of_delta_nets and all(getattr(model, name) for name in LINEAR_FIELDS):
+        keys, values = model.linear_num_key_heads, model.linear_num_value_heads
+        if values % keys:
+            yield _refused(
+                "linear_num_value_heads",
+                f"linear_num_value_heads={values} is not divisible by linear_num_key_heads={keys}",
+            )
+        widths = model.linear_key_head_dim, model.linear_value_head_dim
+        if "kda" in mixers and (keys != values or widths[0] != widths[1]):
+            yield _refused(
+                "linear_num_key_heads", "key and value heads of kda are alike in number and width"
+            )
+    if "mamba2" in mixers and model.mamba_num_heads % (model.mamba_num_groups or 1):
+        yield _refused(
+            "mamba_num_heads",
+            f"mamba_num_heads={model.mamba_num_heads} is not divisible by "
+            f"mamba_num_groups={model.mamba_num_groups}",
+        )
+
+
+def _belong_together(
+    model: ModelShape, names: tuple[str, ...], needed_by: str
+) -> Iterator[ModelShapeInvalidError]:
+    for name in names:
+        value = getattr(model, name)
+        if needed_by and not value:
+            yield _refused(name, f"the model's {name} is missing, which {needed_by} needs")
+        if value and not needed_by:
+            kind = "mamba2" if name in MAMBA_FIELDS else "gated_delta_net or kda"
+            yield _refused(
+                name, f"{name}={value}, and no layer of layer_kinds is {kind}; leave it out"
+            )
+
+
+def _of_experts(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
+    experts, chosen = model.num_experts, model.experts_per_token
+    if not experts:
+        for name in (*EXPERT_FIELDS[1:], *ROUTING_FIELDS):
+            if (value := getattr(model, name)) != _DEFAULTS[name]:
+                yield _refused(name, f"{name}={_text(value)} needs experts: state num_experts")
+        return
+    if not 1 <= chosen <= experts:
+        yield _refused(
+            "experts_per_token",
+            f"experts_per_token={chosen} is not from 1 to num_experts={experts}",
+        )
+    if not model.moe_ffn_hidden_size:
+        yield _refused("moe_ffn_hidden_size", "the model's moe_ffn_hidden_size is missing")
+    if model.num_dense_layers >= model.num_layers:
+        yield _refused(
+            "num_dense_layers",
+            f"num_dense_layers={model.num_dense_layers} leaves none of "
+            f"num_layers={model.num_layers} with experts",
+        )
+    elif not model.num_expert_layers:
+        yield _refused(
+            "experts_every",
+            f"experts_every={model.experts_every} leaves none of num_layers={model.num_layers} with "
+            "experts",
+        )
+    has_dense = any(sublayers_of(kind)[1] == "dense" for kind in model.kind_of_layers)
+    if not has_dense and model.ffn_hidden_size != model.moe_ffn_hidden_size:
+        yield _refused(
+            "ffn_hidden_size",
+            f"ffn_hidden_size={model.ffn_hidden_size} is the width of dense layers and there are "
+            "none; leave it out",
+        )
+    groups, taken = model.router_groups, model.router_topk_groups
+    if (groups or taken) and not (groups and experts % groups == 0 and 1 <= taken <= groups):
+        yield _refused(
+            "router_groups",
+            f"router_groups={groups} must divide num_experts={experts}, and "
+            f"router_topk_groups={taken} be from 1 to router_groups",
+        )
+    if model.shared_expert_gate and not model.shared_expert_ffn_hidden_size:
+        yield _refused(
+            "shared_expert_gate", "shared_expert_gate=true needs shared_expert_ffn_hidden_size"
+        )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[...]"
+    return f"{value:g}" if isinstance(value, float) else word_of(value)
