@@ -107,6 +107,11 @@ class ModelShape(ModelFields):
         return _kinds(self)
 
     @property
+    def cost_kinds(self) -> tuple[LayerKind, ...]:
+        """Kinds of layers that differ in cost; windows that short forms say count on average."""
+        return _cost_kinds(self)
+
+    @property
     def mtp_kinds(self) -> tuple[str, ...]:
         """The layers of a depth of multi-token prediction: one like the last layer.
 
@@ -521,6 +526,18 @@ def _kinds(model: ModelShape) -> tuple[LayerKind, ...]:
     return tuple(
         LayerKind(kind, _of_kind(model, kind), tuple(i for i, k in enumerate(kinds) if k == kind))
         for kind in dict.fromkeys(kinds)
+    )
+
+
+@lru_cache(maxsize=512)
+def _cost_kinds(model: ModelShape) -> tuple[LayerKind, ...]:
+    has_own_windows = model.window_num_heads or model.window_num_kv_heads
+    if model.layer_kinds or model.experts_every or has_own_windows or model.num_mtp_layers:
+        return model.kinds
+    dense = model.num_layers - model.num_expert_layers
+    both = ((model, range(dense, model.num_layers)), (model.dense, range(dense)))
+    return tuple(
+        LayerKind(shape._one_kind, shape, tuple(layers)) for shape, layers in both if layers
     )
 
 

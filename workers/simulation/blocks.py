@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.narrow_formats import NARROW, wide_precision
 from layout_tuner.search_spaces.layouts.recomputation import modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import Split
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.placement import ALONE, Axis, Place, Placement
 
@@ -33,6 +34,8 @@ _HOST_OPERATIONS: Final = {"gpt": 33.0, "llama": 46.0}
 """Operations of a block's forward pass in eager PyTorch; the backward pass has twice as many."""
 _LOGIT_BYTES: Final = (26.0, 16.0)
 """Bytes that are moved for each logit, forward and backward: casts, maximum, exponential, sums."""
+_STATE_SIDE: Final = 128.0
+"""Inner side of the products by which states are computed: about a head's width and a chunk."""
 _ACCUMULATION_BYTES: Final = 8.0
 """The sum of a weight's gradients is read and written in fp32."""
 
@@ -42,9 +45,21 @@ def seconds(**by_axis: float) -> Floats:
     return np.array([by_axis.get(axis, 0.0) for axis in AXES])
 
 
+class _Product(NamedTuple):
+    """A product of tokens with a matrix on a rank."""
+
+    split: Split
+    out: float
+    inner: float
+
+    @property
+    def is_column(self) -> bool:
+        return self.split == "columns"
+
+
 @dataclass(frozen=True)
 class BlockTimes:
-    """One block for one micro-batch; of a model with experts, one that has them."""
+    """One layer for one micro-batch, of a model whose layers are of one kind."""
 
     layout: Layout
     model: ModelShape
@@ -79,27 +94,47 @@ class BlockTimes:
         return self.model.hidden_size / self.layout.tp_columns
 
     @property
-    def _ups(self) -> float:
-        return 2.0 if self.model.family == "llama" else 1.0
-
-    @property
     def residual_bytes(self) -> float:
         """The residual stream of a micro-batch on the rank, with all of its tokens."""
         return self._size * self.tokens * self._width
 
     @cached_property
-    def _products(self) -> list[tuple[bool, float, float]]:
-        """Products of all tokens: whether it is over whole inputs (a column), and its sides."""
+    def _products(self) -> list[_Product]:
+        """Products of all tokens, those of the mixer first."""
+        layout = self.layout
+        found = []
+        for each in self.model.mixer_parts.matrices:
+            out, inner = float(each.columns), float(each.rows)
+            if each.split == "columns":
+                out, inner = out / layout.tp, inner / layout.tp_columns
+            elif each.split == "rows":
+                out, inner = out / layout.tp_columns, inner / layout.tp
+            found.append(_Product(each.split, out, inner))
+        return found + self._inside
+
+    @property
+    def _latent_products(self) -> list[_Product]:
+        """Those that make query, key and value of their latents."""
+        m = self.model
+        widths = (m.q_lora_rank, m.kv_lora_rank) if m.kv_lora_rank and m.num_query_heads else ()
+        return [each for each in self._products if each.is_column and each.inner in widths]
+
+    @cached_property
+    def _inside(self) -> list[_Product]:
+        """The products of a dense feed-forward, or of a shared expert."""
         m, t = self.model, self.layout.tp
-        dense = m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
-        found = [
-            (True, (m.query_size + 2 * m.kv_hidden_size) / t, self._width),
-            (False, self._width, m.query_size / t),
+        width = m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
+        if not width:
+            return []
+        return [
+            _Product("columns", m.num_ups * width / t, self._width),
+            _Product("rows", self._width, width / t),
         ]
-        if dense:
-            found.append((True, self._ups * dense / t, self._width))
-            found.append((False, self._width, dense / t))
-        return found
+
+    def _rows(self, product: _Product) -> float:
+        """Tokens of a product: of a matrix that tp does not divide, those that the rank holds."""
+        cuts = product.split == "whole" and self._is_cut
+        return self.tokens / self.layout.tp if cuts else self.tokens
 
     @cached_property
     def _expert_rows(self) -> float:
@@ -112,17 +147,17 @@ class BlockTimes:
         m, etp = self.model, self.layout.etp
         if not m.num_experts:
             return []
-        inner = m.moe_ffn_hidden_size / etp
-        return [(2 * inner, m.hidden_size), (m.hidden_size, inner)]
+        inner, wide = m.moe_ffn_hidden_size / etp, m.expert_latent_size or m.hidden_size
+        return [(m.num_ups * inner, wide), (wide, inner)]
 
     @cached_property
     def forward(self) -> Floats:
         """The forward pass: its sums over tp, columns and cp are waited for."""
-        own = sum(self._matmul_s(self.tokens, out, inner) for _, out, inner in self._products)
+        own = sum(self._matmul_s(self._rows(each), *each[1:]) for each in self._products)
         own += self._grouped_s("forward") + self._attention_s + self._elementwise_s
-        own += self._casts_s(of_outputs=False)
-        sums = self._row_sums_s * sum(not is_column for is_column, *_ in self._products)
-        gathers = self._gather_s * sum(is_column for is_column, *_ in self._products)
+        own += self._casts_s(of_outputs=False) + self._states_s
+        sums = self._row_sums_s(self._width) * sum(p.split == "rows" for p in self._products)
+        gathers = sum(self._gather_s(p.inner) for p in self._products if p.is_column)
         forward = seconds(compute=own, tp=sums + gathers + self._column_sums_s + self._norm_sums_s)
         forward += self._context(backward=False) + self._experts
         return self._with_host(forward, passes=1)
@@ -134,18 +169,20 @@ class BlockTimes:
         off; a gather beside the product for the input.
         """
         compute = self._grouped_s("inputs") + 2.5 * self._attention_s + 2 * self._elementwise_s
+        compute += 2 * self._states_s
         compute += self._casts_s(of_outputs=True)
         tensor = self._norm_sums_s
-        for is_column, out, inner in self._products:
-            to_input = self._matmul_s(self.tokens, inner, out)
-            to_weight = self._matmul_s(out, inner, self.tokens)
+        for product in self._products:
+            _, out, inner = product
+            to_input = self._matmul_s(self._rows(product), inner, out)
+            to_weight = self._matmul_s(out, inner, self._rows(product))
             compute += to_input
-            if is_column:
-                tensor += self.machine.beside_s(self._gather_s, to_input)
+            if product.is_column:
+                tensor += self.machine.beside_s(self._gather_s(inner), to_input)
                 hidden = 0.0 if weights_later else to_weight
-                tensor += self.machine.beside_s(self._row_sums_s, hidden)
-            else:
-                tensor += self._gather_s  # of the gradient, under sequence parallelism
+                tensor += self.machine.beside_s(self._row_sums_s(inner), hidden)
+            elif product.split == "rows":
+                tensor += self._gather_s(out)  # of the gradient, under sequence parallelism
                 sum_s = self._columns_s(self._size * self.tokens * inner)
                 hidden = 0.0 if weights_later or self._is_cut else to_weight
                 tensor += self.machine.beside_s(sum_s, hidden)
@@ -172,11 +209,15 @@ class BlockTimes:
         if "layernorm" in modules:
             here = self.residual_bytes / (self.layout.tp if self._is_cut else 1)
             again += seconds(compute=stream_s(moved * 4 * here, 2), tp=self._norm_sums_s)
-        if "mlp" in modules and not self.model.num_experts:
-            _, out, inner = self._products[2]
-            inside = self._size * (1 + 1 / self._ups) * out * self.tokens
+        if "mla_up_proj" in modules:
+            for each in self._latent_products:
+                product_s = self._matmul_s(self.tokens, each.out, each.inner)
+                again += seconds(compute=product_s, tp=self._gather_s(each.inner))
+        if "mlp" in modules and self._inside and not self.model.num_experts:
+            _, out, inner = self._inside[0]
+            inside = self._size * (1 + 1 / self.model.num_ups) * out * self.tokens
             product_s = self._matmul_s(self.tokens, out, inner)
-            sums_s = self._gather_s + self._columns_s(self._size * self.tokens * out)
+            sums_s = self._gather_s(inner) + self._columns_s(self._size * self.tokens * out)
             again += seconds(compute=product_s + stream_s(moved * inside), tp=sums_s)
         return again
 
@@ -187,7 +228,7 @@ class BlockTimes:
 
     @cached_property
     def _weights_s(self) -> float:
-        products = sum(self._matmul_s(out, i, self.tokens) for _, out, i in self._products)
+        products = sum(self._matmul_s(p.out, p.inner, self._rows(p)) for p in self._products)
         held = sum(out * inner for _, out, inner in self._products)
         if m := self.model.num_experts:
             held += m / self.layout.ep * sum(out * inner for out, inner in self._expert_products)
@@ -197,6 +238,7 @@ class BlockTimes:
     def _with_host(self, passed: Floats, *, passes: int) -> Floats:
         """The host launches kernels ahead of the device, or the device waits for it."""
         count = self.machine.software.host_operations * _HOST_OPERATIONS[self.model.family]
+        count *= self.model.num_sublayers / 2
         layout = self.layout
         # A pass has two collectives of each axis, or a gather and a scatter twice.
         calls = 2 * ((layout.tp > 1) * (1 + self._is_cut) + (layout.cp > 1))
@@ -238,12 +280,21 @@ class BlockTimes:
         return total
 
     @cached_property
+    def _states_s(self) -> float:
+        """The states of Mamba-2 and delta nets: small products, by chunks of tokens."""
+        flops = self.model.mixer_parts.flops_of_token / self.layout.tp
+        columns = flops / (2 * _STATE_SIDE)
+        return self._matmul_s(self.tokens, columns, _STATE_SIDE) if flops else 0.0
+
+    @cached_property
     def _attention_s(self) -> float:
         """Causal attention; half of the positions that FLOPs are counted over are hidden."""
         m, layout, device = self.model, self.layout, self.machine.device
-        heads, b = m.num_heads / layout.tp, layout.micro_batch_size
+        if not m.num_query_heads:
+            return 0.0
+        heads, b = m.num_query_heads / layout.tp, layout.micro_batch_size
         positions = m.attention_positions / m.num_layers
-        flops = 2.0 * positions * m.query_size / layout.tp * self.tokens
+        flops = m.mixer_parts.flops_of_position / 2 * positions / layout.tp * self.tokens
         precision = wide_precision(layout.precision)
         blocks = max(b * heads * m.seq_length / 128 / layout.cp, 1.0)
         fused_s = device.attention_s(blocks, flops, m.head_size, precision)
@@ -258,29 +309,32 @@ class BlockTimes:
         m, layout = self.model, self.layout
         here = self.residual_bytes / (layout.tp if self._is_cut else 1)
         dense = m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
-        inside = (self._ups + 1) * dense / layout.tp * self.tokens
-        inside += 2.0 * (m.query_size + 2 * m.kv_hidden_size) / layout.tp * self.tokens
+        inside = (m.num_ups + 1) * dense / layout.tp * self.tokens
+        projected = sum(each.columns for each in m.mixer_parts.matrices if each.split == "columns")
+        inside += 2.0 * projected / layout.tp * self.tokens
+        here *= m.num_sublayers / 2
         kernels = 9
         if m.num_experts:
-            width = 3 * m.moe_ffn_hidden_size / layout.etp + 4 * m.hidden_size
+            width = (m.num_ups + 1) * m.moe_ffn_hidden_size / layout.etp
+            width += 4 * (m.expert_latent_size or m.hidden_size)
             inside += self._expert_rows * width
             kernels += 8
         moved = self.machine.software.elementwise * (8 * here + self._size * inside)
         return self.machine.device.stream_s(moved, kernels)
 
-    @cached_property
-    def _row_sums_s(self) -> float:
-        """The sum over tp after half a block, or with cut tokens its scatter."""
+    def _row_sums_s(self, width: float) -> float:
+        """The sum over tp of features of all tokens, or with cut tokens its scatter."""
         cut, collectives = self._is_cut, self.machine.collectives
         sum_s = collectives.scatter_s if cut else collectives.reduce_s
-        return sum_s(self._places["tp"], self.residual_bytes)
+        return sum_s(self._places["tp"], self._size * self.tokens * width)
 
-    @cached_property
-    def _gather_s(self) -> float:
-        """The gather of cut tokens before half a block."""
+    def _gather_s(self, width: float) -> float:
+        """The gather of features of cut tokens before half a block."""
         if not self._is_cut:
             return 0.0
-        return self.machine.collectives.gather_s(self._places["tp"], self.residual_bytes)
+        return self.machine.collectives.gather_s(
+            self._places["tp"], self._size * self.tokens * width
+        )
 
     def _columns_s(self, size_bytes: float) -> float:
         return self.machine.collectives.reduce_s(self._places["tp_columns"], size_bytes)
@@ -288,26 +342,29 @@ class BlockTimes:
     @cached_property
     def _column_sums_s(self) -> float:
         """The sums over tensor columns of outputs, each of one product."""
-        outputs = (out for is_column, out, _ in self._products if is_column)
+        outputs = (each.out for each in self._products if each.is_column)
         return sum(self._columns_s(self._size * self.tokens * out) for out in outputs)
 
     @cached_property
     def _norm_sums_s(self) -> float:
         """Statistics of two norms over tensor columns: two numbers a token, of an RMSNorm one."""
-        numbers = 1.0 if self.model.family == "llama" else 2.0
+        numbers = 2.0 if self.model.has_layer_norms else 1.0
         here = self.tokens / (self.layout.tp if self._is_cut else 1)
-        return 2 * self._columns_s(4.0 * numbers * here)
+        return self.model.num_layer_norms * self._columns_s(4.0 * numbers * here)
 
     def _context(self, *, backward: bool) -> Floats:
         """What attention exchanges over cp."""
         layout, collectives = self.layout, self.machine.collectives
-        if layout.cp == 1:
+        if layout.cp == 1 or not self.model.num_query_heads:
             return seconds()
-        kv = 2 * self._size * self.tokens * self.model.kv_hidden_size / layout.tp
-        q = self._size * self.tokens * self.model.query_size / layout.tp
+        m = self.model
+        kv_width = m.num_key_heads * (m.head_size + m.value_head_size)
+        kv = self._size * self.tokens * kv_width / layout.tp
+        q = self._size * self.tokens * m.query_size / layout.tp
+        out = self._size * self.tokens * m.num_query_heads * m.value_head_size / layout.tp
         if layout.cp_comm_type == "a2a":
             return seconds(
-                cp=sum(collectives.exchange_s(self._places["cp"], n) for n in (q + kv, q))
+                cp=sum(collectives.exchange_s(self._places["cp"], n) for n in (q + kv, out))
             )
         gathered_s = collectives.gather_s(self._places["cp"], kv * layout.cp)
         if layout.cp_comm_type == "all_gather":
@@ -324,7 +381,7 @@ class BlockTimes:
         collectives = self.machine.collectives
         if not self.model.num_experts:
             return seconds()
-        row_bytes = self._size * self.model.hidden_size
+        row_bytes = self._size * (self.model.expert_latent_size or self.model.hidden_size)
         gathered = row_bytes * self._expert_rows / self.model.experts_per_token
         etp = self._places["etp"]
         over_etp = collectives.gather_s(etp, gathered) + collectives.scatter_s(etp, gathered)
@@ -335,8 +392,9 @@ class BlockTimes:
     def embedding(self) -> tuple[Floats, Floats]:
         """The look-up of the tokens, forward and backward."""
         moved = self.machine.device.stream_s(2 * self.residual_bytes)
-        sums = self._row_sums_s + self._columns_s(self.residual_bytes) / 2
-        return seconds(compute=moved, tp=sums), seconds(compute=2 * moved, tp=self._gather_s)
+        sums = self._row_sums_s(self._width) + self._columns_s(self.residual_bytes) / 2
+        gather_s = self._gather_s(self._width)
+        return seconds(compute=moved, tp=sums), seconds(compute=2 * moved, tp=gather_s)
 
     @cached_property
     def head(self) -> tuple[Floats, Floats, Floats]:
@@ -356,9 +414,18 @@ class BlockTimes:
         ahead, back = (device.stream_s(moved * logits, 5) for moved in _LOGIT_BYTES)
         # The loss needs the sums of three numbers a token.
         losses = 3 * self.machine.collectives.reduce_s(self._places["tp"], 4.0 * self.tokens)
-        gathers = self._gather_s + self._columns_s(self.residual_bytes) / 2
+        gathers = self._gather_s(self._width) + self._columns_s(self.residual_bytes) / 2
         return (
             seconds(compute=forward + ahead, tp=gathers + losses),
-            seconds(compute=backward + back, tp=self._row_sums_s),
+            seconds(compute=backward + back, tp=self._row_sums_s(self._width)),
             seconds(compute=weights),
         )
+
+    @cached_property
+    def joined(self) -> tuple[Floats, Floats, Floats]:
+        """A depth's projection of hidden state and embedding: forward, backward, and weights."""
+        out, inner = self.model.hidden_size / self.layout.tp, 2.0 * self.model.hidden_size
+        sides = (self.tokens, out, inner), (self.tokens, inner, out), (out, inner, self.tokens)
+        over_tp = self._gather_s(inner) + self._row_sums_s(self._width)
+        forward, backward, weights = (seconds(compute=self._matmul_s(*each)) for each in sides)
+        return forward + seconds(tp=over_tp), backward + seconds(tp=over_tp), weights

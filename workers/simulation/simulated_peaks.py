@@ -56,7 +56,11 @@ def rank_memory(
     """The peaks of each pipeline rank, first stage first; `effects` are those of job knobs."""
     layers = stage_layers(layout, model, by_work=machine.software.splits_by_work)
     held = held_parameters(layout, model, layers)
-    tensors = _Tensors(layout, model, model.fuses_attention(machine.software.fused_attention))
+    is_fused = model.fuses_attention(machine.software.fused_attention)
+    shapes = [each.shape for each in model.cost_kinds]
+    shapes += map(model.of_kind, model.mtp_kinds) if model.num_mtp_layers else ()
+    of = {shape: _Tensors(layout, shape, is_fused) for shape in shapes}
+    first = of[shapes[0]]
     lost = machine.fragmentation * zlib.crc32(f"{seed} {layout.without_job.key}".encode()) / 2**32
     by_knobs = effects.of(layout).memory
     found = []
@@ -64,16 +68,19 @@ def rank_memory(
         chunks = range(rank, len(layers), layout.pp)
         allocated, reserved = _state_bytes(layout, model, [held[s] for s in chunks])
         by_kind = (layers_by_kind(layout, model, stage, layers[stage]) for stage in chunks)
-        counts = sum(by_kind, start=Counter[tuple[bool, bool]]())
+        counts = sum(by_kind, start=Counter[tuple[ModelShape, bool]]())
         kept, waiting, beside = np.zeros(2), np.zeros(2), np.zeros(2)
         # The layers of a stage that recompute come first: the backward pass ends with them.
         for again in (False, True):
-            mixed, dense = (counts[experts, again] / layout.vpp for experts in (True, False))
-            if mixed + dense or not counts:
-                beside = np.maximum(beside, tensors.passing(mixed > 0, again) - kept)
-            kept = kept + mixed * tensors.kept(True, again) + dense * tensors.kept(False, again)
-            waiting = waiting + mixed * tensors.late(True) + dense * tensors.late(False)
-        head = tensors.head() if rank == layout.pp - 1 else np.zeros(2)
+            here = [
+                (of[kind], n / layout.vpp) for (kind, which), n in counts.items() if which == again
+            ]
+            for tensors, _ in here or ([(first, 0.0)] if not counts else []):
+                beside = np.maximum(beside, tensors.passing(again) - kept)
+            kept = kept + sum((n * tensors.kept(again) for tensors, n in here), np.zeros(2))
+            waiting = waiting + sum((n * tensors.late() for tensors, n in here), np.zeros(2))
+        outputs = 1 + model.num_mtp_layers
+        head = outputs * first.head() if rank == layout.pp - 1 else np.zeros(2)
         beside = np.maximum(beside, head)
         held_at_once = [
             in_flight * kept + late * waiting + (in_flight - 1) * head for in_flight, late in pairs
@@ -102,8 +109,11 @@ def _state_bytes(layout: Layout, model: ModelShape, chunks: list[Held]) -> tuple
     size, zero = float(element_bytes(layout.precision)), layout.zero_stage
     others, experts = sum(each.others for each in chunks), sum(each.experts for each in chunks)
     own = others / layout.zero_group_size + experts / layout.expert_zero_group_size
-    layer = (model.num_layer_parameters - model.num_expert_parameters) / layout.tp_ranks
-    layer += model.num_expert_parameters / (layout.etp * layout.ep)
+    layer = max(
+        (kind.num_layer_parameters - kind.num_expert_parameters) / layout.tp_ranks
+        + kind.num_expert_parameters / (layout.etp * layout.ep)
+        for kind in (each.shape for each in model.cost_kinds)
+    )
     whole = others + experts
     masters_and_moments = 8.0 if layout.precision == "fp32" else 12.0
     masters_and_moments -= 4.0 if layout.optimizer_states == "bf16" else 0.0
@@ -127,7 +137,7 @@ def _block(size_bytes: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Tensors:
-    """What a layer and the head hold for one micro-batch on one rank.
+    """What a layer of one kind, or the head, holds for one micro-batch on one rank.
 
     Each quantity is a pair of bytes: in use, and in blocks of the allocator.
     """
@@ -154,6 +164,11 @@ class _Tensors:
         return self._width / (self.layout.tp if self.layout.sequence_parallel else 1)
 
     @property
+    def _cut(self) -> int:
+        """Ranks that tokens are cut over between the products."""
+        return self.layout.tp if self.layout.sequence_parallel else 1
+
+    @property
     def _rows(self) -> float:
         """Rows in the rank's experts for each token of a micro-batch."""
         here = 1 / (self.layout.tp if self.layout.sequence_parallel else 1)
@@ -163,9 +178,16 @@ class _Tensors:
         sizes = [self._size * self._tokens * each for each in elements]
         return np.array((sum(sizes), sum(map(_block, sizes))))
 
-    def _feed_forward(self, has_experts: bool) -> float:
+    @property
+    def _feed_forward(self) -> float:
+        """Width of the dense feed-forward, or of the shared expert."""
         m = self.model
-        return m.shared_expert_ffn_hidden_size if has_experts else m.ffn_hidden_size
+        return m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
+
+    @property
+    def _wide(self) -> float:
+        """Features of a row in the experts."""
+        return self.model.expert_latent_size or self.model.hidden_size
 
     @property
     def _stored(self) -> float:
@@ -176,63 +198,93 @@ class _Tensors:
     def _modules(self, again: bool) -> tuple[str, ...]:
         return modules_of(self.layout.recompute) if again else ()
 
-    def _layer(self, has_experts: bool, modules: tuple[str, ...]) -> list[float]:
-        """Elements per token of each tensor that a layer keeps, if modules recompute."""
-        m, t, part, stored = self.model, self.layout.tp, self._part, self._stored
-        attention = [m.query_size / t, m.kv_hidden_size / t, m.kv_hidden_size / t]
+    def _mixer(self, modules: tuple[str, ...]) -> list[float]:
+        """Elements per token of each tensor that a mixer keeps, without its normed input."""
+        m, t, stored = self.model, self.layout.tp, self._stored
+        if not m.num_query_heads:
+            parts = m.mixer_parts
+            kept = [parts.kept_divided / t, parts.kept_whole / self._cut]
+            return [each for each in kept if each]
+        values = m.num_query_heads * m.value_head_size / t
+        attention = [
+            m.query_size / t,
+            m.num_key_heads * m.head_size / t,
+            m.num_key_heads * m.value_head_size / t,
+        ]
+        if m.kv_lora_rank and "mla_up_proj" in modules:
+            attention = []
         if m.qk_norm:
             attention += attention[:2]
-        statistics = _FP32 / self._size * m.num_heads / t
+        attention += [m.query_size / t] * (2 * m.attention_output_gate)
+        if m.kv_lora_rank:
+            attention.append(m.mixer_parts.kept_whole / self._cut)
+        statistics = _FP32 / self._size * m.num_query_heads / t
         if self.layout.precision in NARROW:
-            attention.append(stored * m.query_size / t)  # beside the one that attention keeps
+            attention.append(stored * values)  # beside the one that attention keeps
         if "core_attention" not in modules:
-            attention += [m.query_size / t, statistics]
+            attention += [values, statistics]
             if not self.fused_attention:
-                scores = m.num_heads / t * m.seq_length
+                scores = m.num_query_heads / t * m.seq_length
                 attention += [scores, scores, *([scores / self._size] * bool(m.attention_dropout))]
-        parts = 3 if m.family == "llama" else 2
-        width, gathered = self._feed_forward(has_experts) / t, self._width
-        inside = [*[width] * (parts - 1), stored * width]
-        if "mlp" in modules and not has_experts:
+        return attention
+
+    def _layer(self, modules: tuple[str, ...]) -> list[float]:
+        """Elements per token of each tensor that a layer keeps, if modules recompute."""
+        m, t, part, stored = self.model, self.layout.tp, self._part, self._stored
+        attention = self._mixer(modules)
+        width, gathered = self._feed_forward / t, self._width
+        inside = [*[width] * m.num_ups, stored * width]
+        if "mlp" in modules and not m.num_experts:
             inside, gathered = [], part
-        if has_experts:
-            came = [stored * m.hidden_size * self._rows] if self.layout.ep > 1 else []
+        if m.num_experts:
+            came = [stored * self._wide * self._rows] if self.layout.ep > 1 else []
             inside += [m.moe_ffn_hidden_size / self.layout.etp * self._rows] * 2 + came
         normed = [] if "layernorm" in modules else [stored * self._width, stored * gathered]
         masks = [part / self._size] * (2 if m.hidden_dropout else 0)  # of two sums, a byte each
         # The inputs of two norms, and of two products, which are gathered where tokens are cut.
-        return [part, part, *normed, *masks, *attention, *inside]
+        ends = [part, part, *normed, *masks]
+        if m.num_sublayers == 1:  # or of one
+            ends = [part, *normed[m.mixer is None :][:1], *masks[:1]]
+            inside = inside if m.mixer is None else []
+        return [*ends, *attention, *inside]
 
-    def kept(self, has_experts: bool, again: bool) -> Floats:
+    def kept(self, again: bool) -> Floats:
         """Bytes that a layer keeps from its forward to its backward pass."""
         if again and self.layout.recompute == "full":
             return self._bytes([self._part])
-        return self._bytes(self._layer(has_experts, self._modules(again)))
+        return self._bytes(self._layer(self._modules(again)))
 
-    def late(self, has_experts: bool) -> Floats:
+    def late(self) -> Floats:
         """Bytes that products put off need: their inputs, and the gradients of their outputs."""
         m, t, width = self.model, self.layout.tp, self._width
-        dense = self._feed_forward(has_experts) / t
-        ups = 2 if m.family == "llama" else 1
-        inputs = [width, m.query_size / t, width, dense]
-        outputs = [(m.query_size + 2 * m.kv_hidden_size) / t, width, ups * dense, width]
-        if has_experts:
+        dense = self._feed_forward / t
+        inputs, outputs = [], []
+        for each in m.mixer_parts.matrices:
+            is_row, is_column = each.split == "rows", each.split == "columns"
+            inputs.append(each.rows / t if is_row else each.rows / self.layout.tp_columns)
+            outputs.append(each.columns / t if is_column else each.columns / self.layout.tp_columns)
+        if m.feed_forward is not None:
+            inputs += [width, dense]
+            outputs += [m.num_ups * dense, width]
+        if m.num_experts:
             inner = m.moe_ffn_hidden_size / self.layout.etp
-            inputs += [m.hidden_size * self._rows, inner * self._rows]
-            outputs += [2 * inner * self._rows, m.hidden_size * self._rows]
+            inputs += [self._wide * self._rows, inner * self._rows]
+            outputs += [m.num_ups * inner * self._rows, self._wide * self._rows]
         return self._bytes([self._stored * each for each in inputs + outputs])
 
-    def passing(self, has_experts: bool, again: bool) -> Floats:
+    def passing(self, again: bool) -> Floats:
         """Bytes of one layer's backward pass beside what is kept.
 
         The feed-forward is where the most is there: of two norms one is made again by then.
         """
         m, layout = self.model, self.layout
-        widest = self._feed_forward(has_experts) / layout.tp
-        if has_experts:
+        widest = self._feed_forward / layout.tp
+        if m.feed_forward is None:
+            widest = max(each.columns for each in m.mixer_parts.matrices) / layout.tp
+        if m.num_experts:
             widest = max(widest, m.moe_ffn_hidden_size / layout.etp * self._rows)
         made = [self._width, self._width, widest, widest]
-        if m.family == "llama":
+        if m.is_gated:
             made.append(widest)
         if layout.cp > 1 and layout.cp_comm_type != "a2a":
             others = 1 if layout.cp_comm_type == "p2p" else layout.cp - 1
@@ -241,11 +293,10 @@ class _Tensors:
             made += [self._part] * (2 if layout.vpp > 1 else 1)  # under way from and to neighbours
         modules = self._modules(again)
         revived = [self._stored * self._width] if "layernorm" in modules else []
-        if "mlp" in modules and not has_experts:
-            parts = 3 if m.family == "llama" else 2
-            revived = [self._stored * self._width, *[widest] * (parts - 1), self._stored * widest]
+        if "mlp" in modules and m.feed_forward == "dense":
+            revived = [self._stored * self._width, *[widest] * m.num_ups, self._stored * widest]
         if again and layout.recompute == "full":
-            revived = self._layer(has_experts, ())
+            revived = self._layer(())
         return self._bytes(made + revived)
 
     def head(self) -> Floats:

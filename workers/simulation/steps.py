@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -81,7 +82,7 @@ def stage_layers(layout: Layout, model: ModelShape, *, by_work: bool) -> list[ra
         return [layout.layers_of_stage(stage, model.num_layers) for stage in range(stages)]
     found: list[range] = []
     if by_work:
-        block = model.num_layer_matrix_parameters
+        block = model.cost_kinds[0].shape.num_layer_matrix_parameters
         share = (model.num_layers + model.vocab_size * model.hidden_size / block) / stages
         ends = [min(int(share * (s + 1)) + 1, model.num_layers) for s in range(stages - 1)]
         begins = [0, *ends]
@@ -97,28 +98,53 @@ def stage_layers(layout: Layout, model: ModelShape, *, by_work: bool) -> list[ra
 
 def layers_by_kind(
     layout: Layout, model: ModelShape, stage: int, layers: range
-) -> Counter[tuple[bool, bool]]:
-    """How many of a stage's layers there are, by whether they have experts and recompute."""
+) -> Counter[tuple[ModelShape, bool]]:
+    """How many of a stage's layers there are, by their kind and whether they recompute.
+
+    The last stage has those of multi-token prediction, which recompute as its first layers do.
+    """
     numbers = layers_by_rank(layout.recompute_layers) or (len(layers),)
     first = layers.start + numbers[min(stage % layout.pp, len(numbers) - 1)]
-    return Counter((model.has_experts(layer), layer < first) for layer in layers)
+    kinds = _kind_of_layers(model)
+    found = Counter((kinds[layer], layer < first) for layer in layers)
+    if model.num_mtp_layers and stage == layout.pp * layout.vpp - 1:
+        for kind in model.mtp_kinds:
+            found[model.of_kind(kind), first > layers.start] += model.num_mtp_layers
+    return found
+
+
+@lru_cache(maxsize=64)
+def _kind_of_layers(model: ModelShape) -> tuple[ModelShape, ...]:
+    by_layer = {layer: each.shape for each in model.cost_kinds for layer in each.layers}
+    return tuple(by_layer[layer] for layer in range(model.num_layers))
 
 
 def held_parameters(layout: Layout, model: ModelShape, layers: Sequence[range]) -> list[Held]:
     """Parameters of each stage on one rank."""
-    experts = model.num_expert_parameters / (layout.etp * layout.ep)
-    layer = (model.num_layer_parameters - model.num_expert_parameters) / layout.tp_ranks
-    dense = model.dense.num_layer_parameters / layout.tp_ranks
-    mixed = [sum(map(model.has_experts, each)) for each in layers]
-    others = [n * layer + (len(each) - n) * dense for n, each in zip(mixed, layers, strict=True)]
+    others, mixed = [], []
+    for stage, each in enumerate(layers):
+        held = routed = 0.0
+        counts = Counter[ModelShape]()
+        for (kind, _), number in layers_by_kind(layout, model, stage, each).items():
+            counts[kind] += number
+        for kind, number in counts.items():
+            routed += number * (kind.num_expert_parameters / (layout.etp * layout.ep))
+            held += number * (
+                (kind.num_layer_parameters - kind.num_expert_parameters) / layout.tp_ranks
+            )
+        others.append(held)
+        mixed.append(routed)
     outside = [0.0] * len(layers)
     ends = [(0, model.num_embedding_parameters), (-1, model.num_head_parameters)]
-    if model.tied_embeddings and len(layers) > 1:
+    copies = (model.tied_embeddings or model.num_mtp_layers > 0) and len(layers) > 1
+    if copies:
         ends.append((-1, model.vocab_size * model.hidden_size))
+    if model.num_mtp_layers:
+        ends.append((-1, 2 * model.num_mtp_layers * model.hidden_size**2))
     for stage, parameters in ends:
         others[stage] += parameters / layout.tp_ranks
         outside[stage] += parameters / layout.tp_ranks
-    return [Held(*each) for each in zip(others, (n * experts for n in mixed), outside, strict=True)]
+    return [Held(*each) for each in zip(others, mixed, outside, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +154,8 @@ class StagePasses:
     layout: Layout
     model: ModelShape
     machine: Machine
-    blocks: tuple[BlockTimes, BlockTimes]
-    """A dense one, and one with experts (the same in a dense model)."""
+    blocks: Mapping[ModelShape, BlockTimes]
+    """One of each kind of layers; the first is that of most models' layers."""
 
     @property
     def layers(self) -> list[range]:
@@ -141,13 +167,12 @@ class StagePasses:
         later = self.layout.schedule == "zero_bubble"
         stages = len(self.layers)
         kinds = [np.zeros((stages, len(AXES))) for _ in range(3)]
-        dense, mixed = self.blocks
         counts = [layers_by_kind(self.layout, self.model, *each) for each in enumerate(self.layers)]
         of_kinds = {}
-        for experts, again in set().union(*counts):
-            block = mixed if experts else dense
+        for shape, again in set().union(*counts):
+            block = self.blocks[shape]
             backward = block.backward(weights_later=later, recomputes=again)
-            of_kinds[experts, again] = block.forward, backward, block.weights
+            of_kinds[shape, again] = block.forward, backward, block.weights
         for stage, layers in enumerate(self.layers):
             for kind in (FORWARD, BACKWARD, WEIGHTS)[: 2 + later]:
                 for which, count in counts[stage].items():
@@ -155,8 +180,18 @@ class StagePasses:
                 kinds[kind][stage, DP] += self._sharded_s(
                     kind, max(len(layers), 1), kinds[kind][stage].sum(), sums[stage]
                 )
-        forward, backward, weights = mixed.head
-        ahead, back = mixed.embedding
+        ends = next(iter(self.blocks.values()))
+        depths = self.model.num_mtp_layers
+        outputs = (
+            (
+                part + depths * (part + more)
+                for part, more in zip(ends.head, ends.joined, strict=True)
+            )
+            if depths
+            else ends.head
+        )
+        forward, backward, weights = outputs
+        ahead, back = ends.embedding
         kinds[FORWARD][0] += ahead
         kinds[BACKWARD][0] += back
         kinds[FORWARD][-1] += forward
@@ -185,7 +220,9 @@ class StagePasses:
         layout = self.layout
         if layout.pp == 1:
             return [0.0]
-        size = self.blocks[0].residual_bytes / (layout.tp if layout.sequence_parallel else 1)
+        size = next(iter(self.blocks.values())).residual_bytes / (
+            layout.tp if layout.sequence_parallel else 1
+        )
         shares = layout.zero_stage >= 2 and not sums[0].is_inside
         found = []
         for rank in range(layout.pp):
@@ -293,7 +330,7 @@ def steps(
     groups: dict[Schedule, list[int]] = defaultdict(list)
     for index, layout in enumerate(layouts):
         groups[Schedule.of(layout)].append(index)
-    shared: dict[tuple[object, ...], tuple[BlockTimes, BlockTimes]] = {}
+    shared: dict[tuple[object, ...], dict[ModelShape, BlockTimes]] = {}
     result: list[SimulatedStep | None] = [None] * len(layouts)
     for schedule, members in groups.items():
         built = [
@@ -320,7 +357,7 @@ def _built(
     model: ModelShape,
     machine: Machine,
     node_slowness: Sequence[float],
-    shared: dict[tuple[object, ...], tuple[BlockTimes, BlockTimes]],
+    shared: dict[tuple[object, ...], dict[ModelShape, BlockTimes]],
     effect: HiddenEffect,
 ) -> _Built:
     if (host := effect.of("host")) != 1.0:
@@ -337,11 +374,9 @@ def _built(
         layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 or placement.units else (),
     )  # fmt: skip
     if key not in shared:
-        mixed = BlockTimes(layout, model, machine, crosses)
-        dense = (
-            BlockTimes(layout, model.dense, machine, crosses) if model.num_dense_layers else mixed
-        )
-        shared[key] = dense, mixed
+        shapes = [each.shape for each in model.cost_kinds]
+        shapes += map(model.of_kind, model.mtp_kinds) if model.num_mtp_layers else ()
+        shared[key] = {shape: BlockTimes(layout, shape, machine, crosses) for shape in shapes}
     stages = StagePasses(layout, model, machine, shared[key])
     sums = stages.sums(placement)
     passes = stages.passes(sums)
