@@ -109,8 +109,10 @@ class TrialFacts:
     def schedule(self) -> Plot | None:
         """The pipeline schedule; None: it has too many stages to be drawn."""
         trial, model = self.trial, self.campaign.stored.model
-        layers = trial.num_layers or (None if model is None else model.num_layers)
-        return schedule_plot(trial.layout, num_layers=layers, compute_s=self.compute_s)
+        if model is not None and trial.num_layers is not None:
+            model = with_layers(model, trial.num_layers)
+        layers = trial.num_layers if model is None else model.num_layers
+        return schedule_plot(trial.layout, num_layers=layers, compute_s=self.compute_s, model=model)
 
     def memory(self, *, top_bytes: float | None = None) -> Plot | None:
         """Memory by stage, measured and estimated, below the capacity; None: neither is known."""

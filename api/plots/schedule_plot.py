@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
@@ -22,6 +23,8 @@ from layout_tuner.search_spaces.layouts.timed_schedule import (
     TimedSchedule,
     timed_schedule,
 )
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.terminal.plurals import counted
 
 MAX_STAGES: Final = 128
 """Model chunks (pp * vpp) up to which a schedule is drawn."""
@@ -116,12 +119,17 @@ def _backward_by_stage(layout: Layout, num_layers: int | None) -> float | tuple[
 
 
 def schedule_plot(
-    layout: Layout, *, num_layers: int | None = None, compute_s: float | None = None
+    layout: Layout,
+    *,
+    num_layers: int | None = None,
+    compute_s: float | None = None,
+    model: ModelShape | None = None,
 ) -> Plot | None:
     """The schedule of a layout; None: it has too many stages to be drawn.
 
     The measured compute time of a step is spread over the passes; without it, the axis counts
-    forward passes. `num_layers`: the model's, where it is known.
+    forward passes. `num_layers`: those that ran, where they are known. `model`: whose kinds of
+    layers a note names by stage.
     """
     if layout.pp * layout.vpp > MAX_STAGES:
         return None
@@ -138,7 +146,10 @@ def schedule_plot(
             says=f"{_name(layout)} schedule of {layout.pp} "
             f"stages and {layout.num_microbatches} micro-batches",
         ),
-        notes=tuple(_notes(layout, window, pace, compute_s, num_layers)),
+        notes=(
+            *_notes(layout, window, pace, compute_s, num_layers),
+            *(() if model is None else _kinds_of_stages(layout, model)),
+        ),
     )
 
 
@@ -324,3 +335,21 @@ def _notes(
         )
     if layout.pp > MAX_ROWS:
         yield f"Drawn are the first and the last {MAX_ROWS // 2} of {layout.pp} stages."
+
+
+def _kinds_of_stages(layout: Layout, model: ModelShape) -> Iterator[str]:
+    """The layers of each stage, of a model that has several kinds of them; equal ones together."""
+    kinds = model.kind_of_layers
+    if len(set(kinds)) == 1 and not model.num_mtp_layers:
+        return
+    said = []
+    for rank in range(layout.pp):
+        stages = layout.stages_of_rank(rank)
+        here = [layer for stage in stages for layer in layout.layers_of_stage(stage, len(kinds))]
+        parts = [f"{number} {kind}" for kind, number in Counter(kinds[i] for i in here).items()]
+        if model.num_mtp_layers and layout.pp * layout.vpp - 1 in stages:
+            parts.append(counted(model.num_mtp_layers, "depth") + " of multi-token prediction")
+        said.append(", ".join(parts) or "none")
+    runs = [[*same] for _, same in groupby(range(layout.pp), said.__getitem__)]
+    names = (f"{run[0]}{f' to {run[-1]}' * (len(run) > 1)}: {said[run[0]]}" for run in runs)
+    yield f"Layers by stage: {'; '.join(names)}."

@@ -123,15 +123,37 @@ def is_cheap(key: str) -> bool:
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:
     """The model with this number of layers; if it is another one, the name says so.
 
-    Dense layers and those with experts stay in proportion; less than one dense layer is none.
+    Dense layers and those with experts stay in proportion; less than one dense layer is none. Kinds
+    of layers that are stated stay in proportion and in order, at least one layer of each.
     """
     if num_layers == model.num_layers:
         return model
+    name = f"{model.name}-{num_layers}-layers"
+    if model.layer_kinds:
+        return replace(
+            model, name=name, num_layers=num_layers, layer_kinds=_fewer_kinds(model, num_layers)
+        )
     dense = model.num_dense_layers * num_layers // model.num_layers
     changes: dict[str, Any] = {"num_layers": num_layers, "num_dense_layers": dense}
     if model.num_experts and not dense:
         changes["ffn_hidden_size"] = model.moe_ffn_hidden_size
-    return replace(model, name=f"{model.name}-{num_layers}-layers", **changes)
+    return replace(model, name=name, **changes)
+
+
+def _fewer_kinds(model: ModelShape, num_layers: int) -> tuple[str, ...]:
+    """The kinds of so many layers: of each kind some, evenly from where they stand."""
+    exact = {each.kind: num_layers * len(each.layers) / model.num_layers for each in model.kinds}
+    counts = {kind: max(int(number), 1) for kind, number in exact.items()}
+    while (over := sum(counts.values()) - num_layers) != 0:
+        step = 1 if over < 0 else -1
+        changeable = [kind for kind in counts if counts[kind] + step >= 1]
+        counts[max(changeable, key=lambda kind: step * (exact[kind] - counts[kind]))] += step
+    kept = [
+        (each.layers[(2 * index + 1) * len(each.layers) // (2 * counts[each.kind])], each.kind)
+        for each in model.kinds
+        for index in range(counts[each.kind])
+    ]
+    return tuple(kind for _, kind in sorted(kept))
 
 
 def fidelity_of(layout: Layout, probed: Layout, num_layers: int) -> Fidelity:
@@ -168,7 +190,8 @@ def _of_microbatches(count: int, layout: Layout, model: ModelShape) -> list[Fide
         found.append(replace(found[0], dp=dp))
     layers = _LEAST_LAYERS * layout.pp * layout.vpp - sum(layout.counted_ends)
     # Stages that are written out have their layers.
-    if layers * _LEAST_SAVING <= model.num_layers and not layout.is_written_out:
+    has_each_kind = not model.layer_kinds or layers >= len(model.kinds)
+    if layers * _LEAST_SAVING <= model.num_layers and has_each_kind and not layout.is_written_out:
         found.append(replace(found[-1], num_layers=layers))
     return found
 

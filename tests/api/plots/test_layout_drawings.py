@@ -25,6 +25,8 @@ from layout_tuner.search_spaces.layouts.rank_mesh import coordinates
 from layout_tuner.search_spaces.layouts.recomputation import Recompute
 from layout_tuner.search_spaces.layouts.schedules import Schedule, pipeline_schedule
 from layout_tuner.search_spaces.layouts.timed_schedule import timed_schedule
+from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
 def found(pattern: str, layout: Layout) -> list[str]:
@@ -296,3 +298,27 @@ def test_an_axis_counts_the_layers_that_recompute() -> None:
         assert plot is not None
         assert f">{passes:,.0f} passes<" in plot.svg
         assert any("by the recomputation of mlp" in n for n in plot.notes) == (passes == 15)
+
+
+def test_a_drawing_names_the_kinds_of_layers_by_stage() -> None:
+    model = ModelShape.from_mapping(
+        {
+            **model_preset("tiny-moe").to_mapping(),
+            "num_layers": 8,
+            "ffn_hidden_size": 256,
+            "layer_kinds": [{"full+dense": 2}, {"full+experts": 6}],
+            "num_mtp_layers": 1,
+        }
+    )
+    drawn = schedule_plot(Layout(pp=4, num_microbatches=8), model=model)
+    assert drawn is not None
+    assert drawn.notes[-1] == (
+        "Layers by stage: 0: 2 full+dense; 1 to 2: 2 full+experts; 3: 2 full+experts, 1 depth of "
+        "multi-token prediction."
+    )
+    chunks = schedule_plot(Layout(pp=2, vpp=2, num_microbatches=4), model=model)
+    assert chunks is not None
+    assert "0: 2 full+dense, 2 full+experts; 1: 4 full+experts, 1 depth" in chunks.notes[-1]
+    alike = schedule_plot(Layout(pp=2, num_microbatches=4), model=model_preset("tiny-moe"))
+    assert alike is not None
+    assert "Layers by stage" not in alike.notes[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -12,6 +12,7 @@ from layout_tuner.search_spaces.campaigns.fidelity import (
     cheap_iterations,
     fidelities,
     fidelity_of,
+    with_layers,
 )
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -24,6 +25,24 @@ FRONTIER = CLUSTER_PRESETS["frontier"]
 LARGE = Layout(
     num_nodes=16, tp=8, pp=8, dp=2, num_microbatches=640, recompute="full", precision="bf16"
 )
+
+HYBRID: Final = {
+    "family": "llama",
+    "num_layers": 24,
+    "hidden_size": 256,
+    "num_heads": 8,
+    "seq_length": 128,
+    "vocab_size": 1024,
+    "rotary_fraction": 0,
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "moe_ffn_hidden_size": 128,
+    "layer_kinds": ["mamba2", "experts", "mamba2", "full", "mamba2", "experts"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "mamba_state_dim": 16,
+    "mamba_num_groups": 1,
+}
 
 
 def found(layout: Layout) -> list[Fidelity]:
@@ -117,3 +136,22 @@ def test_dense_layers_and_layers_with_experts_stay_in_proportion(
     width = 8192 if of_sixteen else model.moe_ffn_hidden_size
     assert reduced.ffn_hidden_size == width
     assert reduced.moe_ffn_hidden_size == model.moe_ffn_hidden_size
+
+
+def test_every_kind_of_layer_stays_in_its_place() -> None:
+    hybrid = ModelShape.from_mapping(HYBRID)
+    fewer = with_layers(hybrid, 8)
+    assert fewer.kind_of_layers == (
+        *("mamba2", "experts", "mamba2", "experts", "mamba2", "full", "experts", "mamba2"),
+    )
+    assert with_layers(hybrid, 3).kind_of_layers == ("mamba2", "experts", "full")
+    assert {*with_layers(hybrid, 16).kind_of_layers} == {*hybrid.kind_of_layers}
+
+
+def test_too_few_layers_for_each_kind_are_no_part() -> None:
+    hybrid = ModelShape.from_mapping(HYBRID)
+    layout = Layout(dp=1, num_microbatches=64, precision="bf16")
+    assert {each.num_layers for each in fidelities(layout, hybrid, FRONTIER)} == {24}
+    none = dict.fromkeys((name for name in HYBRID if name.startswith("mamba_")), 0)
+    two = replace(hybrid, **none, layer_kinds=("full+experts", "full"))
+    assert {each.num_layers for each in fidelities(layout, two, FRONTIER)} == {24, 2}
