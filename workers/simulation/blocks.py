@@ -45,7 +45,7 @@ def seconds(**by_axis: float) -> Floats:
     return np.array([by_axis.get(axis, 0.0) for axis in AXES])
 
 
-class _Product(NamedTuple):
+class _TokenProduct(NamedTuple):
     """A product of tokens with a matrix on a rank."""
 
     split: Split
@@ -99,7 +99,7 @@ class BlockTimes:
         return self._size * self.tokens * self._width
 
     @cached_property
-    def _products(self) -> list[_Product]:
+    def _products(self) -> list[_TokenProduct]:
         """Products of all tokens, those of the mixer first."""
         layout = self.layout
         found = []
@@ -109,29 +109,29 @@ class BlockTimes:
                 out, inner = out / layout.tp, inner / layout.tp_columns
             elif each.split == "rows":
                 out, inner = out / layout.tp_columns, inner / layout.tp
-            found.append(_Product(each.split, out, inner))
+            found.append(_TokenProduct(each.split, out, inner))
         return found + self._inside
 
     @property
-    def _latent_products(self) -> list[_Product]:
+    def _latent_products(self) -> list[_TokenProduct]:
         """Those that make query, key and value of their latents."""
         m = self.model
         widths = (m.q_lora_rank, m.kv_lora_rank) if m.kv_lora_rank and m.num_query_heads else ()
         return [each for each in self._products if each.is_column and each.inner in widths]
 
     @cached_property
-    def _inside(self) -> list[_Product]:
+    def _inside(self) -> list[_TokenProduct]:
         """The products of a dense feed-forward, or of a shared expert."""
         m, t = self.model, self.layout.tp
         width = m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
         if not width:
             return []
         return [
-            _Product("columns", m.num_ups * width / t, self._width),
-            _Product("rows", self._width, width / t),
+            _TokenProduct("columns", m.num_ups * width / t, self._width),
+            _TokenProduct("rows", self._width, width / t),
         ]
 
-    def _rows(self, product: _Product) -> float:
+    def _rows(self, product: _TokenProduct) -> float:
         """Tokens of a product: of a matrix that tp does not divide, those that the rank holds."""
         cuts = product.split == "whole" and self._is_cut
         return self.tokens / self.layout.tp if cuts else self.tokens
