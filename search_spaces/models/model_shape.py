@@ -532,7 +532,7 @@ def _kinds(model: ModelShape) -> tuple[LayerKind, ...]:
 @lru_cache(maxsize=512)
 def _cost_kinds(model: ModelShape) -> tuple[LayerKind, ...]:
     has_own_windows = model.window_num_heads or model.window_num_kv_heads
-    if model.layer_kinds or model.experts_every or has_own_windows or model.num_mtp_layers:
+    if model.layer_kinds or model.experts_every or has_own_windows:
         return model.kinds
     dense = model.num_layers - model.num_expert_layers
     both = ((model, range(dense, model.num_layers)), (model.dense, range(dense)))
