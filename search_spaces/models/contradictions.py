@@ -88,6 +88,12 @@ def _of_heads(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
             "heads",
         )
     if model.family == "llama" and model.rotary_size % 2:
+        if model.kv_lora_rank:
+            yield _refused(
+                "qk_rope_head_dim",
+                f"qk_rope_head_dim={model.qk_rope_head_dim} is odd; rotary positions need an even one",
+            )
+            return
         if model.rotary_fraction not in (0.0, 1.0):
             yield _refused(
                 "rotary_fraction",
@@ -156,6 +162,12 @@ def _of_widths(model: ModelShape, kinds: Iterable[str]) -> Iterator[ModelShapeIn
 def _of_stated_kinds(
     model: ModelShape, mixers: set[Mixer | None], inner: set[FeedForward | None]
 ) -> Iterator[ModelShapeInvalidError]:
+    if model.num_layers % (number := len(model.layer_kinds)):
+        yield _refused(
+            "layer_kinds",
+            f"layer_kinds names {number} layers, which do not divide num_layers={model.num_layers}: "
+            "name each layer, or a pattern that is repeated whole",
+        )
     for name in _SHORT_FORMS:
         if (value := getattr(model, name)) != _DEFAULTS[name]:
             yield _refused(

@@ -68,16 +68,15 @@ def write_layer_kinds(kinds: Iterable[str]) -> list[Any]:
 
 
 def repeated(kinds: Sequence[str], num_layers: int) -> tuple[str, ...]:
-    """The kind of each layer: a pattern is repeated, and its last repetition may be cut."""
+    """The kind of each layer: a pattern is repeated."""
     return tuple(islice(cycle(kinds), num_layers))
 
 
-def shortest_pattern(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The shortest beginning that, repeated, gives the kinds of all layers."""
-    for length in range(1, len(kinds)):
-        if repeated(kinds[:length], len(kinds)) == tuple(kinds):
-            return tuple(kinds[:length])
-    return tuple(kinds)
+def shortest_pattern(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest beginning that, repeated whole, gives the kinds of all layers."""
+    whole = (length for length in range(1, len(kinds)) if len(kinds) % length == 0)
+    found = (kinds[:length] for length in whole if repeated(kinds[:length], len(kinds)) == kinds)
+    return tuple(next(found, kinds))
 
 
 def kinds_of_short_forms(

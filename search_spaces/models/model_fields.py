@@ -293,10 +293,13 @@ def _problem(name: str, value: object) -> str | None:
         return f"{shown(value)} is not one of {', '.join(_CHOICES[name])}{hint}"
     if name == "lacks" and not is_line(value):
         return f"{shown(value)} is not a line of text"
-    if name in _SWITCHES or (name == "qk_norm" and value != "width"):
+    if name == "qk_norm" and value != "width":
+        problem = switch_problem(value)
+        return problem and problem.replace("true or false", "true, false or width")
+    if name in _SWITCHES:
         return switch_problem(value)
     if name == "layer_kinds":
-        read = read_layer_kinds(value) if value else ()
+        read = read_layer_kinds(value) if value != () else ()
         return read if isinstance(read, str) else None
     unstated = _UNSTATED.get(name, (0,) if name in _ZERO_UNSTATED else ())
     is_unstated = value in unstated and not isinstance(value, bool)

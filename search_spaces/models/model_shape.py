@@ -68,7 +68,7 @@ class ModelShape(ModelFields):
 
     def __post_init__(self) -> None:
         refuse_all(wrong_fields(asdict(self)))
-        if self.layer_kinds:
+        if self.layer_kinds and self.num_layers % len(self.layer_kinds) == 0:
             own = repeated(self.layer_kinds, self.num_layers)
             same = own == tuple(self._kinds_of_short_forms())
             object.__setattr__(self, "layer_kinds", () if same else shortest_pattern(own))
