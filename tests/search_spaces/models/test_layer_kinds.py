@@ -216,6 +216,6 @@ def test_documents_shorten_attention_and_windows_cap_it() -> None:
 
 
 def test_later_fields_are_left_out_of_documents_at_their_defaults() -> None:
-    first = set(SHAPE) | {"name", "num_kv_heads", "tied_embeddings"}
+    first = set(SHAPE) | {"name", "num_kv_heads", "tied_embeddings", "rotary_base"}
     assert set(shape().to_mapping()) == first
     assert set(shape(**LATENT).to_mapping()) == first | set(LATENT)
