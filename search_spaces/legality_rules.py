@@ -34,7 +34,7 @@ PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
 """The rules for a single layout that a user runs by hand: its ranks may outnumber the devices, and
 a redundant layout wastes no budget."""
 
-OTHER_TRAINER_SCOPES: Final[frozenset[Scope]] = ALL_SCOPES - {"trainer"}
+OTHER_TRAINER_SCOPES: Final[frozenset[Scope]] = ALL_SCOPES - {"trainer", "trainer_redundant"}
 """The rules for layouts that another trainer runs."""
 
 PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.array_types import Bools
+from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, SCHEDULES, Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, different_combinations
+from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
+from layout_tuner.search_spaces.layouts.recomputation import (
+    ALL_LAYERS,
+    layers_by_rank,
+    read_recompute_layers,
+)
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.rule import Rule
 
@@ -17,6 +25,51 @@ def _most_layers(layout: Layout | LayoutColumns, model: ModelShape) -> Any:
     columns = LayoutColumns.of(layout)
     even = -(-model.num_layers // (columns.pp * columns.vpp))
     return np.where(columns.pipeline_layout != 0, columns.of_stages(max), even)
+
+
+@lru_cache(maxsize=4096)
+def _least_numbers(layout: Layout, num_layers: int) -> str:
+    """The shortest text of `recompute_layers` with which a layout is the same job, by rank.
+
+    No number is over the layers of its rank's fullest stage. Of a pipeline whose stages do not go
+    with its ranks, which another rule refuses, it is the text itself.
+    """
+    counts = layers_by_rank(layout.recompute_layers)
+    stages = len(stage_layers(layout.pipeline_layout)) if layout.is_written_out else 0
+    if len(counts) != layout.pp or stages not in (0, layout.pp * layout.vpp):
+        return layout.recompute_layers
+    most = [
+        max(len(layout.layers_of_stage(stage, num_layers)) for stage in layout.stages_of_rank(rank))
+        for rank in range(layout.pp)
+    ]
+    numbers = [min(pair) for pair in zip(counts, most, strict=True)]
+    if numbers == most:
+        return ALL_LAYERS
+    one = max(numbers)
+    is_one = numbers == [min(one, each) for each in most]
+    return str(one) if is_one else read_recompute_layers(numbers)
+
+
+def _has_longer_numbers(columns: LayoutColumns, model: ModelShape) -> Bools:
+    """Where numbers by rank are those of another layout."""
+    is_by_rank = np.asarray(columns.of_recompute_layers(len) > 1)
+    if not is_by_rank.any():
+        return is_by_rank
+    (texts, text), (splits, split) = map(columns.words, ("recompute_layers", "pipeline_layout"))
+    knobs = (columns.pp, columns.vpp, columns.schedule, columns.pipeline_split, split, text)
+    found, place = different_combinations([np.where(is_by_rank, knob, 0) for knob in knobs])
+    are_longer = []
+    for pp, vpp, schedule, cut, written, word in found.T.tolist():
+        layout = Layout(
+            pp=max(pp, 1),  # 0, with the first text `all`, where the numbers are not by rank
+            vpp=max(vpp, 1),
+            schedule=SCHEDULES[schedule],
+            pipeline_split=PIPELINE_SPLITS[cut],
+            pipeline_layout=splits[written],
+            recompute_layers=texts[word],
+        )
+        are_longer.append(_least_numbers(layout, model.num_layers) != texts[word])
+    return np.asarray(np.array(are_longer, dtype=np.bool_)[place])
 
 
 LEVER_RULES: Final[tuple[Rule, ...]] = (
@@ -85,11 +138,30 @@ LEVER_RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="recompute_layers_of_a_rank",
+        scope="redundant",
+        illegal=lambda c, x: _has_longer_numbers(c, x.model),
+        sentence=lambda layout, x: (
+            f"recompute_layers={layout.recompute_layers} is the same job as "
+            f"recompute_layers={_least_numbers(layout, x.model.num_layers)}, by the layers of each "
+            "rank's stages"
+        ),
+    ),
+    Rule(
         name="offload_of_activations",
         illegal=lambda c, _: (c.offload == 1) & ((c.pp > 1) | (c.recompute != 0)),
         sentence=lambda layout, _: (
             f"offload=activations with pp={layout.pp} and recompute={layout.recompute}: activations "
             "are offloaded without a pipeline and without recomputation alone, as Megatron-LM has it"
+        ),
+    ),
+    Rule(
+        name="trainer_moe_act",
+        scope="trainer_redundant",
+        illegal=lambda c, _: c.repeats("moe_act"),
+        sentence=lambda layout, _: (
+            f"recompute={layout.recompute} is the same job as without moe_act in the embedded "
+            "trainer, which always computes the activations of experts again"
         ),
     ),
     Rule(

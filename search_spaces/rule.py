@@ -15,10 +15,10 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-Scope = Literal["model", "machine", "device", "batch", "redundant", "trainer"]
+Scope = Literal["model", "machine", "device", "batch", "redundant", "trainer", "trainer_redundant"]
 """What a rule protects: the arithmetic of the model, the size of the machine, the types of its
-device, the batch of the campaign, the budget (redundant: another layout is the same job), or the
-limits of the embedded trainer."""
+device, the batch of the campaign, the budget (redundant: another layout is the same job), the
+limits of the embedded trainer, or the budget where it runs the probes (trainer_redundant)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

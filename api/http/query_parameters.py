@@ -12,7 +12,7 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
 from starlette.datastructures import QueryParams
 
 from layout_tuner.api.errors import QueryUnknownError
@@ -34,7 +34,7 @@ from layout_tuner.results_db.trials.filter import (
     job_field,
     job_knob_name,
 )
-from layout_tuner.search_spaces.layouts.layout import DEGREES
+from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS
 
 _FIELD_OF: Final = {SINGULAR.get(name, name): name for name in (*LISTED_FIELDS, *BOUND_FIELDS)}
 """By query parameter, the field of the filter."""
@@ -71,7 +71,12 @@ def _annotations() -> Iterator[tuple[str, Any]]:
 
 def _type_of(name: str) -> Any:
     if name in CHOICES:
-        return bool if CHOICES[name] == (False, True) else Literal[CHOICES[name]]
+        kind = bool if CHOICES[name] == (False, True) else Literal[CHOICES[name]]
+        if name in KNOBS and (parse := KNOBS[name].parse):
+            # A plus that a URL does not escape is a space.
+            words = BeforeValidator(lambda value: parse(value.replace(" ", "+")))
+            return Annotated[kind, words]
+        return kind
     if name in TEXTS:
         # No name contains control characters, and PostgreSQL cannot store NUL.
         pattern = r"^[^\x00-\x1f\x7f]+$"

@@ -2,7 +2,7 @@
 
 `bridge_recipes_2026.csv` has 64 devices a "node" for GB200 and GB300, the part of a domain that its
 jobs use. Here the same rows are also read with the nodes of the preset, with its levels and without
-them. Precisions that `lacks` names count as fp8, so that the rows of a model compare.
+them. All narrow precisions count as fp8, so that the rows of a model compare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.tables.judged_tables import ColdEstimates, table_cells
+from benchmarks.tables.judged_tables import BLOCKS, ColdEstimates, table_cells
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 
 RECIPES: Final = "bridge_recipes_2026.csv"
@@ -36,7 +36,7 @@ def domain_rows(folder: Path) -> list[tuple[str, ...]]:
     if not path.exists():
         return []
     every = list(csv.DictReader(io.StringIO(path.read_text())))
-    texts = [row for row in every if _has_domain(row["cluster"])]
+    texts = [{**row, BLOCKS: ""} for row in every if _has_domain(row["cluster"])]
     trays = [
         {**row, "devices_per_node": str(CLUSTER_PRESETS[row["cluster"]].devices_per_node)}
         for row in texts

@@ -23,6 +23,7 @@ from benchmarks.search.search_recipes import Recipe
 from benchmarks.tables import mixture_recipes
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration, known_share
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory, quantiles
+from layout_tuner.predictions.estimates.trainer_storage import storage_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -51,6 +52,9 @@ LEAST_LAYOUTS: Final = 5
 """Measured layouts of a cell in which choices are counted."""
 LEAST_ORDERED: Final = 3
 """Measured rows of a cell in which the order is judged."""
+IN_USE: Final = "memory_unit"
+"""A column of tables whose peaks are what a device has in use: also the blocks that the allocator
+keeps, and the context."""
 V_NAMES: Final = {"zbv": "zbv", "zbv-formatted": "zbv", "v-half": "v_half", "v-min": "v_min"}
 """V-shaped schedules by their names in Primus."""
 PEAKS: Final = "frontier_175b_memory.csv"
@@ -280,7 +284,8 @@ def cells_by_memory(text: str) -> list[TableCell]:
 
 def table_cells(text: str) -> Iterator[tuple[TableCell, Sequence[Mapping[str, str]]]]:
     """Cells, each with the texts of the rows of its part of the table by their number."""
-    texts = [_with_schedule(_with_precision(row)) for row in csv.DictReader(io.StringIO(text))]
+    rows = csv.DictReader(io.StringIO(text))
+    texts = [_without_lacking(_with_schedule(_with_precision(row))) for row in rows]
     if not texts or "device_memory_gb" not in texts[0]:
         yield from ((cell, texts) for cell in read_table(text).cells)
         return
@@ -291,6 +296,11 @@ def table_cells(text: str) -> Iterator[tuple[TableCell, Sequence[Mapping[str, st
         writer.writeheader()
         writer.writerows(part)
         yield from ((cell, part) for cell in read_table(written.getvalue()).cells)
+
+
+def _without_lacking(row: dict[str, str]) -> dict[str, str]:
+    """A row whose columns that `lacks` names are empty: their texts may be no values of knobs."""
+    return {**row, **dict.fromkeys(set(row.get(LACKS, "").split()) & set(row), "")}
 
 
 def _with_schedule(row: dict[str, str]) -> dict[str, str]:
@@ -317,6 +327,10 @@ def _of_cell(cell: TableCell, texts: Sequence[Mapping[str, str]]) -> Iterator[Ju
     for row, predicted in zip(rows, estimates.of([row.layout for row in rows]), strict=True):
         is_near = row.step_time_s is not None and row.step_time_s <= NEAR_BEST * best_s
         columns = {**texts[row.number - 1], NEAR: str(int(is_near))}
+        if columns.get(IN_USE):
+            kept = storage_of(cell.key.software, cell.cluster)
+            whole, context = 1.0 + kept.reserved_share, kept.context_bytes
+            predicted |= {name: predicted[name] * whole + context for name in _PEAKS}
         yield JudgedRow(
             cell=f"{cell.key.source}: {cell.key}",
             layout=row.layout.key,

@@ -326,9 +326,15 @@ class _Choices:
         if "recompute_layers" not in self._asked:  # as in spaces of releases without the knob
             return RECOMPUTE_MODES
         has_dense = self._model.num_expert_layers < self._model.num_layers
-        kinds = (("mlp", has_dense), ("moe_act", self._model.num_experts > 0))
-        inside = "+".join(module for module, has in kinds if has)
-        return (*RECOMPUTE_MODES, inside, f"{inside}+layernorm")
+        of_dense = ("mlp",) if has_dense else ()
+        # The embedded trainer always recomputes `moe_act`: spaces for it keep the others.
+        every = (*of_dense, "moe_act") if self._model.num_experts else of_dense
+        sets = dict.fromkeys(
+            "+".join((*inside, *norms))
+            for inside in (every, of_dense)
+            for norms in ((), ("layernorm",))
+        )
+        return (*RECOMPUTE_MODES, *filter(None, sets))
 
     @cached_property
     def recompute_layers(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, violations
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 
@@ -215,7 +215,7 @@ def _fewest_replicas(layout: Layout) -> int:
 
 def _is_legal(fidelity: Fidelity, layout: Layout, model: ModelShape, cluster: Cluster) -> bool:
     # The trainer's own limits, and spaces that let tp leave a node, were checked for the layout.
-    scopes = ALL_SCOPES - {"trainer", "redundant"}
+    scopes = OTHER_TRAINER_SCOPES - {"redundant"}
     return not violations(
         fidelity.reduced(layout),
         fidelity.reduced_model(model),

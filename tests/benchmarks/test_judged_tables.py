@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_tables import Subset, intervals_rows, judged_subsets, shares_rows
+from benchmarks.tables.domain_levels import RECIPES, domain_rows
 from benchmarks.tables.judged_tables import (
     LACKS,
     NEAR,
@@ -19,7 +20,8 @@ from benchmarks.tables.judged_tables import (
     read_folder,
 )
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
-from layout_tuner.search_spaces.tables import read_table
+from layout_tuner.predictions.estimates.trainer_storage import MEGATRON_LIKE
+from layout_tuner.search_spaces.tables import TableInvalidError, read_table
 from layout_tuner.units import GIB
 from tests.search_spaces.tables.tables import make_row, make_text
 
@@ -147,6 +149,30 @@ def test_a_table_is_judged_row_by_row_also_where_a_column_parts_one_layout(tmp_p
     assert [(row.log_s, row.log_sd) for row in rows] == [(log_s[0], log_sd[0])] * 2
 
 
+def test_a_column_that_lacks_names_is_not_read(tmp_path: Path) -> None:
+    lacking = make_row(lacks="mtp pipeline_layout", pipeline_layout="Et*4|tmL")
+    (tmp_path / "some.csv").write_text(make_text(lacking))
+    (row,) = judged_rows(tmp_path / "some.csv")
+    (tmp_path / "plain.csv").write_text(make_text(make_row()))
+    (plain,) = judged_rows(tmp_path / "plain.csv")
+    assert row.layout == plain.layout
+    assert not row.is_described
+    (tmp_path / "some.csv").write_text(make_text({**lacking, "lacks": "mtp"}))
+    with pytest.raises(TableInvalidError, match=r"pipeline_layout='Et\*4\|tmL' has a layer"):
+        judged_rows(tmp_path / "some.csv")
+
+
+def test_peaks_in_use_have_blocks_and_context(tmp_path: Path) -> None:
+    rows = []
+    for extra in ({}, {"memory_unit": "GiB by the share of the device"}):
+        made = make_row(source="Megatron-LM", peak_memory_bytes=GIB, **extra)
+        (tmp_path / "some.csv").write_text(make_text(made))
+        rows += judged_rows(tmp_path / "some.csv")
+    allocated, in_use = (row.expected_peak_bytes for row in rows)
+    share, context = MEGATRON_LIKE.reserved_share, MEGATRON_LIKE.context_bytes
+    assert in_use == pytest.approx(allocated * (1.0 + share) + context)
+
+
 def test_rows_near_the_best_of_their_cell_are_marked(tmp_path: Path) -> None:
     text = make_text(make_row(mode="a", step_time_s=2.0), make_row(mode="b", step_time_s=3.9))
     (tmp_path / "some.csv").write_text(text)
@@ -161,3 +187,16 @@ def test_a_file_that_is_no_table_is_named_and_left_out(
     (tmp_path / "some.csv").write_text(make_text(make_row()))
     assert [name for name, _ in read_folder(tmp_path)] == ["some"]
     assert "left out: links.csv: " in capsys.readouterr().out
+
+
+def test_domains_are_judged_as_if_all_narrow_types_were_fp8(tmp_path: Path) -> None:
+    found = []
+    for precision in ("mxfp8", "fp8"):
+        made = make_row(
+            cluster="gb200", devices_per_node=64, num_devices=64, dp=64, precision="fp8",
+            recipe_precision=precision, num_microbatches=1, global_batch_size=64, tp=1, pp=1,
+            lacks=precision, step_time_s=1.0,
+        )  # fmt: skip
+        (tmp_path / RECIPES).write_text(make_text(made))
+        found.append(domain_rows(tmp_path))
+    assert found[0] == found[1] != []

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from layout_tuner.errors import LayoutInvalidError
@@ -12,12 +13,19 @@ from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.clusters.network_levels import NetworkLevel
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout, Precision
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
-from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, RULES, violations
+from layout_tuner.search_spaces.legality_rules import (
+    OTHER_TRAINER_SCOPES,
+    PROBE_SCOPES,
+    RULES,
+    violations,
+)
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.node_scaling import scaled
+from layout_tuner.search_spaces.rule import RuleContext
 from layout_tuner.units import GIB
 from layout_tuner.workers.trainer.open_training import unsupported
 
@@ -32,7 +40,7 @@ TRAYS = replace(
     ),
 )
 
-WITHOUT_TRAINER = ALL_SCOPES - {"trainer"}
+WITHOUT_TRAINER = OTHER_TRAINER_SCOPES
 
 
 def make_model(**changes: Any) -> ModelShape:
@@ -90,6 +98,15 @@ CASES = [
     case("recompute_layers_are_some", "recompute_layers=8 of 8 layers of a stage is the same job "
          "as recompute=none, or as recompute_layers=all",
          pp=2, pipeline_layout="Et*4|t*8L", recompute="full", recompute_layers=8),
+    case("recompute_layers_of_a_rank", "recompute_layers=5/3/1/0 is the same job as "
+         "recompute_layers=3/3/1/0, by the layers of each rank's stages",
+         pp=4, recompute="full", recompute_layers="5/3/1/0"),
+    case("recompute_layers_of_a_rank", "recompute_layers=5/8 is the same job as "
+         "recompute_layers=all, by the layers of each rank's stages",
+         pp=2, pipeline_layout="Et*4|t*8L", recompute="full", recompute_layers="5/8"),
+    case("recompute_layers_of_a_rank", "recompute_layers=6/4 is the same job as "
+         "recompute_layers=6, by the layers of each rank's stages",
+         pp=2, pipeline_layout="Et*8|t*4L", recompute="full", recompute_layers="6/4"),
     case("offload_of_activations", "offload=activations with pp=1 and recompute=full: activations "
          "are offloaded without a pipeline and without recomputation alone, as Megatron-LM has it",
          recompute="full", offload="activations"),
@@ -224,7 +241,7 @@ def test_every_rule_outside_the_trainer_has_a_case() -> None:
     rules = {str(each.id).split(":")[0] for each in CASES}
     # A layout whose text is a split is that split: spaces alone break the other rule.
     of_spaces = {"layout_is_split"}
-    assert rules | of_spaces == {rule.name for rule in RULES if rule.scope != "trainer"}
+    assert rules | of_spaces == {rule.name for rule in RULES if rule.scope in WITHOUT_TRAINER}
 
 
 @pytest.mark.parametrize("precision", list(NARROW))
@@ -267,6 +284,17 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "trainer_schedule",
         "trainer_offload",
     }
+
+
+def test_moe_act_is_the_same_job_in_the_embedded_trainer_alone() -> None:
+    for modules in ("moe_act", "mlp+moe_act"):
+        layout, model = Layout(recompute=modules), make_model(**EXPERTS)
+        assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER | PROBE_SCOPES) == []
+        assert violations(layout, model, NODES) == [
+            f"recompute={modules} is the same job as without moe_act in the embedded trainer, "
+            "which always computes the activations of experts again"
+        ]
+    assert violations(Layout(recompute="full"), make_model(**EXPERTS), NODES) == []
 
 
 @pytest.mark.parametrize(
@@ -418,3 +446,41 @@ def test_v_schedules_take_any_number_of_microbatches_but_not_in_the_trainer() ->
 def test_some_layers_of_the_fullest_stage_may_recompute() -> None:
     layout = Layout(pp=2, dp=4, pipeline_layout="Et*4|t*8L", recompute="full", recompute_layers="6")
     assert violations(layout, make_model(), NODES) == []
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pp": 4, "recompute_layers": "3/2/1/0"},
+        {"pp": 2, "recompute_layers": "2/8", "pipeline_layout": "Et*4|t*8L"},
+        {"pp": 4, "recompute_layers": "2/1/1/1", "pipeline_layout": "Et|t*5|t*6L"},
+    ],
+)
+def test_numbers_that_ranks_have_or_whose_stages_do_not_fit_are_kept(
+    layout: dict[str, Any],
+) -> None:
+    rule = next(rule for rule in RULES if rule.name == "recompute_layers_of_a_rank")
+    context = RuleContext(model=make_model(), cluster=NODES)
+    columns = LayoutColumns.of(Layout(**{"recompute": "full", **layout}))
+    assert not np.any(rule.illegal(columns, context))
+
+
+def test_numbers_by_rank_are_judged_in_columns_as_alone() -> None:
+    texts = ("20", "all", "2", "9/2/1/0", "3/2/1/0", "3/3/3/3", "4/1/0/0", "1/2")
+    pipelines = (
+        {"pp": 4},
+        {"pp": 4, "vpp": 3},
+        {"pp": 2},
+        {"pp": 2, "pipeline_layout": "Et|t*11L"},
+    )
+    layouts = [
+        Layout(recompute="mlp", recompute_layers=text, num_microbatches=4, **pipeline)
+        for text in texts
+        for pipeline in pipelines
+    ]
+    rule = next(rule for rule in RULES if rule.name == "recompute_layers_of_a_rank")
+    context = RuleContext(model=make_model(), cluster=NODES)
+    together = rule.illegal(LayoutColumns.of_each(layouts), context)
+    alone = [bool(rule.illegal(LayoutColumns.of(each), context)) for each in layouts]
+    assert np.asarray(together).tolist() == alone
+    assert 0 < sum(alone) < len(alone)

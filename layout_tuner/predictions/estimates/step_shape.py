@@ -47,12 +47,12 @@ _USUAL_SHARE: Final = 0.8
 
 HOST_LINKS: Final[Mapping[str, float]] = {
     **dict.fromkeys(("GH200", "GB200", "GB300"), 3.5e11),
-    **dict.fromkeys(("H100", "H200", "B200", "MI3"), 5e10),
+    **dict.fromkeys(("H100", "H200", "B200", "B300", "MI3"), 5e10),
     "A100": 2.5e10,
 }
 """Bytes a second in one direction between host and device, by a part of the device's name, about
 0.8 of the links' rates: NVLink-C2C 450 GB/s, 16 lanes of PCIe 5 64 GB/s and of PCIe 4, the usual
-one, 32 GB/s (NVIDIA's and AMD's data sheets)."""
+one, 32 GB/s (NVIDIA's and AMD's data sheets). Hosts of HGX B300 have PCIe 5 too."""
 
 _PARALLEL: Final = ("tp", "tp_columns", "pp", "dp_cp", "cp", "ep", "etp", "edp", "vpp")
 _AS_FLOATS: Final = (*_PARALLEL, "num_microbatches")
@@ -180,7 +180,7 @@ class StepShape:
             recomputes_attention=scores - selective * by_operator,
             recomputes={name: _floats(columns.repeats(name)) for name in RECOMPUTE_MODULES[1:]},
             repeats_operators=selective * by_operator,
-            offloaded_s=_offloaded_s(columns, model, cluster),
+            offloaded_s=offloaded_s(columns, model, cluster),
             offloads_optimizer=columns.offload == code_of("offload", "optimizer"),
             keeps_bf16_states=columns.optimizer_states == code_of("optimizer_states", "bf16"),
             zero_shards=_floats(columns.zero_group_size),
@@ -319,7 +319,7 @@ def _peaks(cluster: Cluster) -> Floats:
     return np.array([share * stated.get(precision, guess) for precision in PRECISIONS])
 
 
-def _offloaded_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> Floats | float:
+def offloaded_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> Floats | float:
     """Seconds in which all layers but two send their activations to the host and take them back."""
     is_here = columns.offload == code_of("offload", "activations")
     if not is_here.any():

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.estimates.distinct_blocks import DistinctBlocks
-from layout_tuner.predictions.estimates.step_shape import StepShape
+from layout_tuner.predictions.estimates.step_shape import StepShape, offloaded_s
+from layout_tuner.predictions.estimates.time_terms import EACH_MICROBATCH_S
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -105,6 +106,8 @@ FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = {factor.name: factor for facto
 TERM_NAMES: Final = tuple(FACTOR_PRIORS)
 
 _PLACES: Final = {name: place for place, name in enumerate(TERM_NAMES)}
+_EACH_MICROBATCH: Final = _PLACES["each_microbatch"]
+_TO_HOST: Final = "activations to the host and back"
 
 
 def terms_of(kind: Kind) -> list[int]:
@@ -371,7 +374,7 @@ def step_time_parts(
     """The parts of one layout's step; they add up to the step time.
 
     The host counts as far as the devices wait for it, and a reduction as far as no backward pass
-    hides it.
+    hides it. Offloaded activations are a part of their own of the term `each_microbatch`.
     """
     terms = time_terms(layout, model, cluster, kernels=kernels)
     seconds = (terms.seconds * factors)[0]
@@ -379,11 +382,16 @@ def step_time_parts(
     seconds[_HOST] *= (sums.busy - sums.device) / sums.host
     seconds[_REDUCTION] *= sums.waited / np.maximum(sums.reduction, np.finfo(float).tiny)
     seconds[_ODDS] = 0.0
-    return [
+    away_s = float(offloaded_s(LayoutColumns.of(layout), model, cluster))
+    offload_s = seconds[_EACH_MICROBATCH] * away_s / (EACH_MICROBATCH_S + away_s)
+    seconds[_EACH_MICROBATCH] -= offload_s
+    parts = [
         TimePart(name=name, meaning=FACTOR_PRIORS[name].meaning, seconds=float(part))
         for name, part in zip(TERM_NAMES, seconds, strict=True)
         if part > 0
     ]
+    to_host = TimePart(name="offload", meaning=_TO_HOST, seconds=float(offload_s))
+    return [*parts, to_host] if offload_s > 0 else parts
 
 
 def _steps(

@@ -109,3 +109,21 @@ def test_every_field_of_a_filter_goes_through_a_url_unchanged() -> None:
     assert filter_query(TrialFilter()) == {}
     few = TrialFilter(states=("FAILED",), min_mfu=0.0)
     assert filter_query(few) == {"state": ["FAILED"], "min_mfu": 0.0}
+
+
+@pytest.mark.parametrize("text", ["moe_act%2Bmlp", "moe_act+mlp", "mlp%2Bmoe_act"])
+def test_modules_of_a_filter_are_read_in_any_order(text: str) -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    def written_again(wanted: TrialFilterDep, request: Request) -> dict[str, Any]:
+        del request
+        return dict(filter_query(wanted))
+
+    answer = TestClient(app).get(f"/?recompute={text}&recompute=core_attention")
+    assert answer.json() == {"recompute": ["mlp+moe_act", "selective"]}
+
+
+def test_a_word_that_is_no_module_is_refused_in_a_filter(api: Api) -> None:
+    problem = api.get(PATH, status=422, recompute="mlp+norms")
+    assert "'mlp+norms' is not one of none, selective, full" in problem["detail"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from layout_tuner.errors import SearchSpaceError
@@ -14,6 +15,7 @@ from layout_tuner.search_spaces.campaigns.default_space import MAX_AUTO_COMBINAT
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
+from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_CHOICES
 from layout_tuner.search_spaces.legality_rules import violations
 from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
 from tests.kit.campaigns import spec_of as least_of
@@ -231,6 +233,21 @@ def test_levers_of_memory_are_proposed_where_they_are_asked_for() -> None:
     assert space.values("recompute_layers") == ("all", "10", "20/13/6/0", "40")
     assert space.values("optimizer_states") == ("fp32",)
     assert space.values("offload") == ("none",)
+
+
+def test_modules_of_experts_are_proposed_to_trainers_that_keep_them() -> None:
+    stated = {**BATCH, "tp": 1, "pp": 2, "ep": 2, "sequence_parallel": False, "num_nodes": 1}
+    stated |= {"cp": 1, "vpp": 1, "recompute_layers": "auto", "micro_batch_size": 1}
+    found = {}
+    for trainer in ("embedded", "megatron-lm"):
+        probe = {"probe": {"trainer": trainer}}
+        spec = spec_of(model="mixtral-8x7b", space=stated, **probe)
+        words = ("moe_act", "moe_act+layernorm", "layernorm")
+        assert spec.space.values("recompute") == ("none", "selective", "full", *words)
+        legal = spec.legal_set()
+        codes = np.unique(legal.column("recompute"))
+        found[trainer] = {RECOMPUTE_CHOICES[code] for code in codes} & set(words)
+    assert found == {"embedded": {"layernorm"}, "megatron-lm": set(words)}
 
 
 def test_offload_is_proposed_where_nothing_fits() -> None:

@@ -36,7 +36,7 @@ _TERMS: Final[Mapping[StepPart, tuple[str, ...]]] = {
         *("data_inside", "data_across", "data_congestion", "data_latency"),
         *("data_overlap", "shards_overlap", "weights_gather", "gather_latency"),
     ),
-    "host": ("host", "host_tensor", "each_microbatch", "each_step"),
+    "host": ("host", "host_tensor", "each_microbatch", "each_step", "offload"),
     "optimizer": ("optimizer",),
 }
 """The terms of the step time that are not compute, by their part."""

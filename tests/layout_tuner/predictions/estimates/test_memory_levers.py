@@ -12,7 +12,9 @@ from layout_tuner.predictions.estimates.peak_memory import (
     peak_memory_bytes,
     stage_memory,
 )
-from layout_tuner.predictions.estimates.step_time import step_time_s
+from layout_tuner.predictions.estimates.step_shape import offloaded_s
+from layout_tuner.predictions.estimates.step_time import step_time_parts, step_time_s
+from layout_tuner.predictions.estimates.time_terms import EACH_MICROBATCH_S
 from layout_tuner.predictions.estimates.trainer_storage import EMBEDDED_TRAINER, MEGATRON_LIKE
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -109,6 +111,30 @@ def test_offloaded_activations_stay_three_layers() -> None:
     away = replace(layout, offload="activations")
     assert kept(away) == pytest.approx(kept(layout) * 3 / LLAMA.num_layers)
     assert seconds(away) > seconds(layout)
+
+
+def test_offloaded_activations_are_a_part_of_their_own() -> None:
+    layout = Layout(precision="bf16", micro_batch_size=4)
+    before, after = (
+        {part.name: part for part in step_time_parts(each, LLAMA, H100)}
+        for each in (layout, replace(layout, offload="activations"))
+    )
+    assert after.keys() - before.keys() == {"offload"}
+    assert after["offload"].meaning == "activations to the host and back"
+    total = sum(part.seconds for part in after.values())
+    assert total == pytest.approx(seconds(replace(layout, offload="activations")))
+    ratio = after["each_microbatch"].seconds / after["offload"].seconds
+    columns = LayoutColumns.of(replace(layout, offload="activations"))
+    assert ratio == pytest.approx(EACH_MICROBATCH_S / offloaded_s(columns, LLAMA, H100))
+
+
+def test_hosts_of_hgx_have_one_link_and_of_nvl72_a_faster_one() -> None:
+    columns = LayoutColumns.of(Layout(precision="bf16", offload="activations"))
+    names = ("h100-sxm", "b200", "b300", "gb300")
+    h100, b200, b300, gb300 = (
+        float(offloaded_s(columns, LLAMA, CLUSTER_PRESETS[name])) for name in names
+    )
+    assert h100 == b200 == b300 == pytest.approx(7.0 * gb300)
 
 
 def test_moments_of_16_bits_are_half() -> None:
