@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from layout_tuner.search_spaces.layouts.pipeline_layout import layout_text
+from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, layout_text
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODULES, read_recompute
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -67,9 +67,15 @@ def _pipeline(row: Mapping[str, str]) -> str:
     """The stages without the letter of multi-token prediction, which the last stage has."""
     if text := row.get("pipeline_layout"):
         return text.replace("m", "")
-    layers, stages = int(row["num_layers"]), int(row["pp"]) * int(row["vpp"])
+    found = even_stages(int(row["num_layers"]), int(row["pp"]) * int(row["vpp"]))
+    return found or SPLIT
+
+
+def even_stages(layers: int, stages: int) -> str | None:
+    """A pipeline of equal stages with what is left on the last; None: nothing is left for it."""
     each = -(-layers // stages)
-    return layout_text([each] * (stages - 1) + [layers - each * (stages - 1)])
+    last = layers - each * (stages - 1)
+    return layout_text([each] * (stages - 1) + [last]) if last >= 0 else None
 
 
 def model_of(base: ModelShape, row: Mapping[str, str]) -> ModelShape:
