@@ -33,8 +33,10 @@ _LETTERS: Final[Mapping[str, str]] = {"M": "mamba2", "E": "experts", "*": "full"
 _MODULES: Final[Mapping[str, str]] = {"core_attn": "core_attention"}
 _SAID: Final = {"mla": "kv_lora_rank", "hybrid": "layer_pattern", "mtp": "mtp_layers"}
 """Words of what a row lacks, each with the column that says it after all."""
-COLUMNS: Final = (*_LATENT, *_MAMBA, "layer_pattern", "mtp_layers", "gated_experts")
-"""Columns that `model_of` reads."""
+SAID_NOW: Final = "said_now"
+"""A computed column: words of what a row lacked that its other columns say."""
+COLUMNS: Final = (*_LATENT, *_MAMBA, "layer_pattern", "mtp_layers", "gated_experts", SAID_NOW)
+"""Columns that the table format does not read."""
 
 
 def described(row: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +62,8 @@ def described(row: Mapping[str, str]) -> dict[str, str]:
     if "pipeline_layout" in lacks or row.get("pipeline_layout"):
         found["pipeline_layout"] = _pipeline(row)
         lacks = [word for word in lacks if word != "pipeline_layout"]
-    return {**found, "lacks": " ".join(lacks)}
+    later = [word for word in row.get("lacks", "").split() if word not in lacks]
+    return {**found, "lacks": " ".join(lacks), SAID_NOW: " ".join(later)}
 
 
 def _pipeline(row: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The time of layers of several kinds: what each has, and what tp, cp and recomputation do to it."""
+"""The time of layers of several kinds: what each has, and what knobs do to it."""
 
 from __future__ import annotations
 
