@@ -46,7 +46,7 @@ class DistinctBlocks:
     layer_s: Floats
     """Expected seconds of a block for a micro-batch."""
     head_s: Floats
-    """The same of the output."""
+    """The same of the output, with the layers of multi-token prediction."""
     plain_of: Ints | None = None
     """The block of each layout without recomputation; None: none leaves it out of some layers."""
 
@@ -85,12 +85,21 @@ class DistinctBlocks:
         step = StepShape.of(alone, model, cluster, kernels, levels)
         blocks, ends = dict(block_terms(step)), dict(head_terms(step))
         layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
+        head_s = sum(expected[name] * term for name, term in ends.items())
+        seconds = blocks | ends | dict(host_terms(step))
+        for kind in model.mtp_kinds if model.num_mtp_layers else ():
+            beside = replace(step, model=model.of_kind(kind))
+            share = model.num_mtp_layers / model.num_layers
+            mtp = dict(block_terms(beside))
+            head_s += share * sum(expected[name] * term for name, term in mtp.items())
+            for name, term in (mtp | dict(host_terms(beside))).items():
+                seconds[name] = seconds.get(name, 0.0) + share * term
         return cls(
             block_of=block_of,
             plain_of=plain_of,
-            seconds=blocks | ends | dict(host_terms(step)),
+            seconds=seconds,
             layer_s=np.asarray(layer_s),
-            head_s=np.asarray(sum(expected[name] * term for name, term in ends.items())),
+            head_s=np.asarray(head_s),
         )
 
     def summed(self, factors: Mapping[str, float], kinds: Mapping[str, str]) -> DistinctBlocks:

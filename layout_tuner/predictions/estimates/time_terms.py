@@ -24,6 +24,7 @@ from layout_tuner.predictions.estimates.products import (
 from layout_tuner.predictions.estimates.step_shape import (
     StepShape,
     SummedParameters,
+    has_kinds,
     mean_of_layers,
 )
 from layout_tuner.predictions.estimates.tensor_sums import (
@@ -35,6 +36,7 @@ from layout_tuner.predictions.estimates.tensor_sums import (
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import code_of, of_narrow, wide_codes
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import Matrix
 
 _FP32: Final = code_of("precision", "fp32")
 _P2P: Final = code_of("cp_comm_type", "p2p")
@@ -58,6 +60,19 @@ it computes the scores again (arXiv:2205.14135)."""
 BACKWARD_RATE: Final = 0.86
 """Speed of that backward pass over that of the forward pass: 0.86 in SimuMax's operators of an
 A100; FlashAttention-2 reaches 63 and 73 % of the peak (arXiv:2307.08691)."""
+STATE_PEAK_SHARE: Final = 0.08
+STATE_FLOPS_PER_S: Final = 8.5e13
+"""Speed of the recurrence of Mamba-2 and delta nets forward, a share of the peak that products
+reach, and at most so many operations (`MixerParts.flops_of_token`): on a B200 84 to 97 TFLOP/s of
+mamba_chunk_scan_combined with 8,192 tokens or more (TensorRT-LLM 1.3.0rc15) and 79 to 90 of
+chunk_gated_delta_rule on B200, GB200 and GB300, on an H100 38 to 74 (TensorRT-LLM 1.3.0rc20, SGLang
+0.5.14; all in aiconfigurator 095f58a5)."""
+CHANNEL_DECAY_RATE: Final = 0.55
+"""Speed of KDA over that of a gated delta net: 1.20 and 2.24 ms on a B200
+(flash-linear-attention, measured by pytorch/helion 3e928d1e), 2.03 and 3.27 ms on an H800."""
+STATE_BACKWARD: Final = 3.5
+"""Seconds of their backward pass over those of the forward pass: 3.4 to 3.6 of a gated delta net,
+3.8 to 4.1 of KDA in that measurement."""
 OFFLOADED_PARAMETER_S: Final = 1.7e-9
 """Seconds of a parameter's step on the host, with its transfers, before the optimizer's factor of
 1.5: 16 H100 took 3.19 s longer for 15.3 GB of states at 12 bytes (Megatron-Bridge's skill
@@ -96,7 +111,10 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     seconds, is_measured = _matrix_seconds(step)
     yield "matrices", slots * seconds
-    yield "attention", slots * _attention_seconds(step)
+    attention_s = _attention_seconds(step)
+    if has_kinds(model):
+        attention_s = attention_s + mean_of_layers(model, partial(_state_seconds, step))
+    yield "attention", slots * attention_s
     if (traffic := step.kernels.traffic_of(model)) > 0:
         scores = model.num_heads * (model.attention_positions / model.num_layers) * step.tokens
         score_passes = (passes + step.recomputes_attention) * SCORE_PASSES
@@ -129,14 +147,23 @@ def _rates(step: StepShape, precision: Ints) -> Iterator[tuple[Bools, ProductRat
 
 
 def _attention_seconds(step: StepShape) -> Floats:
-    """Seconds of a layer's two attention products for a micro-batch, with their backward pass."""
+    """Seconds of a layer's two attention products for a micro-batch, with their backward pass.
+
+    A head's width is the mean of those of keys and values: the kernels measured for latent
+    attention (192 and 128; TensorRT-LLM 1.3.0rc20 in aiconfigurator 095f58a5, 4,096 tokens) reach
+    0.52 of the peak on H100, 0.48 on B200 and 0.53 on GB300, where heads of 128 have 0.55, 0.45 and
+    0.52. FlashAttention-2 pads values to the width of keys.
+    """
     model, kernels = step.model, step.kernels
-    positions = model.attention_positions / model.num_layers
-    flops = 4.0 * positions * model.query_size * step.tokens / step.tp
+    widths = model.head_size, model.value_head_size
+    flops = _attention_flops(model) * step.tokens / step.tp
+    if kernels.uses_flash_2:
+        flops = flops * (2.0 * max(widths) / sum(widths))
     forward_passes = step.forward_passes + step.recomputes_attention
     rate = None
     if kernels.uses_measured_rates and not kernels.traffic_of(model):
-        rate = attention_flops_per_s(step.cluster, model.head_size, model.seq_length)
+        length = min(model.seq_length, model.mean_document_length or model.seq_length)
+        rate = attention_flops_per_s(step.cluster, sum(widths) // 2, length)
     if rate is None:
         return np.asarray((2.0 + forward_passes) * flops / step.wide_flops_per_s)
     if kernels.uses_flash_2:
@@ -145,6 +172,23 @@ def _attention_seconds(step: StepShape) -> Floats:
     at_rate = passes * (flops / 2.0) / rate
     in_fp32 = step.precision == _FP32
     return np.where(in_fp32, (2.0 + forward_passes) * flops / step.wide_flops_per_s, at_rate)
+
+
+def _attention_flops(model: ModelShape) -> float:
+    """Forward operations of a token in a layer's attention, as a mean over the layers."""
+    each = {own.mixer_parts.flops_of_position for _, own, _ in model.kinds} - {0}
+    if len(each) == 1:
+        return model.attention_positions / model.num_layers * each.pop()
+    return model.attention_forward_flops_per_token / model.num_layers
+
+
+def _state_seconds(step: StepShape, model: ModelShape) -> Floats | float:
+    """Seconds of a layer's recurrence (`STATE_PEAK_SHARE`) for a micro-batch."""
+    if not (flops := model.mixer_parts.flops_of_token):
+        return 0.0
+    rate = np.minimum(STATE_PEAK_SHARE * step.wide_flops_per_s, STATE_FLOPS_PER_S)
+    rate = rate * (CHANNEL_DECAY_RATE if model.mixer == "kda" else 1.0)
+    return (step.forward_passes + STATE_BACKWARD) * flops * step.tokens / step.tp / rate
 
 
 class _Product(NamedTuple):
@@ -167,24 +211,44 @@ def _products(step: StepShape, model: ModelShape) -> Iterator[_Product]:
     of routed experts, whose grouped products are one operator each, it repeats all. That of `mlp`
     repeats both products of a dense feed-forward.
     """
-    t, tokens = step.tp, step.tokens
-    h, q, kv = model.hidden_size / step.tp_columns, float(model.query_size), model.kv_hidden_size
-    ups = _ups(model)
     wide = model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
-    again = (kv + q + wide) / (2.0 * q + 2.0 * kv + (ups + 1.0) * wide)
+    mixer = model.num_attention_matrix_parameters / model.hidden_size
+    again = (mixer / 2.0 + wide) / max(mixer + (model.num_ups + 1.0) * wide, 1.0)
     forward = step.forward_passes + again * step.repeats_operators
-    yield _Product(1.0, tokens, h, (q + 2.0 * kv) / t, forward, False)
-    yield _Product(1.0, tokens, q / t, h, forward, False)
+    for each in model.mixer_parts.matrices:
+        is_up = each.split == "columns" and model.kv_lora_rank > 0
+        times = forward + step.recomputes["mla_up_proj"] if is_up else forward
+        yield _matrix_product(step, each, times)
     for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
         times = step.forward_passes + step.repeats_operators if is_grouped else forward
         times = times if model.num_experts else times + step.recomputes["mlp"]
-        yield _Product(count, rows, h, ups * f / ranks, times, is_grouped)
+        h = _routed_width(model) if is_grouped else model.hidden_size
+        h = h / step.tp_columns
+        yield _Product(count, rows, h, model.num_ups * f / ranks, times, is_grouped)
         yield _Product(count, rows, f / ranks, h, times, is_grouped)
+    if latent := model.expert_latent_size:
+        for matrix in (
+            Matrix(model.hidden_size, latent, "whole"),
+            Matrix(latent, model.hidden_size, "whole"),
+        ):
+            yield _matrix_product(step, matrix, forward)
 
 
-def _ups(model: ModelShape) -> float:
-    """Matrices that lead into a feed-forward: one, and one of its gate."""
-    return 2.0 if model.family == "llama" else 1.0
+def _matrix_product(step: StepShape, of: Matrix, forward: Floats) -> _Product:
+    """The product of a mixer's matrix; a whole one takes the tokens that a rank holds."""
+    if of.split == "columns":
+        inner, columns = of.rows / step.tp_columns, of.columns / step.tp
+    elif of.split == "rows":
+        inner, columns = of.rows / step.tp, of.columns / step.tp_columns
+    else:
+        held = step.tokens * step.token_share
+        return _Product(1.0, held, float(of.rows), float(of.columns), forward, False)
+    return _Product(1.0, step.tokens, inner, columns, forward, False)
+
+
+def _routed_width(model: ModelShape) -> int:
+    """Width of the rows that routed experts take."""
+    return model.expert_latent_size or model.hidden_size
 
 
 def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
@@ -236,7 +300,8 @@ def _feed_forwards(
     whether they are routed experts.
     """
     if not model.num_experts:
-        yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp, False
+        if model.ffn_hidden_size:
+            yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp, False
         return
     experts = model.num_experts / step.ep
     rows = step.expert_tokens * model.experts_per_token / experts
@@ -262,7 +327,9 @@ def _rows_and_width(step: StepShape, model: ModelShape) -> tuple[Floats | float,
 def _operations(step: StepShape) -> Floats:
     """Operations of a block for a micro-batch; each is about one kernel on the device."""
     passes = 2.0 + step.forward_passes + step.repeats_operators
-    return HOST_OPERATIONS[step.model.family] / 3.0 * passes
+    halves = sum(len(each.layers) * each.shape.num_sublayers for each in step.model.kinds)
+    each = HOST_OPERATIONS[step.model.family] * (halves / (2.0 * step.model.num_layers))
+    return each / 3.0 * passes
 
 
 def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
@@ -271,10 +338,11 @@ def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
     This bounds the speed where a rank's matrices are small (roofline, Williams et al. 2009).
     """
     rows, f = _rows_and_width(step, model)
-    h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
-    ups = _ups(model)
-    whole = (2.0 * h + rows * 2.0 * h) / step.tp_columns
-    shared = (q + 2.0 * kv) + q + ups * f + f
+    h, ups, matrices = model.hidden_size, model.num_ups, model.mixer_parts.matrices
+    rows = rows if model.feed_forward else 0.0
+    whole = ((2.0 * h if matrices else 0.0) + rows * 2.0 * h) / step.tp_columns
+    shared = sum(each.columns if each.split == "columns" else each.rows for each in matrices)
+    shared = shared + ups * f + f
     weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp_ranks
     weights = weights + model.num_expert_parameters / (step.etp * step.ep)
     return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))
@@ -295,7 +363,7 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     The inputs of products in blocks, and the gradients of their outputs, are quantised in passes of
     their own; weights once a step, with the optimizer.
     """
-    ups, width = _ups(model), _rows_and_width(step, model)[1]
+    ups, width = model.num_ups, _rows_and_width(step, model)[1]
     activations = step.recomputes["moe_act" if model.num_experts else "mlp"]
     q, kv = model.query_size, model.kv_hidden_size
     forward = step.forward_passes + step.repeats_operators
@@ -307,9 +375,14 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
         residual_passes = forward + 2.0
         inside = residual_passes * 2.0 * ((ups + 1.0) * width + q + 2.0 * kv)
     inside = inside + activations * (ups + 1.0) * width
+    mixed, gated = _state_widths(model)
+    if mixed or gated:
+        # A convolution's backward pass runs it again; a gate's reads three and writes three.
+        inside = inside + forward * (2.0 * mixed + 3.0 * gated) + 5.0 * mixed + 6.0 * gated
     residual_passes = residual_passes + 0.4 * step.recomputes["layernorm"]
-    residual = residual_passes * 10.0 * model.hidden_size * step.residual_share
-    residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * model.hidden_size
+    streams = 5.0 * model.num_sublayers - 3.0 * model.parallel_block
+    residual = residual_passes * streams * model.hidden_size * step.residual_share
+    residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * _routed_width(model)
     moved: Floats = step.element_bytes * step.tokens * (residual + inside / step.tp)
     if (casts := of_narrow(step.precision, lambda of: of.cast_bytes)).any():
         moved = moved + casts * sum(
@@ -319,14 +392,30 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     return moved
 
 
+def _state_widths(model: ModelShape) -> tuple[float, float]:
+    """Features of a token that a mixer's convolution takes, and those that its gate scales."""
+    if model.mixer == "mamba2":
+        groups = 2 * model.mamba_num_groups * model.mamba_state_dim
+        return float(model.mamba_size + groups), float(model.mamba_size)
+    if model.mixer in ("gated_delta_net", "kda"):
+        keys = model.linear_num_key_heads * model.linear_key_head_dim
+        return float(2 * keys + model.linear_value_size), float(model.linear_value_size)
+    return 0.0, float(model.query_size if model.attention_output_gate else 0)
+
+
 def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """The output on a device, as if it were split over the stages like the layers."""
+    """The output on a device, as if it were split over the stages like the layers.
+
+    Each depth of multi-token prediction has it once more, and its projection of 2 H to H.
+    """
     model, bandwidth = step.model, step.cluster.memory_bandwidth_bytes_per_s
-    logit_bytes = LOGIT_BYTES * model.vocab_size * step.tokens / step.tp_ranks
-    flops = 3.0 * model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
-    seconds, columns = flops / step.wide_flops_per_s, model.vocab_size / step.tp_ranks
+    h, vocabulary, depths = model.hidden_size, model.vocab_size, model.num_mtp_layers
+    logit_bytes = LOGIT_BYTES * (1 + depths) * vocabulary * step.tokens / step.tp_ranks
+    width = vocabulary + depths * (vocabulary + 2 * h)
+    flops = 3.0 * (2 * h * width) * step.tokens / step.tp_ranks
+    seconds, columns = flops / step.wide_flops_per_s, width / step.tp_ranks
     for here, rates in _rates(step, wide_codes(step.precision)):
-        at_rates = _product_seconds(rates, 1.0, step.tokens, float(model.hidden_size), columns)
+        at_rates = _product_seconds(rates, 1.0, step.tokens, float(h), columns)
         seconds = np.where(here, at_rates, seconds)
     yield "head", step.slots * seconds / step.pp
     yield "logits", step.slots * logit_bytes / bandwidth / step.pp
@@ -345,7 +434,7 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     rows = step.expert_tokens * step.model.experts_per_token
     count = np.where(n > 1, step.expert_slots, 0.0)
     passes = 1.0 + step.forward_passes
-    sent = 2.0 * passes * count * step.element_bytes * rows * step.model.hidden_size / n
+    sent = 2.0 * passes * count * step.element_bytes * rows * _routed_width(step.model) / n
     yield "exchange_inside", sent * (g - 1.0) / links.near_bytes_per_s
     yield "exchange_across", links.across_s(sent, n)
     yield "exchange_latency", count * _exchanges(step) * (COLLECTIVE_S + links.latency_s)
@@ -367,23 +456,38 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
 
     A ring runs beside `attention_s`, the seconds of attention in the step.
     """
-    model, n = step.model, step.cp
+    model, n, is_ring = step.model, step.cp, step.cp_comm_type == _P2P
     if (n == 1.0).all():
         return
-    again = np.where(step.recomputes_attention + step.forward_passes > 1.0, 1.0, 0.0)
-    keys = 2.0 * (n - 1.0) * step.tokens * model.kv_hidden_size / step.tp
-    gathered = keys * step.element_bytes * (3.0 + again)
-    passed = keys * (step.element_bytes * (2.0 + again) + GRADIENT_BYTES)
-    heads = 2.0 * (model.query_size + model.kv_hidden_size) * step.tokens / step.tp
-    exchanged = heads * (n - 1.0) / n * step.element_bytes * (1.0 + step.forward_passes)
-    is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
-    sent = np.where(is_exchange, exchanged, np.where(is_ring, passed, gathered))
-    count = np.where(is_exchange, 2.0 * (1.0 + step.forward_passes), 3.0 + again)
-    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context.latency_s)
-    seconds = step.layer_slots * (sent / step.links.context.bytes_per_s + latency_s)
+    of_layer = partial(_exchanged_s, step)
+    seconds = mean_of_layers(model, of_layer) if has_kinds(model) else of_layer(model)
+    seconds = step.layer_slots * seconds
     # All steps of a ring but its share of latency run beside a block of attention.
     exposed = np.where(is_ring, np.maximum(seconds - attention_s, 0.1 * seconds), seconds)
     yield "context", np.where(n > 1.0, exposed, 0.0)
+
+
+def _exchanged_s(step: StepShape, model: ModelShape) -> Floats:
+    """Seconds of what a layer exchanges over cp; a recurrence always exchanges tokens for heads."""
+    n, matrices = step.cp, model.mixer_parts.matrices
+    if not matrices:
+        return np.zeros(n.shape)
+    is_state = not model.has_softmax_attention
+    again = np.where(step.recomputes_attention + step.forward_passes > 1.0, 1.0, 0.0)
+    values = model.num_key_heads * model.value_head_size
+    keys = (n - 1.0) * step.tokens * (model.kv_hidden_size + values) / step.tp
+    gathered = keys * step.element_bytes * (3.0 + again)
+    passed = keys * (step.element_bytes * (2.0 + again) + GRADIENT_BYTES)
+    wide = model.query_size + model.kv_hidden_size + values
+    wide = wide + model.num_query_heads * model.value_head_size
+    wide = matrices[0].columns + matrices[-1].rows if is_state else wide
+    heads = wide * step.tokens / step.tp
+    exchanged = heads * (n - 1.0) / n * step.element_bytes * (1.0 + step.forward_passes)
+    is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
+    sent = np.where(is_exchange | is_state, exchanged, np.where(is_ring, passed, gathered))
+    count = np.where(is_exchange | is_state, 2.0 * (1.0 + step.forward_passes), 3.0 + again)
+    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context.latency_s)
+    return np.asarray(sent / step.links.context.bytes_per_s + latency_s, dtype=np.float64)
 
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
