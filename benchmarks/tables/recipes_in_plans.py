@@ -45,7 +45,7 @@ _SPACE: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RecipePlace:
     """A published layout among the layouts of its space."""
 
     title: str
@@ -63,7 +63,7 @@ class Place:
         return (self.faster + 1) / self.fitting
 
 
-def places(path: Path) -> Iterator[Place]:
+def places(path: Path) -> Iterator[RecipePlace]:
     """The places of the distinct layouts of the judged models."""
     known = set()
     for cell, texts in table_cells(path.read_text()):
@@ -79,7 +79,7 @@ def places(path: Path) -> Iterator[Place]:
 
 def place_of(
     title: str, model: ModelShape, cluster: Cluster, layout: Layout, software: str
-) -> Place:
+) -> RecipePlace:
     """The place of one layout in a plan of its space."""
     modules = ["mla_up_proj"] if model.kv_lora_rank else []
     modules += ["moe_act", layout.recompute]
@@ -108,7 +108,7 @@ def place_of(
     at = int(np.flatnonzero(ranked.order == index)[0])
     own_s, fits = ranked.step_time_s[at], ranked.fits >= LEAST_FITS
     fastest_s = float(ranked.step_time_s[fits].min())
-    return Place(
+    return RecipePlace(
         title=title,
         layout=layout,
         faster=int(np.count_nonzero(ranked.step_time_s[fits] < own_s)),
