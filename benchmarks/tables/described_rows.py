@@ -1,7 +1,7 @@
 """Rows of measurement tables as models of latent attention, of several kinds of layers, with MTP.
 
 The published tables name Megatron-LM's settings in columns of their own; these are read here into
-the fields of a model and of a layout, and what they say is then not missing from the row.
+the fields of a model and of a layout, and what they say is then not missing from the row. Rows of family gpt stay as they are.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def described(row: Mapping[str, str]) -> dict[str, str]:
     pipeline has equal stages and what is left on the last, as Megatron-Bridge writes it
     (recipes/deepseek/deepseek_v3.py, `set_deepseek_v3_pipeline_model_parallel_layout`).
     """
+    if row.get("family") == "gpt":
+        return {**row, SAID_NOW: ""}
     found, lacks = dict(row), row.get("lacks", "").split()
     lacks = [word for word in lacks if not row.get(_SAID.get(word, ""))]
     if modules := row.get("recompute_modules", "").split():
@@ -84,6 +86,8 @@ def even_stages(layers: int, stages: int) -> str | None:
 def model_of(base: ModelShape, row: Mapping[str, str]) -> ModelShape:
     """The model that the columns of a row describe, `base` being what the format reads of it."""
     fields: dict[str, Any] = {}
+    if base.family == "gpt":
+        return base
     for columns in (_LATENT, _MAMBA):
         fields |= {field: int(row[name]) for name, field in columns.items() if row.get(name)}
     if pattern := row.get("layer_pattern"):

@@ -81,7 +81,7 @@ def test_an_unstated_pipeline_has_equal_stages() -> None:
 
 
 def test_a_row_is_judged_as_the_model_it_describes() -> None:
-    row = make_row(**LATENT, lacks="mla", recompute_modules="", mtp_layers="1")
+    row = make_row(family="llama", **LATENT, lacks="mla", recompute_modules="", mtp_layers="1")
     [(cell, texts)] = table_cells(make_text(row))
     assert cell.model.kv_lora_rank == 32
     assert cell.model.num_mtp_layers == 1
