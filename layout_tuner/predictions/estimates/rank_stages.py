@@ -6,7 +6,7 @@ the tables of `search_spaces.layouts`, once for each different pipeline among ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, SCHEDULES, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, different_combinations
 from layout_tuner.search_spaces.layouts.schedules import Schedule
@@ -30,6 +31,8 @@ pass has as many products, and beside them attention and what is elementwise, wh
 of a block of 4,096 features on as many tokens."""
 
 _LAYERS, _IN_FLIGHT, _LATE, _KINDS = range(4)
+
+_PIPELINE_KNOBS: Final = ("pp", "vpp", "schedule", "pipeline_split", "pipeline_layout")
 
 
 class LayerShapes(NamedTuple):
@@ -120,6 +123,40 @@ class StageLayers:
     @property
     def has_last(self) -> Bools:
         return np.asarray(np.maximum(self.number, 1) - self.number + self.of_last > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCounts:
+    """The layers of each kind on every pipeline rank of some layouts."""
+
+    place: Ints
+    """The pipeline of each layout."""
+    number: Floats
+    """Layers; shape [pipelines, ranks, shapes]."""
+    has_output: Bools
+    """Whether a rank has the output; shape [pipelines, ranks]."""
+
+    @classmethod
+    def of(cls, columns: LayoutColumns, model: ModelShape) -> StageCounts:
+        """Those of columns of one axis."""
+        place, examples = distinct(columns, _PIPELINE_KNOBS)
+        few = columns.rows(examples)
+        own, numbers, every = RankStages.of(few, model), [], np.arange(model.num_layers + 1)
+        for rank in range(int(few.pp.max())):
+            stage = np.full(few.pp.shape, rank)
+            each = StageLayers.of(few, stage, _held(few, stage, every), model, own)
+            here = np.stack([*each.of_shape, each.of_last], axis=-1)
+            numbers.append(np.where((stage < few.pp)[:, None], here, 0.0))
+        ranks = np.arange(len(numbers))
+        return cls(place, np.stack(numbers, axis=1), ranks == few.last_rank[:, None])
+
+    def slowest_s(self, rows: slice, kinds_s: Sequence[Floats], head_s: Floats) -> Floats:
+        """Seconds of the slowest rank of some of the layouts, by those of layers and output."""
+        place = self.place[rows]
+        seconds = head_s.reshape(-1, 1) * self.has_output[place]
+        for at, layer_s in enumerate(kinds_s):
+            seconds = seconds + self.number[place, :, at] * layer_s.reshape(-1, 1)
+        return np.asarray(seconds.max(axis=1), dtype=np.float64)
 
 
 def _held(columns: LayoutColumns, stage: NDArray[Any], until: Ints) -> Floats:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Floats, Ints
-from layout_tuner.predictions.estimates.distinct_rows import different
-from layout_tuner.predictions.estimates.products import (
-    ProductRates,
-    attention_flops_per_s,
-    flash_2_share,
-    product_rates,
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.layer_products import (
+    matrix_bytes,
+    matrix_seconds,
+    product_seconds,
+    products_of,
+    rates_of,
+    routed_width,
+    rows_and_width,
+    sorted_rows,
 )
+from layout_tuner.predictions.estimates.products import attention_flops_per_s, flash_2_share
 from layout_tuner.predictions.estimates.step_shape import (
     StepShape,
     SummedParameters,
@@ -33,10 +37,8 @@ from layout_tuner.predictions.estimates.tensor_sums import (
     tensor_terms,
     tp_collectives,
 )
-from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import code_of, of_narrow, wide_codes
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.models.sublayers import Matrix
 
 _FP32: Final = code_of("precision", "fp32")
 _P2P: Final = code_of("cp_comm_type", "p2p")
@@ -92,9 +94,6 @@ EACH_STEP_S: Final = 1e-2
 HOST_OPERATIONS: Final[dict[str, float]] = {"gpt": 100.0, "llama": 140.0}
 """Operations of a block's forward and backward pass in eager PyTorch; a llama block adds rotations
 and gates."""
-_HALF_SPEED: Final = 100.0
-"""Inner dimension at which a matrix product takes twice the time of its operations: each tile of
-the result starts and drains a loop over it."""
 HOST_COLLECTIVE: Final = 10.0
 """Host time of a collective, with its waiting and copies, in operations."""
 
@@ -109,7 +108,7 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    seconds, is_measured = _matrix_seconds(step)
+    seconds, is_measured = matrix_seconds(step)
     yield "matrices", slots * seconds
     attention_s = _attention_seconds(step)
     if has_kinds(model):
@@ -120,30 +119,11 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
         score_passes = (passes + step.recomputes_attention) * SCORE_PASSES
         score_bytes = traffic * score_passes * step.element_bytes * scores / step.tp
         yield "attention_bytes", slots * score_bytes / bandwidth
-    matrix_bytes = mean_of_layers(model, partial(_matrix_bytes, step))
-    yield "matrix_bytes", np.where(is_measured, 0.0, slots * passes * matrix_bytes / bandwidth)
+    moved = mean_of_layers(model, partial(matrix_bytes, step))
+    yield "matrix_bytes", np.where(is_measured, 0.0, slots * passes * moved / bandwidth)
     elementwise_bytes = mean_of_layers(model, partial(_elementwise_bytes, step))
     yield "elementwise", slots * elementwise_bytes / bandwidth
     yield "kernels", slots * _operations(step) * KERNEL_S
-
-
-def _matrix_seconds(step: StepShape) -> tuple[Floats, Bools]:
-    """Seconds of a layer's products for a micro-batch, and where they are at measured rates."""
-    model = step.model
-    operations = mean_of_layers(model, partial(_matrix_operations, step))
-    seconds, is_measured = operations / step.peak_flops_per_s, np.zeros(step.tp.shape, dtype=bool)
-    for here, rates in _rates(step, step.precision):
-        at_rates = mean_of_layers(model, partial(_seconds_at_rates, step, rates))
-        seconds, is_measured = np.where(here, at_rates, seconds), is_measured | here
-    return seconds, is_measured
-
-
-def _rates(step: StepShape, precision: Ints) -> Iterator[tuple[Bools, ProductRates]]:
-    """The rates of measured products, each with the layouts that have them."""
-    if step.kernels.uses_measured_rates:
-        for code in different(precision):
-            if (rates := product_rates(step.cluster, PRECISIONS[code])) is not None:
-                yield precision == code, rates
 
 
 def _attention_seconds(step: StepShape) -> Floats:
@@ -182,146 +162,13 @@ def _attention_flops(model: ModelShape) -> float:
     return model.attention_forward_flops_per_token / model.num_layers
 
 
-def _state_seconds(step: StepShape, model: ModelShape) -> Floats | float:
+def _state_seconds(step: StepShape, model: ModelShape) -> Floats:
     """Seconds of a layer's recurrence (`STATE_PEAK_SHARE`) for a micro-batch."""
-    if not (flops := model.mixer_parts.flops_of_token):
-        return 0.0
+    flops = model.mixer_parts.flops_of_token
     rate = np.minimum(STATE_PEAK_SHARE * step.wide_flops_per_s, STATE_FLOPS_PER_S)
     rate = rate * (CHANNEL_DECAY_RATE if model.mixer == "kda" else 1.0)
-    return (step.forward_passes + STATE_BACKWARD) * flops * step.tokens / step.tp / rate
-
-
-class _Product(NamedTuple):
-    """Forward products of a block that are alike: out[rows, columns] = in[rows, inner] w."""
-
-    number: Floats | float
-    rows: Floats
-    inner: Floats | float
-    columns: Floats | float
-    forward: Floats
-    """Times that they are multiplied."""
-    is_grouped: bool
-    """Whether they are those of routed experts."""
-
-
-def _products(step: StepShape, model: ModelShape) -> Iterator[_Product]:
-    """The products of a block.
-
-    Recomputation by operator multiplies key, attention's output and up again, and keeps the others;
-    of routed experts, whose grouped products are one operator each, it repeats all. That of `mlp`
-    repeats both products of a dense feed-forward.
-    """
-    wide = model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
-    mixer = model.num_attention_matrix_parameters / model.hidden_size
-    again = (mixer / 2.0 + wide) / max(mixer + (model.num_ups + 1.0) * wide, 1.0)
-    forward = step.forward_passes + again * step.repeats_operators
-    for each in model.mixer_parts.matrices:
-        is_up = each.split == "columns" and model.kv_lora_rank > 0
-        times = forward + step.recomputes["mla_up_proj"] if is_up else forward
-        yield _matrix_product(step, each, times)
-    for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
-        times = step.forward_passes + step.repeats_operators if is_grouped else forward
-        times = times if model.num_experts else times + step.recomputes["mlp"]
-        h = _routed_width(model) if is_grouped else model.hidden_size
-        h = h / step.tp_columns
-        yield _Product(count, rows, h, model.num_ups * f / ranks, times, is_grouped)
-        yield _Product(count, rows, f / ranks, h, times, is_grouped)
-    if latent := model.expert_latent_size:
-        for matrix in (
-            Matrix(model.hidden_size, latent, "whole"),
-            Matrix(latent, model.hidden_size, "whole"),
-        ):
-            yield _matrix_product(step, matrix, forward)
-
-
-def _matrix_product(step: StepShape, of: Matrix, forward: Floats) -> _Product:
-    """The product of a mixer's matrix; a whole one takes the tokens that a rank holds."""
-    if of.split == "columns":
-        inner, columns = of.rows / step.tp_columns, of.columns / step.tp
-    elif of.split == "rows":
-        inner, columns = of.rows / step.tp, of.columns / step.tp_columns
-    else:
-        held = step.tokens * step.token_share
-        return _Product(1.0, held, float(of.rows), float(of.columns), forward, False)
-    return _Product(1.0, step.tokens, inner, columns, forward, False)
-
-
-def _routed_width(model: ModelShape) -> int:
-    """Width of the rows that routed experts take."""
-    return model.expert_latent_size or model.hidden_size
-
-
-def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
-    """Operations of a block's matrix products for a micro-batch, small inner dimensions weighed up.
-
-    The forward product of [rows, inner] and [inner, columns] is followed by two of the same size:
-    the gradient of the input, whose inner dimension is the columns, and that of the weight, whose
-    inner dimension is the rows. Each expert has a product of its own, with its share of the rows.
-    """
-    total = np.zeros(step.tp.shape)
-    for count, rows, inner, columns, forward, _ in _products(step, model):
-        passes = 2.0 + forward
-        passes = passes + _HALF_SPEED * (forward / inner + 1.0 / columns + 1.0 / rows)
-        total += count * (2.0 * rows * inner * columns * passes)
-    return total
-
-
-def _seconds_at_rates(step: StepShape, rates: ProductRates, model: ModelShape) -> Floats:
-    """Seconds of the same products at measured rates.
-
-    The experts of a rank count as one product of all their rows, times what grouping costs.
-    """
-    total = np.zeros(step.tp.shape)
-    for count, rows, inner, columns, forward, is_grouped in _products(step, model):
-        slowdown = rates.grouped_slowdown(rows) if is_grouped else 1.0
-        total += slowdown * _product_seconds(rates, forward, count * rows, inner, columns)
-    return total
-
-
-def _product_seconds(
-    rates: ProductRates,
-    forward: Floats | float,
-    rows: Floats,
-    inner: Floats | float,
-    columns: Floats | float,
-) -> Floats:
-    """Seconds of a product, so many times, and of the gradients of its input and its weight."""
-    m, k, n = (np.asarray(each, dtype=np.float64) for each in (rows, inner, columns))
-    gradients_s = rates.seconds(m, k, n) + rates.seconds(k, n, m)
-    return np.asarray(forward * rates.seconds(m, n, k) + gradients_s)
-
-
-def _feed_forwards(
-    step: StepShape, model: ModelShape
-) -> Iterator[tuple[Floats | float, Floats, float, Floats, bool]]:
-    """The feed-forwards of a layer on a rank.
-
-    Yields how many are alike, the tokens of each, their width, the ranks that divide it, and
-    whether they are routed experts.
-    """
-    if not model.num_experts:
-        if model.ffn_hidden_size:
-            yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp, False
-        return
-    experts = model.num_experts / step.ep
-    rows = step.expert_tokens * model.experts_per_token / experts
-    yield experts, rows, float(model.moe_ffn_hidden_size), step.etp, True
-    if model.shared_expert_ffn_hidden_size:
-        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size), step.tp, False
-
-
-def _sorted_rows(step: StepShape, model: ModelShape) -> Floats | float:
-    """Rows that go through the experts of a rank, for each token that the rank holds."""
-    return model.experts_per_token * step.expert_tokens / step.tokens if model.num_experts else 0.0
-
-
-def _rows_and_width(step: StepShape, model: ModelShape) -> tuple[Floats | float, float]:
-    """Rows of a token in a rank's feed-forwards of a layer, and the width of all its rows."""
-    shared = model.shared_expert_ffn_hidden_size
-    if not model.num_experts:
-        return 1.0, float(model.ffn_hidden_size)
-    width = float(model.experts_per_token * model.moe_ffn_hidden_size + shared)
-    return _sorted_rows(step, model) + float(shared > 0), width
+    passes = step.forward_passes + STATE_BACKWARD
+    return np.asarray(passes * flops * step.tokens / step.tp / rate, dtype=np.float64)
 
 
 def _operations(step: StepShape) -> Floats:
@@ -330,22 +177,6 @@ def _operations(step: StepShape) -> Floats:
     halves = sum(len(each.layers) * each.shape.num_sublayers for each in step.model.kinds)
     each = HOST_OPERATIONS[step.model.family] * (halves / (2.0 * step.model.num_layers))
     return each / 3.0 * passes
-
-
-def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
-    """Bytes that the matrices of a block move in one pass: weights, inputs and outputs.
-
-    This bounds the speed where a rank's matrices are small (roofline, Williams et al. 2009).
-    """
-    rows, f = _rows_and_width(step, model)
-    h, ups, matrices = model.hidden_size, model.num_ups, model.mixer_parts.matrices
-    rows = rows if model.feed_forward else 0.0
-    whole = ((2.0 * h if matrices else 0.0) + rows * 2.0 * h) / step.tp_columns
-    shared = sum(each.columns if each.split == "columns" else each.rows for each in matrices)
-    shared = shared + ups * f + f
-    weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp_ranks
-    weights = weights + model.num_expert_parameters / (step.etp * step.ep)
-    return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))
 
 
 def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
@@ -363,7 +194,7 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     The inputs of products in blocks, and the gradients of their outputs, are quantised in passes of
     their own; weights once a step, with the optimizer.
     """
-    ups, width = model.num_ups, _rows_and_width(step, model)[1]
+    ups, width = model.num_ups, rows_and_width(step, model)[1]
     activations = step.recomputes["moe_act" if model.num_experts else "mlp"]
     q, kv = model.query_size, model.kv_hidden_size
     forward = step.forward_passes + step.repeats_operators
@@ -382,12 +213,12 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     residual_passes = residual_passes + 0.4 * step.recomputes["layernorm"]
     streams = 5.0 * model.num_sublayers - 3.0 * model.parallel_block
     residual = residual_passes * streams * model.hidden_size * step.residual_share
-    residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * _routed_width(model)
+    residual = residual + (forward + 2.0) * 4.0 * sorted_rows(step, model) * routed_width(model)
     moved: Floats = step.element_bytes * step.tokens * (residual + inside / step.tp)
     if (casts := of_narrow(step.precision, lambda of: of.cast_bytes)).any():
         moved = moved + casts * sum(
             each.number * each.rows * (each.forward * each.inner + each.columns)
-            for each in _products(step, model)
+            for each in products_of(step, model)
         )
     return moved
 
@@ -413,9 +244,9 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     logit_bytes = LOGIT_BYTES * (1 + depths) * vocabulary * step.tokens / step.tp_ranks
     width = vocabulary + depths * (vocabulary + 2 * h)
     flops = 3.0 * (2 * h * width) * step.tokens / step.tp_ranks
-    seconds, columns = flops / step.wide_flops_per_s, width / step.tp_ranks
-    for here, rates in _rates(step, wide_codes(step.precision)):
-        at_rates = _product_seconds(rates, 1.0, step.tokens, float(h), columns)
+    seconds, columns = np.asarray(flops / step.wide_flops_per_s), width / step.tp_ranks
+    for here, rates in rates_of(step, wide_codes(step.precision)):
+        at_rates = product_seconds(rates, 1.0, step.tokens, float(h), columns)
         seconds = np.where(here, at_rates, seconds)
     yield "head", step.slots * seconds / step.pp
     yield "logits", step.slots * logit_bytes / bandwidth / step.pp
@@ -434,7 +265,7 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     rows = step.expert_tokens * step.model.experts_per_token
     count = np.where(n > 1, step.expert_slots, 0.0)
     passes = 1.0 + step.forward_passes
-    sent = 2.0 * passes * count * step.element_bytes * rows * _routed_width(step.model) / n
+    sent = 2.0 * passes * count * step.element_bytes * rows * routed_width(step.model) / n
     yield "exchange_inside", sent * (g - 1.0) / links.near_bytes_per_s
     yield "exchange_across", links.across_s(sent, n)
     yield "exchange_latency", count * _exchanges(step) * (COLLECTIVE_S + links.latency_s)
@@ -566,7 +397,9 @@ def _sum_terms(step: StepShape, group: SummedParameters) -> Iterator[tuple[str, 
     yield "gather_latency", (1.0 - beside) * last_hops * hop_s
 
 
-def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
+def stage_terms(
+    step: StepShape, layer_s: Floats, head_s: Floats, slowest_s: Floats | None
+) -> Iterator[tuple[str, Floats]]:
     """The cost of unequal stages: for the best split of the layers, and for an equal split.
 
     1F1B takes (m - 1) times the slowest stage and once the sum of all stages. An equal split gives
@@ -575,7 +408,8 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     Stages that are written out, and those of a V, have the cost of their split alone.
 
     `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
-    by the prior.
+    by the prior. `slowest_s` are those of the slowest stage, where stages have unlike layers: they
+    have the cost of their split alone.
     """
     layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
     even = (layers * layer_s + head_s) / step.pp
@@ -596,6 +430,9 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
         is_own, of_last, of_others = step.rank_layers
         written = np.maximum(of_others * layer_s, of_last * layer_s + head_s) - even
         best, unequal = np.where(is_own, written, best), np.where(is_own, 0.0, unequal)
+    if slowest_s is not None:
+        best = np.where(step.pp > 1, np.maximum(slowest_s - even, 0.0), 0.0)
+        unequal = np.zeros(())
     yield "imbalance", later * best
     yield "equal_layers", later * unequal
 
@@ -645,7 +482,9 @@ def block_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield from exchange_terms(step)
 
 
-def other_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
+def other_terms(
+    step: StepShape, layer_s: Floats, head_s: Floats, slowest_s: Floats | None = None
+) -> Iterator[tuple[str, Floats]]:
     """The terms of a step that are not those of blocks, output, and the host's work on them.
 
     `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
@@ -657,7 +496,7 @@ def other_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     a_gradient = FUSED_ACCUMULATION_BYTES if is_fused else ACCUMULATION_BYTES
     accumulation = a_gradient * sum(each.count for each in held) * step.num_microbatches
     yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
-    yield from stage_terms(step, layer_s, head_s)
+    yield from stage_terms(step, layer_s, head_s, slowest_s)
     # Transfers of offloaded activations run beside the device, as the host does.
     yield "each_microbatch", step.slots * (EACH_MICROBATCH_S + step.offloaded_s)
     stage_s = layer_s * step.model.num_layers / step.pp

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
-from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
+from layout_tuner.predictions.estimates.step_time import TERM_NAMES, block_and_head_s, time_terms
 from layout_tuner.predictions.estimates.time_terms import (
     CHANNEL_DECAY_RATE,
     STATE_BACKWARD,
@@ -81,7 +81,7 @@ HYBRID = replace(
 
 @pytest.fixture(autouse=True)
 def products_of_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("layout_tuner.predictions.estimates.time_terms._HALF_SPEED", 0.0)
+    monkeypatch.setattr("layout_tuner.predictions.estimates.layer_products._HALF_SPEED", 0.0)
 
 
 def terms(
@@ -273,3 +273,33 @@ def test_values_narrower_than_keys_are_less_to_gather() -> None:
     narrow = replace(LATENT, v_head_dim=32)
     usual, less = (terms(model, cp=2)["context"] for model in (LATENT, narrow))
     assert less < usual
+
+
+def test_the_slowest_of_unlike_stages_is_waited_for() -> None:
+    heavy, light = ("full+experts",) * 4, ("full+dense",) * 4
+    model = replace(MIXTURE, ffn_hidden_size=64, layer_kinds=(*heavy, *light))
+    knobs: dict[str, Any] = {"pp": 2, "num_microbatches": 9}
+    layout = Layout(precision="bf16", **knobs)
+    layer_s = [block_and_head_s(layout, each.shape, MACHINE)[0] for each in model.kinds]
+    head_s = block_and_head_s(layout, model, MACHINE)[1]
+    even = (4 * sum(layer_s) + head_s) / 2
+    for text, slowest in (
+        ("Et*4|t*4L", max(4 * layer_s[0], 4 * layer_s[1] + head_s)),
+        ("Et*3|t*5L", max(3 * layer_s[0], layer_s[0] + 4 * layer_s[1] + head_s)),
+    ):
+        found = terms(model, pipeline_layout=text, **knobs)
+        assert found["imbalance"] == pytest.approx(8 * max(slowest - even, 0.0))
+        assert found["equal_layers"] == 0.0
+    assert (
+        terms(model, **knobs)["imbalance"]
+        == terms(model, pipeline_layout="Et*4|t*4L", **knobs)["imbalance"]
+    )
+
+
+def test_interleaving_evens_unlike_stages() -> None:
+    kinds = ("full+experts",) * 4 + ("full+dense",) * 4
+    model = replace(MIXTURE, ffn_hidden_size=64, vocab_size=64, layer_kinds=kinds)
+    waits = [terms(model, pp=2, vpp=v, num_microbatches=8)["imbalance"] for v in (1, 2, 4)]
+    assert waits[0] > 0
+    assert waits[1] == pytest.approx(waits[2])
+    assert waits[1] < waits[0] / 10
