@@ -73,8 +73,7 @@ def _repeated(
     )
     if not columns.recomputes_modules.any():
         return repeated
-    part, ups = residual_elements(columns, model), float(model.num_ups)
-    parts = _inside_parts(model, storage)
+    part, parts = residual_elements(columns, model), _inside_parts(model, storage)
     by_module = {
         "core_attention": _score_elements(columns, model, storage),
         "layernorm": min(norms, float(model.num_layer_norms)) * part,
@@ -82,9 +81,10 @@ def _repeated(
     }
     if not model.num_experts:
         by_module["mlp"] = parts * model.ffn_hidden_size / columns.tp
-    elif not storage.sorts_experts_again:
-        rows = _expert_rows(columns, model, part)
-        by_module["moe_act"] = rows * (parts - ups) * model.moe_ffn_hidden_size / columns.etp
+    else:
+        rows, again = _expert_rows(columns, model, part), _expert_parts(model, storage)
+        again -= float(model.num_ups)
+        by_module["moe_act"] = rows * again * model.moe_ffn_hidden_size / columns.etp
     for module, elements in by_module.items():
         is_here = columns.repeats(module) & columns.recomputes_modules
         repeated = repeated + np.where(is_here, elements, 0.0)
@@ -99,6 +99,17 @@ def _inside_parts(model: ModelShape, storage: TrainerStorage) -> float:
     if not model.is_gated:
         return 2.0
     return 3.0 if storage.fused_swiglu else 4.0
+
+
+def _expert_parts(model: ModelShape, storage: TrainerStorage) -> float:
+    """The same of a routed expert.
+
+    Without a gate its output is there with and without the token's weight, which no fusion of
+    Megatron-LM's takes in by default (core/transformer/moe/experts.py at d98e8a6, `bias_act_func`).
+    """
+    if storage.sorts_experts_again:
+        return float(model.num_ups)
+    return _inside_parts(model, storage) if model.is_gated else 3.0
 
 
 def _selectively_repeated(
@@ -248,9 +259,7 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
         came, again = columns.ep > 1, storage.sorts_experts_again
         index = _ROUTING_BYTES + np.where(came, _RECEIVED_BYTES, 0.0)
         row = index / element_bytes(columns) + np.where(came | (not again), width, 0.0)
-        inside = (
-            (float(model.num_ups) if again else parts) * model.moe_ffn_hidden_size / columns.etp
-        )
+        inside = _expert_parts(model, storage) * model.moe_ffn_hidden_size / columns.etp
         inputs = inputs + _expert_rows(columns, model, part) * (row + inside) + beside
     elements = inputs + (model.mixer_parts.kept_divided + feed_forward) / columns.tp
     elements = elements + _score_elements(columns, model, storage)
