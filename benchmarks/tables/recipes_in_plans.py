@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,6 +81,8 @@ def place_of(
     title: str, model: ModelShape, cluster: Cluster, layout: Layout, software: str
 ) -> RecipePlace:
     """The place of one layout in a plan of its space."""
+    # A job may take a part of a node, as the table states it.
+    cluster = replace(cluster, devices_per_node=layout.num_devices // layout.num_nodes)
     modules = ["mla_up_proj"] if model.kv_lora_rank else []
     modules += ["moe_act", layout.recompute]
     spec = CampaignSpec.from_mapping(

@@ -77,6 +77,7 @@ def test_a_stated_pipeline_loses_the_letter_of_prediction() -> None:
 def test_an_unstated_pipeline_has_equal_stages() -> None:
     assert described(PIPELINED)["pipeline_layout"] == "Ett|(tt|)*2tL"
     assert even_stages(61, 16) == "Et*4|(t*4|)*14tL"
+    assert even_stages(61, 32) == "Et*2|(tt|)*29t|L".replace("t*2", "tt")
     assert even_stages(9, 8) is None
 
 
