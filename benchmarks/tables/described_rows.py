@@ -68,8 +68,8 @@ def described(row: Mapping[str, str]) -> dict[str, str]:
     found = dict(row) | _stages_of_hybrid(row)
     row, lacks = found, row.get("lacks", "").split()
     lacks = [word for word in lacks if not row.get(_SAID.get(word, ""))]
-    if modules := row.get("recompute_modules", "").split():
-        names = [_MODULES.get(name, name) for name in modules]
+    if "recompute_modules" in lacks:
+        names = [_MODULES.get(name, name) for name in row["recompute_modules"].split()]
         if set(names) <= set(RECOMPUTE_MODULES):
             found["recompute"] = read_recompute(names)
             lacks = [word for word in lacks if word != "recompute_modules"]
