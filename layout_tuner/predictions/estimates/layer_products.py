@@ -75,11 +75,8 @@ def products_of(step: StepShape, model: ModelShape) -> Iterator[LayerProduct]:
         yield LayerProduct(count, rows, h, model.num_ups * f / ranks, times, is_grouped)
         yield LayerProduct(count, rows, f / ranks, h, times, is_grouped)
     if latent := model.expert_latent_size:
-        for matrix in (
-            Matrix(model.hidden_size, latent, "whole"),
-            Matrix(latent, model.hidden_size, "whole"),
-        ):
-            yield _matrix_product(step, matrix, forward)
+        for ends in ((model.hidden_size, latent), (latent, model.hidden_size)):
+            yield _matrix_product(step, Matrix(*ends, "whole"), forward)
 
 
 def _matrix_product(step: StepShape, of: Matrix, forward: Floats) -> LayerProduct:
