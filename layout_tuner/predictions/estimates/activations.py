@@ -28,6 +28,7 @@ _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
+_GPIPE: Final = code_of("schedule", "gpipe")
 
 
 def element_bytes(columns: LayoutColumns) -> Floats:
@@ -372,6 +373,27 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
         )
         under_way = np.where(late, 3.0 * part, under_way)
     return np.asarray(made + revived + under_way, dtype=np.float64)
+
+
+def mtp_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> tuple[Floats, Floats, Floats]:
+    """Elements per token that multi-token prediction keeps, gathers, and has in a backward pass.
+
+    A depth keeps its layers, the embedding before its norm, and both normed inputs side by side,
+    which the projection gathers; the hidden state before its norm is the input of a head, which
+    counts there. The last stage has one micro-batch in flight, and with GPipe all of them.
+    """
+    shapes = [model.of_kind(kind) for kind in model.mtp_kinds]
+    part = residual_elements(columns, model)
+    kept = sum((kept_elements(columns, shape, storage) for shape in shapes), start=3.0 * part)
+    beyond = 2.0 * (_features(columns, model) - part)
+    gathered = sum((gathered_elements(columns, shape) for shape in shapes), start=beyond)
+    backward = [backward_elements(columns, shape, storage) for shape in shapes]
+    depths = model.num_mtp_layers * np.where(
+        columns.schedule == _GPIPE, columns.num_microbatches, 1.0
+    )
+    return depths * kept, depths * gathered, np.max(np.broadcast_arrays(*backward), axis=0)
 
 
 def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
