@@ -78,8 +78,9 @@ def _repeated(
     by_module = {
         "core_attention": _score_elements(columns, model, storage),
         "layernorm": min(norms, float(model.num_layer_norms)) * part,
-        "mla_up_proj": _latent_elements(model) / columns.tp,
     }
+    if latent := _latent_elements(model):
+        by_module["mla_up_proj"] = latent / columns.tp
     if not model.num_experts:
         by_module["mlp"] = parts * model.ffn_hidden_size / columns.tp
     else:
@@ -198,7 +199,8 @@ def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.
     beyond = _inputs_beyond(columns, model) / max(float(model.num_layer_norms), 1.0)
     again = np.where(has_norms, norms * beyond, 0.0)
     if not model.num_experts:
-        of_feed_forward = _beyond(columns, model.hidden_size) if dense_width(model) else 0.0
+        of_feed_forward = _features(columns, model) - residual_elements(columns, model)
+        of_feed_forward = of_feed_forward * float(dense_width(model) > 0)
         again = np.where(columns.repeats("mlp") & ~has_norms, of_feed_forward, again)
     return np.where(columns.recomputes_modules, again, 0.0)
 
@@ -209,19 +211,15 @@ def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     Over tp there is one of the mixer (latent attention gathers its latents), and one of a dense
     feed-forward or shared expert. Experts gather theirs over etp.
     """
-    mixer = model.mixer_parts
-    beyond = _beyond(columns, mixer.gathered - mixer.gathered_not_kept)
-    if dense_width(model) and not model.parallel_block:
-        beyond = beyond + _beyond(columns, model.hidden_size)
+    h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
+    width = mixer.gathered - mixer.gathered_not_kept
+    is_whole, has_inner = width == model.hidden_size, dense_width(model) > 0
+    beyond = float(is_whole + (has_inner and not model.parallel_block)) * (h - part)
+    if width and not is_whole:
+        beyond = beyond + width * (1.0 - _token_share(columns))
     if model.num_experts:
-        beyond = beyond + (columns.etp - 1.0) * residual_elements(columns, model)
-    return beyond
-
-
-def _beyond(columns: LayoutColumns, width: int) -> Floats:
-    """Elements per token by which a gathered tensor exceeds a rank's part of it."""
-    whole = width / columns.tp_columns
-    return np.asarray(whole - whole / _sequence_shares(columns), dtype=np.float64)
+        beyond = beyond + (columns.etp - 1.0) * part
+    return np.asarray(beyond, dtype=np.float64)
 
 
 def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -245,12 +243,12 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
 
     What other mixers keep `sublayers` says; latents are of the tokens of a rank's part.
     """
-    part, norms = residual_elements(columns, model), 2.0 * model.num_layer_norms
-    inputs = norms * part
+    part, mixer = residual_elements(columns, model), model.mixer_parts
+    inputs = 2.0 * model.num_layer_norms * part
     if model.hidden_dropout:
         inputs = inputs + float(model.num_sublayers) * part / element_bytes(columns)
-    if whole := model.mixer_parts.kept_whole:
-        inputs = inputs + whole * _token_share(columns)
+    if mixer.kept_whole:
+        inputs = inputs + mixer.kept_whole * _token_share(columns)
     parts = _inside_parts(model, storage)
     feed_forward = parts * dense_width(model)
     if model.num_experts:
@@ -262,7 +260,7 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
         row = index / element_bytes(columns) + np.where(came | (not again), width, 0.0)
         inside = _expert_parts(model, storage) * model.moe_ffn_hidden_size / columns.etp
         inputs = inputs + _expert_rows(columns, model, part) * (row + inside) + beside
-    elements = inputs + (model.mixer_parts.kept_divided + feed_forward) / columns.tp
+    elements = inputs + (mixer.kept_divided + feed_forward) / columns.tp
     elements = elements + _score_elements(columns, model, storage)
     if storage.stores_narrow:
         saved = of_narrow(columns.precision, lambda of: 1.0 - of.stored_bytes / HALF_BYTES)

@@ -204,14 +204,13 @@ def _fullest_stages(
         if len(rows) < columns.tp.size:
             fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
             return fullest, last
-    most = stage_parts(columns, model, fullest, storage, own).total
     ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
-    for number in range(1, ranks):
-        stage = np.minimum(last, number)
-        here = stage_parts(columns, model, stage, storage, own).total
-        is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
-        fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
-    return fullest, last
+    number = np.arange(ranks).reshape(-1, *[1] * columns.tp.ndim)
+    stages = np.minimum(number, last)
+    totals = stage_parts(columns, model, stages, storage, own).total
+    may_be = is_by_rank | (number == 0) | (is_counted & (number == 1))
+    place = np.nanargmax(np.where(may_be, totals, -np.inf), axis=0)
+    return np.take_along_axis(stages, np.asarray(place)[None], axis=0)[0], last
 
 
 def _has_unlike_stages(model: ModelShape) -> bool:
