@@ -14,7 +14,7 @@ layers: T / tp under sequence parallelism, else T.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -130,7 +130,7 @@ class StageBuilder:
             for name in ("query", "key")
         )
         tp = self.mesh.layout.tp
-        heads, kv_heads = self.shape.num_heads // tp, self.shape.num_kv_heads // tp
+        heads, kv_heads = self.shape.num_query_heads // tp, self.shape.num_key_heads // tp
         return QueryKeyNorm(query, key, num_heads=heads, num_kv_heads=kv_heads)
 
     def experts(self, prefix: str) -> MixtureOfExperts:
@@ -230,7 +230,7 @@ class Attention(nn.Module):
         self.out = build.row(f"{prefix}.out", shape.query_size)
         self.seq_length = shape.seq_length // build.mesh.layout.cp
         self.head_size = shape.head_size
-        self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
+        self.num_heads, self.num_kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
         self.recomputes = recomputes
         self.attend = attention_core(build.mesh, recomputes=recomputes)
         self.rotary: tuple[Tensor, Tensor] | None = None
@@ -277,32 +277,37 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, by its index in the model.
+    """One layer, by its index in the model: attention, a feed-forward, or both.
 
-    Forward and backward: two all-reduces over tp each; under sequence parallelism two all-gathers
-    and two reduce-scatters over tp each. `recomputes` names what the backward pass makes again; the
-    activation of experts it always does.
+    Forward and backward: an all-reduce over tp of each of these; under sequence parallelism an
+    all-gather and a reduce-scatter over tp each. `recomputes` names what the backward pass makes
+    again; the activation of experts it always does.
     """
 
-    feed_forward: FeedForward | MixtureOfExperts
+    attention: Attention | None
+    feed_forward: FeedForward | MixtureOfExperts | None
 
     def __init__(
         self, build: StageBuilder, index: int, recomputes: Container[str] = frozenset()
     ) -> None:
         super().__init__()
-        shape, prefix = build.shape, f"layers.{index}"
-        self.attention_norm = build.norm(f"{prefix}.attention_norm")
-        self.attention = Attention(
-            build,
-            f"{prefix}.attention",
-            shape.window_of(index),
-            recomputes="core_attention" in recomputes,
-        )
-        self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
+        self.attention = self.feed_forward = None
+        shape, prefix = build.shape.of_kind(build.shape.kind_of_layers[index]), f"layers.{index}"
+        build = replace(build, shape=shape)
+        if shape.mixer is not None:
+            self.attention_norm = build.norm(f"{prefix}.attention_norm")
+            self.attention = Attention(
+                build,
+                f"{prefix}.attention",
+                shape.window_of(0),
+                recomputes="core_attention" in recomputes,
+            )
+        if shape.feed_forward is not None:
+            self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
         prefix = f"{prefix}.feed_forward"
-        if shape.has_experts(index):
+        if shape.feed_forward == "experts":
             self.feed_forward = build.experts(prefix)
-        else:
+        elif shape.feed_forward == "dense":
             self.feed_forward = FeedForward(
                 build, prefix, shape.ffn_hidden_size, recomputes="mlp" in recomputes
             )
@@ -313,13 +318,15 @@ class Block(nn.Module):
         return recomputed(x_LH, self._compute) if self._recomputes_all else self._compute(x_LH)
 
     def _compute(self, x_LH: Tensor) -> Tensor:
-        for norm, part_of in (
-            (self.attention_norm, self.attention),
-            (self.feed_forward_norm, self.feed_forward),
-        ):
-            remade = Remade(norm) if self._remakes_norms else None
-            x_LH = part_of((remade or norm)(x_LH), x_LH, remade)
+        if self.attention is not None:
+            x_LH = self._added(self.attention_norm, self.attention, x_LH)
+        if self.feed_forward is not None:
+            x_LH = self._added(self.feed_forward_norm, self.feed_forward, x_LH)
         return x_LH
+
+    def _added(self, norm: nn.Module, sublayer: nn.Module, x_LH: Tensor) -> Tensor:
+        remade = Remade(norm) if self._remakes_norms else None
+        return sublayer((remade or norm)(x_LH), x_LH, remade)  # type: ignore[no-any-return]
 
 
 class Stage(nn.Module):
