@@ -26,7 +26,12 @@ from layout_tuner.search_spaces.layouts.recomputation import layers_by_rank, mod
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.batches import own_chunks
 from layout_tuner.workers.trainer.comm.mesh import Mesh
-from layout_tuner.workers.trainer.model.attention import attention_window, rotary_tables, rotate
+from layout_tuner.workers.trainer.model.attention import (
+    HeadSizes,
+    attention_window,
+    rotary_tables,
+    rotate,
+)
 from layout_tuner.workers.trainer.model.backward import Remade, recomputed
 from layout_tuner.workers.trainer.model.context_parallel import attention_core
 from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
@@ -223,14 +228,13 @@ class Attention(nn.Module):
         recomputes: bool = False,
     ) -> None:
         super().__init__()
-        shape, tp = build.shape, build.mesh.layout.tp
+        shape = build.shape
         outputs = {"query": shape.query_size, "key": shape.kv_hidden_size}
         self.qkv = build.column(prefix, {**outputs, "value": shape.kv_hidden_size})
         self.norm = build.query_key_norm(prefix) if shape.qk_norm else None
         self.out = build.row(f"{prefix}.out", shape.query_size)
         self.seq_length = shape.seq_length // build.mesh.layout.cp
-        self.head_size = shape.head_size
-        self.num_heads, self.num_kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
+        self.heads = HeadSizes.of(shape, build.mesh.layout.tp)
         self.recomputes = recomputes
         self.attend = attention_core(build.mesh, recomputes=recomputes)
         self.rotary: tuple[Tensor, Tensor] | None = None
@@ -241,10 +245,9 @@ class Attention(nn.Module):
         if self.norm is not None:
             qkv_TM = self.norm(qkv_TM)
         if self.rotary is not None:
-            qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
-        num_heads = self.num_heads + 2 * self.num_kv_heads
-        qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
-        y_BSND = self.attend(qkv_BSMD, self.num_heads)
+            qkv_TM = rotate(qkv_TM, *self.rotary, self.heads.num_queries + self.heads.num_keys)
+        qkv_BSM = qkv_TM.view(-1, self.seq_length, qkv_TM.shape[1])
+        y_BSND = self.attend(qkv_BSM, self.heads)
         return self.out(y_BSND.reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
 
 
