@@ -89,8 +89,11 @@ FIELDS: dict[str, dict[str, Any]] = {
         "attention_output_gate": True,
     },
     "glm": {
-        **{"ffn_hidden_size": 32, **EXPERTS},
-        **{"attention_window": None, "full_attention_every": None, "qk_norm": "width"},
+        "ffn_hidden_size": 32,
+        **EXPERTS,
+        "attention_window": None,
+        "full_attention_every": None,
+        "qk_norm": "width",
         "num_experts": 8,
         "activation": "geglu",
         "biases": "all",

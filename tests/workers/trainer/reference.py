@@ -133,7 +133,9 @@ class ReferenceModel(nn.Module):
         if activation == "swiglu":
             inner = F.silu(inner)
         else:
-            inner = inner.relu() ** 2 if activation == "relu2" else F.gelu(inner, approximate="tanh")
+            inner = (
+                inner.relu() ** 2 if activation == "relu2" else F.gelu(inner, approximate="tanh")
+            )
         inner = inner * up if f"{prefix}.gate.weight" in self.names else inner
         return self.linear(inner, f"{prefix}.down")
 

@@ -5,8 +5,8 @@ attention of sequences that several ranks share, from the blocks that this modul
 
 Shapes: B sequences, S positions, T = B S tokens, E positions of keys, D head size. M heads of a
 fused projection: N local query heads, then K key and K value heads. R = N + K heads are rotated,
-each in P pairs of dims: D / 2, or fewer of its first dims. The backward pass processes G heads and C positions at once, with
-the E positions that they attend to.
+each in P pairs of dims: D / 2, or fewer of its first dims. The backward pass processes G heads and
+C positions at once, with the E positions that they attend to.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)

@@ -262,8 +262,7 @@ class RMSNormFunction(Function):
 
 
 class QueryKeyNormFunction(Function):
-    """RMSNorm of query and key, in place: of each head, with weights that the heads of query or of
-    key share, or of all heads together.
+    """RMSNorm of query and key, in place: of each head, or of all heads together.
 
     The heads are kept as they were, beside the output.
     """

@@ -14,7 +14,7 @@ layers: T / tp under sequence parallelism, else T.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -266,7 +266,7 @@ class Attention(nn.Module):
         self.out = build.row(f"{prefix}.out", shape.query_size, has_bias=has_bias)
         self.seq_length = shape.seq_length // build.mesh.layout.cp
         self.head_size = shape.head_size
-        self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
+        self.num_heads, self.num_kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
         self.recomputes = recomputes
         self.attend = attention_core(build.mesh, recomputes=recomputes)
         self.rotary: tuple[Tensor, Tensor] | None = None
@@ -322,35 +322,39 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, by its index in the model.
+    """One layer, by its index in the model: attention, a feed-forward, or both.
 
-    Forward and backward: two all-reduces over tp each; under sequence parallelism two all-gathers
-    and two reduce-scatters over tp each, also of a parallel block, whose sublayers take the same
-    normed input. `recomputes` names what the backward pass makes again; the activation of experts
-    it always does.
+    Forward and backward: an all-reduce over tp of each of these; under sequence parallelism an
+    all-gather and a reduce-scatter over tp each, also where both take the same normed input (a
+    parallel block). `recomputes` names what the backward pass makes again; the activation of
+    experts it always does.
     """
 
-    feed_forward: FeedForward | MixtureOfExperts
+    attention: Attention | None
+    feed_forward: FeedForward | MixtureOfExperts | None
 
     def __init__(
         self, build: StageBuilder, index: int, recomputes: Container[str] = frozenset()
     ) -> None:
         super().__init__()
-        shape, prefix = build.shape, f"layers.{index}"
-        self.attention_norm = build.norm(f"{prefix}.attention_norm")
-        self.attention = Attention(
-            build,
-            f"{prefix}.attention",
-            shape.window_of(index),
-            recomputes="core_attention" in recomputes,
-        )
-        self.feed_forward_norm = (
-            None if shape.parallel_block else build.norm(f"{prefix}.feed_forward_norm")
-        )
+        self.attention = self.feed_forward = None
+        shape, prefix = build.shape.of_kind(build.shape.kind_of_layers[index]), f"layers.{index}"
+        build = replace(build, shape=shape)
+        if shape.mixer is not None:
+            self.attention_norm = build.norm(f"{prefix}.attention_norm")
+            self.attention = Attention(
+                build,
+                f"{prefix}.attention",
+                shape.window_of(0),
+                recomputes="core_attention" in recomputes,
+            )
+        self.feed_forward_norm = None
+        if shape.feed_forward is not None and not shape.parallel_block:
+            self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
         prefix = f"{prefix}.feed_forward"
-        if shape.has_experts(index):
+        if shape.feed_forward == "experts":
             self.feed_forward = build.experts(prefix)
-        else:
+        elif shape.feed_forward == "dense":
             self.feed_forward = FeedForward(
                 build, prefix, shape.ffn_hidden_size, recomputes="mlp" in recomputes
             )
@@ -361,15 +365,18 @@ class Block(nn.Module):
         return recomputed(x_LH, self._compute) if self._recomputes_all else self._compute(x_LH)
 
     def _compute(self, x_LH: Tensor) -> Tensor:
-        for norm, part_of in (
-            (self.attention_norm, self.attention),
-            (self.feed_forward_norm, self.feed_forward),
-        ):
-            if norm is not None:
-                remade = Remade(norm) if self._remakes_norms else None
-                normal_LH = (remade or norm)(x_LH)
-            x_LH = part_of(normal_LH, x_LH, remade)
+        if self.attention is not None:
+            normal_LH, remade = self._normed(self.attention_norm, x_LH)
+            x_LH = self.attention(normal_LH, x_LH, remade)
+        if self.feed_forward is not None:
+            if self.feed_forward_norm is not None:
+                normal_LH, remade = self._normed(self.feed_forward_norm, x_LH)
+            x_LH = self.feed_forward(normal_LH, x_LH, remade)
         return x_LH
+
+    def _normed(self, norm: nn.Module, x_LH: Tensor) -> tuple[Tensor, Remade | None]:
+        remade = Remade(norm) if self._remakes_norms else None
+        return (remade or norm)(x_LH), remade
 
 
 class Stage(nn.Module):
