@@ -26,6 +26,10 @@ UNTRAINED: Final[Mapping[str, Callable[[ModelShape], str]]] = {
         f"num_mtp_layers={model.num_mtp_layers}" if model.num_mtp_layers else ""
     ),
     "attention_sinks": lambda model: "attention_sinks=true" if model.attention_sinks else "",
+    "router_bias": lambda model: "router_bias=true" if model.router_bias else "",
+    "latent_experts": lambda model: (
+        f"expert_latent_size={model.expert_latent_size}" if model.expert_latent_size else ""
+    ),
     "packed_documents": lambda model: (
         f"mean_document_length={model.mean_document_length}" if model.mean_document_length else ""
     ),

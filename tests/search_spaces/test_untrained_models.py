@@ -26,6 +26,7 @@ SIZES = {
 }
 LINEAR = {f"linear_num_{name}_heads": 2 for name in ("key", "value")}
 LINEAR |= {f"linear_{name}_head_dim": 8 for name in ("key", "value")}
+MIXTURE = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 128}
 MAMBA = {f"mamba_{name}": 8 for name in ("num_heads", "head_dim", "state_dim", "num_groups")}
 
 FEATURES: dict[str, tuple[dict[str, Any], str]] = {
@@ -37,6 +38,8 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "mamba2": (MAMBA | {"layer_kinds": ["mamba2", "full", "dense"]}, "layers of kind mamba2"),
     "multi_token_prediction": ({"num_mtp_layers": 1}, "num_mtp_layers=1"),
     "attention_sinks": ({"attention_sinks": True}, "attention_sinks=true"),
+    "router_bias": (MIXTURE | {"router_bias": True}, "router_bias=true"),
+    "latent_experts": (MIXTURE | {"expert_latent_size": 8}, "expert_latent_size=8"),
     "packed_documents": ({"mean_document_length": 16}, "mean_document_length=16"),
 }
 

@@ -5,8 +5,9 @@ attention of sequences that several ranks share, from the blocks that this modul
 
 Shapes: B sequences, S positions, T = B S tokens, E positions of keys, D size of a query or key
 head, V of a value head. W features of a fused projection: those of N local query heads, then of K
-key and K value heads. R = N + K of M heads are rotated, each in P = D / 2 pairs of dims. The
-backward pass processes G heads and C positions at once, with the E positions that they attend to.
+key and K value heads. R = N + K of M heads are rotated, each in P pairs of dims: D / 2, or
+fewer of its first dims. The backward pass processes G heads and C positions at once, with the E
+positions that they attend to.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -165,30 +166,36 @@ class Rotate(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv_TM: Tensor, cos_SP: Tensor, sin_SP: Tensor, num_rotated: int
+        ctx: Any, qkv_TM: Tensor, cos_SP: Tensor, sin_SP: Tensor, num_rotated: int, head_size: int
     ) -> Tensor:
-        ctx.cos_SP, ctx.sin_SP, ctx.num_rotated = cos_SP, sin_SP, num_rotated
+        ctx.how = cos_SP, sin_SP, num_rotated, head_size
         ctx.mark_dirty(qkv_TM)
-        _rotate(qkv_TM, cos_SP, sin_SP, num_rotated, sign=1.0)
+        _rotate(qkv_TM, *ctx.how, sign=1.0)
         return qkv_TM
 
     @staticmethod
-    def backward(ctx: Any, grad_TM: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_TM: Tensor) -> tuple[Tensor, None, None, None, None]:
         # Attention made this gradient, and nothing else reads it: it may be overwritten.
-        _rotate(grad_TM, ctx.cos_SP, ctx.sin_SP, ctx.num_rotated, sign=-1.0)
-        return grad_TM, None, None, None
+        _rotate(grad_TM, *ctx.how, sign=-1.0)
+        return grad_TM, None, None, None, None
 
 
 rotate: Callable[..., Tensor] = Rotate.apply
 
 
 def _rotate(
-    qkv_TM: Tensor, cos_SP: Tensor, sin_SP: Tensor, num_rotated: int, *, sign: float
+    qkv_TM: Tensor,
+    cos_SP: Tensor,
+    sin_SP: Tensor,
+    num_rotated: int,
+    head_size: int,
+    *,
+    sign: float,
 ) -> None:
     """Rotates the first `num_rotated` heads, in place."""
     seq_length, half = cos_SP.shape
-    heads_BSMD = qkv_TM.view(-1, seq_length, qkv_TM.shape[-1] // (2 * half), 2 * half)
-    turn(heads_BSMD[:, :, :num_rotated], cos_SP, sin_SP, sign=sign)
+    heads_BSMD = qkv_TM.view(-1, seq_length, qkv_TM.shape[-1] // head_size, head_size)
+    turn(heads_BSMD[:, :, :num_rotated, : 2 * half], cos_SP, sin_SP, sign=sign)
 
 
 def turn(heads_BSRD: Tensor, cos_SP: Tensor, sin_SP: Tensor, *, sign: float) -> None:
@@ -200,14 +207,33 @@ def turn(heads_BSRD: Tensor, cos_SP: Tensor, sin_SP: Tensor, *, sign: float) -> 
     second_BSRP.copy_(turned_BSRP)
 
 
-def rotary_tables(
-    seq_length: int, head_size: int, *, base: float, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position and pair, computed in fp64.
+class GateOutput(Function):
+    """The output of attention times the sigmoid of its gate, both of which are kept."""
 
-    Pair i turns by base^(-2i/D) per position (arXiv:2104.09864, section 3.2.2).
+    @staticmethod
+    def forward(ctx: Any, y_TI: Tensor, gate_TI: Tensor) -> Tensor:
+        ctx.save_for_backward(y_TI, gate_TI)
+        return gate_TI.sigmoid().mul_(y_TI)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TI: Tensor) -> tuple[Tensor, Tensor]:
+        y_TI, gate_TI = ctx.saved_tensors
+        share_TI = gate_TI.sigmoid()
+        slope_TI = torch.ops.aten.sigmoid_backward(grad_TI * y_TI, share_TI)
+        return share_TI.mul_(grad_TI), slope_TI
+
+
+gated: Callable[..., Tensor] = GateOutput.apply
+
+
+def rotary_tables(
+    seq_length: int, size: int, *, base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position and pair of R = `size` rotated dims, computed in fp64.
+
+    Pair i turns by base^(-2i/R) per position (arXiv:2104.09864, section 3.2.2).
     """
-    powers = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+    powers = torch.arange(0, size, 2, dtype=torch.float64) / size
     angles_SP = torch.outer(torch.arange(seq_length, dtype=torch.float64), float(base) ** -powers)
     return (
         angles_SP.cos().to(device=device, dtype=dtype),
