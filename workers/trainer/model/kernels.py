@@ -336,11 +336,12 @@ class RMSNorm(nn.Module):
 class QueryKeyNorm(nn.Module):
     """Norms of query and key, which come first in a fused projection of width M.
 
-    Their weights are as wide as what is normalised: a head, or all heads together.
+    Their weights are as wide as what is normalised: a head, all heads together, or a latent. A
+    latent of queries may be missing.
     """
 
     def __init__(
-        self, query: ModelParameter, key: ModelParameter, *, query_size: int, key_size: int
+        self, query: ModelParameter | None, key: ModelParameter, *, query_size: int, key_size: int
     ) -> None:
         super().__init__()
         self.query, self.key, self.kernels = query, key, EAGER
@@ -349,10 +350,8 @@ class QueryKeyNorm(nn.Module):
     def parts(self, qkv_TM: Tensor) -> list[tuple[Tensor, ModelParameter]]:
         """The columns of the queries and of the keys, as views, each with its weight."""
         first, second = self._sizes
-        return [
-            (qkv_TM[:, :first], self.query),
-            (qkv_TM[:, first : first + second], self.key),
-        ]
+        query = [] if self.query is None else [(qkv_TM[:, :first], self.query)]
+        return [*query, (qkv_TM[:, first : first + second], self.key)]
 
     def normed(self, x_RD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
         return self.kernels.rms_norm(x_RD, weight_D)
