@@ -27,6 +27,7 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.memory_levers import LEVER_RULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.rule import Rule, RuleContext, Scope
+from layout_tuner.search_spaces.untrained_models import UNTRAINED_RULES
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
@@ -275,6 +276,14 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="columns_without_latents",
+        illegal=lambda c, x: (c.tp_columns > 1) & (x.model.kv_lora_rank > 0),
+        sentence=lambda layout, x: (
+            f"tp_columns={layout.tp_columns}: the latents of attention are whole on each rank "
+            f"(kv_lora_rank={x.model.kv_lora_rank}); use tp"
+        ),
+    ),
+    Rule(
         name="layers_over_stages",
         illegal=lambda c, x: (
             (c.pipeline_layout == 0)
@@ -507,6 +516,7 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     *LEVER_RULES,
+    *UNTRAINED_RULES,
     _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",

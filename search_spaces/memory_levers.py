@@ -40,10 +40,10 @@ LEVER_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="mla_up_proj_needs_latent_attention",
-        illegal=lambda c, _: c.repeats("mla_up_proj"),
+        illegal=lambda c, x: c.repeats("mla_up_proj") & (x.model.kv_lora_rank == 0),
         sentence=lambda layout, _: (
-            f"recompute={layout.recompute}: mla_up_proj is a part of latent attention, which no "
-            "model here can state; leave it out"
+            f"recompute={layout.recompute}: mla_up_proj is a part of latent attention, and the "
+            "model has none; leave it out"
         ),
     ),
     Rule(

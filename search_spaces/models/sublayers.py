@@ -95,7 +95,7 @@ def _attention(shape: ModelShape) -> MixerParts:
         kept += q + kv
         divided, whole = (q + kv, 0) if shape.qk_norm == "width" else (0, 2 * d)
     if shape.biases_of != "none":
-        divided += q + 2 * kv
+        divided += q + 2 * kv + gate
         whole += 0 if shape.biases_of == "qkv" else h
     divided += shape.num_query_heads if shape.attention_sinks else 0
     return MixerParts(
