@@ -28,8 +28,9 @@ from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, cod
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.memory_levers import LEVER_RULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.models.sublayers import dense_width, heads_of
+from layout_tuner.search_spaces.models.sublayers import heads_of, width_of_dense_layers
 from layout_tuner.search_spaces.rule import Rule, RuleContext, Scope
+from layout_tuner.search_spaces.untrained_models import UNTRAINED_RULES
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
@@ -279,7 +280,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="ffn_over_tp",
-        illegal=lambda c, x: dense_width(x.model) % c.tp != 0,
+        illegal=lambda c, x: width_of_dense_layers(x.model) % c.tp != 0,
         sentence=lambda layout, x: (
             f"ffn_hidden_size={x.model.ffn_hidden_size} is not divisible by tp={layout.tp}"
         ),
@@ -295,6 +296,14 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, _: (
             f"tp_columns={layout.tp_columns}: tensor columns divide the features of tokens, and "
             "experts get whole tokens; use ep and tp for a model with experts"
+        ),
+    ),
+    Rule(
+        name="columns_without_latents",
+        illegal=lambda c, x: (c.tp_columns > 1) & (x.model.kv_lora_rank > 0),
+        sentence=lambda layout, x: (
+            f"tp_columns={layout.tp_columns}: the latents of attention are whole on each rank "
+            f"(kv_lora_rank={x.model.kv_lora_rank}); use tp"
         ),
     ),
     Rule(
@@ -527,6 +536,7 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     *LEVER_RULES,
+    *UNTRAINED_RULES,
     _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",

@@ -42,8 +42,8 @@ LEVER_RULES: Final[tuple[Rule, ...]] = (
         name="mla_up_proj_needs_latent_attention",
         illegal=lambda c, x: c.repeats("mla_up_proj") & (x.model.kv_lora_rank == 0),
         sentence=lambda layout, _: (
-            f"recompute={layout.recompute}: mla_up_proj is a part of latent attention, which "
-            "the model does not have; leave it out"
+            f"recompute={layout.recompute}: mla_up_proj is a part of latent attention, and the "
+            "model has none; leave it out"
         ),
     ),
     Rule(

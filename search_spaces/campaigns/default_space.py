@@ -39,7 +39,7 @@ from layout_tuner.search_spaces.layouts.recomputation import (
     read_recompute_layers,
 )
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.models.sublayers import dense_width, heads_of
+from layout_tuner.search_spaces.models.sublayers import heads_of, width_of_dense_layers
 from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, read_auto
 
 AUTO: Final = "auto"
@@ -197,7 +197,11 @@ class _Choices:
         near = self._cluster.domain_devices // node
         across = MAX_NODES_OF_TP if self._tp_leaves_node else min(near, MAX_NODES_OF_TP)
         most = node * min(across, max(self._devices) // node)
-        widths = (dense_width(model), model.shared_expert_ffn_hidden_size, model.vocab_size)
+        widths = (
+            width_of_dense_layers(model),
+            model.shared_expert_ffn_hidden_size,
+            model.vocab_size,
+        )
         divided = math.gcd(*heads_of(model).values(), *widths)
         degrees = [
             tp

@@ -18,6 +18,7 @@ from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, 
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.node_scaling import scaled
+from layout_tuner.search_spaces.untrained_models import UNTRAINED
 from layout_tuner.units import GIB
 from layout_tuner.workers.trainer.open_training import unsupported
 
@@ -69,6 +70,7 @@ def case(
 
 EXPERTS = {"num_experts": 4, "experts_per_token": 2}
 EXPERTS |= {"moe_ffn_hidden_size": 96, "num_dense_layers": 1}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 
 DELTA = {"layer_kinds": ("gated_delta_net+dense", "full+dense")}
 DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 8}
@@ -83,7 +85,7 @@ CASES = [
          "all layers of the model have experts; leave it out, or take moe_act",
          recompute="mlp", model=EXPERTS | {"num_dense_layers": 0, "ffn_hidden_size": 96}),
     case("mla_up_proj_needs_latent_attention", "recompute=mla_up_proj: mla_up_proj is a part of "
-         "latent attention, which the model does not have; leave it out", recompute="mla_up_proj"),
+         "latent attention, and the model has none; leave it out", recompute="mla_up_proj"),
     case("recompute_layers_by_rank", "recompute_layers=2/1 has 2 numbers, and pp=4: give one for "
          "each pipeline rank, or one for all", pp=4, recompute="full", recompute_layers="2/1"),
     case("recompute_layers_without_recompute", "recompute_layers=2 with recompute=none is the "
@@ -189,6 +191,8 @@ CASES = [
     case("columns_without_experts", "tp_columns=2: tensor columns divide the features of tokens, "
          "and experts get whole tokens; use ep and tp for a model with experts",
          tp_columns=2, model=EXPERTS),
+    case("columns_without_latents", "tp_columns=2: the latents of attention are whole on each rank "
+         "(kv_lora_rank=32); use tp", tp_columns=2, model=LATENT),
     case("tp_within_node", "tp*tp_columns=4*4=16 is more than devices_per_node=8, so that tensor "
          "parallelism leaves the node (allow_tp_across_nodes is false)",
          num_nodes=2, tp=4, tp_columns=4),
@@ -291,6 +295,7 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "trainer_attention",
         "trainer_schedule",
         "trainer_offload",
+        *(f"trainer_{name}" for name in UNTRAINED),
     }
 
 
