@@ -9,6 +9,7 @@ from typing import Any, Final
 from layout_tuner.documents.reading import shown, word_of
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.foreign_words import (
+    KINDS_OF_LAYERS,
     MLA,
     NOT_COVERED,
     OF_OTHER_LAYERS,
@@ -113,9 +114,10 @@ values where it is not there."""
 
 _NOT_SAID: Final[Mapping[str, str]] = {
     **NOT_COVERED,
+    **dict.fromkeys(KINDS_OF_LAYERS, OTHER_LAYERS),
     "use_cla": WIDTHS,
     "per_layer_config": WIDTHS,
-    "use_mla": MLA,
+    **dict.fromkeys(("use_mla", "q_lora_rank", "kv_lora_rank"), MLA),
 }
 """Words of layers that no family of the table has, and what they say."""
 

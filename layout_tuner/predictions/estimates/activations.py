@@ -28,6 +28,7 @@ _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
+_GPIPE: Final = code_of("schedule", "gpipe")
 
 
 def element_bytes(columns: LayoutColumns) -> Floats:
@@ -77,8 +78,9 @@ def _repeated(
     by_module = {
         "core_attention": _score_elements(columns, model, storage),
         "layernorm": min(norms, float(model.num_layer_norms)) * part,
-        "mla_up_proj": _latent_elements(model) / columns.tp,
     }
+    if latent := _latent_elements(model):
+        by_module["mla_up_proj"] = latent / columns.tp
     if not model.num_experts:
         by_module["mlp"] = parts * model.ffn_hidden_size / columns.tp
     else:
@@ -197,7 +199,8 @@ def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.
     beyond = _inputs_beyond(columns, model) / max(float(model.num_layer_norms), 1.0)
     again = np.where(has_norms, norms * beyond, 0.0)
     if not model.num_experts:
-        of_feed_forward = _beyond(columns, model.hidden_size) if dense_width(model) else 0.0
+        of_feed_forward = _features(columns, model) - residual_elements(columns, model)
+        of_feed_forward = of_feed_forward * float(dense_width(model) > 0)
         again = np.where(columns.repeats("mlp") & ~has_norms, of_feed_forward, again)
     return np.where(columns.recomputes_modules, again, 0.0)
 
@@ -208,19 +211,15 @@ def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     Over tp there is one of the mixer (latent attention gathers its latents), and one of a dense
     feed-forward or shared expert. Experts gather theirs over etp.
     """
-    mixer = model.mixer_parts
-    beyond = _beyond(columns, mixer.gathered - mixer.gathered_not_kept)
-    if dense_width(model) and not model.parallel_block:
-        beyond = beyond + _beyond(columns, model.hidden_size)
+    h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
+    width = mixer.gathered - mixer.gathered_not_kept
+    is_whole, has_inner = width == model.hidden_size, dense_width(model) > 0
+    beyond = float(is_whole + (has_inner and not model.parallel_block)) * (h - part)
+    if width and not is_whole:
+        beyond = beyond + width * (1.0 - _token_share(columns))
     if model.num_experts:
-        beyond = beyond + (columns.etp - 1.0) * residual_elements(columns, model)
-    return beyond
-
-
-def _beyond(columns: LayoutColumns, width: int) -> Floats:
-    """Elements per token by which a gathered tensor exceeds a rank's part of it."""
-    whole = width / columns.tp_columns
-    return np.asarray(whole - whole / _sequence_shares(columns), dtype=np.float64)
+        beyond = beyond + (columns.etp - 1.0) * part
+    return np.asarray(beyond, dtype=np.float64)
 
 
 def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -244,12 +243,12 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
 
     What other mixers keep `sublayers` says; latents are of the tokens of a rank's part.
     """
-    part, norms = residual_elements(columns, model), 2.0 * model.num_layer_norms
-    inputs = norms * part
+    part, mixer = residual_elements(columns, model), model.mixer_parts
+    inputs = 2.0 * model.num_layer_norms * part
     if model.hidden_dropout:
         inputs = inputs + float(model.num_sublayers) * part / element_bytes(columns)
-    if whole := model.mixer_parts.kept_whole:
-        inputs = inputs + whole * _token_share(columns)
+    if mixer.kept_whole:
+        inputs = inputs + mixer.kept_whole * _token_share(columns)
     parts = _inside_parts(model, storage)
     feed_forward = parts * dense_width(model)
     if model.num_experts:
@@ -261,7 +260,7 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
         row = index / element_bytes(columns) + np.where(came | (not again), width, 0.0)
         inside = _expert_parts(model, storage) * model.moe_ffn_hidden_size / columns.etp
         inputs = inputs + _expert_rows(columns, model, part) * (row + inside) + beside
-    elements = inputs + (model.mixer_parts.kept_divided + feed_forward) / columns.tp
+    elements = inputs + (mixer.kept_divided + feed_forward) / columns.tp
     elements = elements + _score_elements(columns, model, storage)
     if storage.stores_narrow:
         saved = of_narrow(columns.precision, lambda of: 1.0 - of.stored_bytes / HALF_BYTES)
@@ -372,6 +371,27 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
         )
         under_way = np.where(late, 3.0 * part, under_way)
     return np.asarray(made + revived + under_way, dtype=np.float64)
+
+
+def mtp_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> tuple[Floats, Floats, Floats]:
+    """Elements per token that multi-token prediction keeps, gathers, and has in a backward pass.
+
+    A depth keeps its layers, the embedding before its norm, and both normed inputs side by side,
+    which the projection gathers; the hidden state before its norm is the input of a head, which
+    counts there. The last stage has one micro-batch in flight, and with GPipe all of them.
+    """
+    shapes = [model.of_kind(kind) for kind in model.mtp_kinds]
+    part = residual_elements(columns, model)
+    kept = sum((kept_elements(columns, shape, storage) for shape in shapes), start=3.0 * part)
+    beyond = 2.0 * (_features(columns, model) - part)
+    gathered = sum((gathered_elements(columns, shape) for shape in shapes), start=beyond)
+    backward = [backward_elements(columns, shape, storage) for shape in shapes]
+    depths = model.num_mtp_layers * np.where(
+        columns.schedule == _GPIPE, columns.num_microbatches, 1.0
+    )
+    return depths * kept, depths * gathered, np.max(np.broadcast_arrays(*backward), axis=0)
 
 
 def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:

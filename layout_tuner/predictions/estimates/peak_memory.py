@@ -28,11 +28,17 @@ from layout_tuner.predictions.estimates.activations import (
     held_tokens,
     kept_elements,
     late_elements,
+    mtp_elements,
     residual_elements,
     weight_bytes,
 )
 from layout_tuner.predictions.estimates.distinct_rows import distinct
-from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages, StageLayers
+from layout_tuner.predictions.estimates.rank_stages import (
+    HELD_ROUNDS,
+    RankStages,
+    StageLayers,
+    layer_shapes,
+)
 from layout_tuner.predictions.estimates.stage_parameters import stage_parameters, whole_layers
 from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_TRAINER,
@@ -90,6 +96,8 @@ class StageMemory:
     projection; only on the last stage."""
     workspace_bytes: float
     """Workspaces of libraries and buffers of collectives."""
+    mtp_bytes: float = 0.0
+    """What multi-token prediction adds to all of these together."""
 
     @property
     def total_bytes(self) -> float:
@@ -182,10 +190,10 @@ def _fullest_stages(
     A stage between the ends has no embedding, at most as many micro-batches in flight as those
     before it, and at most as many layers as the second. The second has more layers than the first
     only where the embedding counts as one. Each is looked at where stages recompute different
-    numbers of layers or are written out, and of V-shaped schedules.
+    numbers of layers or are written out, of V-shaped schedules, and where layers are unlike.
     """
     fullest, last = np.zeros_like(columns.pp), columns.pp - 1
-    is_by_rank = columns.of_recompute_layers(len) > 1
+    is_by_rank = (columns.of_recompute_layers(len) > 1) | _has_unlike_stages(model)
     if (own := RankStages.of(columns, model)) is not None:
         is_by_rank = is_by_rank | own.is_own
     is_counted = columns.counted_ends[0] > 0
@@ -196,14 +204,23 @@ def _fullest_stages(
         if len(rows) < columns.tp.size:
             fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
             return fullest, last
-    most = stage_parts(columns, model, fullest, storage, own).total
     ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
-    for number in range(1, ranks):
-        stage = np.minimum(last, number)
-        here = stage_parts(columns, model, stage, storage, own).total
-        is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
-        fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
-    return fullest, last
+    number = np.arange(ranks).reshape(-1, *[1] * columns.tp.ndim)
+    stages = np.minimum(number, last)
+    totals = stage_parts(columns, model, stages, storage, own).total
+    may_be = is_by_rank | (number == 0) | (is_counted & (number == 1))
+    place = np.nanargmax(np.where(may_be, totals, -np.inf), axis=0)
+    return np.take_along_axis(stages, np.asarray(place)[None], axis=0)[0], last
+
+
+def _has_unlike_stages(model: ModelShape) -> bool:
+    """Whether a stage between the ends may be the fullest, since its layers are others.
+
+    In other models than those with latents and kinds only the first layers, without experts, are
+    unlike, and the first stage has the most micro-batches.
+    """
+    is_new = model.layer_kinds or model.experts_every or model.kv_lora_rank
+    return bool(is_new) and len(layer_shapes(model).shapes) > 1
 
 
 def memory_terms(
@@ -268,9 +285,12 @@ def stage_memory(
 ) -> list[StageMemory]:
     """Estimated memory of each pipeline stage, first stage first."""
     columns = LayoutColumns.of(layout)
-    stages = []
+    stages, plain = [], replace(model, num_mtp_layers=0) if model.num_mtp_layers else model
     for stage in range(layout.pp):
         parts = stage_parts(columns, model, np.asarray(stage), storage)
+        without = (
+            parts if plain is model else stage_parts(columns, plain, np.asarray(stage), storage)
+        )
         kept = parts.gathered * storage.gathered_share
         stages.append(
             StageMemory(
@@ -282,6 +302,7 @@ def stage_memory(
                 backward_bytes=float(parts.backward),
                 head_bytes=float(parts.head),
                 workspace_bytes=storage.workspace_bytes,
+                mtp_bytes=float(parts.total - without.total),
             )
         )
     return stages
@@ -383,7 +404,7 @@ def stage_parts(
     scheduled = _scheduled_bytes(columns, model, stage, storage, held, a_layer, ranks)
     activations, gathered = kept_bytes * kept + scheduled, kept_bytes * gathered
     if model.num_mtp_layers:
-        of_depths = [token_bytes * each for each in _of_mtp(columns, model, storage)]
+        of_depths = [token_bytes * each for each in mtp_elements(columns, model, storage)]
         activations = activations + np.where(is_last, of_depths[0], 0.0)
         gathered = gathered + np.where(is_last, of_depths[1], 0.0)
         of_depth = np.where(is_last, of_depths[2] / token_bytes, 0.0)
@@ -417,27 +438,6 @@ def _of_a_layer(
         layers.mean(on_all(lambda shape: gathered_elements(few, shape))),
         layers.largest(on_all(lambda shape: backward_elements(few, shape, storage))),
     )
-
-
-def _of_mtp(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
-) -> tuple[Floats, Floats, Floats]:
-    """Elements per token that multi-token prediction keeps, gathers, and has in a backward pass.
-
-    A depth keeps its layers, the embedding before its norm, and both normed inputs side by side,
-    which the projection gathers; the hidden state before its norm is the input of a head, which
-    counts there. The last stage has one micro-batch in flight, and with GPipe all of them.
-    """
-    shapes = [model.of_kind(kind) for kind in model.mtp_kinds]
-    part = residual_elements(columns, model)
-    kept = sum((kept_elements(columns, shape, storage) for shape in shapes), start=3.0 * part)
-    beyond = 2.0 * (model.hidden_size / columns.tp_columns - part)
-    gathered = sum((gathered_elements(columns, shape) for shape in shapes), start=beyond)
-    backward = [backward_elements(columns, shape, storage) for shape in shapes]
-    depths = model.num_mtp_layers * np.where(
-        columns.schedule == _GPIPE, columns.num_microbatches, 1.0
-    )
-    return depths * kept, depths * gathered, np.max(np.broadcast_arrays(*backward), axis=0)
 
 
 def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
