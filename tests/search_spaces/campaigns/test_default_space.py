@@ -64,10 +64,17 @@ CASES += [
     ("a100-sxm", 4, "gpt-oss-20b"),
 ]
 OF_OTHER_TRAINERS = frozenset(
-    """
-    deepseek-v3 kimi-k2 glm-4.5 glm-4.5-air qwen3-next-80b-a3b nemotron-3-nano-30b-a3b
-    nemotron-3-super-120b-a12b minimax-m2 gpt-oss-20b
-    """.split()
+    [
+        "deepseek-v3",
+        "kimi-k2",
+        "glm-4.5",
+        "glm-4.5-air",
+        "qwen3-next-80b-a3b",
+        "nemotron-3-nano-30b-a3b",
+        "nemotron-3-super-120b-a12b",
+        "minimax-m2",
+        "gpt-oss-20b",
+    ]
 )
 """Models that the embedded trainer does not train."""
 
