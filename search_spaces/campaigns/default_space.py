@@ -35,9 +35,11 @@ from layout_tuner.search_spaces.layouts.recomputation import (
     MAX_LAYERS_TEXT,
     RECOMPUTE_MODES,
     layers_by_rank,
+    read_recompute,
     read_recompute_layers,
 )
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import heads_of, width_of_dense_layers
 from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, read_auto
 
 AUTO: Final = "auto"
@@ -195,8 +197,12 @@ class _Choices:
         near = self._cluster.domain_devices // node
         across = MAX_NODES_OF_TP if self._tp_leaves_node else min(near, MAX_NODES_OF_TP)
         most = node * min(across, max(self._devices) // node)
-        widths = (model.ffn_hidden_size, model.shared_expert_ffn_hidden_size, model.vocab_size)
-        divided = math.gcd(model.num_heads, model.num_kv_heads, *widths)
+        widths = (
+            width_of_dense_layers(model),
+            model.shared_expert_ffn_hidden_size,
+            model.vocab_size,
+        )
+        divided = math.gcd(*heads_of(model).values(), *widths)
         degrees = [
             tp
             for tp in range(1, most + 1)
@@ -260,8 +266,8 @@ class _Choices:
     @cached_property
     def cp_comm_type(self) -> tuple[CpCommType, ...]:
         degrees = [cp for cp in self._of("cp") if cp > 1]
-        heads = math.gcd(self._model.num_heads, self._model.num_kv_heads)
-        exchanges = any(heads % (min(self._of("tp")) * cp) == 0 for cp in degrees)
+        heads = math.gcd(*heads_of(self._model, "full", "window").values())
+        exchanges = heads and any(heads % (min(self._of("tp")) * cp) == 0 for cp in degrees)
         return CP_COMM_TYPES[: 3 if exchanges else 2] if degrees else ("all_gather",)
 
     @cached_property
@@ -325,16 +331,18 @@ class _Choices:
             return ("none",)
         if "recompute_layers" not in self._asked:  # as in spaces of releases without the knob
             return RECOMPUTE_MODES
-        has_dense = self._model.num_expert_layers < self._model.num_layers
-        of_dense = ("mlp",) if has_dense else ()
+        model = self._model
+        has_dense = any(kind.endswith("dense") for kind in model.kind_of_layers)
+        others = (*(("mlp",) * has_dense), *(("mla_up_proj",) * (model.kv_lora_rank > 0)))
         # The embedded trainer always recomputes `moe_act`: spaces for it keep the others.
-        every = (*of_dense, "moe_act") if self._model.num_experts else of_dense
+        every = (*others, "moe_act") if model.num_experts else others
         sets = dict.fromkeys(
-            "+".join((*inside, *norms))
-            for inside in (every, of_dense)
+            read_recompute([*inside, *norms])
+            for inside in (every, others)
             for norms in ((), ("layernorm",))
+            if inside or norms
         )
-        return (*RECOMPUTE_MODES, *filter(None, sets))
+        return (*RECOMPUTE_MODES, *sets)
 
     @cached_property
     def recompute_layers(self) -> tuple[str, ...]:
