@@ -8,7 +8,8 @@ that sums it, and the other axes of a layout (cp, pp, ep) as in the estimates, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,12 @@ from numpy.typing import NDArray
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.links import GroupLinks, level_links
 from layout_tuner.predictions.estimates.rank_stages import RankStages
-from layout_tuner.predictions.estimates.step_shape import forward_passes, recomputing_share
+from layout_tuner.predictions.estimates.step_shape import (
+    forward_passes,
+    has_kinds,
+    mean_of_layers,
+    recomputing_share,
+)
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, time_terms
 from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.search_spaces.clusters.cluster import Cluster
@@ -71,12 +77,26 @@ def _axes(columns: LayoutColumns, model: ModelShape) -> Iterator[tuple[Ints, Flo
     passes = forward_passes(
         columns, recomputing_share(columns, model, RankStages.of(columns, model))
     )
-    sums = layer_sums(model, columns.tp, columns.tp_columns)
-    for ranks, each in ((columns.tp_columns, sums.columns), (columns.tp, sums.tp)):
-        yield ranks, 2.0 * 2.0 * tokens * (passes * each.forward + each.backward), 4.0 * blocks
-    held = (model.num_layer_matrix_parameters - model.num_expert_parameters) / columns.tp_ranks
-    held = (held + model.num_expert_parameters / (columns.etp * columns.ep)) * layers
+
+    def mean(of: Callable[[ModelShape], Floats]) -> Floats:
+        return mean_of_layers(model, of) if has_kinds(model) else of(model)
+
+    def sent(shape: ModelShape, axis: str) -> Floats:
+        each = getattr(layer_sums(shape, columns.tp, columns.tp_columns), axis)
+        return np.asarray(passes * each.forward + each.backward)
+
+    def weights(shape: ModelShape) -> Floats:
+        others = (
+            shape.num_layer_matrix_parameters - shape.num_expert_parameters
+        ) / columns.tp_ranks
+        return np.asarray(others + shape.num_expert_parameters / (columns.etp * columns.ep))
+
+    # Two matrices of each sublayer.
+    matrices = 2.0 * mean(lambda shape: np.asarray(float(shape.num_sublayers)))
+    for ranks, axis in ((columns.tp_columns, "columns"), (columns.tp, "tp")):
+        yield ranks, 2.0 * 2.0 * tokens * mean(partial(sent, axis=axis)), matrices * blocks
+    held = mean(weights) * layers
     # Ranks that share the stored weights; ZeRO's first two stages are not among AxoNN's axes.
     depth = np.where(columns.zero_stage == 3, columns.zero_group_size, 1)
-    yield depth, 3.0 * 2.0 * held * columns.num_microbatches, 12.0 * blocks
-    yield columns.dp_cp // depth, 8.0 * held / depth, 4.0 * layers
+    yield depth, 3.0 * 2.0 * held * columns.num_microbatches, 3.0 * matrices * blocks
+    yield columns.dp_cp // depth, 8.0 * held / depth, matrices * layers

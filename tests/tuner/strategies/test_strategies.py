@@ -301,6 +301,16 @@ def test_layers_that_recompute_communicate_again() -> None:
     assert seconds[2] > 1.5 * seconds[0]
 
 
+def test_kinds_of_layers_communicate_as_their_sum() -> None:
+    """Two layers, as four of one sublayer each, of which a sum is the layers'."""
+    llama = replace(MODEL, family="llama", tied_embeddings=False)
+    halves = replace(llama, num_layers=4, layer_kinds=("full", "dense"))
+    for asked, _ in CASES[1:3]:
+        columns = LayoutColumns.of_each([asked])
+        whole_s, halves_s = (communication_s(columns, m, MACHINE)[0] for m in (llama, halves))
+        assert halves_s == pytest.approx(whole_s, rel=1e-3)
+
+
 def test_the_least_communication_comes_first() -> None:
     """1.8, 2.2, 4.2, 4.5 and 6.2 ms."""
     by_hand = [CASES[place][0] for place in (2, 1, 3, 0, 4)]
