@@ -213,12 +213,15 @@ class _Choices:
 
     @cached_property
     def pp(self) -> tuple[int, ...]:
-        tp = min(self._stated.get("tp", (1,)))
-        degrees = [
-            pp
-            for pp in range(1, self._model.num_layers + 1)
-            if self._split_over(pp) and any(devices % pp == 0 for devices in self._devices)
+        tp, layers = min(self._stated.get("tp", (1,))), self._model.num_layers
+        every = [
+            pp for pp in range(1, layers + 1) if any(devices % pp == 0 for devices in self._devices)
         ]
+        split = [pp for pp in every if self._split_over(pp)]
+        # Few numbers of layers, such as 61, have no even split: their stages are written out.
+        says = {"pipeline_layout", "pipeline_split"} & set(self._stated)
+        is_written = "pipeline_layout" in self._asked or (max(split) <= 2 < max(every) and not says)
+        degrees = every if is_written else split
         return _needed(degrees, lambda pp: self._suffices(tp, pp))
 
     @cached_property
@@ -364,10 +367,16 @@ class _Choices:
 
     @cached_property
     def pipeline_layout(self) -> tuple[str, ...]:
-        """Where it is asked, beside the splits the stages of each pipeline of about equal times."""
+        """Beside the splits the stages of a pipeline of about equal times.
+
+        Of each pipeline where it is asked, else of those that have no split.
+        """
         found = {SPLIT: None}
         pipelines = [(pp, vpp) for pp in self._of("pp") for vpp in self._of("vpp") if pp > 1]
-        for pp, vpp in pipelines if "pipeline_layout" in self._asked else ():
+        is_asked = "pipeline_layout" in self._asked
+        for pp, vpp in pipelines:
+            if not is_asked and (self._split_over(pp) or "pipeline_split" in self._stated):
+                continue
             layout = Layout(
                 tp=min(self._of("tp")),
                 tp_columns=self._least_columns,

@@ -462,3 +462,19 @@ def test_balanced_stages_are_proposed_where_they_are_asked() -> None:
     # The output takes longer than a layer.
     assert all(stage_layers(text)[-1] < max(stage_layers(text)) for text in texts)
     assert "pipeline_layout" in asked.space.auto
+
+
+def test_stages_are_written_out_where_no_split_divides_the_layers() -> None:
+    cluster = {"preset": "h100-sxm", "num_nodes": 64}
+    space = spec_of(model="deepseek-v3", cluster=cluster, space={"global_batch_size": 512}).space
+    assert space.values("pp") == (1, 2, 4, 8, 16, 32)
+    split, *written = space.values("pipeline_layout")
+    assert split == "split"
+    assert [len(stage_layers(text)) for text in written] == [4, 8, 16, 32]
+    assert {sum(stage_layers(text)) for text in written} == {61}
+    # A split that is stated is kept to, and so is a pipeline of a degree that one divides.
+    stated = {"global_batch_size": 512, "pipeline_split": "embedding"}
+    space = spec_of(model="deepseek-v3", cluster=cluster, space=stated).space
+    assert (space.values("pp"), space.values("pipeline_layout")) == ((1, 2), ("split",))
+    space = spec_of(model="kimi-k2", cluster=cluster, space={**BATCH, "pp": 2}).space
+    assert space.values("pipeline_layout") == ("split",)
