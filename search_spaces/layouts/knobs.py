@@ -20,6 +20,7 @@ from layout_tuner.documents.reading import (
     shown,
     switch_problem,
     whole_number_problem,
+    word_of,
 )
 from layout_tuner.errors import SpaceInvalidError
 
@@ -224,8 +225,7 @@ def choices_words(choices: Mapping[str, Any]) -> str:
         for name, values in choices.items()
     }
     return "; ".join(
-        f"{name} {', '.join(str(each).lower() for each in values)}"
-        for name, values in listed.items()
+        f"{name} {', '.join(word_of(each) for each in values)}" for name, values in listed.items()
     )
 
 
