@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, block_and_head_s, time_terms
 from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.predictions.estimates.time_terms import (
@@ -18,9 +19,11 @@ from layout_tuner.predictions.estimates.time_terms import (
     STATE_PEAK_SHARE,
 )
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.tuner.strategies.communication import communication_s
 from tests.layout_tuner.predictions.estimates.test_time_estimate import MACHINE
@@ -347,3 +350,33 @@ def test_the_strategy_communication_takes_every_kind() -> None:
     ]
     mean = sum(seconds * layers for seconds, layers in alone) / HYBRID.num_layers
     assert communication_s(columns, HYBRID, MACHINE) == pytest.approx(mean, rel=0.02)
+
+
+def test_plans_of_unlike_stages_take_the_times_of_layouts() -> None:
+    space = {
+        "pp": [1, 2, 4],
+        "vpp": [1, 2],
+        "micro_batch_size": [1, 2],
+        "num_microbatches": [2, 4, 8],
+        "recompute": ["none", "full"],
+        "recompute_layers": ["all", "1"],
+        "global_batch_size": {"min": 1, "max": 1024},
+        "num_nodes": 2,
+        "precision": "bf16",
+    }
+    spec = CampaignSpec.from_mapping(
+        {
+            "name": "a",
+            "model": HYBRID.to_mapping(),
+            "cluster": replace(MACHINE, num_nodes=2).to_mapping(),
+            "budget": {"trials": 1},
+            "space": space,
+        }
+    )
+    legal = spec.legal_set(OTHER_TRAINER_SCOPES)
+    predictions = LayoutPredictions(spec=spec, software="Megatron-Bridge")
+    ranked = predictions.rank(legal)
+    layouts = [legal.layout(int(at)) for at in ranked.order]
+    assert len({layout.num_microbatches for layout in layouts if layout.pp > 1}) == 3
+    alone = predictions.step_times_s(LayoutColumns.of_each(layouts)).tolist()
+    assert ranked.step_time_s.tolist() == pytest.approx(alone)
