@@ -447,8 +447,12 @@ def test_a_stage_with_experts_holds_what_is_estimated(
 
 
 LATENT = {
-    **{"num_kv_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32},
-    **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+    "num_kv_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
 }
 UP: dict[str, Any] = {"recompute": "mla_up_proj"}
 
