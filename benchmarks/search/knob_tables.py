@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.tables.described_rows import SAID_NOW
 from benchmarks.tables.judged_tables import LACKS, table_cells
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.job_knobs.knob_factors import KnownKnobs
@@ -28,14 +29,15 @@ from layout_tuner.trainers.registry import ADAPTERS
 
 JOBS: Final = "qwen3_235b_jobs.csv"
 RECIPES: Final = "bridge_recipes_2026.csv"
+_MODELS: Final = ("DeepSeekV3", "Nemotron_3_Nano")
 _BATCH: Final = "2048"
 _KNOB_COLUMNS: Final = (
     *("cuda_graph", "dispatcher", "tp_overlap", "ep_overlap", "recompute_modules", "offload"),
-    *("recompute_layers", "pipeline_layout", "paged_stash", "rank_capacity_factor"),
+    *("recompute_layers", "pipeline_layout", "paged_stash", "rank_capacity_factor", "recompute"),
 )
 _OF_THE_RUN: Final = (
     *("source", "release", "tokens_per_s", "step_time_s", "tflops_per_device", "recipe"),
-    *("recipe_differs", "states", LACKS, "in_moe_recipes", "peak_memory_bytes", "status"),
+    *("recipe_differs", "states", LACKS, "in_moe_recipes", "peak_memory_bytes", "status", SAID_NOW),
 )
 """Columns in which a pair may differ: the results, and the release of the trainer."""
 _GRAPHS: Final[Mapping[str, str]] = {
@@ -108,6 +110,20 @@ def pairs(rows: list[JudgedRun]) -> Iterator[tuple[JudgedRun, JudgedRun]]:
                 yield one, other
 
 
+def _errors(model: str, judged: Sequence[JudgedRun]) -> tuple[str, str, str]:
+    """Mean errors of a model's recipes, and the order of their seconds a token."""
+    own = [each for each in judged if each.columns["model"] == model and not each.columns[LACKS]]
+    batch = np.array([float(each.columns["global_batch_size"]) for each in own])
+    measured = np.array([each.step_s for each in own])
+    figures = []
+    for name in ("plain_s", "predicted_s"):
+        predicted = np.array([getattr(each, name) for each in own])
+        tau = kendalltau(predicted / batch, measured / batch).statistic
+        figures.append(f"{np.abs(predicted / measured - 1.0).mean():.1%}, tau {tau:.2f}")
+    title = f"{RECIPES}: {model}, mean error of {len(own)} recipes, and their order"
+    return title, figures[0], figures[1]
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     jobs = [
@@ -121,7 +137,8 @@ def main() -> None:
         predicted_s = np.array([getattr(each, name) for each in jobs])
         regret = measured_s[predicted_s.argmin()] / measured_s.min() - 1.0
         figures.append((f"{kendalltau(measured_s, predicted_s)[0]:.2f}", f"{regret:.1%}"))
-    recipes = list(pairs(list(runs(folder / RECIPES, "megatron-bridge"))))
+    judged = list(runs(folder / RECIPES, "megatron-bridge"))
+    recipes = list(pairs(judged))
     right = [
         np.sign(np.log(one.predicted_s / other.predicted_s))
         == np.sign(np.log(one.step_s / other.step_s))
@@ -133,6 +150,7 @@ def main() -> None:
         (f"{JOBS}: regret of the first", *(regret for _, regret in figures)),
         (f"{RECIPES}: sign right, {len(right)} pairs", "-", f"{np.mean(right):.0%}"),
     ]
+    rows += [_errors(model, judged) for model in _MODELS]
     for row in rows:
         print(row)
     record(

@@ -1,21 +1,22 @@
 """The place of published layouts in plans of their whole spaces: DeepSeek-V3 and Nemotron-3 Nano.
 
-Run as `python -m benchmarks.tables.recipes_in_plans DIR`. A plan has the row's model, machine,
-devices, batch, precision and type of the optimizer's states. Its layouts are those that are legal
-and that are predicted to fit; the place is by predicted time.
+Run as `python -m benchmarks.tables.recipes_in_plans DIR`; it writes the section "Recipes of 2026 in
+plans" of `benchmarks/RESULTS.md`. A plan has the row's model, machine, devices, batch, precision
+and type of the optimizer's states. Its layouts are those that are legal and that are predicted to
+fit; the place is by predicted time.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.results_file import table
+from benchmarks.results_file import describe_machine, record, table
 from benchmarks.tables.described_rows import even_stages
 from benchmarks.tables.judged_tables import LACKS, table_cells
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
@@ -45,7 +46,7 @@ _SPACE: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RecipePlace:
     """A published layout among the layouts of its space."""
 
     title: str
@@ -63,7 +64,7 @@ class Place:
         return (self.faster + 1) / self.fitting
 
 
-def places(path: Path) -> Iterator[Place]:
+def places(path: Path) -> Iterator[RecipePlace]:
     """The places of the distinct layouts of the judged models."""
     known = set()
     for cell, texts in table_cells(path.read_text()):
@@ -79,8 +80,10 @@ def places(path: Path) -> Iterator[Place]:
 
 def place_of(
     title: str, model: ModelShape, cluster: Cluster, layout: Layout, software: str
-) -> Place:
+) -> RecipePlace:
     """The place of one layout in a plan of its space."""
+    # A job may take a part of a node, as the table states it.
+    cluster = replace(cluster, devices_per_node=layout.num_devices // layout.num_nodes)
     modules = ["mla_up_proj"] if model.kv_lora_rank else []
     modules += ["moe_act", layout.recompute]
     spec = CampaignSpec.from_mapping(
@@ -108,7 +111,7 @@ def place_of(
     at = int(np.flatnonzero(ranked.order == index)[0])
     own_s, fits = ranked.step_time_s[at], ranked.fits >= LEAST_FITS
     fastest_s = float(ranked.step_time_s[fits].min())
-    return Place(
+    return RecipePlace(
         title=title,
         layout=layout,
         faster=int(np.count_nonzero(ranked.step_time_s[fits] < own_s)),
@@ -126,17 +129,33 @@ def _pipelines(model: ModelShape, layout: Layout) -> list[str]:
 
 
 def main() -> None:
-    """Prints the places, and how they compare with what is asked."""
+    """Writes the places, and how they compare with what is asked, to the results."""
     found = list(places(Path(sys.argv[1]) / RECIPES))
     rows = [
-        (each.title, each.layout.key, f"{each.faster + 1:,} of {each.fitting:,}",
-         f"{each.share:.1%}", f"{each.loss:.0%}", f"{each.fits:.2f}")
+        (
+            each.title,
+            each.layout.key,
+            f"{each.faster + 1:,} of {each.fitting:,}",
+            f"{each.share:.1%}",
+            f"{each.loss:.0%}",
+            f"{each.fits:.2f}",
+        )
         for each in found
-    ]  # fmt: skip
-    print(table(("recipe", "layout", "place", "best", "loss", "fits"), rows))
-    for name in (*MODELS, ""):
-        own = [each.share for each in found if each.title.startswith(name)]
-        print(f"{name or 'all'}: {len(own)} layouts, median best {np.median(own):.1%}")
+    ]
+    medians = [
+        f"{name or 'all'}: {len(own)} layouts, median {np.median(own):.1%}"
+        for name in (*MODELS, "")
+        if (own := [each.share for each in found if each.title.startswith(name)])
+    ]
+    header = ("recipe", "layout", "place", "best", "predicted loss", "probability of fitting")
+    text = (
+        f"`python -m benchmarks.tables.recipes_in_plans DIR`; {describe_machine('numpy')}. The place "
+        "of a published layout by predicted time among those of its whole space that are legal and "
+        f"predicted to fit. Asked of the median: best {ASKED:.0%}. {'; '.join(medians)}.\n\n"
+        f"{table(header, rows)}"
+    )
+    print(text)
+    record("Recipes of 2026 in plans", text)
 
 
 if __name__ == "__main__":

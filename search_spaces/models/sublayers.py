@@ -6,8 +6,11 @@ transformers' models to the last one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from layout_tuner.search_spaces.models.layer_kinds import Mixer
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -208,6 +211,35 @@ def _remade(heads: int, key: int, value: int) -> int:
 
 _CHUNK: Final = 64
 """Positions of a chunk of the delta net's kernels in flash-linear-attention."""
+
+
+_HEADS: Final[Mapping[Mixer, tuple[str, str]]] = {
+    "full": ("num_heads", "num_kv_heads"),
+    "window": ("window_num_heads", "window_num_kv_heads"),
+    "gated_delta_net": ("linear_num_key_heads", "linear_num_value_heads"),
+    "kda": ("linear_num_key_heads", "linear_num_value_heads"),
+    "mamba2": ("mamba_num_heads", "mamba_num_groups"),
+}
+
+
+def heads_of(model: ModelShape, *mixers: Mixer) -> dict[str, int]:
+    """Heads and groups of heads by field, of the layers with these mixers; without any: of all."""
+    own = {each.shape.mixer for each in model.kinds}
+    names = [
+        name
+        for mixer, each in _HEADS.items()
+        if mixer in own
+        for name in each
+        if mixer in mixers or not mixers
+    ]
+    usual = [name if getattr(model, name) else name.removeprefix("window_") for name in names]
+    return {name: getattr(model, name) for name in usual}
+
+
+def width_of_dense_layers(model: ModelShape) -> int:
+    """Inner width of the dense feed-forwards; 0: a model of stated kinds has none."""
+    is_dense = any(each.shape.feed_forward == "dense" for each in model.kinds)
+    return model.ffn_hidden_size if is_dense or not model.layer_kinds else 0
 
 
 def dense_width(shape: ModelShape) -> int:

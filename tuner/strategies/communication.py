@@ -74,8 +74,13 @@ def _axes(columns: LayoutColumns, model: ModelShape) -> Iterator[tuple[Ints, Flo
     sums = layer_sums(model, columns.tp, columns.tp_columns)
     for ranks, each in ((columns.tp_columns, sums.columns), (columns.tp, sums.tp)):
         yield ranks, 2.0 * 2.0 * tokens * (passes * each.forward + each.backward), 4.0 * blocks
-    held = (model.num_layer_matrix_parameters - model.num_expert_parameters) / columns.tp_ranks
-    held = (held + model.num_expert_parameters / (columns.etp * columns.ep)) * layers
+    shapes = model.kinds if len(model.layer_kinds) > 1 else (("", model, range(model.num_layers)),)
+    shared, experts = (
+        sum(len(each) * getattr(own, name) for _, own, each in shapes) / model.num_layers
+        for name in ("num_layer_matrix_parameters", "num_expert_parameters")
+    )
+    held = (shared - experts) / columns.tp_ranks
+    held = (held + experts / (columns.etp * columns.ep)) * layers
     # Ranks that share the stored weights; ZeRO's first two stages are not among AxoNN's axes.
     depth = np.where(columns.zero_stage == 3, columns.zero_group_size, 1)
     yield depth, 3.0 * 2.0 * held * columns.num_microbatches, 12.0 * blocks

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, block_and_head_s, time_terms
+from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.predictions.estimates.time_terms import (
     CHANNEL_DECAY_RATE,
     STATE_BACKWARD,
@@ -19,7 +20,9 @@ from layout_tuner.predictions.estimates.time_terms import (
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.tuner.strategies.communication import communication_s
 from tests.layout_tuner.predictions.estimates.test_time_estimate import MACHINE
 
 PEAK = 100e12
@@ -229,6 +232,21 @@ def test_a_layer_of_one_sublayer_has_half_the_sums_and_norms() -> None:
     for name in ("tensor_inside", "latency_inside", "elementwise", "kernels", "host"):
         found, usual = terms(halves, tp=4)[name], terms(LLAMA, tp=4)[name]
         assert found == pytest.approx(usual), name
+    assert terms(LLAMA)["kernels"] == pytest.approx(8 * 140 * 3e-6)
+
+
+def test_windows_with_heads_of_their_own_are_a_kind() -> None:
+    windows: dict[str, Any] = {"attention_window": S, "full_attention_every": 2}
+    fewer = replace(LLAMA, window_num_kv_heads=2, window_num_heads=16, **windows)
+    whole, narrow = terms(replace(LLAMA, **windows)), terms(fewer)
+    saved = 4 * 3 * 2 * S * 1024 * 2 * (16 - 2) * 64 / PEAK
+    assert whole["matrices"] - narrow["matrices"] == pytest.approx(saved)
+
+
+def test_experts_beside_attention_leave_its_sum() -> None:
+    beside = replace(MIXTURE, parallel_block=True)
+    found = [terms(model, tp=4)["latency_inside"] for model in (MIXTURE, beside)]
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_documents_bound_attention() -> None:
@@ -303,3 +321,29 @@ def test_interleaving_evens_unlike_stages() -> None:
     assert waits[0] > 0
     assert waits[1] == pytest.approx(waits[2])
     assert waits[1] < waits[0] / 10
+
+
+def test_latents_are_summed_in_place_of_input_gradients() -> None:
+    sums = layer_sums(LATENT, tp=4)
+    assert sums.tp.forward == 2 * 1024
+    assert sums.tp.backward == 1024 + 384 + 128 + 32
+
+
+def test_sums_of_several_kinds_are_their_mean() -> None:
+    model = replace(LLAMA, layer_kinds=("full", "dense", "dense", "dense"))
+    attention, inner = (layer_sums(each.shape, tp=2) for each in model.kinds)
+    found = layer_sums(model, tp=2)
+    assert found.tp.forward == (attention.tp.forward + 3 * inner.tp.forward) / 4
+    assert found.columns.backward == (attention.columns.backward + 3 * inner.columns.backward) / 4
+    assert found.norms.forward == 1
+
+
+def test_the_strategy_communication_takes_every_kind() -> None:
+    columns = LayoutColumns.of_each(
+        [Layout(num_nodes=2, tp=tp, dp=8 // tp, zero_stage=3) for tp in (1, 2, 4)]
+    )
+    alone = [
+        (communication_s(columns, each.shape, MACHINE), len(each.layers)) for each in HYBRID.kinds
+    ]
+    mean = sum(seconds * layers for seconds, layers in alone) / HYBRID.num_layers
+    assert communication_s(columns, HYBRID, MACHINE) == pytest.approx(mean, rel=0.02)
