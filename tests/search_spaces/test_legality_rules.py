@@ -448,3 +448,9 @@ def test_v_schedules_take_any_number_of_microbatches_but_not_in_the_trainer() ->
 def test_some_layers_of_the_fullest_stage_may_recompute() -> None:
     layout = Layout(pp=2, dp=4, pipeline_layout="Et*4|t*8L", recompute="full", recompute_layers="6")
     assert violations(layout, make_model(), NODES) == []
+
+
+def test_ranks_of_cp_may_share_groups_of_mamba() -> None:
+    model = make_model(**MAMBA | {"mamba_num_heads": 8})
+    for cp in (2, 4):  # a group each, and one for two ranks
+        assert violations(Layout(cp=cp), model, NODES, scopes=frozenset({"model"})) == []
