@@ -380,3 +380,11 @@ def test_plans_of_unlike_stages_take_the_times_of_layouts() -> None:
     assert len({layout.num_microbatches for layout in layouts if layout.pp > 1}) == 3
     alone = predictions.step_times_s(LayoutColumns.of_each(layouts)).tolist()
     assert ranked.step_time_s.tolist() == pytest.approx(alone)
+
+
+def test_every_rank_of_tp_sums_gradients_of_whole_matrices() -> None:
+    whole = 8 * LATENT.mixer_parts.num_whole_matrix_parameters
+    one, four = (terms(LATENT, tp=tp, dp=2)["accumulation"] for tp in (1, 4))
+    assert four / one == pytest.approx(
+        (LATENT.num_parameters + 3 * whole) / 4 / LATENT.num_parameters
+    )
