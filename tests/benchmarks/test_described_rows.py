@@ -107,3 +107,46 @@ def test_an_illegal_recipe_is_named() -> None:
     layout = Layout(num_nodes=1, dp=8, num_microbatches=1, zero_stage=1, vpp=3)
     with pytest.raises(ValueError, match="is not legal in its own space"):
         place_of("a", base(), CLUSTER_PRESETS["h100-sxm"], layout, "Megatron-Bridge")
+
+
+OWN_RUN = {
+    "activation": "gelu",
+    "normalization": "LayerNorm",
+    "biases": "1",
+    "gated_experts": "",
+    "kv_lora_rank": "",
+    "pp": "2",
+    "vpp": "1",
+    "mtp_layers": "",
+    "lacks": "hybrid",
+}
+
+
+def test_a_hybrid_of_megatrons_runs_has_stages_and_usual_heads() -> None:
+    row = described({**OWN_RUN, "hybrid_pattern": "M-|M*|M-|*-/*-/*-"})
+    assert (row[LACKS], row[SAID_NOW], row["vpp"]) == ("", "hybrid", "2")
+    found = model_of(base(family="gpt", num_layers=8), row)
+    kinds = ("mamba2", "dense", "mamba2", "full", "mamba2", "dense", "full", "dense")
+    assert found.kind_of_layers == kinds
+    assert found.num_mtp_layers == 2
+    assert (found.mamba_num_heads, found.mamba_size) == (8, 2 * found.hidden_size)
+    assert (found.activation_of, found.has_layer_norms, found.biases_of) == ("gelu", True, "all")
+
+
+def test_a_run_of_latent_attention_has_no_norms_of_heads() -> None:
+    row = described({**OWN_RUN, **LATENT, "lacks": "mla", "qk_norm": "1", "hybrid_pattern": ""})
+    assert (row["qk_norm"], row[LACKS]) == ("", "")
+    found = model_of(base(family="gpt"), row)
+    assert (found.family, found.kv_lora_rank, found.biases_of) == ("llama", 32, "none")
+
+
+def test_rows_that_lacked_nothing_stay_as_they_were() -> None:
+    row = described({**OWN_RUN, "lacks": "", "hybrid_pattern": ""})
+    assert model_of(base(family="gpt"), row) == base(family="gpt")
+
+
+def test_experts_without_gate_have_the_activation_of_the_column() -> None:
+    row = described({**OWN_RUN, "gated_experts": "0", "lacks": "ungated_experts muon"})
+    assert (row[LACKS], row[SAID_NOW]) == ("muon", "ungated_experts")
+    experts = {"num_experts": 4, "experts_per_token": 1, "ffn_hidden_size": 512}
+    assert model_of(base(**experts), row).activation_of == "gelu"

@@ -514,3 +514,9 @@ def test_numbers_by_rank_are_judged_in_columns_as_alone() -> None:
     alone = [bool(rule.illegal(LayoutColumns.of(each), context)) for each in layouts]
     assert np.asarray(together).tolist() == alone
     assert 0 < sum(alone) < len(alone)
+
+
+def test_ranks_of_cp_may_share_groups_of_mamba() -> None:
+    model = make_model(**MAMBA | {"mamba_num_heads": 8})
+    for cp in (2, 4):  # a group each, and one for two ranks
+        assert violations(Layout(cp=cp), model, NODES, scopes=frozenset({"model"})) == []

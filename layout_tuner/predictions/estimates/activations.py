@@ -14,7 +14,7 @@ from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, of_narrow
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.models.sublayers import Split, dense_width
+from layout_tuner.search_spaces.models.sublayers import dense_width
 
 FP32_BYTES: Final = 4.0
 HALF_BYTES: Final = 2.0
@@ -127,29 +127,19 @@ def _selectively_repeated(
     if not storage.selective_by_operator:
         return _score_elements(columns, model, storage)
     h, part, wide = _features(columns, model), residual_elements(columns, model), columns.tp > 1
-    chosen = _products(model)[::2]
-    widths = {split: sum(width for width, each in chosen if each == split) for _, split in chosen}
-    inside = float(_output_size(model) + widths.get("columns", 0))
-    kept = part + inside / columns.tp + sum(split == "rows" for _, split in chosen) * h
-    kept = kept + widths.get("whole", 0) * _token_share(columns)
+    halves = model.mixer_parts.matrices[:-1:2]
+    inside = float(_output_size(model) + dense_width(model))
+    inside += sum(each.columns for each in halves if each.split == "columns")
+    inside -= 0 if model.kv_lora_rank else model.kv_hidden_size  # one matrix is those of q, k, v
+    kept = part + inside / columns.tp + np.where(dense_width(model) > 0, h, 0.0)
+    if model.kv_lora_rank:
+        whole = sum(each.columns for each in halves if each.split == "whole")
+        kept = kept + whole * _token_share(columns)
     kept = kept + np.where(wide, float(model.num_sublayers) * part, 0.0)
     if model.num_experts:
         rows = _expert_rows(columns, model, part) * _expert_width(model)
         kept = kept + np.where(columns.ep > 1, 2.0 * rows, 0.0)
     return np.maximum(_layer_elements(columns, model, storage) - kept, 0.0)
-
-
-def _products(model: ModelShape) -> list[tuple[int, Split]]:
-    """Features that the products of a layer make of a token, in order, and how tp divides them."""
-    h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
-    found: list[tuple[int, Split]] = [(m.columns, m.split) for m in model.mixer_parts.matrices]
-    if model.has_softmax_attention and not model.kv_lora_rank:
-        q += q if model.attention_output_gate else 0
-        found = [(q, "columns"), (kv, "columns"), (kv, "columns"), (h, "rows")]
-    if width := dense_width(model):
-        ups = model.num_ups if model.family == "llama" else 2  # GPT, which torchtitan has not
-        found += [*[(width, "columns")] * ups, (h, "rows")]
-    return found
 
 
 def _output_size(model: ModelShape) -> int:
@@ -249,6 +239,9 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
         inputs = inputs + float(model.num_sublayers) * part / element_bytes(columns)
     if mixer.kept_whole:
         inputs = inputs + mixer.kept_whole * _token_share(columns)
+    if mixer.latents:  # attention keeps its output before it is exchanged, its matrix after
+        exchanged = (columns.cp > 1) & (columns.cp_comm_type == _A2A)
+        inputs = inputs + np.where(exchanged, _output_size(model) / columns.tp, 0.0)
     parts = _inside_parts(model, storage)
     feed_forward = parts * dense_width(model)
     if model.num_experts:
@@ -355,6 +348,8 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
         )
         own = own + _score_elements(columns, model, storage)
         gradients = (mixer.kept_divided + mixer.remade) / columns.tp
+        later = columns.repeats("mla_up_proj") & columns.recomputes_modules
+        made = made - np.where(later, _latent_elements(model) / columns.tp, 0.0)
         made = np.maximum(made, _features(columns, model) + gradients + own - whole)
     whole = whole + storage.gathered_share * _inputs_beyond(columns, model)
     again = _repeated(columns, model, storage, norms=1.0)

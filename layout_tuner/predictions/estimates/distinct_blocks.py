@@ -147,5 +147,5 @@ class DistinctBlocks:
         head_s, slowest_s = self.head_s[block], None
         if self.pipelines is not None:
             kinds_s = tuple(map(of, self.kinds_s))
-            slowest_s = self.pipelines.slowest_s(rows, kinds_s, head_s).reshape(step.pp.shape)
+            slowest_s = self.pipelines.slowest_s(rows, kinds_s, head_s)
         yield from other_terms(step, of(self.layer_s), head_s, slowest_s)

@@ -152,11 +152,11 @@ class StageCounts:
 
     def slowest_s(self, rows: slice, kinds_s: Sequence[Floats], head_s: Floats) -> Floats:
         """Seconds of the slowest rank of some of the layouts, by those of layers and output."""
-        place = self.place[rows]
-        seconds = head_s.reshape(-1, 1) * self.has_output[place]
+        place = self.place[rows].reshape(head_s.shape)
+        seconds = head_s[..., None] * self.has_output[place]
         for at, layer_s in enumerate(kinds_s):
-            seconds = seconds + self.number[place, :, at] * layer_s.reshape(-1, 1)
-        return np.asarray(seconds.max(axis=1), dtype=np.float64)
+            seconds = seconds + self.number[place, :, at] * layer_s[..., None]
+        return np.asarray(seconds.max(axis=-1), dtype=np.float64)
 
 
 def _held(columns: LayoutColumns, stage: NDArray[Any], until: Ints) -> Floats:

@@ -8,7 +8,7 @@ layout has lost of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -48,19 +48,35 @@ class LayerSums:
 
 
 def layer_sums(model: ModelShape, tp: Any = 1, columns: Any = 1) -> LayerSums:
-    """Elements of a token that the matrices and norms of a dense layer sum (arXiv:2502.08145).
+    """Elements of a token that a dense layer's matrices and norms sum (arXiv:2502.08145).
+
+    Of layers of several kinds they are the mean.
 
     Over tp, of the residual stream (H / c): forward the outputs of two row-parallel matrices,
-    backward the input gradients of two column-parallel ones; a parallel block sums one of each.
-    Over columns it is the other way round: forward the outputs of query, key and value and of the
-    feed-forward's first matrices, backward the input gradients of the other two (both / r). A
-    LayerNorm sums two numbers a pass, an RMSNorm one.
+    backward the input gradients of two column-parallel ones; of latent attention those of the
+    latents. A parallel block sums one of each. Over columns it is the other way round: forward the
+    outputs of query, key and value and of the feed-forward's first matrices, backward the input
+    gradients of the other two (both / r). A LayerNorm sums two numbers a pass, an RMSNorm one.
     """
+    if len(model.layer_kinds) > 1:
+        each = [layer_sums(own, tp, columns) for _, own, _ in model.kinds]
+        shares = [len(layers) / model.num_layers for _, _, layers in model.kinds]
+        axes = ([getattr(of, name) for of in each] for name in ("tp", "columns", "norms"))
+        return LayerSums(*(_mean_sums(axis, shares) for axis in axes))
     count = 1.0 if model.parallel_block else model.num_sublayers
-    over_tp = (count - latent_saving(model)) * model.hidden_size / columns
+    over_tp = count * model.hidden_size / columns
+    backward = over_tp - 2.0 * latent_saving(model) * model.hidden_size / columns
     first, second = _split_widths(model, model.ffn_hidden_size)
     norms = norm_sums(model) * model.num_layer_norms
-    return LayerSums(Sums(over_tp, over_tp), Sums(first / tp, second / tp), Sums(norms, norms))
+    return LayerSums(Sums(over_tp, backward), Sums(first / tp, second / tp), Sums(norms, norms))
+
+
+def _mean_sums(each: Sequence[Sums], shares: Sequence[float]) -> Sums:
+    pairs = list(zip(each, shares, strict=True))
+    return Sums(
+        sum(of.forward * share for of, share in pairs),
+        sum(of.backward * share for of, share in pairs),
+    )
 
 
 def latent_saving(model: ModelShape) -> float:

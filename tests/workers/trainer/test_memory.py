@@ -446,6 +446,50 @@ def test_a_stage_with_experts_holds_what_is_estimated(
     assert_estimated(layout, make_shape("moe", **SIZES | width | changes), 0.94, most)
 
 
+LATENT = {
+    "num_kv_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+UP: dict[str, Any] = {"recompute": "mla_up_proj"}
+
+
+@pytest.mark.sampled(6)
+@in_turn(
+    ("axes", "changes"),
+    [
+        *({}, TP, CUT, PP, VPP, ZERO_3, FULL, BF16, UP, PP | UP, CUT | UP, PP | FULL),
+        *({"cp": 2, "cp_comm_type": each} for each in CP_COMM_TYPES),
+        {"recompute": "mlp+layernorm+mla_up_proj"},
+    ],
+    [
+        {},
+        {"q_lora_rank": 0},
+        {"qk_nope_head_dim": 96, "v_head_dim": 96},
+        {"layer_kinds": ("full", "dense")},
+    ],
+)
+def test_a_rank_with_latents_holds_what_is_estimated(
+    axes: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    layout = Layout(micro_batch_size=8, num_microbatches=8 if "pp" in axes else 2, **axes)
+    shape = make_shape(**SIZES | {"ffn_hidden_size": 256} | LATENT | changes)
+    assert_estimated(layout, shape, 0.95, 1.05)
+
+
+@pytest.mark.sampled(4)
+@in_turn(("axes",), [PP, VPP, FULL, {"recompute": "mlp"}, ZERO_3])
+def test_a_stage_of_kinds_holds_what_is_estimated(axes: dict[str, Any]) -> None:
+    layout = Layout(micro_batch_size=8, num_microbatches=8 if "pp" in axes else 2, **axes)
+    kinds = ("full+dense", "full", "full+experts", "dense")
+    experts = {"num_experts": 8, "experts_per_token": 2, "moe_ffn_hidden_size": 64}
+    shape = make_shape(**SIZES | {"ffn_hidden_size": 256, "layer_kinds": kinds} | experts)
+    assert_estimated(layout, shape, 0.95, 1.05)
+
+
 PARTS: list[dict[str, Any]] = [
     *(PP | {"recompute": "mlp"}, CUT | {"recompute": "layernorm"}, {"recompute": "mlp+layernorm"}),
     *(CUT | {"recompute": "mlp"}, PP | {"recompute": "core_attention+layernorm"}),

@@ -191,6 +191,18 @@ def test_recomputed_work_counts_in_the_rate_of_the_hardware_alone() -> None:
     assert rate[0] == pytest.approx(executed * rate[1])
 
 
+def test_stages_say_what_multi_token_prediction_adds(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**model_preset("llama-8b").to_mapping(), "num_mtp_layers": 1}))
+    flags = [*LAYOUT, f"--model={path}", "--software=Megatron-Bridge"]
+    stages = report(*flags)["stages"]
+    assert [stage["mtp_bytes"] > 0 for stage in stages] == [False, False, False, True]
+    text = run(*flags).stdout
+    assert "mtp is what multi-token prediction adds to the parts before it" in text
+    assert "mtp" not in run(*LAYOUT).stdout
+    assert "mtp_bytes" not in report(*LAYOUT)["stages"][0]
+
+
 def test_people_read_the_stages_and_the_largest_parts_of_the_step_first() -> None:
     result = run(*LAYOUT)
     assert "warning: not calibrated: the constants" in result.stderr

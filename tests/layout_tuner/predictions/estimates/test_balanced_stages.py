@@ -138,3 +138,19 @@ def test_peaks_of_texts_are_not_mixed_up() -> None:
     assert np.allclose(
         peak_memory_bytes(few, MODEL)[places[:, 0]], peak_memory_bytes(columns, MODEL)
     )
+
+
+def test_stages_of_unlike_layers_balance_their_own_times() -> None:
+    """Layers of Mamba-2 are cheaper here than those with wide experts, which come last."""
+    mamba = {"mamba_num_heads": 64, "mamba_head_dim": 64}
+    model = replace(
+        MODEL,
+        **mamba,
+        mamba_state_dim=64,
+        mamba_num_groups=8,
+        layer_kinds=("mamba2",) * 16 + ("full+dense",) * 16,
+    )
+    stages = balanced_stages(JOB, model, CLUSTER)
+    assert stages is not None
+    assert sum(stages) == 32
+    assert stages[0] > stages[2] >= stages[3], "cheap layers come first, the output last"

@@ -10,16 +10,22 @@ import torch
 from torch.nn.functional import linear
 from torch.utils.flop_counter import FlopCounterMode
 
+from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.predictions.estimates.step_time import TERM_NAMES, block_and_head_s, time_terms
+from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.predictions.estimates.time_terms import (
     CHANNEL_DECAY_RATE,
     STATE_BACKWARD,
     STATE_PEAK_SHARE,
 )
 from layout_tuner.predictions.estimates.trainer_kernels import ANY_TRAINER, TrainerKernels
+from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
+from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.tuner.strategies.communication import communication_s
 from tests.layout_tuner.predictions.estimates.test_time_estimate import MACHINE
 
 PEAK = 100e12
@@ -318,3 +324,67 @@ def test_interleaving_evens_unlike_stages() -> None:
     assert waits[0] > 0
     assert waits[1] == pytest.approx(waits[2])
     assert waits[1] < waits[0] / 10
+
+
+def test_latents_are_summed_in_place_of_input_gradients() -> None:
+    sums = layer_sums(LATENT, tp=4)
+    assert sums.tp.forward == 2 * 1024
+    assert sums.tp.backward == 1024 + 384 + 128 + 32
+
+
+def test_sums_of_several_kinds_are_their_mean() -> None:
+    model = replace(LLAMA, layer_kinds=("full", "dense", "dense", "dense"))
+    attention, inner = (layer_sums(each.shape, tp=2) for each in model.kinds)
+    found = layer_sums(model, tp=2)
+    assert found.tp.forward == (attention.tp.forward + 3 * inner.tp.forward) / 4
+    assert found.columns.backward == (attention.columns.backward + 3 * inner.columns.backward) / 4
+    assert found.norms.forward == 1
+
+
+def test_the_strategy_communication_takes_every_kind() -> None:
+    columns = LayoutColumns.of_each(
+        [Layout(num_nodes=2, tp=tp, dp=8 // tp, zero_stage=3) for tp in (1, 2, 4)]
+    )
+    alone = [
+        (communication_s(columns, each.shape, MACHINE), len(each.layers)) for each in HYBRID.kinds
+    ]
+    mean = sum(seconds * layers for seconds, layers in alone) / HYBRID.num_layers
+    assert communication_s(columns, HYBRID, MACHINE) == pytest.approx(mean, rel=0.02)
+
+
+def test_plans_of_unlike_stages_take_the_times_of_layouts() -> None:
+    space = {
+        "pp": [1, 2, 4],
+        "vpp": [1, 2],
+        "micro_batch_size": [1, 2],
+        "num_microbatches": [2, 4, 8],
+        "recompute": ["none", "full"],
+        "recompute_layers": ["all", "1"],
+        "global_batch_size": {"min": 1, "max": 1024},
+        "num_nodes": 2,
+        "precision": "bf16",
+    }
+    spec = CampaignSpec.from_mapping(
+        {
+            "name": "a",
+            "model": HYBRID.to_mapping(),
+            "cluster": replace(MACHINE, num_nodes=2).to_mapping(),
+            "budget": {"trials": 1},
+            "space": space,
+        }
+    )
+    legal = spec.legal_set(OTHER_TRAINER_SCOPES)
+    predictions = LayoutPredictions(spec=spec, software="Megatron-Bridge")
+    ranked = predictions.rank(legal)
+    layouts = [legal.layout(int(at)) for at in ranked.order]
+    assert len({layout.num_microbatches for layout in layouts if layout.pp > 1}) == 3
+    alone = predictions.step_times_s(LayoutColumns.of_each(layouts)).tolist()
+    assert ranked.step_time_s.tolist() == pytest.approx(alone)
+
+
+def test_every_rank_of_tp_sums_gradients_of_whole_matrices() -> None:
+    whole = 8 * LATENT.mixer_parts.num_whole_matrix_parameters
+    one, four = (terms(LATENT, tp=tp, dp=2)["accumulation"] for tp in (1, 4))
+    assert four / one == pytest.approx(
+        (LATENT.num_parameters + 3 * whole) / 4 / LATENT.num_parameters
+    )
