@@ -143,7 +143,8 @@ def decoder_of_config(document: Mapping[str, Any], *, seq_length: int | None) ->
     fields, layers, left = _fields(words, kind, family, seq_length)
     shape = ModelShape(name="custom", **fields)
     depth = words.get("mtp_hybrid_override_pattern") or words.get("mtp_layers_block_type")
-    if shape.num_mtp_layers and depth and tuple(map(kind_named, depth)) != shape.mtp_kinds:
+    kinds = tuple(kind_named(str(each)) for each in depth) if isinstance(depth, (str, list)) else ()
+    if shape.num_mtp_layers and depth and kinds != shape.mtp_kinds:
         raise _refusal(kind, "other layers of multi-token prediction than its last ones")
     features = (*layers.features(shape), *_features(words, family, shape, left))
     others = (*towers, *_costless(words, family), *words.unknown(kind, bool(family.linear)))
@@ -251,12 +252,17 @@ def _renamed_of_hybrids(kind: str, values: dict[str, Any]) -> dict[str, Any]:
             values["intermediate_size"] = values.pop("shared_intermediate_size", None)
     if kind == "nemotron_h":  # its layers are single sublayers, and their list is their number
         stated = values.pop("hybrid_override_pattern", None) or values.get("layers_block_type")
-        values["layer_types"] = stated = list(stated or values.get("layer_types") or ())
-        values["num_hidden_layers"] = len(stated) or values.get("num_hidden_layers")
-    if isinstance(part := values.pop("linear_attn_config", None), Mapping):  # of Kimi Linear
-        numbers = range(1, (values.get("num_hidden_layers") or 0) + 1)
-        is_full = frozenset(part.get("full_attn_layers") or ())
-        values["layer_types"] = ["*" if each in is_full else "M" for each in numbers]
+        values["layer_types"] = stated = stated or values.get("layer_types")
+        if isinstance(stated, (str, list)):
+            values |= {"layer_types": list(stated), "num_hidden_layers": len(stated)}
+    part, layers = values.get("linear_attn_config"), values.get("num_hidden_layers")
+    if kind == "kimi_linear" and isinstance(part, Mapping):  # it counts layers from 1
+        del values["linear_attn_config"]
+        full, kda = part.get("full_attn_layers"), part.get("kda_layers")
+        if not isinstance(full, list) or not isinstance(kda, list) or len(full + kda) != layers:
+            raise _refusal("linear_attn_config", f"not one kind for each of {shown(layers)} layers")
+        numbers = range(1, layers + 1)
+        values["layer_types"] = ["*" if each in full else "M" for each in numbers]
         names = ("head_dim", "num_heads", "short_conv_kernel_size")
         values |= {f"linear_{each}": part[each] for each in names if each in part}
     if stated := values.pop("layers_block_type", None):

@@ -274,11 +274,11 @@ class ConfigWords:
         share = next((each for each in stated if each is not None), None)
         turned = self._values.get("rotary_dim", self._defaults.get("rotary_dim"))
         if share is None and isinstance(turned, int):
-            share = min(turned / width, 1)
-        if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float))):
-            raise self._wrong(words, share, "a number")
+            share = min(turned / max(width, 1), 1)
         if share is None:
             return 1.0
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise self._wrong(words, share, "a number from 0 to 1")
         odd = int(width * share) % 2  # classes turn an even number
         return (int(width * share) - 1) / width if odd else float(share)
 

@@ -85,7 +85,8 @@ def test_gated_delta_nets_are_kinds_of_layers() -> None:
 
 
 def test_kimi_linear_counts_its_layers_from_one() -> None:
-    kda = {"full_attn_layers": [4, 8, 12], "kda_layers": [1, 2, 3], "head_dim": 64, "num_heads": 4}
+    kda: dict[str, Any] = {"head_dim": 64, "num_heads": 4, "full_attn_layers": [4, 8, 12]}
+    kda["kda_layers"] = [1, 2, 3, 5, 6, 7, 9, 10, 11]
     model = read("kimi_linear", SPARSE, linear_attn_config=kda, qk_nope_head_dim=64)
     assert model.kind_of_layers[:4] == ("kda+dense", *["kda+experts"] * 2, "full+experts")
     assert (model.linear_num_value_heads, model.linear_key_head_dim) == (4, 64)
@@ -145,3 +146,37 @@ def test_a_hybrid_may_have_attention_alone() -> None:
     hybrid = read("granitemoehybrid", config | kinds)
     assert hybrid.layer_kinds == ("mamba2+dense", "full+dense")
     assert set(read("granitemoehybrid", config).kind_of_layers) == {"mamba2+dense"}
+
+
+ODD: Final[list[Any]] = ["8", [1, 2], [[1]], {"a": 1}, 10**30, -1, 0.5, True]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("nemotron_h", "hybrid_override_pattern"),
+        ("nemotron_h", "layers_block_type"),
+        ("nemotron_h", "mamba_num_heads"),
+        ("kimi_linear", "num_hidden_layers"),
+        ("kimi_linear", "linear_attn_config"),
+        ("deepseek_v3", "kv_lora_rank"),
+        ("bamba", "mamba_d_head"),
+        ("glm", "partial_rotary_factor"),
+        ("laguna", "num_attention_heads_per_layer"),
+    ],
+)
+def test_odd_values_of_newer_words_get_one_sentence(kind: str, word: str, value: Any) -> None:
+    kda = {"full_attn_layers": [4, 8, 12], "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11]}
+    config = {"model_type": kind, **SPARSE, "linear_attn_config": kda, word: value}
+    if (word, value) in (("partial_rotary_factor", 0.5), ("kv_lora_rank", 10**30)):
+        return
+    assert "\n" not in refusal(config)
+    inside = {**config, "linear_attn_config": {**kda, "full_attn_layers": value}}
+    assert kind != "kimi_linear" or "\n" not in refusal(inside)
+
+
+def test_odd_layers_of_predicted_tokens_get_one_sentence() -> None:
+    config = {"model_type": "nemotron_h", **SPARSE, **NEMOTRON, "num_nextn_predict_layers": 1}
+    for value in ODD:
+        assert "other layers of multi-token" in refusal({**config, "mtp_layers_block_type": value})

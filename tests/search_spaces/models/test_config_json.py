@@ -349,6 +349,8 @@ def test_words_of_layers_that_a_family_does_not_have_are_refused() -> None:
     assert "num_experts=8 says experts" in refusal(
         {"model_type": "llama", **DENSE, "num_experts": 8}
     )
+    parts = {"model_type": "llama", **DENSE, "linear_attn_config": {"num_heads": 4}}
+    assert "says layers of other kinds than attention" in refusal(parts)
     assert "that share weights" in refusal({"model_type": "llama", **DENSE, "use_cla": True})
     heads = {"num_attention_heads_per_layer": [8, 16] * 6}
     assert "of different widths" in refusal({"model_type": "laguna", **SPARSE, **heads})
