@@ -7,7 +7,7 @@ as Nemotron-H have `mamba2` and `experts` as layers of their own, Qwen3-Next
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, groupby, islice
 from typing import Any, Final, Literal, get_args
 
@@ -29,6 +29,15 @@ LAYER_KINDS: Final = (
     *FEED_FORWARDS,
 )
 """Every kind of layer."""
+
+SYMBOLS: Final[Mapping[str, str]] = {
+    "M": "mamba2",
+    "G": "gated_delta_net",
+    "*": "full",
+    "-": "dense",
+    "E": "experts",
+}
+"""The kinds that the letters of a hybrid's pattern name (Nemotron-H, Megatron-LM)."""
 
 MOST_KINDS: Final = 1 << 14
 """Most layers that a list may name."""
