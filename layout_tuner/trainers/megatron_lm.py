@@ -405,7 +405,9 @@ def shape_flags(model: ModelShape) -> list[list[str]]:
         ],
         ["--init-method-std", str(INIT_STD)],
     ]
-    activation = {"swiglu": ["--swiglu"], "relu2": ["--squared-relu"]}.get(model.activation_of, [])
+    activation = {"swiglu": ["--swiglu"], "relu2": ["--squared-relu", "--no-bias-gelu-fusion"]}.get(
+        model.activation_of, []
+    )
     if words := activation + ["--disable-bias-linear"] * (model.biases_of != "all"):
         flags.append(words)
     if not model.tied_embeddings:

@@ -25,7 +25,7 @@ from layout_tuner.trainers.exports.launch_script import (
     exported,
     head_of,
 )
-from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE, RECIPE
+from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE, recipe_of
 from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
 from layout_tuner.trainers.nanotron import NANOTRON
@@ -137,7 +137,7 @@ def megatron_bridge(source: ExportSource) -> RenderedJob:
         setup=(_connections(source),),
         program=(
             'PROGRAM=("$BRIDGE_DIR/scripts/training/run_recipe.py"',
-            f"    --recipe {RECIPE} --mode pretrain",
+            f"    --recipe {recipe_of(source.job.model)} --mode pretrain",
             *(f"    {shlex.quote(word)}" for word in MEGATRON_BRIDGE.arguments(source.job)),
             ")",
         ),

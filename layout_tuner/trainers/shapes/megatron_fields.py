@@ -6,22 +6,16 @@ of `core/models/hybrid/hybrid_layer_allocation.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.layer_kinds import SYMBOLS
 from layout_tuner.search_spaces.models.model_fields import LINEAR_FIELDS, MAMBA_FIELDS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob, TrainerRule
 
-_SYMBOLS: Final[Mapping[str, str]] = {
-    "full": "*",
-    "window": "*",
-    "gated_delta_net": "G",
-    "mamba2": "M",
-    "dense": "-",
-    "experts": "E",
-}
+_LETTERS: Final = {kind: letter for letter, kind in SYMBOLS.items()} | {"window": "*"}
 """The letter of each sublayer in a hybrid pattern, in which it is a layer of its own."""
 
 
@@ -32,7 +26,7 @@ def is_hybrid(model: ModelShape) -> bool:
 
 def symbols_of(kind: str) -> str:
     """A layer in the letters of a hybrid pattern."""
-    return "".join(_SYMBOLS[word] for word in kind.split("+"))
+    return "".join(_LETTERS[word] for word in kind.split("+"))
 
 
 def hybrid_pattern(layout: Layout, model: ModelShape) -> str:
@@ -180,7 +174,7 @@ def _lacking_fields(model: ModelShape) -> Iterator[tuple[bool, str]]:
     )
     yield (
         model.qk_norm == "width",
-        "qk_norm=width: it has norms of single heads alone; state qk_norm: true, whose time is nearly the same",
+        "qk_norm=width: its norms are of single heads; state qk_norm: true, or leave it out",
     )
     yield model.parallel_block, "parallel_block=true: its layers have one sublayer after the other"
     yield (
