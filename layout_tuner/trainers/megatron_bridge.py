@@ -36,15 +36,7 @@ from layout_tuner.trainers.megatron_lm import (
     recompute_method,
     recompute_modules,
 )
-from layout_tuner.trainers.shapes.megatron_fields import (
-    LACKING_FIELDS,
-    attention_values,
-    expert_values,
-    hybrid_pattern,
-    is_hybrid,
-    stages_text,
-    symbols_of,
-)
+from layout_tuner.trainers.shapes import core_fields
 
 RECIPE: Final = "vanilla_gpt_pretrain_config"
 """The recipe without assumptions about the model, and with mock data; all its layers are alike."""
@@ -52,25 +44,24 @@ RECIPE: Final = "vanilla_gpt_pretrain_config"
 
 def recipe_of(model: ModelShape) -> str:
     """The recipe whose provider has such layers."""
-    if is_hybrid(model):
-        return "nemotronh_4b_pretrain_config"  # HybridModelProvider
-    if model.linear_num_key_heads:
-        return "qwen3_next_80b_a3b_pretrain_config"  # gated delta nets beside attention
-    if model.kv_lora_rank:
-        return "deepseek_v2_lite_pretrain_config"  # MLAModelProvider
-    # GPTModelProvider; where its layers differ, with a specification of each of them.
     has_both = 0 < model.num_expert_layers < model.num_layers
-    return "glm45_air_106b_pretrain_config" if has_both else RECIPE
+    recipes = {
+        "nemotronh_4b": core_fields.is_hybrid(model),
+        "qwen3_next_80b_a3b": model.linear_num_key_heads,
+        "deepseek_v2_lite": model.kv_lora_rank,
+        "glm45_air_106b": has_both,  # a specification of each layer
+    }
+    return next((f"{name}_pretrain_config" for name, has in recipes.items() if has), RECIPE)
 
 
-_OF_ANOTHER_MODEL: Final[Mapping[str, Any]] = {
+_NOT_OF_THE_RECIPE: Final[Mapping[str, Any]] = {
     **dict.fromkeys(
         (
             *("num_moe_experts", "kv_channels", "mtp_num_layers", "pipeline_model_parallel_layout"),
             *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
             *("moe_shared_expert_intermediate_size", "moe_router_topk_scaling_factor"),
-            *("moe_router_num_groups", "moe_router_group_topk", "moe_latent_size"),
-            *("window_size", "experimental_attention_variant"),
+            *("moe_router_num_groups", "moe_router_group_topk", "moe_latent_size", "window_size"),
+            "experimental_attention_variant",
         )
     ),
     **dict.fromkeys(
@@ -85,7 +76,7 @@ _OF_ANOTHER_MODEL: Final[Mapping[str, Any]] = {
     "moe_layer_freq": 1,
     "rotary_percent": 1.0,
 }
-"""Fields of a recipe's own model, as a model without them has them."""
+"""Fields that a recipe's own model sets, as a model without them has them."""
 
 LAYOUT_KEYS: Final[Mapping[str, str]] = {
     "tp": "tensor_model_parallel_size",
@@ -145,9 +136,9 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         distributed["use_tp_pp_dp_mapping"] = True
     return {
         "model": {
-            **({} if recipe_of(model) == RECIPE else _OF_ANOTHER_MODEL),
+            **({} if recipe_of(model) == RECIPE else _NOT_OF_THE_RECIPE),
             **_model(model),
-            **expert_values(job),
+            **core_fields.expert_values(job),
             **_parallelism(job),
             **_activation_offload(job),
         },
@@ -193,9 +184,9 @@ def _model(model: ModelShape) -> dict[str, Any]:
         values["rotary_base"] = int(model.rotary_base)
     if model.activation_of == "relu2":
         values["bias_activation_fusion"] = False  # for others alone
-    if is_hybrid(model):
-        values["num_layers"] = len("".join(map(symbols_of, model.kind_of_layers)))
-    return values | attention_values(model)
+    if core_fields.is_hybrid(model):
+        values["num_layers"] = len(core_fields.letters_of(model.kind_of_layers))
+    return values | core_fields.attention_values(model)
 
 
 _ACTIVATIONS: Final = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu", "relu2": "squared_relu"}
@@ -222,9 +213,12 @@ def _parallelism(job: TrainerJob) -> dict[str, Any]:
     method, number = recompute_method(layout) if layout.recompute == "full" else (None, None)
     granularity = "selective" if layout.recompute not in ("none", "full") else layout.recompute
     modules = {"recompute_modules": recompute_modules(layout)}
-    has_pattern = is_hybrid(model)
-    written = {"pipeline_model_parallel_layout": stages_text(layout, model)}
-    pattern = {"is_hybrid_model": True, "hybrid_layer_pattern": hybrid_pattern(layout, model)}
+    has_pattern = core_fields.is_hybrid(model)
+    written = {"pipeline_model_parallel_layout": core_fields.stages_text(layout, model)}
+    pattern = {
+        "is_hybrid_model": True,
+        "hybrid_layer_pattern": core_fields.hybrid_pattern(layout, model),
+    }
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
     context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
@@ -289,7 +283,7 @@ _UNFUSED: Final = shape_rules(
 _INTERLEAVED_HYBRID: Final = TrainerRule(
     name="interleaved_hybrid",
     source="models/hybrid/hybrid_provider.py, provide",
-    broken=lambda layout, model: layout.vpp > 1 and is_hybrid(model),
+    broken=lambda layout, model: layout.vpp > 1 and core_fields.is_hybrid(model),
     sentence=lambda layout, _: (
         f"vpp={layout.vpp}: Megatron-Bridge's hybrid models have no interleaved schedule; export a "
         "trial with vpp=1, or use the format megatron-lm"
@@ -297,16 +291,10 @@ _INTERLEAVED_HYBRID: Final = TrainerRule(
 )
 
 
-def _recipe_notes(model: ModelShape) -> list[str]:
-    if (recipe := recipe_of(model)) == RECIPE:
-        return []
-    return [
-        f"the model's layers are those of the recipe {recipe}, which reads its model's config.json "
-        "from Hugging Face first, unless it is a hybrid; what neither layout nor model says, such as "
-        "overlap of communication, stays as the recipe has it"
-    ]
-
-
+_RECIPE_NOTE: Final = (
+    "the recipe is of another model with such layers, whose config.json it reads from Hugging Face "
+    "unless it is a hybrid; what neither layout nor model says stays as the recipe has it"
+)
 _FP16: Final = (
     "mixed_precision=fp16_mixed starts at a loss scale of 2^32, so that the first 16 steps or so do not "
     "train; a program of your own can set get_mixed_precision_config('fp16_mixed') with "
@@ -319,7 +307,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,
     levers=lambda _layout: ("stages", "modules", "layers", "activations", "optimizer"),
-    rules=(*ARGUMENT_RULES, LACKING_FIELDS, _INTERLEAVED_HYBRID, *_UNFUSED),
+    rules=(*ARGUMENT_RULES, core_fields.LACKING_FIELDS, _INTERLEAVED_HYBRID, *_UNFUSED),
     layout_values=_values,
     layout_arguments=_argument_groups,
     placement_groups=_placement_groups,
@@ -327,7 +315,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     values_are_arguments=True,
     notes=lambda job: [
         *notes(job, "Megatron-Bridge"),
-        *_recipe_notes(job.model),
+        *([_RECIPE_NOTE] if recipe_of(job.model) != RECIPE else []),
         *([_FP16] if job.layout.precision == "fp16" else []),
         "this format was compared with the source of Megatron-Bridge, and never read by it",
     ],
