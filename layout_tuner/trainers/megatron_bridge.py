@@ -57,11 +57,10 @@ def recipe_of(model: ModelShape) -> str:
 _NOT_OF_THE_RECIPE: Final[Mapping[str, Any]] = {
     **dict.fromkeys(
         (
-            *("num_moe_experts", "kv_channels", "mtp_num_layers", "pipeline_model_parallel_layout"),
+            *("num_moe_experts", "kv_channels", "mtp_num_layers", "moe_router_num_groups"),
             *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
             *("moe_shared_expert_intermediate_size", "moe_router_topk_scaling_factor"),
-            *("moe_router_num_groups", "moe_router_group_topk", "moe_latent_size", "window_size"),
-            "experimental_attention_variant",
+            "moe_router_group_topk",
         )
     ),
     **dict.fromkeys(

@@ -540,7 +540,9 @@ def _notes(job: TrainerJob) -> list[str]:
             "causal-conv1d"
         )
     if job.model.linear_num_key_heads:
-        found.append("gated delta nets need core 0.16 or later, and flash-linear-attention")
+        found.append(
+            "gated delta nets need core 0.16 or later (with cp 0.18), and flash-linear-attention"
+        )
     if position_type(job.model) == "rope" and not job.model.kv_lora_rank:
         found.append("rotary positions need Transformer Engine 1.4 or later, or --no-rope-fusion")
     if job.model.attention == "fused":
