@@ -177,14 +177,8 @@ def shape_rules(
     """
 
     def rule(name: str) -> TrainerRule:
-        usual = (
-            None,
-            "fused",
-            "swiglu",
-            "rms",
-            "none",
-            *([] if name == "rotary_fraction" else [0]),
-        )
+        zero = () if name == "rotary_fraction" else (0,)
+        usual = (None, "fused", "swiglu", "rms", "none", *zero)
         return TrainerRule(
             name=name,
             source=source,

@@ -212,22 +212,23 @@ def _parallelism(job: TrainerJob) -> dict[str, Any]:
     method, number = recompute_method(layout) if layout.recompute == "full" else (None, None)
     granularity = "selective" if layout.recompute not in ("none", "full") else layout.recompute
     modules = {"recompute_modules": recompute_modules(layout)}
-    has_pattern = core_fields.is_hybrid(model)
-    written = {"pipeline_model_parallel_layout": core_fields.stages_text(layout, model)}
-    pattern = {
-        "is_hybrid_model": True,
-        "hybrid_layer_pattern": core_fields.hybrid_pattern(layout, model),
-    }
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    counted = zip(names, layout.counted_ends, strict=True)
+    counted = {
+        name: True for name, counts in zip(names, layout.counted_ends, strict=True) if counts
+    }
+    written: dict[str, Any] = {}
+    if core_fields.is_hybrid(model):
+        counted, written = {}, {"is_hybrid_model": True}
+        written["hybrid_layer_pattern"] = core_fields.hybrid_pattern(layout, model)
+    elif layout.is_written_out:
+        written["pipeline_model_parallel_layout"] = core_fields.stages_text(layout, model)
     context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
     return {
-        **{name: True for name, counts in counted if counts and not has_pattern},
+        **counted,
         **({} if layout.cp == 1 else context),
         **_stated(layout, "tp", "pp"),
         LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
-        **(written if layout.is_written_out and not has_pattern else {}),
-        **(pattern if has_pattern else {}),
+        **written,
         **_stated(layout, "sequence_parallel"),
         "recompute_granularity": None if granularity == "none" else granularity,
         "recompute_method": method,
@@ -246,9 +247,8 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
 
 
 def _override(path: str, value: Any) -> list[str]:
-    if (
-        path.endswith(("_layout", "_pattern")) and value
-    ):  # its signs mean something to the reader of overrides
+    # Their signs mean something to the reader of overrides.
+    if path.endswith(("_layout", "_pattern")):
         return [f'{path}="{value}"']
     return [f"{path}={'null' if value is None else word_of(value)}"]
 

@@ -57,9 +57,8 @@ def attention_values(model: ModelShape) -> dict[str, Any]:
         values["qk_layernorm"] = True
     if model.attention_window is not None:
         if model.layer_kinds and any(kind.startswith("full") for kind in kinds):
-            times = [len(letters_of((kind,))) if is_hybrid(model) else 1 for kind in kinds]
-            pairs = zip(kinds, times, strict=True)
-            every = _frequency([kind.startswith("window") for kind, n in pairs for _ in range(n)])
+            times = {kind: letters_of([kind]) if is_hybrid(model) else "1" for kind in kinds}
+            every = _frequency([kind.startswith("window") for kind in kinds for _ in times[kind]])
         # Megatron counts the positions before a token's own.
         values["window_size"] = [model.attention_window - 1, 0]
         values["window_attn_skip_freq"] = every
@@ -129,7 +128,7 @@ def expert_values(job: TrainerJob) -> dict[str, Any]:
 
 
 def mixer_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
-    """Of states, whose heads cp divides as tp does (core/ssm/mamba_context_parallel.py)."""
+    """Of states, whose heads cp divides as tp does (core/ssm/), and sinks (Transformer Engine)."""
     tp, cp, groups = layout.tp, layout.cp, model.mamba_num_groups
     for name in ("linear_num_key_heads", "linear_num_value_heads", "mamba_num_heads"):
         heads = getattr(model, name)
@@ -137,6 +136,8 @@ def mixer_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]
     yield groups % tp != 0, f"mamba_num_groups={groups} is not divisible by tp={tp}"
     share = groups // tp
     is_uneven = share > 0 and share % cp != 0 and cp % share != 0
+    if model.attention_sinks:
+        yield cp > 1 and layout.cp_comm_type != "a2a", f"attention_sinks with cp={cp} need a2a"
     yield is_uneven, f"of mamba_num_groups/tp={share} and cp={cp} neither divides the other"
 
 

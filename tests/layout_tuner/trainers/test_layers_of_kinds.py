@@ -291,10 +291,11 @@ def test_a_number_of_layers_that_recompute_needs_equal_counts() -> None:
             {"cp": 3},
             "of mamba_num_groups/tp=16 and cp=3 neither divides the other",
         ),
+        (model_preset("gpt-oss-20b"), {"cp": 2}, "attention_sinks with cp=2 need a2a"),
         (model_preset("gpt-oss-20b"), {"tp": 2, "etp": 2}, "biases=all with etp=2"),
     ],
 )
-def test_heads_of_states_divide_over_tp_and_cp(
+def test_states_sinks_and_biases_limit_degrees(
     model: ModelShape, knobs: dict[str, Any], why: str
 ) -> None:
     assert why in refusals("megatron-lm", model, Layout(**knobs))
