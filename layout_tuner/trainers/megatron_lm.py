@@ -426,10 +426,9 @@ def position_type(model: ModelShape) -> str:
 
 
 def _attention_flags(model: ModelShape) -> list[list[str]]:
-    backend = {"fused": "auto", "unfused": "unfused"}.get(model.attention or "")
-    return [["--attention-backend", backend]] * bool(backend) + _flags(
-        core_fields.attention_values(model)
-    )
+    word = {"fused": "auto", "unfused": "unfused"}.get(model.attention or "")
+    backend = [["--attention-backend", word]] if word else []
+    return [*backend, *_flags(core_fields.attention_values(model))]
 
 
 _FLAG_NAMES: Final = {"num_moe_experts": "--num-experts", "apply_rope_fusion": "--no-rope-fusion"}
