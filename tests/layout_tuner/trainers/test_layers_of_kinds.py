@@ -278,6 +278,7 @@ def test_a_number_of_layers_that_recompute_needs_equal_counts() -> None:
     layout = Layout(recompute="full", recompute_layers="2")
     assert "where a hybrid pattern counts sublayers" in refusals("megatron-lm", model, layout)
     assert refusals("megatron-lm", NANO, layout) == ""
+    assert refusals("megatron-lm", LLAMA, layout) == ""
 
 
 @pytest.mark.parametrize(
