@@ -35,6 +35,7 @@ CHOICES: Final[dict[str, Sequence[Any]]] = {
     "family": ("gpt", "llama", "llama"),
     "experts": (False, False, True),
     "head_dim": (None, None, 48),
+    "kinds": ("", "", "fields", "latent", "delta", "hybrid"),
     "tp": (1, 2, 4),
     "tp_columns": (1,),
     "pp": (1, 2, 3, 4),
@@ -46,11 +47,16 @@ CHOICES: Final[dict[str, Sequence[Any]]] = {
 }
 """The values that a job has in equal parts; the others follow from them."""
 
-FUSED: Final[dict[str, Sequence[Any]]] = {"attention": (None, "fused"), "dropout": (0.0,)}
+PLAIN: Final[dict[str, Sequence[Any]]] = {"kinds": ("",)}
+FUSED: Final[dict[str, Sequence[Any]]] = {
+    **PLAIN,
+    "attention": (None, "fused"),
+    "dropout": (0.0,),
+}
 
 NARROWED: Final[dict[str, dict[str, Sequence[Any]]]] = {
     "deepspeed": {"cp": (1,)},
-    "megatron-deepspeed": {"experts": (False,), "head_dim": (None,), "cp": (1,)},
+    "megatron-deepspeed": {**PLAIN, "experts": (False,), "head_dim": (None,), "cp": (1,)},
     "megatron-bridge": {"attention": (None, "fused")},
     "nanotron": {
         **FUSED,
@@ -173,7 +179,73 @@ def _model(pick: Callable[..., Any], layout: Layout, degree: dict[str, Any]) -> 
             shape["num_dense_layers"] = 1
         else:
             del shape["ffn_hidden_size"]
-    return ModelShape.from_mapping(shape)
+    if degree["kinds"]:
+        shape |= _later_fields(pick, layout, shape)
+        shape |= _of_kinds(pick, degree["kinds"], tp * cp, shape)
+    return ModelShape.from_mapping({name: each for name, each in shape.items() if each != ""})
+
+
+def _later_fields(pick: Callable[..., Any], layout: Layout, shape: dict[str, Any]) -> Any:
+    """Feed-forwards, norms, biases, positions, predictions and routing."""
+    fields: dict[str, Any] = {
+        "activation": pick("", "swiglu", "gelu", "relu2"),
+        "norm": pick("", "layer", "rms"),
+        "biases": pick("", "qkv", "all") if layout.etp == 1 else "",
+        "rotary_fraction": pick(1.0, 0.5, 0.0),
+        "num_mtp_layers": pick(0, 0, 1, 2),
+        "attention_sinks": pick(False, True),
+        "attention_output_gate": pick(False, True),
+    }
+    experts = shape.get("num_experts", 0)
+    if experts:
+        score = pick("softmax", "sigmoid")
+        shared = shape.get("shared_expert_ffn_hidden_size", 0)
+        fields |= {
+            "router_score": score,
+            "router_bias": score == "sigmoid" and pick(False, True),
+            "router_scaling_factor": pick(1.0, 2.5),
+            "expert_latent_size": pick(0, 16),
+            "shared_expert_gate": shared > 0 and pick(False, True),
+        }
+        if experts % 2 == 0:
+            fields |= pick({}, {"router_groups": 2, "router_topk_groups": pick(1, 2)})
+    return fields
+
+
+def _of_kinds(pick: Callable[..., Any], kinds: str, ranks: int, shape: dict[str, Any]) -> Any:
+    """Latent attention, or a list of kinds of layers, whose heads `ranks` divide."""
+    inner = "experts" if shape.get("num_experts") else "dense"
+    nothing = dict.fromkeys(
+        ("head_dim", "qk_norm", "attention_window", "full_attention_every", "num_dense_layers"), ""
+    )
+    if kinds == "latent":
+        none = dict.fromkeys(("rotary_fraction", "biases", "attention_output_gate"), "")
+        widths = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+        latents = {"q_lora_rank": pick(0, 48), "kv_lora_rank": 32, "attention_sinks": ""}
+        heads = {"num_kv_heads": shape["num_heads"]}
+        dense = {"num_dense_layers": shape.get("num_dense_layers", 0)}
+        return {**nothing, **dense, **none, **widths, **latents, **heads}
+    if shape["num_layers"] < 3:  # a pattern may then lack experts
+        return {}
+    if kinds == "delta":
+        nets = {"linear_key_head_dim": 32, "linear_value_head_dim": 16}
+        nets |= {"linear_num_key_heads": ranks, "linear_num_value_heads": ranks * pick(1, 2)}
+        layers = pick(
+            [{f"gated_delta_net+{inner}": 3}, f"full+{inner}"],
+            [f"full+{inner}", f"gated_delta_net+{inner}"],
+        )
+        return {**nothing, **nets, "layer_kinds": layers, **_width(inner)}
+    if kinds == "hybrid":
+        states = {"mamba_num_heads": 4 * ranks, "mamba_num_groups": ranks}
+        states |= {"mamba_head_dim": 64, "mamba_state_dim": 16}
+        layers = pick(["mamba2", inner, "full"], [f"mamba2+{inner}", "mamba2", f"full+{inner}"])
+        return {**nothing, **states, "layer_kinds": layers, **_width(inner)}
+    return {}
+
+
+def _width(inner: str) -> dict[str, Any]:
+    """Without dense layers their width is left out."""
+    return {"ffn_hidden_size": ""} if inner == "experts" else {}
 
 
 LAYOUT_SAYS = {"moment_dtype"}

@@ -11,6 +11,7 @@ import pytest
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM
 from tests.exports.exported_files import READERS, written_job
@@ -78,3 +79,59 @@ def test_megatron_core_refuses_what_the_adapter_refuses(tmp_path: Path) -> None:
     for job, answer in zip(jobs, read_back(tmp_path, jobs, "megatron-lm"), strict=True):
         assert MEGATRON_LM.refusals(job)
         assert "refused" in answer, answer
+
+
+MLA, NEXT = model_preset("deepseek-v3"), model_preset("qwen3-next-80b-a3b")
+SUPER, OSS = model_preset("nemotron-3-super-120b-a12b"), model_preset("gpt-oss-20b")
+FIELDS_OF_KINDS: list[tuple[ModelShape, dict[str, Any]]] = [
+    (
+        MLA,
+        {
+            "multi_latent_attention": True,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_head_dim": 128,
+            "qk_pos_emb_head_dim": 64,
+            "v_head_dim": 128,
+            "rope_type": "rope",
+            "mtp_num_layers": 1,
+            "moe_layer_freq": [0] * 3 + [1] * 58,
+            "moe_router_num_groups": 8,
+            "moe_router_topk_scaling_factor": 2.5,
+        },
+    ),
+    (replace(MLA, q_lora_rank=0), {"q_lora_rank": None}),
+    (
+        NEXT,
+        {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": 4,
+            "linear_num_value_heads": 32,
+            "attention_output_gate": True,
+            "moe_shared_expert_gate": True,
+        },
+    ),
+    (
+        SUPER,
+        {
+            "is_hybrid_model": True,
+            "mamba_num_heads": 128,
+            "moe_latent_size": 1024,
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+        },
+    ),
+    (OSS, {"softmax_type": "learnable", "add_bias_linear": True, "window_attn_skip_freq": 2}),
+]
+
+
+@pytest.mark.parametrize("name", ["megatron-lm", "megatron-bridge"])
+def test_megatron_core_reads_back_fields_of_kinds(tmp_path: Path, name: str) -> None:
+    paths = [
+        written_job(tmp_path / str(number), name, TrainerJob(model=model, layout=Layout()), [*said])
+        for number, (model, said) in enumerate(FIELDS_OF_KINDS)
+    ]
+    answers = read("megatron-core", READERS[name][1], paths, [1] * len(paths))
+    for (model, said), answer in zip(FIELDS_OF_KINDS, answers, strict=True):
+        assert {field: answer.get(field) for field in said} == said, (model.name, answer)
+        assert answer["num_layers"] == model.num_layers

@@ -10,7 +10,7 @@ import pytest
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
-from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.adapter import SHAPE_FIELDS, TrainerJob
 from layout_tuner.trainers.registry import ADAPTERS
 from tests.exports.exported_files import ENVIRONMENTS, LLAMA, READERS, written_job
 from tests.exports.trainer_environments import reading
@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.exports, pytest.mark.timeout(300)]
 
 BF16: Final = {"precision": "bf16"}
 SHAPE: Final = dict.fromkeys(
-    ("num_experts", "head_dim", "qk_norm", "attention_window"),
-    "the export writes no such field, and would train another model",
+    SHAPE_FIELDS, "the export writes no such field, and would train another model"
 )
 ATTENTION: Final = dict.fromkeys(ATTENTION_FIELDS, SHAPE["num_experts"])
 
@@ -93,6 +92,8 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "rank_order_of_fsdp": "Megatron-Bridge's, which needs Transformer Engine",
         "whole_rotary_base": "the export rounds it, for a flag of whole numbers",
         "unfused_over_cp": "Transformer Engine's, on the device",
+        "lacking_fields": "the flags are other models', or fail in a layer, on the device",
+        "geglu": "the export writes no flag, and would train another model",
         "modules_of_all_layers": "the export writes no number of layers beside modules",
         "distributed_optimizer": "its program's arguments, which need a device",
     },

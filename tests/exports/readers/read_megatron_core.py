@@ -20,8 +20,9 @@ stand_in("megatron.core.transformer.moe.ops.paged_stash")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from megatron.core.activations import squared_relu
     from megatron.core.model_parallel_config import ModelParallelConfig
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
     from megatron.core.transformer.enums import AttnBackend
 
 NAMES = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
@@ -50,29 +51,41 @@ PROVIDED = {
     "share_embeddings_and_output_weights",
     "position_embedding_type",
     "rotary_base",
+    "rotary_percent",
+    "hybrid_layer_pattern",
 }
-"""Fields that Megatron-Bridge's GPTModelProvider adds to those of megatron-core."""
+"""Fields that Megatron-Bridge's providers add to those of megatron-core."""
 
 
 def bridged(model):
     known = {name: value for name, value in model.items() if name not in PROVIDED}
-    known["activation_func"] = getattr(torch.nn.functional, known["activation_func"])
+    name = known["activation_func"]
+    relu2 = name == "squared_relu"
+    known["activation_func"] = squared_relu if relu2 else getattr(torch.nn.functional, name)
     # Its mixed precision sets both.
     if known["pipeline_model_parallel_size"] > 1:
         known["pipeline_dtype"] = torch.float32
     if known.get("overlap_moe_expert_parallel_comm"):
         known["bf16"] = True
-    return TransformerConfig(**known)
+    return config_class(known)(**known)
+
+
+def config_class(known):
+    return MLATransformerConfig if known.get("multi_latent_attention") else TransformerConfig
 
 
 def configured(words):
     values = values_of(words)
-    types = {field.name: type(field.default) for field in fields(TransformerConfig)}
+    types = {field.name for field in fields(config_class(values))}
     known = {}
     for flag, value in values.items():
         name = NAMES.get(flag, flag)
         if name in types:
-            known[name] = json.loads(value) if _is_number(value) else value
+            known[name] = json.loads(value) if _is_number(value) or _is_list(value) else value
+    if "multi_latent_attention" in known:
+        known.setdefault("q_lora_rank", None)  # the flag's default, and not the class's
+    if "hybrid_layer_pattern" in values:
+        known |= of_hybrid(values)
     if isinstance(known.get("recompute_modules"), str):  # nargs="*": one word is a list, too
         known["recompute_modules"] = [known["recompute_modules"]]
     if "num_virtual_stages_per_pipeline_rank" in values:
@@ -87,7 +100,20 @@ def configured(words):
         known["pipeline_dtype"] = dtype or torch.float32
     parallel = {field.name for field in fields(ModelParallelConfig)}
     ModelParallelConfig(**{name: value for name, value in known.items() if name in parallel})
-    return TransformerConfig(**known)
+    return config_class(known)(**known)
+
+
+def of_hybrid(values):
+    """What `validate_args` makes of a pattern, which overrides the number of layers."""
+    main = values["hybrid_layer_pattern"].split("/")[0]
+    stages = main.count("|") + 1
+    vpp = stages // int(values["pipeline_model_parallel_size"])
+    vpp = {"virtual_pipeline_model_parallel_size": vpp} if vpp > 1 else {}
+    return {"num_layers": len(main) - stages + 1, "is_hybrid_model": True, **vpp}
+
+
+def _is_list(value):
+    return isinstance(value, str) and value.startswith("[")
 
 
 def _is_number(value):
