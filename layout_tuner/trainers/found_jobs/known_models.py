@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 _LLAMA_3: Final = {"vocab_size": 128256, "rotary_base": 5e5, "seq_length": 8192}
 _MISTRAL: Final = {"head_dim": 128, "vocab_size": 131072}
 _QWEN: Final = {"vocab_size": 151936, "rotary_base": 1e6, "seq_length": 4096}
-_QWEN_2: Final = _QWEN | {"lacks": "biases of queries, keys and values"}
+_QWEN_2: Final = _QWEN | {"biases": "qkv"}
 _QWEN_2_LARGE: Final = _QWEN_2 | {"vocab_size": 152064}
 _QWEN_3: Final = _QWEN | {"head_dim": 128, "qk_norm": True}
 _TIED: Final = {"tied_embeddings": True}
@@ -80,8 +79,6 @@ _SHAPES: Final = (
     _gpt("gpt2-xl", (48, 1600, 6400, 25, 25)),
 )
 
-_GPT_OSS: Final = MODEL_PRESETS["gpt-oss-120b"]
-
 _PRESETS: Final[Mapping[str, str]] = {
     name: preset
     for preset, names in {
@@ -90,18 +87,22 @@ _PRESETS: Final[Mapping[str, str]] = {
         "llama-70b": "llama3-70b llama3.1-70b llama3.3-70b deepseek-r1-distill-llama70b",
         "llama-1b": "llama3.2-1b",
         "llama-3b": "llama3.2-3b",
-        "mixtral-8x7b": "mixtral8x7b",
-        "mixtral-8x22b": "mixtral8x22b",
-        "qwen3-30b-a3b": "qwen3-30b-a3b",
-        "qwen3-235b-a22b": "qwen3-235b-a22b",
-        "gpt-oss-120b": "gpt-oss120b",
+        "deepseek-v3": "deepseek-r1",
+        "glm-4.5": "glm45-355b",
+        "glm-4.5-air": "glm45-air-106b",
+        "nemotron-3-nano-30b-a3b": "nemotron-3-nano nvidia-nemotron-3-nano-30b-a3b",
+        "nemotron-3-super-120b-a12b": "nemotron-3-super nvidia-nemotron-3-super-120b-a12b",
+        "llama-4-scout": "llama4-scout-17b-16e llama4-17bx16e",
+        "llama-4-maverick": "llama4-maverick-17b-128e llama4-17bx128e",
         "gpt-125m": "gpt3-125m gpt3-126m",
         "gpt-175b": "gpt3-175b",
     }.items()
     for name in names.split()
 }
-"""Presets by published names. A preset's own name is no published one where it leaves out the
-generation: `llama-7b` is Llama 1 elsewhere."""
+"""Presets by further published names."""
+
+_OWN_NAMES: Final = re.compile(r"(tiny|small|llama-\d+b|gpt-\d).*")
+"""Presets whose names are not published, or without the generation: `llama-7b` is Llama 1."""
 
 _SAME: Final[Mapping[str, str]] = {
     "llama3-405b": "llama3.1-405b",  # torchtitan's llama3 of that flavor
@@ -115,13 +116,6 @@ _SAME: Final[Mapping[str, str]] = {
     "qwen2-500m": "qwen2.5-0.5b",
     "qwen2.5-500m": "qwen2.5-0.5b",
     "qwen3-600m": "qwen3-0.6b",
-}
-
-_KNOWN: Final[Mapping[str, ModelShape]] = {
-    **{shape.name: shape for shape in _SHAPES},
-    **{name: MODEL_PRESETS[preset] for name, preset in _PRESETS.items()},
-    # config.json of openai/gpt-oss-20b: 24 layers and 32 experts, all else is that of 120b.
-    "gpt-oss20b": replace(_GPT_OSS, name="gpt-oss-20b", num_layers=24, num_experts=32),
 }
 
 _OF_USE: Final = re.compile(
@@ -140,6 +134,15 @@ def _canonical(name: str) -> str:
     word = re.sub(r"^meta-(?=llama)", "", word)
     word = _FAMILY.sub(r"\1", word)
     return _VERSION.sub(r"\1\2.\3-", word)
+
+
+_KNOWN: Final[Mapping[str, ModelShape]] = {
+    **{shape.name: shape for shape in _SHAPES},
+    **{name: MODEL_PRESETS[preset] for name, preset in _PRESETS.items()},
+    **{
+        _canonical(name): each for name, each in MODEL_PRESETS.items() if not _OWN_NAMES.match(name)
+    },
+}
 
 
 def known_model(name: str) -> ModelShape | None:
