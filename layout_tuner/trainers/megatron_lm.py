@@ -23,6 +23,15 @@ from layout_tuner.trainers.adapter import (
 )
 from layout_tuner.trainers.knobs.megatron import MEGATRON_LM_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
+from layout_tuner.trainers.shapes.megatron_fields import (
+    LACKING_FIELDS,
+    attention_values,
+    expert_values,
+    hybrid_pattern,
+    is_hybrid,
+    mixer_checks,
+    stages_text,
+)
 
 NORM_EPSILON: Final = 1e-5
 """Of the embedded model's norms."""
@@ -99,6 +108,7 @@ def _checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
         layout.dp_cp % layout.zero_replicas != 0,
         f"{'dp' if layout.cp == 1 else 'dp*cp'}={layout.dp_cp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
+    yield from mixer_checks(layout, model)
     yield from _expert_checks(layout, model)
 
 
@@ -116,6 +126,10 @@ def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, st
     yield (
         model.num_experts % ep != 0,
         f"num_experts={model.num_experts} is not divisible by ep={ep}",
+    )
+    yield (
+        model.biases_of == "all" and etp > 1,
+        f"biases=all with etp={etp}: experts with biases are not divided; export a trial with etp=1",
     )
     ranks = tp * layout.dp_cp
     yield ranks % (etp * ep) != 0, f"tp*cp*dp={ranks} is not divisible by etp*ep={etp * ep}"
@@ -235,6 +249,12 @@ SPLIT_FLAGS: Final = (
 """They count embedding and head as layers of the pipeline's split."""
 STAGES_FLAG: Final = "--pipeline-model-parallel-layout"
 """The layers of each of pp * vpp stages, in the letters of `Layout.pipeline_layout`."""
+PATTERN_FLAG: Final = "--hybrid-layer-pattern"
+"""Layers of several kinds and the stages that have them."""
+HYBRID_SPEC: Final = [
+    *("--spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+]
+"""The modules of such layers."""
 MODULES_FLAG: Final = "--recompute-modules"
 MODULE_NAMES: Final[Mapping[str, str]] = {"core_attention": "core_attn"}
 """Its names of modules that have another one here."""
@@ -245,17 +265,19 @@ PIPELINE_FIRST_FLAG: Final = "--use-tp-pp-dp-mapping"
 
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
+    has_pattern = is_hybrid(model)  # which has the number of layers
     return [
         *parallel_flags(layout),
-        *_mesh_and_split_flags(layout),
-        *_interleaving_and_zero_flags(layout),
+        *_mesh_and_split_flags(layout, model),
+        *_interleaving_and_zero_flags(layout, model),
         *batch_flags(layout),
-        *shape_flags(model),
+        *(words for words in shape_flags(model) if words[0] != "--num-layers" or not has_pattern),
+        *([HYBRID_SPEC] if has_pattern else []),
         # No padding of the vocabulary, as in the probe.
         ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size)],
         *_family_flags(model),
         *_attention_flags(model),
-        *_expert_flags(job),
+        *_flags(expert_values(job)),
         *recompute_flags(layout),
         *_lever_flags(job),
         ["--seed", str(job.seed + 1)],  # all of the family refuse 0
@@ -270,10 +292,10 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
     layout = job.layout
     return [
         *parallel_flags(layout),
-        *_mesh_and_split_flags(layout),
-        *_interleaving_and_zero_flags(layout),
+        *_mesh_and_split_flags(layout, job.model),
+        *_interleaving_and_zero_flags(layout, job.model),
         *batch_flags(layout, with_loss_scale=False),
-        *(words for words in _expert_flags(job) if _OF_THE_PLACEMENT.fullmatch(words[0])),
+        *(words for words in _flags(expert_values(job)) if _OF_THE_PLACEMENT.fullmatch(words[0])),
         *recompute_flags(layout),
         *_lever_flags(job),
     ]
@@ -299,23 +321,26 @@ FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 """The only format of checkpoints that Megatron-FSDP accepts."""
 
 
-def _mesh_and_split_flags(layout: Layout) -> list[list[str]]:
+def _mesh_and_split_flags(layout: Layout, model: ModelShape) -> list[list[str]]:
     flags = []
     if layout.cp > 1:
         named = [(LAYOUT_FLAGS[name], getattr(layout, name)) for name in ("cp", "cp_comm_type")]
         flags.append([str(word) for pair in named for word in pair])
     if layout.rank_order == "tp_cp_pp_dp":
         flags.append([PIPELINE_FIRST_FLAG])
+    if is_hybrid(model):  # with it the options of stages are refused
+        return [*flags, [PATTERN_FLAG, hybrid_pattern(layout, model)]]
     if layout.is_written_out:
-        flags.append([STAGES_FLAG, layout.pipeline_layout])
+        flags.append([STAGES_FLAG, stages_text(layout, model)])
     counted_ends = zip(SPLIT_FLAGS, layout.counted_ends, strict=True)
     flags += [[name] for name, counts in counted_ends if counts]
     return flags
 
 
-def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
+def _interleaving_and_zero_flags(layout: Layout, model: ModelShape) -> list[list[str]]:
     flags = []
-    if layout.vpp > 1 and not layout.is_written_out:  # the stages say it, and the option is refused
+    # Stages that are written out say it, and the option is refused.
+    if layout.vpp > 1 and not layout.is_written_out and not is_hybrid(model):
         flags.append([LAYOUT_FLAGS["vpp"], str(layout.vpp)])
     if layout.zero_stage:
         flags += [
@@ -367,7 +392,11 @@ def batch_flags(layout: Layout, *, with_loss_scale: bool = True) -> list[list[st
 def shape_flags(model: ModelShape) -> list[list[str]]:
     """The sizes of the model, and what the embedded one fixes, under names that all share."""
     flags = [
-        *([flag, str(getattr(model, name))] for name, flag in MODEL_FLAGS.items()),
+        *(
+            [flag, str(size)]
+            for name, flag in MODEL_FLAGS.items()
+            if (size := getattr(model, name))
+        ),
         ["--max-position-embeddings", str(model.seq_length)],
         ["--make-vocab-size-divisible-by", "1"],
         [
@@ -376,8 +405,9 @@ def shape_flags(model: ModelShape) -> list[list[str]]:
         ],
         ["--init-method-std", str(INIT_STD)],
     ]
-    if model.family == "llama":
-        flags.append(["--swiglu", "--disable-bias-linear"])
+    activation = {"swiglu": ["--swiglu"], "relu2": ["--squared-relu"]}.get(model.activation_of, [])
+    if words := activation + ["--disable-bias-linear"] * (model.biases_of != "all"):
+        flags.append(words)
     if not model.tied_embeddings:
         flags.append(["--untie-embeddings-and-output-weights"])
     return flags
@@ -387,67 +417,45 @@ def _family_flags(model: ModelShape) -> list[list[str]]:
     flags = [["--norm-epsilon", str(NORM_EPSILON)]]
     if model.num_kv_heads != model.num_heads:
         flags.append(["--group-query-attention", "--num-query-groups", str(model.num_kv_heads)])
-    if model.family == "llama":
-        base = ["--rotary-base", str(int(model.rotary_base))]
-        flags += [["--normalization", "RMSNorm"], ["--position-embedding-type", "rope", *base]]
-    else:
-        flags.append(["--position-embedding-type", "learned_absolute"])
-    return flags
+    if not model.has_layer_norms:
+        flags.append(["--normalization", "RMSNorm"])
+    positions = ["--position-embedding-type", position_type(model)]
+    if positions[1] == "rope":
+        positions += ["--rotary-base", str(int(model.rotary_base))]
+    return [*flags, positions]
+
+
+def position_type(model: ModelShape) -> str:
+    """The word for the positions that a model adds or rotates by."""
+    if model.family == "gpt":
+        return "learned_absolute"
+    return "rope" if model.rotary_fraction else "none"
 
 
 def _attention_flags(model: ModelShape) -> list[list[str]]:
-    flags = []
-    if backend := {"fused": "auto", "unfused": "unfused"}.get(model.attention or ""):
-        flags.append(["--attention-backend", backend])
-    if model.head_dim is not None:
-        flags.append(["--kv-channels", str(model.head_dim)])
-    if model.qk_norm:
-        flags.append(["--qk-layernorm"])
-    if model.attention_window is not None:
-        # Megatron counts the positions before a token's own.
-        window = ["--window-size", f"{model.attention_window - 1},0"]
-        if model.full_attention_every is not None:
-            window += ["--window-attn-skip-freq", str(model.full_attention_every)]
-        flags.append(window)
-    return flags
+    backend = {"fused": "auto", "unfused": "unfused"}.get(model.attention or "")
+    return [["--attention-backend", backend]] * bool(backend) + _flags(attention_values(model))
 
 
-def expert_values(job: TrainerJob) -> dict[str, Any]:
-    """The mixture of experts by the fields of megatron-core; empty: the model is dense.
-
-    The router's choice is the probe's: the largest logits in fp32, and no loss that balances. etp
-    is always stated: where nothing is, it is tp.
-    """
-    model = job.model
-    if not model.num_experts:
-        return {}
-    values: dict[str, Any] = {
-        "num_moe_experts": model.num_experts,
-        "moe_router_topk": model.experts_per_token,
-        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
-        "expert_model_parallel_size": job.layout.ep,
-        "expert_tensor_parallel_size": job.layout.etp,
-        "moe_grouped_gemm": True,
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
-        "moe_token_dispatcher_type": "alltoall",
-    }
-    if model.experts_per_token == 1:
-        values["moe_router_pre_softmax"] = True  # TransformerConfig refuses to do without
-    if model.shared_expert_ffn_hidden_size:
-        values["moe_shared_expert_intermediate_size"] = model.shared_expert_ffn_hidden_size
-    if model.num_dense_layers:
-        values["moe_layer_freq"] = [int(model.has_experts(i)) for i in range(model.num_layers)]
-    if job.balanced_routing:
-        values["moe_router_force_load_balancing"] = True
-    return values
+_FLAG_NAMES: Final = {"num_moe_experts": "--num-experts", "apply_rope_fusion": "--no-rope-fusion"}
+"""Flags with other names than their fields."""
 
 
-def _expert_flags(job: TrainerJob) -> list[list[str]]:
-    flags = []
-    for name, value in expert_values(job).items():
-        flag = f"--{name.replace('_', '-').replace('num-moe-', 'num-')}"
-        flags.append([flag] if value is True else [flag, str(value).replace(" ", "")])
+def _flags(values: Mapping[str, Any]) -> list[list[str]]:
+    """Fields of megatron-core as flags."""
+    flags: list[list[str]] = []
+    for name, value in values.items():
+        words = [_FLAG_NAMES.get(name, f"--{name.replace('_', '-')}")]
+        if value is None:
+            continue
+        if name == "window_size":
+            words.append(",".join(map(str, value)))
+        elif not isinstance(value, bool):
+            words.append(str(value).replace(" ", ""))
+        if name == "window_attn_skip_freq":
+            flags[-1] += words
+        else:
+            flags.append(words)
     return flags
 
 
@@ -506,11 +514,17 @@ def notes(job: TrainerJob, trainer: str) -> list[str]:
         f"{counted(layout.num_nodes, 'node')}",
         f"seed {job.seed} of the campaign is seed {job.seed + 1} here: {trainer} refuses 0",
     ]
-    if job.model.experts_per_token == 1:
+    if job.model.experts_per_token == 1 and job.model.router_score == "softmax":
         found.append(
             f"experts_per_token=1: {trainer} weighs an expert's output by the expert's share among all "
             "(--moe-router-pre-softmax, which it asks for), and the probe by 1, so that its router "
             "learns nothing: losses differ, time and memory do not"
+        )
+    if length := job.model.mean_document_length:
+        found.append(
+            f"mean_document_length={length} is of your data, in which attention has to stay inside "
+            "documents (--dataloader-inter-document-masking, since core 0.19); mock data has whole "
+            "sequences, whose attention takes longer"
         )
     if job.compile:
         found.append(
@@ -526,7 +540,17 @@ def _notes(job: TrainerJob) -> list[str]:
             f"zero_stage={job.layout.zero_stage} is Megatron-FSDP, which refuses "
             "CUDA_DEVICE_MAX_CONNECTIONS=1"
         )
-    if job.model.family == "llama":
+    if is_hybrid(job.model):
+        found.append(
+            "the model is pretrain_hybrid.py's, of Megatron-LM core 0.18 and later: before it is "
+            "pretrain_mamba.py, and before 0.17 the pattern has no |; it needs mamba-ssm and "
+            "causal-conv1d"
+        )
+    if job.model.linear_num_key_heads:
+        found.append(
+            "a gated delta net needs core 0.16 or later, Transformer Engine and flash-linear-attention"
+        )
+    if position_type(job.model) == "rope" and not job.model.kv_lora_rank:
         found.append("rotary positions need Transformer Engine 1.4 or later, or --no-rope-fusion")
     if job.model.attention == "fused":
         found.append(
@@ -550,6 +574,16 @@ def _notes(job: TrainerJob) -> list[str]:
     return found
 
 
+_GEGLU: Final = TrainerRule(
+    name="geglu",
+    source="megatron/training/argument_utils.py, core_transformer_config_from_args",
+    broken=lambda _, model: model.activation_of == "geglu",
+    sentence=lambda *_: (
+        "activation=geglu: Megatron-LM has --quick-geglu alone, another function; use the format "
+        "megatron-bridge"
+    ),
+)
+
 MEGATRON_LM: Final = TrainerAdapter(
     name="megatron-lm",
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
@@ -558,7 +592,7 @@ MEGATRON_LM: Final = TrainerAdapter(
     levers=lambda _layout: (
         *("stages", "modules", "layers", "activations", "optimizer", "bf16_states"),
     ),
-    rules=(*ARGUMENT_RULES, UNFUSED_OVER_CP),
+    rules=(*ARGUMENT_RULES, LACKING_FIELDS, _GEGLU, UNFUSED_OVER_CP),
     layout_arguments=_argument_groups,
     placement_groups=_placement_groups,
     notes=_notes,

@@ -30,6 +30,7 @@ from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
 from layout_tuner.trainers.nanotron import NANOTRON
 from layout_tuner.trainers.placeholders import ENVIRONMENT_PREFIX, environment_values
+from layout_tuner.trainers.shapes.megatron_fields import is_hybrid
 
 JOB_FILE: Final = "job.json"
 
@@ -164,8 +165,8 @@ def megatron_deepspeed(source: ExportSource) -> RenderedJob:
             ),
         },
         setup=(_ONE_CONNECTION, HERE),
-        program=_pretrain_gpt(
-            "MEGATRON_DEEPSPEED_DIR",
+        program=_pretrain(
+            "MEGATRON_DEEPSPEED_DIR/pretrain_gpt.py",
             "$DATA_ARGS",
             MEGATRON_DEEPSPEED.argument_groups(source.job),
             "--log-interval 1",
@@ -185,8 +186,8 @@ def megatron_lm(source: ExportSource) -> RenderedJob:
         required={"MEGATRON_DIR": ("/path/to/Megatron-LM", "a checkout of Megatron-LM")},
         usage=('real data instead of mock data: DATA_ARGS="--data-path ... --split 99,1,0"',),
         setup=(_connections(source),),
-        program=_pretrain_gpt(
-            "MEGATRON_DIR",
+        program=_pretrain(
+            f"MEGATRON_DIR/pretrain_{'hybrid' if is_hybrid(source.job.model) else 'gpt'}.py",
             "${DATA_ARGS:---mock-data}",
             MEGATRON_LM.argument_groups(source.job),
             "--log-interval 1 --log-throughput",
@@ -217,13 +218,13 @@ def nanotron(source: ExportSource) -> RenderedJob:
     return script.job(source, _yaml(config, NANOTRON, source))
 
 
-def _pretrain_gpt(
-    folder: str, data: str, groups: Sequence[Sequence[str]], log: str, *more: str
+def _pretrain(
+    program: str, data: str, groups: Sequence[Sequence[str]], log: str, *more: str
 ) -> tuple[str, ...]:
-    """Lines that set PROGRAM to pretrain_gpt.py in the folder of a variable."""
+    """Lines that set PROGRAM to a program, whose path begins with a variable's name."""
     return (
         f'read -r -a DATA <<<"{data}"',
-        f'PROGRAM=("${folder}/pretrain_gpt.py"',
+        f'PROGRAM=("${program}"',
         *(f"    {shlex.join(words)}" for words in groups),
         "    --train-iters 100 --lr 1e-4 --lr-decay-style constant",
         f"    --eval-iters 0 {log}",

@@ -1,0 +1,1 @@
+"""Shapes of models, as trainers write them."""
