@@ -20,6 +20,10 @@ _MISTRAL: Final = {"head_dim": 128, "vocab_size": 131072}
 _QWEN: Final = {"vocab_size": 151936, "rotary_base": 1e6, "seq_length": 4096}
 _QWEN_2: Final = _QWEN | {"biases": "qkv"}
 _QWEN_2_LARGE: Final = _QWEN_2 | {"vocab_size": 152064}
+_LATENT: Final = dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 128) | {"qk_rope_head_dim": 64}
+_DEEPSEEK_2: Final = _LATENT | {"kv_lora_rank": 512, "vocab_size": 102400, "num_dense_layers": 1}
+_EXPERTS: Final = ("num_experts", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size")
+_GROUPED: Final = {"q_lora_rank": 1536, "router_groups": 8, "router_topk_groups": 3}
 _QWEN_3: Final = _QWEN | {"head_dim": 128, "qk_norm": True}
 _TIED: Final = {"tied_embeddings": True}
 
@@ -36,6 +40,12 @@ def _shape(family: str, name: str, widths: _Widths, **fields: Any) -> ModelShape
 
 _llama: Final = partial(_shape, "llama")
 _gpt: Final = partial(_shape, "gpt", vocab_size=50257, seq_length=1024)
+
+
+def _deepseek(name: str, widths: _Widths, experts: tuple[int, int, int], **more: Any) -> ModelShape:
+    fields = dict(zip(_EXPERTS, experts, strict=True))
+    return _llama(name, widths, **_DEEPSEEK_2, **fields, **more, experts_per_token=6)
+
 
 _SHAPES: Final = (
     # arXiv:2302.13971, table 2: Llama 1, of sequences of 2,048 tokens.
@@ -72,6 +82,15 @@ _SHAPES: Final = (
     _llama("qwen3-8b", (36, 4096, 12288, 32, 8), **_QWEN_3),
     _llama("qwen3-14b", (40, 5120, 17408, 40, 8), **_QWEN_3),
     _llama("qwen3-32b", (64, 5120, 25600, 64, 8), **_QWEN_3),
+    # config.json of deepseek-ai/DeepSeek-V2-Lite and DeepSeek-V2.
+    _deepseek("deepseek-v2-lite", (27, 2048, 10944, 16, 16), (64, 1408, 2816)),
+    _deepseek(
+        "deepseek-v2",
+        (60, 5120, 12288, 128, 128),
+        (160, 1536, 3072),
+        **_GROUPED,
+        router_scaling_factor=16.0,
+    ),
     # config.json of openai-community: gpt2 to gpt2-xl.
     _gpt("gpt2", (12, 768, 3072, 12, 12)),
     _gpt("gpt2-medium", (24, 1024, 4096, 16, 16)),

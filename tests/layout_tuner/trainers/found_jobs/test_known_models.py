@@ -49,6 +49,8 @@ PUBLISHED = {
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8.03,
     "deepseek_v3": 671,
     "deepseek-ai/DeepSeek-R1": 671,
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": 15.7,
+    "deepseek_v2": 236,
     "moonshotai/Kimi-K2-Instruct": 1026,
     "glm45_355b": 353,
     "zai-org/GLM-4.5-Air-Base": 107,
