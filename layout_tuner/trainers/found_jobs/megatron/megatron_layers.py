@@ -8,7 +8,6 @@ megatron/core/models/hybrid/hybrid_layer_allocation.py.
 
 from __future__ import annotations
 
-import ast
 import re
 from itertools import cycle, islice
 from typing import Final
@@ -33,6 +32,7 @@ _VARIANT: Final = "--experimental-attention-variant"
 _LETTERS: Final = {**SYMBOLS, "+": "full"}
 """Kinds by the letters of a pattern; `+` is latent attention."""
 _MOST_LAYERS: Final = 1 << 14
+_LIST: Final = r"\[([01,]*)\]"
 
 
 def read_kinds(arguments: Arguments) -> tuple[str, ...]:
@@ -145,32 +145,22 @@ def _read_window(arguments: Arguments) -> None:
 def layers_of_text(text: str) -> list[int] | None:
     """What a text such as `([0]*3+[1]*58)` lists, without running it; None: it is of another form.
 
-    Digits, brackets, commas, * and + alone are read, and no more than a model can have layers.
+    No more is written out than a model can have layers.
     """
-    if not re.fullmatch(r"[][0-9()*+, ]+", text) or ",]" in text.replace(" ", ""):
-        return None
-    try:
-        found = _layers(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    return found if found and set(found) <= {0, 1} else None
+    text, before = text.replace(" ", ""), ""
+    while text != before and len(text) <= 2 * _MOST_LAYERS:
+        before = text
+        text = re.sub(rf"\({_LIST}\)", r"[\1]", text)
+        text = re.sub(rf"{_LIST}\*(\d{{1,9}})", _repeated, text)
+        text = re.sub(rf"{_LIST}\+{_LIST}(?!\*)", _joined, text)
+    is_list = re.fullmatch(r"\[[01](,[01])*\]", text) and len(text) <= 2 * _MOST_LAYERS + 1
+    return [int(each) for each in text[1:-1:2]] if is_list else None
 
 
-def _layers(tree: ast.expr) -> list[int]:
-    """What a list, a sum of lists or a multiple of one holds; ValueError for other expressions."""
-    match tree:
-        case ast.List(elts=elements):
-            values = [each.value if isinstance(each, ast.Constant) else None for each in elements]
-            found = [each for each in values if isinstance(each, int)]
-            if len(found) < len(values):
-                raise ValueError
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            found = [*_layers(left), *_layers(right)]
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
-            inner = _layers(left)
-            found = inner * min(times, _MOST_LAYERS // max(len(inner), 1) + 1)
-        case _:
-            raise ValueError
-    if len(found) > _MOST_LAYERS:
-        raise ValueError
-    return found
+def _repeated(found: re.Match[str]) -> str:
+    most = 2 * _MOST_LAYERS // (len(found[1]) + 1) + 1  # one too many is seen at the end
+    return f"[{','.join([found[1]] * min(int(found[2]), most)) if found[1] else ''}]"
+
+
+def _joined(found: re.Match[str]) -> str:
+    return f"[{','.join(filter(None, found.groups()))}]"
