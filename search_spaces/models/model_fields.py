@@ -266,7 +266,7 @@ _UNSTATED: Final[Mapping[str, tuple[int | None, ...]]] = {
 }
 """Numbers that a model may lack, each with the values outside of its range that it may have."""
 
-_SWITCHES: Final = (
+SWITCHES: Final = (
     "tied_embeddings",
     "attention_output_gate",
     "attention_sinks",
@@ -293,7 +293,7 @@ def _problem(name: str, value: object) -> str | None:
         return f"{shown(value)} is not one of {', '.join(_CHOICES[name])}{hint}"
     if name == "lacks" and not is_line(value):
         return f"{shown(value)} is not a line of text"
-    if name in _SWITCHES or (name == "qk_norm" and value != "width"):
+    if name in SWITCHES or (name == "qk_norm" and value != "width"):
         return switch_problem(value)
     if name == "layer_kinds":
         read = read_layer_kinds(value) if value else ()
