@@ -88,7 +88,7 @@ def _kinds_of_lists(arguments: Arguments) -> tuple[str, ...]:
     ]
     if not all(lists):
         return ()
-    number = max(value(f"{MODEL}num_layers") or 0, *map(len, lists))  # a pattern may be cut
+    number = value(f"{MODEL}num_layers") or max(map(len, lists))
     layers = zip(*(islice(cycle(each), number) for each in lists), strict=True)
     kinds = tuple(
         f"{'gated_delta_net' if is_delta else 'window' if has_window else 'full'}"
@@ -98,8 +98,11 @@ def _kinds_of_lists(arguments: Arguments) -> tuple[str, ...]:
     if value(f"{MODEL}attention_window") and not any("window" in kind for kind in kinds):
         arguments.findings.forget(f"{MODEL}attention_window")
     said = " ".join(arguments.options[flag].said for flag in parts if flag in arguments.options)
-    for name, stated in stated_kinds(kinds).items():
-        arguments.findings.note(f"{MODEL}{name}", stated, said)
+    stated = stated_kinds(kinds)
+    if len(lists[0]) > number and "layer_kinds" not in stated:
+        stated["full_attention_every"] = len(lists[0])  # in none of the layers
+    for name, each in stated.items():
+        arguments.findings.note(f"{MODEL}{name}", each, said)
     return kinds
 
 

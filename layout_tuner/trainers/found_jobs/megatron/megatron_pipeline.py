@@ -6,7 +6,6 @@ The rules are those of `validate_args` (megatron/training/arguments.py) and of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -73,13 +72,12 @@ def _read_text(arguments: Arguments, text: str, pp: int | None) -> None:
     """Reads the stages that are written out, in the letters of `pipeline_layout`."""
     option = arguments.options[STAGES_FLAG]
     try:
-        # Depths of multi-token prediction are before the loss here, too.
-        letters = re.sub("m+L$", "L", unfolded(text))
+        num_stages = unfolded(text).count("|") + 1
     except ValueError as error:
         return arguments.miss_all(option, str(error), ("vpp", "pipeline_split"))
-    vpp = _vpp_of_stages(arguments, STAGES_FLAG, letters.count("|") + 1, pp)
+    vpp = _vpp_of_stages(arguments, STAGES_FLAG, num_stages, pp)
     try:
-        written = canonical_layout(letters)
+        written = canonical_layout(text)
     except ValueError as error:
         return arguments.miss(option, str(error), "pipeline_split")
     return _note_split(arguments, STAGES_FLAG, stage_layers(written), pp, vpp)
