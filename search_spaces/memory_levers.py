@@ -31,7 +31,7 @@ LEVER_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="mlp_needs_dense_layers",
         illegal=lambda c, x: (
-            c.repeats("mlp") & (x.model.num_experts > 0) & (x.model.num_dense_layers == 0)
+            c.repeats("mlp") & all(each.shape.feed_forward != "dense" for each in x.model.kinds)
         ),
         sentence=lambda layout, _: (
             f"recompute={layout.recompute}: mlp is the feed-forward of dense layers, and all layers "
@@ -40,10 +40,10 @@ LEVER_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="mla_up_proj_needs_latent_attention",
-        illegal=lambda c, _: c.repeats("mla_up_proj"),
+        illegal=lambda c, x: c.repeats("mla_up_proj") & (x.model.kv_lora_rank == 0),
         sentence=lambda layout, _: (
-            f"recompute={layout.recompute}: mla_up_proj is a part of latent attention, which no "
-            "model here can state; leave it out"
+            f"recompute={layout.recompute}: mla_up_proj is a part of latent attention, and the "
+            "model has none; leave it out"
         ),
     ),
     Rule(

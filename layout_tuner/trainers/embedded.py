@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from layout_tuner.search_spaces.layouts.layout import RANK_ORDERS, SCHEDULES
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
-from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, shape_rules
+from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.untrained_models import UNTRAINED, untrained_sentence
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob, TrainerRule, shape_rules
 from layout_tuner.trainers.knobs.embedded import EMBEDDED_KNOBS
 
 EMBEDDED_TRAINER: Final = "embedded"
@@ -40,13 +42,25 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     }
 
 
+def _untrained(name: str, words: Callable[[ModelShape], str]) -> TrainerRule:
+    return TrainerRule(
+        name=name,
+        source="search_spaces/untrained_models.py",
+        broken=lambda _, model: bool(words(model)),
+        sentence=lambda _, model: untrained_sentence(words(model)),
+    )
+
+
 EMBEDDED: Final = TrainerAdapter(
     name=EMBEDDED_TRAINER,
     target_version=f"job version {JOB_VERSION}",
     needs="layout-tuner itself, on every node",
     rank_orders=RANK_ORDERS,
     schedules=tuple(each for each in SCHEDULES if each not in V_SLOTS),
-    rules=shape_rules("the embedded trainer", "search_spaces/legality_rules.py", ATTENTION_FIELDS),
+    rules=(
+        *shape_rules("the embedded trainer", "search_spaces/legality_rules.py", ATTENTION_FIELDS),
+        *(_untrained(name, words) for name, words in UNTRAINED.items()),
+    ),
     layout_values=_values,
     has_columns=True,
     levers=lambda _layout: ("stages", "modules", "layers", "layers_by_rank", "bf16_states"),

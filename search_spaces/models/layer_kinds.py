@@ -8,6 +8,7 @@ as Nemotron-H have `mamba2` and `experts` as layers of their own, Qwen3-Next
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import cycle, groupby, islice
 from typing import Any, Final, Literal, get_args
 
@@ -43,6 +44,7 @@ MOST_KINDS: Final = 1 << 14
 """Most layers that a list may name."""
 
 
+@cache
 def sublayers_of(kind: str) -> tuple[Mixer | None, FeedForward | None]:
     """What a kind mixes tokens with, and its feed-forward; None: it has none."""
     words = kind.split("+")

@@ -18,6 +18,7 @@ from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PROBE_SCOPES, 
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.node_scaling import scaled
+from layout_tuner.search_spaces.untrained_models import UNTRAINED
 from layout_tuner.units import GIB
 from layout_tuner.workers.trainer.open_training import unsupported
 
@@ -69,6 +70,13 @@ def case(
 
 EXPERTS = {"num_experts": 4, "experts_per_token": 2}
 EXPERTS |= {"moe_ffn_hidden_size": 96, "num_dense_layers": 1}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+
+DELTA = {"layer_kinds": ("gated_delta_net+dense", "full+dense")}
+DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 8}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+MAMBA = {"layer_kinds": ("mamba2", "dense", "full"), "mamba_num_heads": 6, "mamba_num_groups": 2}
+MAMBA |= {"mamba_head_dim": 16, "mamba_state_dim": 16}
 
 CASES = [
     case("moe_act_needs_experts", "recompute=moe_act+layernorm: moe_act is the activation of "
@@ -77,7 +85,7 @@ CASES = [
          "all layers of the model have experts; leave it out, or take moe_act",
          recompute="mlp", model=EXPERTS | {"num_dense_layers": 0, "ffn_hidden_size": 96}),
     case("mla_up_proj_needs_latent_attention", "recompute=mla_up_proj: mla_up_proj is a part of "
-         "latent attention, which no model here can state; leave it out", recompute="mla_up_proj"),
+         "latent attention, and the model has none; leave it out", recompute="mla_up_proj"),
     case("recompute_layers_by_rank", "recompute_layers=2/1 has 2 numbers, and pp=4: give one for "
          "each pipeline rank, or one for all", pp=4, recompute="full", recompute_layers="2/1"),
     case("recompute_layers_without_recompute", "recompute_layers=2 with recompute=none is the "
@@ -97,6 +105,25 @@ CASES = [
          tp=8, model={"num_heads": 12, "num_kv_heads": 4}),
     case("kv_heads_over_tp", "num_kv_heads=4 is not divisible by tp=8, and key/value heads are "
          "not replicated over tensor-parallel ranks", tp=8, model={"num_kv_heads": 4}),
+    case("heads_over_tp", "window_num_heads=12 is not divisible by tp=8", tp=8,
+         model={"attention_window": 8, "full_attention_every": 2, "window_num_heads": 12,
+                "window_num_kv_heads": 4}),
+    case("heads_over_tp", "linear_num_key_heads=2 is not divisible by tp=4", tp=4, model=DELTA),
+    case("heads_over_tp", "mamba_num_groups=2 is not divisible by tp=4", tp=4,
+         model=MAMBA | {"mamba_num_heads": 8}),
+    case("kv_heads_over_tp", "window_num_kv_heads=4 is not divisible by tp=8, and key/value heads "
+         "are not replicated over tensor-parallel ranks", tp=8,
+         model={"attention_window": 8, "full_attention_every": 2, "window_num_kv_heads": 4}),
+    case("columns_without_kinds", "tp_columns=2: no trainer divides layers of the kind mamba2 by "
+         "columns; use tp", tp_columns=2, model=MAMBA),
+    case("columns_without_kinds", "tp_columns=2: no trainer divides multi-token prediction by "
+         "columns; use tp", tp_columns=2, model={"num_mtp_layers": 1}),
+    case("states_over_cp", "linear_num_key_heads=2 is not divisible by tp*cp=2*2=4: layers without "
+         "softmax attention exchange tokens for heads", tp=2, cp=2, model=DELTA),
+    case("states_over_cp", "mamba_num_heads=6 is not divisible by tp*cp=1*4=4: layers without "
+         "softmax attention exchange tokens for heads", cp=4, model=MAMBA),
+    case("states_over_cp", "cp=3 neither divides mamba_num_groups/tp=2/1 nor is a multiple of it: the "
+         "ranks of cp exchange tokens for heads, and share the groups", cp=3, model=MAMBA),
     case("ffn_over_tp", "ffn_hidden_size=3076 is not divisible by tp=8",
          tp=8, model={"ffn_hidden_size": 3076}),
     case("expert_width_over_etp", "moe_ffn_hidden_size=100 is not divisible by etp=3",
@@ -164,6 +191,8 @@ CASES = [
     case("columns_without_experts", "tp_columns=2: tensor columns divide the features of tokens, "
          "and experts get whole tokens; use ep and tp for a model with experts",
          tp_columns=2, model=EXPERTS),
+    case("columns_without_latents", "tp_columns=2: the latents of attention are whole on each rank "
+         "(kv_lora_rank=32); use tp", tp_columns=2, model=LATENT),
     case("tp_within_node", "tp*tp_columns=4*4=16 is more than devices_per_node=8, so that tensor "
          "parallelism leaves the node (allow_tp_across_nodes is false)",
          num_nodes=2, tp=4, tp_columns=4),
@@ -266,6 +295,7 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "trainer_attention",
         "trainer_schedule",
         "trainer_offload",
+        *(f"trainer_{name}" for name in UNTRAINED),
     }
 
 

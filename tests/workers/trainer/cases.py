@@ -75,10 +75,42 @@ EXPERTS = {
 """A mixture of experts with all that its family may have, but dense layers."""
 
 
+MIXTURES = ("moe", "glm")
+FIELDS: dict[str, dict[str, Any]] = {
+    "moe": {"ffn_hidden_size": 32, **EXPERTS},
+    "neox": {
+        "norm": "layer",
+        "activation": "gelu",
+        "biases": "all",
+        "parallel_block": True,
+        "rotary_fraction": 0.5,
+        "head_dim": 16,
+        "qk_norm": "width",
+        "attention_output_gate": True,
+    },
+    "glm": {
+        "ffn_hidden_size": 32,
+        **EXPERTS,
+        "attention_window": None,
+        "full_attention_every": None,
+        "qk_norm": "width",
+        "num_experts": 8,
+        "activation": "geglu",
+        "biases": "all",
+        "rotary_fraction": 0.5,
+        "router_score": "sigmoid",
+        "router_groups": 4,
+        "router_topk_groups": 2,
+        "router_scaling_factor": 2.5,
+        "shared_expert_gate": True,
+    },
+}
+"""Families of shapes with most fields of blocks and of routers."""
+
+
 def make_shape(family: str = "llama", **changes: Any) -> ModelShape:
-    if family == "moe":
-        widths = {"name": "test-moe", "ffn_hidden_size": 32}
-        return make_shape("llama", **widths | EXPERTS | changes)
+    if family in FIELDS:
+        return make_shape("llama", **{"name": f"test-{family}"} | FIELDS[family] | changes)
     fields = {
         "name": f"test-{family}",
         "family": family,

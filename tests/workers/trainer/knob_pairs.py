@@ -28,7 +28,7 @@ from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import ALL_SCOPES, PRECISIONS_SUPPORTED, violations
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
-from tests.workers.trainer.cases import make_shape
+from tests.workers.trainer.cases import MIXTURES, make_shape
 from tests.workers.trainer.tolerances import GLOBAL_BATCH
 
 LAYOUT_FIELDS = {
@@ -44,7 +44,7 @@ LAYOUT_FIELDS = {
 """The knobs that are fields of a layout; the micro-batches follow from the global batch."""
 DEGREES, FLAG = (1, 2, 4), (False, True)
 KNOBS: dict[str, Sequence[Any]] = {
-    "family": ("gpt", "llama", "moe"),
+    "family": ("gpt", "llama", "moe", "neox", "glm"),
     "tied": FLAG,
     "balanced": FLAG,
     "kind": ("adamw", "sgd"),
@@ -129,7 +129,7 @@ def shape_of(values: Values) -> ModelShape:
         num_heads=8,
         num_kv_heads=8 if family == "gpt" else 4,
         tied_embeddings=values["tied"],
-        num_dense_layers=int(family == "moe" and has_windows),
+        num_dense_layers=int(family in MIXTURES and has_windows),
         **{} if has_windows else {"attention_window": None, "full_attention_every": None},
     )
 
@@ -143,11 +143,12 @@ def settings_of(values: Values) -> OptimizerSettings:
 
 def is_legal(values: Values) -> bool:
     """Whether the search space's rules let the trainer run it, and no smaller run is the same."""
-    if values["balanced"] and values["family"] != "moe":
+    is_mixture = values["family"] in MIXTURES
+    if values["balanced"] and not is_mixture:
         return False
     if (values["cp"] > 1) == (values["cp_comm_type"] == "none"):
         return False
-    if values["precision"] != "fp32" and values["family"] == "moe" and not values["balanced"]:
+    if values["precision"] != "fp32" and is_mixture and not values["balanced"]:
         return False
     try:
         layout = layout_of(values)
@@ -216,6 +217,10 @@ RUNS = [
     "tied sgd bf16 cp2 a2a pp2 vpp2 embedding zero2 full mbs4",
     "moe tied balanced sgd clipped fp16 pp2 embedding_and_head gpipe dp2 zero1 selective ep2 mbs4",
     "moe tied balanced sgd cp2 all_gather zero1 full etp2",
+    "neox tied sgd tp2 dp2 zero3 full mbs4",
+    "glm sgd clipped pp2 head gpipe full mbs4",
+    "neox tied sgd clipped fp16 tp4 cut full",
+    "glm sgd tp4 cut ep2 etp2 mbs4",
     "llama tied sgd bf16 cp2 a2a dp2 zero3 replicas2 selective mbs1",
     "moe clipped dp4 zero1 selective ep4",
     "moe sgd clipped tp2 cut cp2 a2a zero3 ep2 etp2",
@@ -255,6 +260,18 @@ RUNS = [
     "bf16 columns2 cp2 all_gather zero2 full mbs1",
     "clipped bf16 cp2 all_gather pp2 embedding gpipe zero1 selective mbs4",
     "tied sgd clipped pp2 head zero_bubble dp4 zero3 replicas2 full mbs1",
+    "glm tied balanced bf16 tp2 cut cp2 a2a zero1 ep2 etp2",
+    "neox clipped bf16 cp2 a2a pp2 head zero_bubble zero2 mbs1",
+    "neox tied sgd fp16 columns2 pp2 embedding_and_head gpipe selective",
+    "glm balanced sgd fp16 cp4 p2p zero2 replicas2 selective ep2 mbs1",
+    "neox tied sgd fp16 cp4 p2p zero1 replicas2 mbs1",
+    "glm clipped pp2 embedding_and_head zero_bubble tp_cp_pp_dp dp2 zero3 full mbs4",
+    "neox tied bf16 cp2 all_gather pp2 vpp2 embedding",
+    "glm balanced bf16 cp2 all_gather pp2 vpp2 embedding zero3 selective ep2 mbs4",
+    "glm tied balanced sgd clipped fp16 dp4 zero1 full ep4 mbs1",
+    "neox clipped columns4",
+    "neox tied sgd clipped bf16 pp4 embedding zero_bubble full mbs1",
+    "glm tied clipped pp4 vpp2 embedding_and_head selective mbs1",
     "llama bf16 tp2 cut pp2 vpp2 embedding_and_head tp_cp_pp_dp dp2 zero1 selective",
     "fp16 pp2 embedding_and_head gpipe tp_cp_pp_dp dp4 zero2 replicas2",
     "llama tied sgd clipped fp16 tp2 cut dp4 zero1 replicas2 mbs1",
@@ -262,9 +279,10 @@ RUNS = [
     "llama columns2 pp2 zero_bubble tp_cp_pp_dp dp2 full mbs4",
     "moe balanced bf16 pp2 vpp2 embedding dp4 zero3 replicas2 selective etp2 mbs1",
     "tied sgd columns2 dp4 zero2 replicas2 selective",
+    "neox fp16 pp2 embedding_and_head gpipe tp_cp_pp_dp dp4 zero2 replicas2",
 ]
 """Most new pairs first, and those of eight ranks last; SGD in fp32 has every value early."""
-NUM_FAST = 22
+NUM_FAST = 26
 """Runs of the fast suite: nine tenths of the pairs, with SGD in fp32 every value of each knob."""
 
 CHANGES = [(knob, value) for knob, values in KNOBS.items() for value in values]

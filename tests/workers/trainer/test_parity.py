@@ -25,6 +25,7 @@ from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     ADAMW,
+    MIXTURES,
     STEPS,
     ZERO_3,
     Run,
@@ -59,7 +60,7 @@ from tests.workers.trainer.tolerances import parameter_error
 pytestmark = pytest.mark.ranks
 
 SGD = OptimizerSettings(kind="sgd", learning_rate=0.1)
-FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
+FAMILIES = pytest.mark.parametrize("family", KNOBS["family"])
 
 
 class TorchOptimizer:
@@ -205,7 +206,7 @@ def test_random_layouts_train_as_a_lone_rank(number: int) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @FAMILIES
 def test_one_process_trains_as_the_reference(family: str, precision: Precision) -> None:
-    shape, balanced = make_shape(family), family == "moe" and precision != "fp32"
+    shape, balanced = make_shape(family), family in MIXTURES and precision != "fp32"
     found = train(shape, make_layout(precision=precision), balanced_routing=balanced)
     assert_same_training(found, reference(shape, ADAMW, balanced=balanced))
 

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router, and gated feed-forwards of which each token takes a few.
+"""A mixture of experts: a router, and feed-forwards of which each token takes a few.
 
 No token is dropped. Tokens are sorted by expert, and each of the layer's matrix products runs as
 one product of groups of rows. `RowExchange` sends rows to the ranks that hold their experts.
@@ -6,13 +6,14 @@ one product of groups of rows. `RowExchange` sends rows to the ranks that hold t
 Shapes: L tokens of this rank beside the layer, T = L etp tokens that it chooses experts of, H
 hidden, A experts of all ranks, E = A / N of this rank, N ranks of the ep group, K experts of a
 token, M = T K rows sorted by expert, R rows of this rank's experts (M without ep), F local width of
-an expert.
+an expert, U = 2 F outputs of gate and up, or F of up alone.
 """
 
 # ruff: noqa: N802, N803, N806, N812, N815 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.comm.collectives import (
     Pending,
     finish,
@@ -47,7 +49,9 @@ class Routing:
 
     experts_TK: Tensor
     weights_TK: Tensor
-    """What their outputs count, in fp32; the sum over K is 1."""
+    """What their outputs count, in fp32; the sum over K is the scaling factor of the weights."""
+    slopes_TK: Tensor | None
+    """Of a sigmoid, divided by the scores; None: the weights are a softmax."""
     order_M: Tensor
     """For each row the index of its pair of token and choice, t K + j."""
     inverse_M: Tensor
@@ -79,6 +83,20 @@ class Routing:
         pairs_MH = y_MH.index_select(0, self.inverse_M)
         return pairs_MH.view(*self.experts_TK.shape, -1).sum(1)
 
+    @property
+    def _counts_E(self) -> Tensor:
+        return torch.diff(self.ends_E, prepend=self.ends_E.new_zeros(1)).long()
+
+    def rows_of(self, bias: Tensor, num_rows: int) -> Tensor:
+        """The bias of each row's expert, (R, O), of biases of all of them, (E O)."""
+        bias_EO, counts_E = bias.detach().view(len(self.ends_E), -1), self._counts_E
+        return bias_EO.repeat_interleave(counts_E, 0, output_size=num_rows)
+
+    def bias_gradient(self, grad_RO: Tensor) -> Tensor:
+        """The sums over each expert's rows, (E O), in fp32."""
+        sums_EO = torch.segment_reduce(grad_RO.float(), "sum", lengths=self._counts_E, unsafe=True)
+        return sums_EO.flatten()
+
 
 class MixtureFunction(Function):
     """residual + the sum over a token's experts of weight x expert(x).
@@ -104,14 +122,19 @@ class MixtureFunction(Function):
         x_TH = layer.gathered(x_LH)
         routing = layer.route(x_TH)
         rows_RH, weights_R = routing.at_experts(routing.sorted(x_TH), routing.weights_M)
-        gate_up_R2F = grouped_products(rows_RH, layer.up_EFH.mT, routing.ends_E)
+        up_RU = grouped_products(rows_RH, layer.up_EUH.mT, routing.ends_E)
+        if layer.up_bias is not None:
+            up_RU.add_(routing.rows_of(layer.up_bias, len(up_RU)))
         ctx.layer, ctx.routing, ctx.remade = layer, routing, remade
         kept = () if routing.exchange is None else (rows_RH,)
-        ctx.save_for_backward(x_TH if remade is None else None, gate_up_R2F, weights_R, *kept)
+        ctx.save_for_backward(x_TH if remade is None else None, up_RU, weights_R, *kept)
         del rows_RH, kept
-        inside_RF = layer.row_kernels.swiglu(gate_up_R2F).mul_(weights_R[:, None])  # rounded once
+        inside_RF = layer.row_kernels.activate(layer.activation, up_RU)
+        inside_RF.mul_(weights_R[:, None])  # rounded once
         y_RH = grouped_products(inside_RF, layer.down_EHF.mT, routing.ends_E)
         del inside_RF
+        if layer.adds_down_bias:
+            y_RH.add_(routing.rows_of(layer.down_bias, len(y_RH)) * weights_R[:, None])
         y_MH, work = routing.start_to_tokens(y_RH)
         del y_RH
         _finish(work)
@@ -124,47 +147,48 @@ class MixtureFunction(Function):
     @staticmethod
     def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, Tensor, None, None]:
         layer, routing = ctx.layer, ctx.routing
-        x_TH, gate_up_R2F, weights_R, *kept = ctx.saved_tensors
+        x_TH, up_RU, weights_R, *kept = ctx.saved_tensors
         (grad_RH,) = routing.at_experts(routing.sorted(layer.gathered(grad_LH)))
         grad_inside_RF = grouped_products(grad_RH, layer.down_EHF, routing.ends_E)
-        inside_RF = layer.row_kernels.swiglu(gate_up_R2F)
+        inside_RF = layer.row_kernels.activate(layer.activation, up_RU)
         grad_weights_R = (grad_inside_RF.float() * inside_RF).sum(-1)
+        if layer.adds_down_bias:
+            bias_RH = routing.rows_of(layer.down_bias, len(grad_RH))
+            grad_weights_R += (grad_RH.float() * bias_RH).sum(-1)
+        if layer.down_bias is not None:
+            grad_bias = routing.bias_gradient(grad_RH.float() * weights_R[:, None])
+            layer.down_bias.add_gradient(grad_bias)
         layer.down.add_products(grad_RH, inside_RF.mul_(weights_R[:, None]), routing.ends_E)
         del grad_RH, inside_RF
-        grad_R2F = layer.row_kernels.swiglu_backward(
-            gate_up_R2F, grad_inside_RF.mul_(weights_R[:, None])
+        grad_RU = layer.row_kernels.activate_backward(
+            layer.activation, up_RU, grad_inside_RF.mul_(weights_R[:, None])
         )
         del grad_inside_RF
+        if layer.up_bias is not None:
+            layer.up_bias.add_gradient(routing.bias_gradient(grad_RU))
         returning = [
             routing.start_to_tokens(each)
-            for each in (grouped_products(grad_R2F, layer.up_EFH, routing.ends_E), grad_weights_R)
+            for each in (grouped_products(grad_RU, layer.up_EUH, routing.ends_E), grad_weights_R)
         ]
         if kept:  # while the rows are on their way
-            layer.up.add_products(grad_R2F, *kept, routing.ends_E)
+            layer.up.add_products(grad_RU, *kept, routing.ends_E)
         for _, work in returning:
             _finish(work)
         (grad_x_MH, _), (grad_weights_M, _) = returning
         grad_TH = routing.combined(grad_x_MH)
         del grad_x_MH, returning
-        grad_logits_TA = _logit_gradient(grad_weights_M, routing, layer.num_experts)
+        grad_logits_TA = layer.logit_gradient(grad_weights_M, routing)
         grad_TH.add_(grad_logits_TA @ layer.router.float())
         if x_TH is None:
             x_TH = layer.gathered(ctx.remade.again())
         grad_x_LH, summing = layer.start_scattered(grad_TH)
         if not kept:
-            layer.up.add_products(grad_R2F, routing.sorted(x_TH), routing.ends_E)
+            layer.up.add_products(grad_RU, routing.sorted(x_TH), routing.ends_E)
         layer.router.add_product(grad_logits_TA.t(), x_TH.float())
+        if layer.router_bias is not None:
+            layer.router_bias.add_gradient(grad_logits_TA.sum(0))
         _finish(summing)
         return grad_x_LH, grad_LH, None, None
-
-
-def _logit_gradient(grad_weight_M: Tensor, routing: Routing, num_experts: int) -> Tensor:
-    """The gradient of the router's logits from that of the weights: softmax over K of them."""
-    weights_TK = routing.weights_TK
-    grad_TK = grad_weight_M.index_select(0, routing.inverse_M).view_as(weights_TK)
-    grad_TK = weights_TK * (grad_TK - (weights_TK * grad_TK).sum(-1, keepdim=True))
-    grad_TA = grad_TK.new_zeros(len(grad_TK), num_experts)
-    return grad_TA.scatter_(1, routing.experts_TK, grad_TK)
 
 
 def _finish(work: Pending | None) -> None:
@@ -176,23 +200,64 @@ def _finish(work: Pending | None) -> None:
 _mix: Callable[..., Tensor] = MixtureFunction.apply
 
 
+class SharedGate(Function):
+    """residual + sigmoid(x w) y: the gated output of the expert that every token takes (Qwen2-MoE).
+
+    Communicates nothing; of the gradient of w a rank computes the part of its tokens.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_LH: Tensor,
+        y_LH: Tensor,
+        residual_LH: Tensor,
+        weight_1H: ModelParameter,
+        remade: Remade | None,
+    ) -> Tensor:
+        share_L1 = F.linear(x_LH.float(), weight_1H.float()).sigmoid_()
+        ctx.weight_1H, ctx.remade = weight_1H, remade
+        ctx.save_for_backward(x_LH if remade is None else None, y_LH, share_L1)
+        return (y_LH * share_L1).to(y_LH.dtype).add_(residual_LH)
+
+    @staticmethod
+    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x_LH, y_LH, share_L1 = ctx.saved_tensors
+        slope_L1 = share_L1 * (1.0 - share_L1)
+        grad_L1 = slope_L1.mul_((grad_LH.float() * y_LH).sum(-1, keepdim=True))
+        x_LH = ctx.remade.again() if x_LH is None else x_LH
+        ctx.weight_1H.add_product(grad_L1.t(), x_LH.float())
+        grad_x_LH, grad_y_LH = grad_L1 @ ctx.weight_1H.float(), grad_LH * share_L1
+        dtype = y_LH.dtype
+        return grad_x_LH.to(dtype), grad_y_LH.to(dtype), grad_LH, None, None
+
+
+_add_gated: Callable[..., Tensor] = SharedGate.apply
+
+
 class MixtureOfExperts(nn.Module):
     """A router and this rank's experts, of whose widths it has a slice; adds the residual.
 
-    A token takes the K experts of its largest logits, and their weights are the softmax over these
-    K. This is the softmax over all experts with the largest K renormalised (Mixtral,
-    arXiv:2401.04088, section 2.1; Qwen3), and Megatron-LM's default. There is no loss that balances
-    the experts, and no capacity.
+    With `router_score` softmax a token takes the K experts of its largest logits, and their weights
+    are the softmax over these K. This is the softmax over all experts with the largest K
+    renormalised (Mixtral, arXiv:2401.04088, section 2.1; Qwen3), and Megatron-LM's default. With
+    sigmoid it takes those of the largest scores, divided by their sum where K > 1
+    (arXiv:2412.19437, equations 13 to 15). There is no loss that balances the experts, and no
+    capacity.
 
     Args:
         router: (A, H).
-        up: gate and up of each expert, (E 2F, H).
+        up: gate and up of each expert, (E U, H); or up alone.
         down: (E H, F).
-        per_token: K.
+        shape: of the layer.
         positions_T: the positions of the tokens in their sequences.
         ep_group: the ranks that divide the experts; None: this rank has all.
         etp_group: the ranks that divide the widths; None: this rank has all.
         shared: the feed-forward that every token takes besides; None: there is none.
+        shared_gate: (1, H); None: it is not gated.
+        router_bias: (A).
+        up_bias: (E U).
+        down_bias: (E H), which the first rank of etp adds; each has all of its gradient.
     """
 
     def __init__(
@@ -201,20 +266,28 @@ class MixtureOfExperts(nn.Module):
         up: ModelParameter,
         down: ModelParameter,
         *,
-        per_token: int,
+        shape: ModelShape,
         positions_T: Tensor,
         ep_group: AxisGroup | None,
         etp_group: AxisGroup | None,
         shared: nn.Module | None,
+        shared_gate: ModelParameter | None = None,
+        router_bias: ModelParameter | None = None,
+        up_bias: ModelParameter | None = None,
+        down_bias: ModelParameter | None = None,
     ) -> None:
         refuse_without_grouped_products()
         super().__init__()
         self.router, self.up, self.down = router, up, down
+        self.router_bias, self.up_bias, self.down_bias = router_bias, up_bias, down_bias
         self.num_experts, self.hidden_size = router.shape
-        self.per_token, self._positions_T = per_token, positions_T
+        self.per_token, self._positions_T = shape.experts_per_token, positions_T
+        self.shape, self.activation = shape, shape.activation_of
         self.ep_group, self.etp_group = ep_group, etp_group
+        is_first = etp_group is None or etp_group.rank == 0
+        self.adds_down_bias = down_bias is not None and is_first
         self._num_own = self.num_experts // (1 if ep_group is None else ep_group.size)
-        self.shared = shared
+        self.shared, self.shared_gate = shared, shared_gate
         self.kernels: Kernels = EAGER
         self.balanced = False
         """Whether the router's choice is replaced by experts in turn: of choice j at position s,
@@ -223,7 +296,7 @@ class MixtureOfExperts(nn.Module):
         """Where the load of the fullest expert over the mean is summed, and passes are counted."""
 
     @property
-    def up_EFH(self) -> Tensor:
+    def up_EUH(self) -> Tensor:
         return self.up.detach().view(self._num_own, -1, self.hidden_size)
 
     @property
@@ -236,7 +309,10 @@ class MixtureOfExperts(nn.Module):
         return self.kernels if self.ep_group is None or self.balanced else EAGER
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor, remade: Remade | None = None) -> Tensor:
-        if self.shared is not None:
+        if self.shared is not None and self.shared_gate is not None:
+            y_LH = self.shared(x_LH, None, remade)
+            residual_LH = _add_gated(x_LH, y_LH, residual_LH, self.shared_gate, remade)
+        elif self.shared is not None:
             residual_LH = self.shared(x_LH, residual_LH, remade)
         return _mix(x_LH, residual_LH, self, remade)
 
@@ -259,8 +335,11 @@ class MixtureOfExperts(nn.Module):
 
         Communicates: an all-gather of the counts over ep.
         """
-        logits_TA = F.linear(x_TH.float(), self.router.float())
-        experts_TK = logits_TA.topk(self.per_token, dim=-1).indices
+        bias_A = None if self.router_bias is None else self.router_bias.float()
+        scores_TA = F.linear(x_TH.float(), self.router.float(), bias_A)
+        if self.shape.router_score == "sigmoid":
+            scores_TA = scores_TA.sigmoid_()
+        experts_TK = self._in_groups(scores_TA).topk(self.per_token, dim=-1).indices
         if self.balanced:
             experts_TK = self._in_turn(experts_TK)
         experts_M = experts_TK.flatten()
@@ -273,14 +352,51 @@ class MixtureOfExperts(nn.Module):
             all_A = counts_A if exchange is None else exchange.counts_NA.sum(0)
             fullest = all_A.max() * (self.num_experts / all_A.sum())
             self.load_sums += torch.stack((fullest, torch.ones_like(fullest)))
+        weights_TK, slopes_TK = self._weights(scores_TA.gather(1, experts_TK))
         return Routing(
             experts_TK=experts_TK,
-            weights_TK=logits_TA.gather(1, experts_TK).softmax(-1),
+            weights_TK=weights_TK,
+            slopes_TK=slopes_TK,
             order_M=order_M,
             inverse_M=torch.empty_like(order_M).scatter_(0, order_M, rows_M),
             ends_E=counts_A.cumsum(0).to(torch.int32) if exchange is None else exchange.ends_E,
             exchange=exchange,
         )
+
+    def _in_groups(self, scores_TA: Tensor) -> Tensor:
+        """The scores; -inf for experts outside of the groups that a token takes experts of.
+
+        A group counts by the sum of its best scores, as many as a token takes of each group on
+        average (arXiv:2412.19437, section 2.1.2).
+        """
+        groups, taken = self.shape.router_groups, self.shape.router_topk_groups
+        if not groups:
+            return scores_TA
+        scores_TGA = scores_TA.view(len(scores_TA), groups, -1)
+        best = min(max(self.per_token // taken, 1), scores_TGA.shape[2])
+        sums_TG = scores_TGA.topk(best, dim=-1).values.sum(-1)
+        is_other_TG = torch.ones_like(sums_TG, dtype=torch.bool)
+        is_other_TG.scatter_(1, sums_TG.topk(taken, dim=-1).indices, False)
+        return scores_TGA.masked_fill(is_other_TG[:, :, None], -math.inf).flatten(1)
+
+    def _weights(self, chosen_TK: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights of the chosen experts, of logits or sigmoids; and the sigmoids' slopes."""
+        if self.shape.router_score == "softmax":
+            return chosen_TK.softmax(-1).mul_(self.shape.router_scaling_factor), None
+        sums = chosen_TK.sum(-1, keepdim=True).add_(1e-20) if self.per_token > 1 else 1.0
+        return (chosen_TK / sums).mul_(self.shape.router_scaling_factor), 1.0 - chosen_TK
+
+    def logit_gradient(self, grad_weights_M: Tensor, routing: Routing) -> Tensor:
+        """The gradient of the router's logits, (T, A), from that of the weights."""
+        weights_TK, slopes_TK = routing.weights_TK, routing.slopes_TK
+        grad_TK = grad_weights_M.index_select(0, routing.inverse_M).view_as(weights_TK)
+        if slopes_TK is None or self.per_token > 1:
+            means_T1 = (weights_TK * grad_TK).sum(-1, keepdim=True)
+            grad_TK = grad_TK - means_T1.div_(self.shape.router_scaling_factor)
+        grad_TK = weights_TK * grad_TK
+        grad_TK = grad_TK if slopes_TK is None else grad_TK.mul_(slopes_TK)
+        grad_TA = grad_TK.new_zeros(len(grad_TK), self.num_experts)
+        return grad_TA.scatter_(1, routing.experts_TK, grad_TK)
 
     def _in_turn(self, experts_TK: Tensor) -> Tensor:
         self._positions_T = self._positions_T.to(experts_TK.device)

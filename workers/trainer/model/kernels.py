@@ -1,4 +1,4 @@
-"""The pointwise kernels of a Llama block: eager, and compiled by torch.compile as an option.
+"""The pointwise kernels of a block: eager, and of a Llama compiled by torch.compile as an option.
 
 Only the arithmetic between the matrix products is compiled: eager operators read and write memory
 once for each operator. Matrix products, attention and communication are library calls in both
@@ -7,10 +7,11 @@ not see. Rotary positions stay eager: compiled, they take up to twice as long on
 
 The eager kernels work in place where they can. Nothing here communicates.
 
-Shapes: T tokens of a micro-batch, H hidden, F local feed-forward width.
+Shapes: T tokens of a micro-batch, H hidden, F local feed-forward width, U = 2 F outputs of gate
+and up, or F of up alone.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from layout_tuner.search_spaces.models.model_fields import Activation
 from layout_tuner.workers.trainer.errors import CompilerMissingError
 from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
@@ -44,6 +47,28 @@ class Kernels:
     rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     """(grad_TH, x_TH, rstd_T1, weight_H) -> grad_x_TH, grad_weight_H; the latter in fp32."""
 
+    def activate(self, activation: Activation, up_TU: Tensor) -> Tensor:
+        """What a feed-forward does between its products, (T, F); a GELU is that of tanh."""
+        if activation == "swiglu":
+            return self.swiglu(up_TU)
+        if activation == "geglu":
+            gate_TF, up_TF = up_TU.chunk(2, dim=-1)
+            return _gelu(gate_TF).mul_(up_TF)
+        return _gelu(up_TU) if activation == "gelu" else F.relu(up_TU).square_()
+
+    def activate_backward(self, activation: Activation, up_TU: Tensor, grad_TF: Tensor) -> Tensor:
+        if activation == "swiglu":
+            return self.swiglu_backward(up_TU, grad_TF)
+        if activation == "geglu":
+            return _gated_backward(up_TU, grad_TF, _gelu, _gelu_backward)
+        if activation == "gelu":
+            return torch.ops.aten.gelu_backward(grad_TF, up_TU, approximate="tanh")  # type: ignore[no-any-return]
+        return F.relu(up_TU).mul_(grad_TF).mul_(2.0)
+
+
+_gelu = functools.partial(F.gelu, approximate="tanh")
+_gelu_backward = functools.partial(torch.ops.aten.gelu_backward.grad_input, approximate="tanh")
+
 
 def _swiglu(gate_up_T2F: Tensor) -> Tensor:
     gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
@@ -51,11 +76,21 @@ def _swiglu(gate_up_T2F: Tensor) -> Tensor:
 
 
 def _swiglu_backward(gate_up_T2F: Tensor, grad_TF: Tensor) -> Tensor:
+    silu = torch.ops.aten.silu
+    return _gated_backward(gate_up_T2F, grad_TF, silu, torch.ops.aten.silu_backward.grad_input)
+
+
+def _gated_backward(
+    gate_up_T2F: Tensor,
+    grad_TF: Tensor,
+    activate: Callable[[Tensor], Tensor],
+    backward: Callable[..., Tensor],
+) -> Tensor:
     gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
     grad_T2F = torch.empty_like(gate_up_T2F)
     grad_gate_TF, grad_up_TF = grad_T2F.chunk(2, dim=-1)
-    torch.mul(torch.ops.aten.silu(gate_TF), grad_TF, out=grad_up_TF)
-    torch.ops.aten.silu_backward.grad_input(grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF)
+    torch.mul(activate(gate_TF), grad_TF, out=grad_up_TF)
+    backward(grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF)
     return grad_T2F
 
 
@@ -227,7 +262,7 @@ class RMSNormFunction(Function):
 
 
 class QueryKeyNormFunction(Function):
-    """RMSNorm of each head of query and key, in place; the weights of each are shared by its heads.
+    """RMSNorm of query and key, in place: of each head, or of all heads together.
 
     The heads are kept as they were, beside the output.
     """
@@ -239,7 +274,7 @@ class QueryKeyNormFunction(Function):
         for part_TR, weight_D in norm.parts(qkv_TM):
             copy_TR = part_TR.clone(memory_format=torch.contiguous_format)
             x_RD = copy_TR.view(-1, len(weight_D))
-            y_RD, rstd_R1 = norm.kernels.rms_norm(x_RD, weight_D)
+            y_RD, rstd_R1 = norm.normed(x_RD, weight_D)
             part_TR.copy_(y_RD.view_as(part_TR))
             ctx.kept.append((x_RD, rstd_R1))
         return qkv_TM
@@ -250,35 +285,33 @@ class QueryKeyNormFunction(Function):
         norm = ctx.norm
         for (grad_TR, weight_D), (x_RD, rstd_R1) in zip(norm.parts(grad_TM), ctx.kept, strict=True):
             grad_RD = grad_TR.reshape(-1, len(weight_D))
-            grad_x_RD, grad_weight_D = norm.kernels.rms_norm_backward(
-                grad_RD, x_RD, rstd_R1, weight_D
-            )
+            grad_x_RD, grad_weight_D = norm.normed_backward(grad_RD, x_RD, rstd_R1, weight_D)
             grad_TR.copy_(grad_x_RD.view_as(grad_TR))
             weight_D.add_gradient(grad_weight_D)
         return grad_TM, None
 
 
-class SwiGLU(Function):
-    """silu(gate) * up of a fused projection (arXiv:2002.05202). Only the input is kept.
+class Activate(Function):
+    """The activation between the products of a feed-forward. Only the input is kept.
 
-    Gate is in the first F columns, up in the others.
+    Of a gated one (arXiv:2002.05202) gate is in the first F columns, up in the others.
     """
 
     @staticmethod
-    def forward(ctx: Any, gate_up_T2F: Tensor, kernels: Kernels = EAGER) -> Tensor:
-        ctx.save_for_backward(gate_up_T2F)
-        ctx.kernels = kernels
-        return kernels.swiglu(gate_up_T2F)
+    def forward(ctx: Any, up_TU: Tensor, activation: Activation, kernels: Kernels) -> Tensor:
+        ctx.save_for_backward(up_TU)
+        ctx.activation, ctx.kernels = activation, kernels
+        return kernels.activate(activation, up_TU)
 
     @staticmethod
-    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, None]:
-        (gate_up_T2F,) = ctx.saved_tensors
-        return ctx.kernels.swiglu_backward(gate_up_T2F, grad_TF), None
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, None, None]:
+        (up_TU,) = ctx.saved_tensors
+        return ctx.kernels.activate_backward(ctx.activation, up_TU, grad_TF), None, None
 
 
 _apply_layer_norm: Callable[..., Tensor] = LayerNormFunction.apply
 _apply_rms_norm: Callable[..., Tensor] = RMSNormFunction.apply
-swiglu: Callable[..., Tensor] = SwiGLU.apply
+activate: Callable[..., Tensor] = Activate.apply
 _apply_query_key_norm: Callable[..., Tensor] = QueryKeyNormFunction.apply
 
 
@@ -301,20 +334,32 @@ class RMSNorm(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """Norms of N query heads and K key heads, which come first in a fused projection of width M."""
+    """Norms of query and key, which come first in a fused projection of width M.
+
+    Their weights are as wide as what is normalised: a head, all heads together, or a latent. A
+    latent of queries may be missing.
+    """
 
     def __init__(
-        self, query: ModelParameter, key: ModelParameter, *, num_heads: int, num_kv_heads: int
+        self, query: ModelParameter | None, key: ModelParameter, *, query_size: int, key_size: int
     ) -> None:
         super().__init__()
         self.query, self.key, self.kernels = query, key, EAGER
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self._sizes = query_size, key_size
 
     def parts(self, qkv_TM: Tensor) -> list[tuple[Tensor, ModelParameter]]:
         """The columns of the queries and of the keys, as views, each with its weight."""
-        size = len(self.query)
-        first, last = self.num_heads * size, (self.num_heads + self.num_kv_heads) * size
-        return [(qkv_TM[:, :first], self.query), (qkv_TM[:, first:last], self.key)]
+        first, second = self._sizes
+        query = [] if self.query is None else [(qkv_TM[:, :first], self.query)]
+        return [*query, (qkv_TM[:, first : first + second], self.key)]
+
+    def normed(self, x_RD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kernels.rms_norm(x_RD, weight_D)
+
+    def normed_backward(
+        self, grad_RD: Tensor, x_RD: Tensor, rstd_R1: Tensor, weight_D: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.kernels.rms_norm_backward(grad_RD, x_RD, rstd_R1, weight_D)
 
     def forward(self, qkv_TM: Tensor) -> Tensor:
         return _apply_query_key_norm(qkv_TM, self)

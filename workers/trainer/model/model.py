@@ -9,35 +9,41 @@ key heads, M = N + 2 K, D head size, V local rows of the vocabulary, L tokens be
 layers: T / tp under sequence parallelism, else T.
 """
 
-# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from layout_tuner.search_spaces.layouts.rank_mesh import coordinates, expert_coordinates
 from layout_tuner.search_spaces.layouts.recomputation import layers_by_rank, modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.batches import own_chunks
 from layout_tuner.workers.trainer.comm.mesh import Mesh
-from layout_tuner.workers.trainer.model.attention import attention_window, rotary_tables, rotate
+from layout_tuner.workers.trainer.model.attention import (
+    HeadSizes,
+    attention_window,
+    gated,
+    rotary_tables,
+    rotate,
+)
 from layout_tuner.workers.trainer.model.backward import Remade, recomputed
 from layout_tuner.workers.trainer.model.context_parallel import attention_core
-from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
+from layout_tuner.workers.trainer.model.divided_norms import DividedNorm, DividedQueryKeyNorm
 from layout_tuner.workers.trainer.model.experts import MixtureOfExperts
 from layout_tuner.workers.trainer.model.kernels import (
     EAGER,
     LayerNorm,
     QueryKeyNorm,
     RMSNorm,
-    swiglu,
+    activate,
 )
+from layout_tuner.workers.trainer.model.latent_attention import LatentAttention
 from layout_tuner.workers.trainer.model.parameters import (
     Cut,
     ModelParameter,
@@ -59,18 +65,19 @@ class StageBuilder:
     shape: ModelShape
     mesh: Mesh
 
-    @property
-    def has_biases(self) -> bool:
-        return self.shape.family == "gpt"
-
     def declare(self, *parts: ParameterPart, counted: bool = True) -> ModelParameter:
         place, layout = self.mesh.place, self.mesh.layout
         cut = Cut(place.tp_rank, layout.tp, place.column_rank, layout.tp_columns)
         return declare(*parts, cut=cut, counted=counted)
 
-    def column(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
-        """A fused column-parallel layer of several named projections of the residual stream."""
-        inputs = self.shape.hidden_size
+    def column(
+        self, prefix: str, outputs: dict[str, int], *, has_bias: bool, inputs: int = 0
+    ) -> ColumnParallel:
+        """A fused column-parallel layer of several named projections.
+
+        Their input is the residual stream, unless `inputs` says another width.
+        """
+        inputs = inputs or self.shape.hidden_size
         weight = self.declare(
             *(
                 _normal(f"{prefix}.{name}.weight", size, inputs, dim=0, column_dim=1)
@@ -78,11 +85,19 @@ class StageBuilder:
             )
         )
         bias = None
-        if self.has_biases:
+        if has_bias:
             bias = self.declare(
                 *(_zeros(f"{prefix}.{name}.bias", size, dim=0) for name, size in outputs.items())
             )
         return ColumnParallel(weight, bias, self.mesh.tp_group, **self.divided)
+
+    def whole(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
+        """Fused projections that each tp rank has whole, and computes of its own tokens."""
+        hidden = self.shape.hidden_size
+        parts = [
+            _normal(f"{prefix}.{name}.weight", n, hidden, dim=None) for name, n in outputs.items()
+        ]
+        return ColumnParallel(self.declare(*parts), None, None)
 
     @property
     def divided(self) -> dict[str, Any]:
@@ -98,7 +113,7 @@ class StageBuilder:
         """Standard deviation of initial weights of projections back to the residual stream."""
         return 0.02 / (2 * self.shape.num_layers) ** 0.5  # type: ignore[no-any-return]
 
-    def row(self, prefix: str, inputs: int) -> RowParallel:
+    def row(self, prefix: str, inputs: int, *, has_bias: bool) -> RowParallel:
         """A row-parallel projection back to the residual stream.
 
         The standard deviation of its initial weights is divided by sqrt(2 num_layers), as in GPT-2.
@@ -107,12 +122,13 @@ class StageBuilder:
         weight = self.declare(
             _normal(f"{prefix}.weight", outputs, inputs, dim=1, column_dim=0, std=std)
         )
-        bias = self._of_features(f"{prefix}.bias", "zeros") if self.has_biases else None
+        bias = self._of_features(f"{prefix}.bias", "zeros") if has_bias else None
         return RowParallel(weight, bias, self.mesh.tp_group, **self.divided)
 
     def norm(self, prefix: str) -> LayerNorm | RMSNorm | DividedNorm:
         weight, columns = self._of_features(f"{prefix}.weight", "ones"), self.mesh.column_group
-        bias = self._of_features(f"{prefix}.bias", "zeros") if self.has_biases else None
+        has_bias = self.shape.has_layer_norms
+        bias = self._of_features(f"{prefix}.bias", "zeros") if has_bias else None
         if columns is not None:
             return DividedNorm(weight, bias, columns)
         return RMSNorm(weight) if bias is None else LayerNorm(weight, bias)
@@ -123,15 +139,36 @@ class StageBuilder:
         part = ParameterPart(name=name, shape=size, shard_dim=None, column_dim=0, init=init)
         return self.declare(part)
 
-    def query_key_norm(self, prefix: str) -> QueryKeyNorm:
-        """Norms of this rank's heads: its part of their weights' gradient is that of its heads."""
+    def latent_norm(self, prefix: str, queries: int, keys: int) -> QueryKeyNorm:
+        """Norms of the latents, which each tp rank has whole; without queries of the other."""
         query, key = (
-            self.declare(_whole(f"{prefix}.{name}_norm.weight", self.shape.head_size, init="ones"))
-            for name in ("query", "key")
+            ParameterPart(
+                name=f"{prefix}.{name}_latent_norm.weight", shape=(n,), shard_dim=None, init="ones"
+            )
+            for name, n in (("query", queries), ("key_value", keys))
         )
-        tp = self.mesh.layout.tp
-        heads, kv_heads = self.shape.num_heads // tp, self.shape.num_kv_heads // tp
-        return QueryKeyNorm(query, key, num_heads=heads, num_kv_heads=kv_heads)
+        weights = self.declare(query) if queries else None, self.declare(key)
+        return QueryKeyNorm(*weights, query_size=queries, key_size=keys)
+
+    def query_key_norm(self, prefix: str) -> QueryKeyNorm:
+        """Norms of this rank's heads: of each, or of all heads of all ranks together.
+
+        In the first case a rank's part of their weights' gradient is that of its heads.
+        """
+        shape, tp, group = self.shape, self.mesh.layout.tp, self.mesh.tp_group
+        sizes, names = (shape.query_size, shape.kv_hidden_size), ("query", "key")
+        local = {f"{name}_size": size // tp for name, size in zip(names, sizes, strict=True)}
+        names = tuple(f"{prefix}.{name}_norm.weight" for name in names)
+        if shape.qk_norm != "width":
+            weights = (self.declare(_whole(name, shape.head_size, init="ones")) for name in names)
+            return QueryKeyNorm(*weights, **local)
+        query, key = (
+            self.declare(ParameterPart(name=name, shape=(size,), shard_dim=0, init="ones"))
+            for name, size in zip(names, sizes, strict=True)
+        )
+        if group is None:
+            return QueryKeyNorm(query, key, **local)
+        return DividedQueryKeyNorm(query, key, group=group, **local)
 
     def experts(self, prefix: str) -> MixtureOfExperts:
         """The router, and the experts of this rank, each a logical parameter for each matrix."""
@@ -143,20 +180,33 @@ class StageBuilder:
         up = [
             _normal(f"{name}.{half}.weight", width, hidden, dim=0)
             for name in names
-            for half in ("gate", "up")
+            for half in _ups(shape)
         ]
         down = [_normal(f"{n}.down.weight", hidden, width, dim=1, std=self.row_std) for n in names]
         cut = Cut(place.etp_rank, mesh.layout.etp)
-        shared = shape.shared_expert_ffn_hidden_size
+        shared, others = shape.shared_expert_ffn_hidden_size, dict[str, ModelParameter]()
+        if shape.biases_of == "all":
+            ups = [_zeros(part.name.replace("weight", "bias"), width, dim=0) for part in up]
+            downs = [_zeros(f"{name}.down.bias", hidden, dim=None) for name in names]
+            router = _whole(f"{prefix}.router.bias", shape.num_experts, init="zeros")
+            others = {
+                "router_bias": self.declare(router),
+                "up_bias": declare(*ups, cut=cut, of_experts=True),
+                "down_bias": declare(*downs, cut=cut, of_experts=True),
+            }
+        if shape.shared_expert_gate:
+            gate = _whole(f"{prefix}.shared_expert_gate.weight", 1, hidden)
+            others["shared_gate"] = self.declare(gate)
         return MixtureOfExperts(
             self.declare(_whole(f"{prefix}.router.weight", shape.num_experts, hidden)),
             declare(*up, cut=cut, of_experts=True),
             declare(*down, cut=cut, of_experts=True),
-            per_token=shape.experts_per_token,
+            shape=shape,
             positions_T=self.routed_positions(),
             ep_group=mesh.ep_group,
             etp_group=mesh.etp_group,
             shared=FeedForward(self, f"{prefix}.shared_expert", shared) if shared else None,
+            **others,
         )
 
     def routed_positions(self) -> Tensor:
@@ -197,13 +247,20 @@ def _normal(
     )
 
 
-def _whole(name: str, *sizes: int, init: Literal["normal", "ones"] = "normal") -> ParameterPart:
+def _whole(
+    name: str, *sizes: int, init: Literal["normal", "zeros", "ones"] = "normal"
+) -> ParameterPart:
     """A parameter that every tp rank holds, each with a part of its gradient."""
     return ParameterPart(name=name, shape=sizes, shard_dim=None, init=init, partial_gradient=True)
 
 
-def _zeros(name: str, size: int, *, dim: int) -> ParameterPart:
+def _zeros(name: str, size: int, *, dim: int | None) -> ParameterPart:
     return ParameterPart(name=name, shape=(size,), shard_dim=dim, init="zeros")
+
+
+def _ups(shape: ModelShape) -> tuple[str, ...]:
+    """The projections that lead into a feed-forward."""
+    return ("gate", "up") if shape.is_gated else ("up",)
 
 
 class Attention(nn.Module):
@@ -223,14 +280,18 @@ class Attention(nn.Module):
         recomputes: bool = False,
     ) -> None:
         super().__init__()
-        shape, tp = build.shape, build.mesh.layout.tp
+        shape = build.shape
         outputs = {"query": shape.query_size, "key": shape.kv_hidden_size}
-        self.qkv = build.column(prefix, {**outputs, "value": shape.kv_hidden_size})
+        outputs["value"] = shape.kv_hidden_size
+        if shape.attention_output_gate:
+            outputs["gate"] = shape.query_size
+        self.has_gate, biases = shape.attention_output_gate, shape.biases_of
+        self.qkv = build.column(prefix, outputs, has_bias=biases != "none")
         self.norm = build.query_key_norm(prefix) if shape.qk_norm else None
-        self.out = build.row(f"{prefix}.out", shape.query_size)
+        has_bias = biases in ("attention", "all")
+        self.out = build.row(f"{prefix}.out", shape.query_size, has_bias=has_bias)
         self.seq_length = shape.seq_length // build.mesh.layout.cp
-        self.head_size = shape.head_size
-        self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
+        self.heads = HeadSizes.of(shape, build.mesh.layout.tp)
         self.recomputes = recomputes
         self.attend = attention_core(build.mesh, recomputes=recomputes)
         self.rotary: tuple[Tensor, Tensor] | None = None
@@ -241,15 +302,21 @@ class Attention(nn.Module):
         if self.norm is not None:
             qkv_TM = self.norm(qkv_TM)
         if self.rotary is not None:
-            qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
-        num_heads = self.num_heads + 2 * self.num_kv_heads
-        qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
-        y_BSND = self.attend(qkv_BSMD, self.num_heads)
-        return self.out(y_BSND.reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
+            num_rotated = self.heads.num_queries + self.heads.num_keys
+            qkv_TM = rotate(qkv_TM, *self.rotary, num_rotated, self.heads.key_size)
+        gate_TI = None
+        if self.has_gate:
+            size = sum(self.heads.widths)
+            qkv_TM, gate_TI = torch.split(qkv_TM, [size, qkv_TM.shape[1] - size], dim=1)
+        qkv_BSM = qkv_TM.view(-1, self.seq_length, qkv_TM.shape[1])
+        y_BSND = self.attend(qkv_BSM, self.heads)
+        y_TI = y_BSND.reshape(len(qkv_TM), -1)
+        y_TI = y_TI if gate_TI is None else gated(y_TI, gate_TI)
+        return self.out(y_TI, residual_LH)  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with GELU between them (GPT), or with SwiGLU (Llama).
+    """Two linear layers with the model's activation between them.
 
     Communicates over tp as `Attention` does. With `recomputes` all inside is remade: the first
     layer runs again in the backward pass, and gathers again, the second does not.
@@ -259,50 +326,57 @@ class FeedForward(nn.Module):
         self, build: StageBuilder, prefix: str, size: int, *, recomputes: bool = False
     ) -> None:
         super().__init__()
-        self.is_gated = build.shape.family == "llama"
-        names = ("gate", "up") if self.is_gated else ("up",)
-        self.up = build.column(prefix, dict.fromkeys(names, size))
-        self.down = build.row(f"{prefix}.down", size)
+        self.activation, has_bias = build.shape.activation_of, build.shape.biases_of == "all"
+        outputs = dict.fromkeys(_ups(build.shape), size)
+        self.up = build.column(prefix, outputs, has_bias=has_bias)
+        self.down = build.row(f"{prefix}.down", size, has_bias=has_bias)
         self.kernels, self.recomputes = EAGER, recomputes
 
-    def forward(self, x_LH: Tensor, residual_LH: Tensor, remade: Remade | None = None) -> Tensor:
+    def forward(
+        self, x_LH: Tensor, residual_LH: Tensor | None, remade: Remade | None = None
+    ) -> Tensor:
         if not self.recomputes:
             return self.down(self._inside(x_LH, remade), residual_LH)  # type: ignore[no-any-return]
         inside = Remade(self._inside, remade)
         return self.down(inside(x_LH), residual_LH, inside)  # type: ignore[no-any-return]
 
     def _inside(self, x_LH: Tensor, remade: Remade | None = None) -> Tensor:
-        up = self.up(x_LH, remade)
-        return swiglu(up, self.kernels) if self.is_gated else F.gelu(up, approximate="tanh")
+        return activate(self.up(x_LH, remade), self.activation, self.kernels)
 
 
 class Block(nn.Module):
-    """One transformer layer, by its index in the model.
+    """One layer, by its index in the model: attention, a feed-forward, or both.
 
-    Forward and backward: two all-reduces over tp each; under sequence parallelism two all-gathers
-    and two reduce-scatters over tp each. `recomputes` names what the backward pass makes again; the
-    activation of experts it always does.
+    Forward and backward: an all-reduce over tp of each of these; under sequence parallelism an
+    all-gather and a reduce-scatter over tp each, also where both take the same normed input (a
+    parallel block). `recomputes` names what the backward pass makes again; the activation of
+    experts it always does.
     """
 
-    feed_forward: FeedForward | MixtureOfExperts
+    attention: Attention | LatentAttention | None
+    feed_forward: FeedForward | MixtureOfExperts | None
 
     def __init__(
         self, build: StageBuilder, index: int, recomputes: Container[str] = frozenset()
     ) -> None:
         super().__init__()
-        shape, prefix = build.shape, f"layers.{index}"
-        self.attention_norm = build.norm(f"{prefix}.attention_norm")
-        self.attention = Attention(
-            build,
-            f"{prefix}.attention",
-            shape.window_of(index),
-            recomputes="core_attention" in recomputes,
-        )
-        self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
+        self.attention = self.feed_forward = None
+        shape, prefix = build.shape.of_kind(build.shape.kind_of_layers[index]), f"layers.{index}"
+        build = replace(build, shape=shape)
+        if shape.mixer is not None:
+            self.attention_norm = build.norm(f"{prefix}.attention_norm")
+            own = f"{prefix}.attention", shape.window_of(0)
+            if shape.kv_lora_rank:
+                self.attention = LatentAttention(build, *own, recomputes)
+            else:
+                self.attention = Attention(build, *own, recomputes="core_attention" in recomputes)
+        self.feed_forward_norm = None
+        if shape.feed_forward is not None and not shape.parallel_block:
+            self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
         prefix = f"{prefix}.feed_forward"
-        if shape.has_experts(index):
+        if shape.feed_forward == "experts":
             self.feed_forward = build.experts(prefix)
-        else:
+        elif shape.feed_forward == "dense":
             self.feed_forward = FeedForward(
                 build, prefix, shape.ffn_hidden_size, recomputes="mlp" in recomputes
             )
@@ -313,13 +387,18 @@ class Block(nn.Module):
         return recomputed(x_LH, self._compute) if self._recomputes_all else self._compute(x_LH)
 
     def _compute(self, x_LH: Tensor) -> Tensor:
-        for norm, part_of in (
-            (self.attention_norm, self.attention),
-            (self.feed_forward_norm, self.feed_forward),
-        ):
-            remade = Remade(norm) if self._remakes_norms else None
-            x_LH = part_of((remade or norm)(x_LH), x_LH, remade)
+        if self.attention is not None:
+            normal_LH, remade = self._normed(self.attention_norm, x_LH)
+            x_LH = self.attention(normal_LH, x_LH, remade)
+        if self.feed_forward is not None:
+            if self.feed_forward_norm is not None:
+                normal_LH, remade = self._normed(self.feed_forward_norm, x_LH)
+            x_LH = self.feed_forward(normal_LH, x_LH, remade)
         return x_LH
+
+    def _normed(self, norm: nn.Module, x_LH: Tensor) -> tuple[Tensor, Remade | None]:
+        remade = Remade(norm) if self._remakes_norms else None
+        return (remade or norm)(x_LH), remade
 
 
 class Stage(nn.Module):
@@ -450,10 +529,10 @@ class RankModel(nn.Module):
                     attention.attend = attention_core(
                         self.mesh, self.window_SS, recomputes=attention.recomputes
                     )
-        if shape.family == "llama":
+        if shape.family == "llama" and shape.rotary_size:
             whole = rotary_tables(
                 shape.seq_length,
-                shape.head_size,
+                shape.rotary_size,
                 base=shape.rotary_base,
                 dtype=dtype,
                 device=device,
@@ -463,8 +542,8 @@ class RankModel(nn.Module):
                 attention.rotary = cosines, sines
 
     @property
-    def attentions(self) -> list[Attention]:
-        return [module for module in self.modules() if isinstance(module, Attention)]
+    def attentions(self) -> list[Attention | LatentAttention]:
+        return [each for each in self.modules() if isinstance(each, Attention | LatentAttention)]
 
     @property
     def tables(self) -> tuple[Tensor, ...]:

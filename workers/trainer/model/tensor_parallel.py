@@ -100,7 +100,8 @@ class RowLinear(Function):
     """residual + x W^T + b with W divided by columns: each rank computes a part of every output.
 
     Forward: all-reduce of the output over tp (g in arXiv:1909.08053); where tokens are cut, a
-    reduce-scatter. Then bias and residual are added to this rank's tokens, in place. Backward: no
+    reduce-scatter. Then bias and residual are added to this rank's tokens, in place; a residual of
+    None is none. Backward: no
     communication; where tokens are cut, an all-gather of the output gradient over tp, while the
     bias gradient is computed from this rank's tokens.
     """
@@ -109,7 +110,7 @@ class RowLinear(Function):
     def forward(
         ctx: Any,
         x_TI: Tensor,
-        residual_LO: Tensor,
+        residual_LO: Tensor | None,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
         layer: _ParallelLinear,
@@ -124,11 +125,12 @@ class RowLinear(Function):
             y_LO = scatter_rows(y_LO, layer.token_group)
         if bias_O is not None:
             y_LO.add_(bias_O)
-        return y_LO.add_(residual_LO)
+        return y_LO if residual_LO is None else y_LO.add_(residual_LO)
 
     @staticmethod
-    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         (x_TI,), layer = ctx.saved_tensors, ctx.layer
+        residual_LO = grad_LO if ctx.needs_input_grad[1] else None
         x_TI = ctx.remade.again() if x_TI is None else x_TI
         if layer.token_group is None:
             grad_TI = input_gradient(grad_LO, ctx.weight_OI)
@@ -136,14 +138,14 @@ class RowLinear(Function):
             ctx.weight_OI.add_product(grad_LO.t(), x_TI)
             _add_bias_gradient(ctx, grad_LO)
             finish(summing)
-            return grad_TI, grad_LO, None, None, None, None
+            return grad_TI, residual_LO, None, None, None, None
         grad_TO, gathering = start_gather_rows(grad_LO, layer.token_group)
         _add_bias_gradient(ctx, grad_LO)
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         grad_TI = input_gradient(grad_TO, ctx.weight_OI)
         all_reduce(grad_TI, layer.columns)
-        return grad_TI, grad_LO, None, None, None, None
+        return grad_TI, residual_LO, None, None, None, None
 
 
 def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
@@ -222,5 +224,7 @@ class ColumnParallel(_ParallelLinear):
 class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are divided over tp; it adds its output to the residual."""
 
-    def forward(self, x_TI: Tensor, residual_LO: Tensor, remade: Remade | None = None) -> Tensor:
+    def forward(
+        self, x_TI: Tensor, residual_LO: Tensor | None, remade: Remade | None = None
+    ) -> Tensor:
         return _row_linear(x_TI, residual_LO, self.weight, self.bias, self, remade)

@@ -52,6 +52,7 @@ class GradientReduction:
             for slot in flat.slots
             if mesh.tp_group is not None
             and slot.parameter.replicated
+            and not slot.parameter.of_experts
             and (mesh.cuts_tokens or slot.parameter.parts[0].partial_gradient)
         ]
         self._members = [0] * len(self.owned)
