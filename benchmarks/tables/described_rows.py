@@ -63,13 +63,13 @@ def described(row: Mapping[str, str]) -> dict[str, str]:
 
     Latent attention's head width follows from its parts. A recipe of DeepSeek-V3 that states no
     pipeline has equal stages and what is left on the last, as Megatron-Bridge writes it
-    (recipes/deepseek/deepseek_v3.py, `set_deepseek_v3_pipeline_model_parallel_layout`).
+    (recipes/deepseek/h100/deepseek_v3.py, `set_deepseek_v3_pipeline_model_parallel_layout`).
     """
     found = dict(row) | _stages_of_hybrid(row)
     row, lacks = found, row.get("lacks", "").split()
     lacks = [word for word in lacks if not row.get(_SAID.get(word, ""))]
-    if modules := row.get("recompute_modules", "").split():
-        names = [_MODULES.get(name, name) for name in modules]
+    if "recompute_modules" in lacks:
+        names = [_MODULES.get(name, name) for name in row["recompute_modules"].split()]
         if set(names) <= set(RECOMPUTE_MODULES):
             found["recompute"] = read_recompute(names)
             lacks = [word for word in lacks if word != "recompute_modules"]
@@ -105,10 +105,10 @@ def _pipeline(row: Mapping[str, str]) -> str:
 
 
 def even_stages(layers: int, stages: int) -> str | None:
-    """A pipeline of equal stages with what is left on the last; None: nothing is left for it."""
+    """A pipeline of equal stages with what is left on the last; None: more are empty."""
     each = -(-layers // stages)
-    last = layers - each * (stages - 1)
-    return layout_text([each] * (stages - 1) + [last]) if last >= 0 else None
+    found = [min(each, max(layers - each * stage, 0)) for stage in range(stages)]
+    return layout_text(found) if all(found[:-1]) else None
 
 
 def model_of(base: ModelShape, row: Mapping[str, str]) -> ModelShape:

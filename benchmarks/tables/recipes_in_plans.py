@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ _SPACE: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RecipePlace:
     """A published layout among the layouts of its space."""
 
     title: str
@@ -63,7 +63,7 @@ class Place:
         return (self.faster + 1) / self.fitting
 
 
-def places(path: Path) -> Iterator[Place]:
+def places(path: Path) -> Iterator[RecipePlace]:
     """The places of the distinct layouts of the judged models."""
     known = set()
     for cell, texts in table_cells(path.read_text()):
@@ -79,8 +79,10 @@ def places(path: Path) -> Iterator[Place]:
 
 def place_of(
     title: str, model: ModelShape, cluster: Cluster, layout: Layout, software: str
-) -> Place:
+) -> RecipePlace:
     """The place of one layout in a plan of its space."""
+    # A job may take a part of a node, as the table states it.
+    cluster = replace(cluster, devices_per_node=layout.num_devices // layout.num_nodes)
     modules = ["mla_up_proj"] if model.kv_lora_rank else []
     modules += ["moe_act", layout.recompute]
     spec = CampaignSpec.from_mapping(
@@ -108,7 +110,7 @@ def place_of(
     at = int(np.flatnonzero(ranked.order == index)[0])
     own_s, fits = ranked.step_time_s[at], ranked.fits >= LEAST_FITS
     fastest_s = float(ranked.step_time_s[fits].min())
-    return Place(
+    return RecipePlace(
         title=title,
         layout=layout,
         faster=int(np.count_nonzero(ranked.step_time_s[fits] < own_s)),

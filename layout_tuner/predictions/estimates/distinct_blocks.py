@@ -100,12 +100,14 @@ class DistinctBlocks:
             for name, term in (mtp | dict(host_terms(beside))).items():
                 seconds[name] = seconds.get(name, 0.0) + share * term
         shapes = layer_shapes(model).shapes if has_kinds(model) else ()
-        kinds_s, pipelines = [], None
+        kinds_s: list[Floats] = []
+        pipelines = None
         if len(shapes) > 1 and (firsts.pp > 1).any():
             pipelines = StageCounts.of(firsts, model)
             for shape in shapes:
                 own = block_terms(replace(step, model=shape))
-                kinds_s.append(sum(expected[name] * term for name, term in own) / model.num_layers)
+                total = sum(expected[name] * term for name, term in own)
+                kinds_s.append(np.asarray(total / model.num_layers))
         return cls(
             block_of=block_of,
             plain_of=plain_of,

@@ -71,16 +71,12 @@ def products_of(step: StepShape, model: ModelShape) -> Iterator[LayerProduct]:
     for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
         times = step.forward_passes + step.repeats_operators if is_grouped else forward
         times = times if model.num_experts else times + step.recomputes["mlp"]
-        h = routed_width(model) if is_grouped else model.hidden_size
-        h = h / step.tp_columns
+        h = (routed_width(model) if is_grouped else model.hidden_size) / step.tp_columns
         yield LayerProduct(count, rows, h, model.num_ups * f / ranks, times, is_grouped)
         yield LayerProduct(count, rows, f / ranks, h, times, is_grouped)
     if latent := model.expert_latent_size:
-        for matrix in (
-            Matrix(model.hidden_size, latent, "whole"),
-            Matrix(latent, model.hidden_size, "whole"),
-        ):
-            yield _matrix_product(step, matrix, forward)
+        for ends in ((model.hidden_size, latent), (latent, model.hidden_size)):
+            yield _matrix_product(step, Matrix(*ends, "whole"), forward)
 
 
 def _matrix_product(step: StepShape, of: Matrix, forward: Floats) -> LayerProduct:
@@ -182,8 +178,8 @@ def matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
     h, ups, matrices = model.hidden_size, model.num_ups, model.mixer_parts.matrices
     rows = rows if model.feed_forward else 0.0
     whole = ((2.0 * h if matrices else 0.0) + rows * 2.0 * h) / step.tp_columns
-    shared = sum(each.columns if each.split == "columns" else each.rows for each in matrices)
-    shared = shared + ups * f + f
+    inner = sum(each.columns if each.split == "columns" else each.rows for each in matrices)
+    shared = inner + ups * f + f
     weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp_ranks
     weights = weights + model.num_expert_parameters / (step.etp * step.ep)
     return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))

@@ -242,14 +242,16 @@ class StepShape:
         share = self.model.num_layers * self.layer_parameters / ranks / whole
         yield SummedParameters(whole, self.dp_cp, self.zero_shards, self.links.data, share)
         if self.model.num_experts:
-            layers = self.model.num_expert_layers + sum(self.counted_ends)
-            layers = layers + self.model.num_mtp_layers * any(
+            mtp = self.model.num_mtp_layers * any(
                 "experts" in kind for kind in self.model.mtp_kinds
             )
+            layers = self.model.num_expert_layers + sum(self.counted_ends) + mtp
             if self.rank_layers is not None:
                 is_own, last, most = self.rank_layers
                 of_experts = self.model.num_expert_layers / self.model.num_layers
-                layers = np.where(is_own, np.maximum(last, most) * self.pp * of_experts, layers)
+                layers = np.where(
+                    is_own, np.maximum(last + mtp, most) * self.pp * of_experts, layers
+                )
             experts = self.model.num_expert_parameters * layers / (self.pp * self.etp * self.ep)
             links = self.links.expert_data
             share = np.ones(experts.shape)
@@ -314,7 +316,8 @@ def mean_of_kinds(model: ModelShape, of: Callable[[ModelShape], float]) -> float
 
 def has_kinds(model: ModelShape) -> bool:
     """Whether layers differ in more than a window and dense first feed-forwards."""
-    return bool(model.layer_kinds or model.experts_every or model.window_num_heads)
+    own_heads = model.window_num_heads or model.window_num_kv_heads
+    return bool(model.layer_kinds or model.experts_every or own_heads)
 
 
 def num_mtp_parameters(model: ModelShape) -> int:

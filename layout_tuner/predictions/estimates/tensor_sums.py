@@ -124,11 +124,14 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 def tp_collectives(step: StepShape) -> Floats:
     """All-reduces over tp of a step on the slowest path: of blocks, embedding and output.
 
-    Attention has one a pass, and so has a feed-forward that is not routed experts.
+    Attention has one a pass, and so has a feed-forward that is not routed experts, unless it is
+    beside attention.
     """
     model = step.model
     routed = 0.0 if model.shared_expert_ffn_hidden_size else step.expert_slots
-    each = mean_of_kinds(model, lambda of: 1.0 if of.parallel_block else of.num_sublayers)
+    each = mean_of_kinds(
+        model, lambda of: of.num_sublayers - (of.parallel_block and not of.num_experts)
+    )
     without = mean_of_kinds(model, lambda of: of.feed_forward is None)
     blocks = each * (1.0 + step.forward_passes) * step.layer_slots
     dense = step.layer_slots - step.expert_slots - without * step.layer_slots

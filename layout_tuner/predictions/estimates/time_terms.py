@@ -29,6 +29,7 @@ from layout_tuner.predictions.estimates.step_shape import (
     StepShape,
     SummedParameters,
     has_kinds,
+    mean_of_kinds,
     mean_of_layers,
 )
 from layout_tuner.predictions.estimates.tensor_sums import (
@@ -174,9 +175,8 @@ def _state_seconds(step: StepShape, model: ModelShape) -> Floats:
 def _operations(step: StepShape) -> Floats:
     """Operations of a block for a micro-batch; each is about one kernel on the device."""
     passes = 2.0 + step.forward_passes + step.repeats_operators
-    halves = sum(len(each.layers) * each.shape.num_sublayers for each in step.model.kinds)
-    each = HOST_OPERATIONS[step.model.family] * (halves / (2.0 * step.model.num_layers))
-    return each / 3.0 * passes
+    halves = mean_of_kinds(step.model, lambda of: of.num_sublayers / 2.0)
+    return HOST_OPERATIONS[step.model.family] * halves / 3.0 * passes
 
 
 def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:

@@ -229,6 +229,21 @@ def test_a_layer_of_one_sublayer_has_half_the_sums_and_norms() -> None:
     for name in ("tensor_inside", "latency_inside", "elementwise", "kernels", "host"):
         found, usual = terms(halves, tp=4)[name], terms(LLAMA, tp=4)[name]
         assert found == pytest.approx(usual), name
+    assert terms(LLAMA)["kernels"] == pytest.approx(8 * 140 * 3e-6)
+
+
+def test_windows_with_heads_of_their_own_are_a_kind() -> None:
+    windows: dict[str, Any] = {"attention_window": S, "full_attention_every": 2}
+    fewer = replace(LLAMA, window_num_kv_heads=2, window_num_heads=16, **windows)
+    whole, narrow = terms(replace(LLAMA, **windows)), terms(fewer)
+    saved = 4 * 3 * 2 * S * 1024 * 2 * (16 - 2) * 64 / PEAK
+    assert whole["matrices"] - narrow["matrices"] == pytest.approx(saved)
+
+
+def test_experts_beside_attention_leave_its_sum() -> None:
+    beside = replace(MIXTURE, parallel_block=True)
+    found = [terms(model, tp=4)["latency_inside"] for model in (MIXTURE, beside)]
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_documents_bound_attention() -> None:
