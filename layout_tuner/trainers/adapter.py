@@ -147,8 +147,12 @@ def kv_heads_rule(trainer: str, source: str) -> TrainerRule:
     )
 
 
-SHAPE_FIELDS: Final = ("num_experts", "head_dim", "qk_norm", "attention_window")
-"""Fields of a model that some trainers do not have."""
+SHAPE_FIELDS: Final = (
+    *("num_experts", "head_dim", "qk_norm", "attention_window", "layer_kinds", "kv_lora_rank"),
+    *("attention_output_gate", "attention_sinks", "activation", "norm", "biases", "parallel_block"),
+    *("rotary_fraction", "num_mtp_layers", "mean_document_length"),
+)
+"""Fields of a model that some trainers do not have; others need one of these."""
 
 
 def narrow_rule(
@@ -173,12 +177,21 @@ def shape_rules(
     """
 
     def rule(name: str) -> TrainerRule:
+        usual = (
+            None,
+            "fused",
+            "swiglu",
+            "rms",
+            "none",
+            *([] if name == "rotary_fraction" else [0]),
+        )
         return TrainerRule(
             name=name,
             source=source,
-            broken=lambda _, model: model.to_mapping().get(name) not in (None, "fused", 0),
+            broken=lambda _, model: model.to_mapping().get(name) not in usual,
             sentence=lambda _, model: (
-                f"{name}={str(model.to_mapping()[name]).lower()} has no counterpart in {trainer}; "
+                f"{name}={'[...]' if name == 'layer_kinds' else word_of(model.to_mapping()[name])} "
+                f"has no counterpart in {trainer}; "
                 f"use the format megatron-lm{'' if name == 'attention' else ', or megatron-bridge'}"
             ),
         )

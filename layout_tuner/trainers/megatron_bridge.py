@@ -17,6 +17,7 @@ from layout_tuner.trainers.adapter import (
     INITIAL_LOSS_SCALE,
     TrainerAdapter,
     TrainerJob,
+    TrainerRule,
     overrides,
     shape_rules,
 )
@@ -29,15 +30,53 @@ from layout_tuner.trainers.megatron_lm import (
     NORM_EPSILON,
     SHARDING_STRATEGIES,
     STEP_LINES,
-    expert_values,
     notes,
     offloaded_layers,
+    position_type,
     recompute_method,
     recompute_modules,
 )
+from layout_tuner.trainers.shapes import core_fields
 
 RECIPE: Final = "vanilla_gpt_pretrain_config"
-"""The recipe without assumptions about the model, and with mock data."""
+"""The recipe without assumptions about the model, and with mock data; all its layers are alike."""
+
+
+def recipe_of(model: ModelShape) -> str:
+    """The recipe whose provider has such layers."""
+    has_both = 0 < model.num_expert_layers < model.num_layers
+    recipes = {
+        "nemotronh_4b": core_fields.is_hybrid(model),
+        "qwen3_next_80b_a3b": model.linear_num_key_heads,
+        "deepseek_v2_lite": model.kv_lora_rank,
+        "glm45_air_106b": has_both,  # a specification of each layer
+    }
+    return next((f"{name}_pretrain_config" for name, has in recipes.items() if has), RECIPE)
+
+
+_NOT_OF_THE_RECIPE: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(
+        (
+            *("num_moe_experts", "kv_channels", "mtp_num_layers", "pipeline_model_parallel_layout"),
+            *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+            *("moe_shared_expert_intermediate_size", "moe_router_topk_scaling_factor"),
+            *("moe_router_num_groups", "moe_router_group_topk", "moe_latent_size", "window_size"),
+            "experimental_attention_variant",
+        )
+    ),
+    **dict.fromkeys(
+        (
+            *("qk_layernorm", "add_qkv_bias", "attention_output_gate", "moe_shared_expert_gate"),
+            *("moe_router_pre_softmax", "moe_router_enable_expert_bias", "first_last_layers_bf16"),
+            *("layernorm_zero_centered_gamma", "moe_shared_expert_overlap"),
+        ),
+        False,
+    ),
+    "moe_router_score_function": "softmax",
+    "moe_layer_freq": 1,
+    "rotary_percent": 1.0,
+}
+"""Fields that a recipe's own model sets, as a model without them has them."""
 
 LAYOUT_KEYS: Final[Mapping[str, str]] = {
     "tp": "tensor_model_parallel_size",
@@ -97,9 +136,10 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         distributed["use_tp_pp_dp_mapping"] = True
     return {
         "model": {
+            **({} if recipe_of(model) == RECIPE else _NOT_OF_THE_RECIPE),
             **_model(model),
-            **expert_values(job),
-            **_parallelism(layout),
+            **core_fields.expert_values(job),
+            **_parallelism(job),
             **_activation_offload(job),
         },
         "train": {
@@ -125,31 +165,31 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
 
 
 def _model(model: ModelShape) -> dict[str, Any]:
-    is_llama = model.family == "llama"
+    positions = position_type(model)
     values: dict[str, Any] = {
         **{key: getattr(model, name) for name, key in SIZE_KEYS.items()},
         "should_pad_vocab": False,
         "share_embeddings_and_output_weights": model.tied_embeddings,
-        "normalization": "RMSNorm" if is_llama else "LayerNorm",
+        "normalization": "LayerNorm" if model.has_layer_norms else "RMSNorm",
         "layernorm_epsilon": NORM_EPSILON,
         "init_method_std": INIT_STD,
         "attention_dropout": model.attention_dropout or 0.0,
         "hidden_dropout": model.hidden_dropout,
-        "add_bias_linear": not is_llama,
-        "gated_linear_unit": is_llama,
-        "activation_func": "silu" if is_llama else "gelu",
-        "position_embedding_type": "rope" if is_llama else "learned_absolute",
+        "add_bias_linear": model.biases_of == "all",
+        "gated_linear_unit": model.is_gated,
+        "activation_func": _ACTIVATIONS[model.activation_of],
+        "position_embedding_type": positions,
     }
-    if is_llama:
+    if positions == "rope":
         values["rotary_base"] = int(model.rotary_base)
-    if model.head_dim is not None:
-        values["kv_channels"] = model.head_dim
-    if model.qk_norm:
-        values["qk_layernorm"] = True
-    if model.attention_window is not None:
-        values["window_size"] = [model.attention_window - 1, 0]
-        values["window_attn_skip_freq"] = model.full_attention_every
-    return values
+    if model.activation_of == "relu2":
+        values["bias_activation_fusion"] = False  # for others alone
+    if core_fields.is_hybrid(model):
+        values["num_layers"] = len(core_fields.letters_of(model.kind_of_layers))
+    return values | core_fields.attention_values(model)
+
+
+_ACTIVATIONS: Final = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu", "relu2": "squared_relu"}
 
 
 def _stated(layout: Layout, *names: str) -> dict[str, Any]:
@@ -168,20 +208,27 @@ def _activation_offload(job: TrainerJob) -> dict[str, Any]:
     return {"cpu_offloading": True, "cpu_offloading_num_layers": layers} if layers else {}
 
 
-def _parallelism(layout: Layout) -> dict[str, Any]:
+def _parallelism(job: TrainerJob) -> dict[str, Any]:
+    layout, model = job.layout, job.model
     method, number = recompute_method(layout) if layout.recompute == "full" else (None, None)
     granularity = "selective" if layout.recompute not in ("none", "full") else layout.recompute
     modules = {"recompute_modules": recompute_modules(layout)}
-    written = {"pipeline_model_parallel_layout": layout.pipeline_layout}
+    has_pattern = core_fields.is_hybrid(model)
+    written = {"pipeline_model_parallel_layout": core_fields.stages_text(layout, model)}
+    pattern = {
+        "is_hybrid_model": True,
+        "hybrid_layer_pattern": core_fields.hybrid_pattern(layout, model),
+    }
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = zip(names, layout.counted_ends, strict=True)
     context = {**_stated(layout, "cp"), "cp_comm_type": layout.cp_comm_type}
     return {
-        **{name: True for name, counts in counted if counts},
+        **{name: True for name, counts in counted if counts and not has_pattern},
         **({} if layout.cp == 1 else context),
         **_stated(layout, "tp", "pp"),
         LAYOUT_KEYS["vpp"]: layout.vpp if layout.vpp > 1 else None,
-        **(written if layout.is_written_out else {}),
+        **(written if layout.is_written_out and not has_pattern else {}),
+        **(pattern if has_pattern else {}),
         **_stated(layout, "sequence_parallel"),
         "recompute_granularity": None if granularity == "none" else granularity,
         "recompute_method": method,
@@ -200,7 +247,9 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
 
 
 def _override(path: str, value: Any) -> list[str]:
-    if path.endswith("_layout"):  # its signs mean something to the reader of overrides
+    if (
+        path.endswith(("_layout", "_pattern")) and value
+    ):  # its signs mean something to the reader of overrides
         return [f'{path}="{value}"']
     return [f"{path}={'null' if value is None else word_of(value)}"]
 
@@ -211,6 +260,7 @@ _PLACEMENT: Final = (
         for name in (
             *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
             *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
+            *("is_hybrid_model", "hybrid_layer_pattern"),
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split",
             *("context_parallel_size", "cp_comm_type", "sequence_parallel"),
@@ -230,6 +280,21 @@ _UNFUSED: Final = shape_rules(
     ("attention",),
 )
 
+_INTERLEAVED_HYBRID: Final = TrainerRule(
+    name="interleaved_hybrid",
+    source="models/hybrid/hybrid_provider.py, provide",
+    broken=lambda layout, model: layout.vpp > 1 and core_fields.is_hybrid(model),
+    sentence=lambda layout, _: (
+        f"vpp={layout.vpp}: Megatron-Bridge's hybrid models have no interleaved schedule; export a "
+        "trial with vpp=1, or use the format megatron-lm"
+    ),
+)
+
+
+_RECIPE_NOTE: Final = (
+    "the recipe is of another model with such layers, whose config.json it reads from Hugging Face "
+    "unless it is a hybrid; what neither layout nor model says stays as the recipe has it"
+)
 _FP16: Final = (
     "mixed_precision=fp16_mixed starts at a loss scale of 2^32, so that the first 16 steps or so do not "
     "train; a program of your own can set get_mixed_precision_config('fp16_mixed') with "
@@ -242,7 +307,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
     rank_orders=RANK_ORDERS,
     levers=lambda _layout: ("stages", "modules", "layers", "activations", "optimizer"),
-    rules=(*ARGUMENT_RULES, *_UNFUSED),
+    rules=(*ARGUMENT_RULES, core_fields.LACKING_FIELDS, _INTERLEAVED_HYBRID, *_UNFUSED),
     layout_values=_values,
     layout_arguments=_argument_groups,
     placement_groups=_placement_groups,
@@ -250,6 +315,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     values_are_arguments=True,
     notes=lambda job: [
         *notes(job, "Megatron-Bridge"),
+        *([_RECIPE_NOTE] if recipe_of(job.model) != RECIPE else []),
         *([_FP16] if job.layout.precision == "fp16" else []),
         "this format was compared with the source of Megatron-Bridge, and never read by it",
     ],

@@ -23,15 +23,7 @@ from layout_tuner.trainers.adapter import (
 )
 from layout_tuner.trainers.knobs.megatron import MEGATRON_LM_KNOBS
 from layout_tuner.trainers.log_patterns import LogPatterns, StepPattern
-from layout_tuner.trainers.shapes.megatron_fields import (
-    LACKING_FIELDS,
-    attention_values,
-    expert_values,
-    hybrid_pattern,
-    is_hybrid,
-    mixer_checks,
-    stages_text,
-)
+from layout_tuner.trainers.shapes import core_fields
 
 NORM_EPSILON: Final = 1e-5
 """Of the embedded model's norms."""
@@ -108,7 +100,7 @@ def _checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
         layout.dp_cp % layout.zero_replicas != 0,
         f"{'dp' if layout.cp == 1 else 'dp*cp'}={layout.dp_cp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
-    yield from mixer_checks(layout, model)
+    yield from core_fields.mixer_checks(layout, model)
     yield from _expert_checks(layout, model)
 
 
@@ -250,11 +242,12 @@ SPLIT_FLAGS: Final = (
 STAGES_FLAG: Final = "--pipeline-model-parallel-layout"
 """The layers of each of pp * vpp stages, in the letters of `Layout.pipeline_layout`."""
 PATTERN_FLAG: Final = "--hybrid-layer-pattern"
-"""Layers of several kinds and the stages that have them."""
+"""The layers of a hybrid and the stages that have them, in place of all options of stages."""
 HYBRID_SPEC: Final = [
-    *("--spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+    "--spec",
+    "megatron.core.models.hybrid.hybrid_layer_specs",
+    "hybrid_stack_spec",
 ]
-"""The modules of such layers."""
 MODULES_FLAG: Final = "--recompute-modules"
 MODULE_NAMES: Final[Mapping[str, str]] = {"core_attention": "core_attn"}
 """Its names of modules that have another one here."""
@@ -265,19 +258,18 @@ PIPELINE_FIRST_FLAG: Final = "--use-tp-pp-dp-mapping"
 
 def _argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
-    has_pattern = is_hybrid(model)  # which has the number of layers
     return [
         *parallel_flags(layout),
         *_mesh_and_split_flags(layout, model),
         *_interleaving_and_zero_flags(layout, model),
         *batch_flags(layout),
-        *(words for words in shape_flags(model) if words[0] != "--num-layers" or not has_pattern),
-        *([HYBRID_SPEC] if has_pattern else []),
+        *shape_flags(model),
+        *([HYBRID_SPEC] if core_fields.is_hybrid(model) else []),
         # No padding of the vocabulary, as in the probe.
         ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size)],
         *_family_flags(model),
         *_attention_flags(model),
-        *_flags(expert_values(job)),
+        *_flags(core_fields.expert_values(job)),
         *recompute_flags(layout),
         *_lever_flags(job),
         ["--seed", str(job.seed + 1)],  # all of the family refuse 0
@@ -295,7 +287,11 @@ def _placement_groups(job: TrainerJob) -> list[list[str]]:
         *_mesh_and_split_flags(layout, job.model),
         *_interleaving_and_zero_flags(layout, job.model),
         *batch_flags(layout, with_loss_scale=False),
-        *(words for words in _flags(expert_values(job)) if _OF_THE_PLACEMENT.fullmatch(words[0])),
+        *(
+            words
+            for words in _flags(core_fields.expert_values(job))
+            if _OF_THE_PLACEMENT.fullmatch(words[0])
+        ),
         *recompute_flags(layout),
         *_lever_flags(job),
     ]
@@ -328,10 +324,10 @@ def _mesh_and_split_flags(layout: Layout, model: ModelShape) -> list[list[str]]:
         flags.append([str(word) for pair in named for word in pair])
     if layout.rank_order == "tp_cp_pp_dp":
         flags.append([PIPELINE_FIRST_FLAG])
-    if is_hybrid(model):  # with it the options of stages are refused
-        return [*flags, [PATTERN_FLAG, hybrid_pattern(layout, model)]]
+    if core_fields.is_hybrid(model):  # with it the options of stages are refused
+        return [*flags, [PATTERN_FLAG, core_fields.hybrid_pattern(layout, model)]]
     if layout.is_written_out:
-        flags.append([STAGES_FLAG, stages_text(layout, model)])
+        flags.append([STAGES_FLAG, core_fields.stages_text(layout, model)])
     counted_ends = zip(SPLIT_FLAGS, layout.counted_ends, strict=True)
     flags += [[name] for name, counts in counted_ends if counts]
     return flags
@@ -340,7 +336,7 @@ def _mesh_and_split_flags(layout: Layout, model: ModelShape) -> list[list[str]]:
 def _interleaving_and_zero_flags(layout: Layout, model: ModelShape) -> list[list[str]]:
     flags = []
     # Stages that are written out say it, and the option is refused.
-    if layout.vpp > 1 and not layout.is_written_out and not is_hybrid(model):
+    if layout.vpp > 1 and not layout.is_written_out and not core_fields.is_hybrid(model):
         flags.append([LAYOUT_FLAGS["vpp"], str(layout.vpp)])
     if layout.zero_stage:
         flags += [
@@ -392,11 +388,7 @@ def batch_flags(layout: Layout, *, with_loss_scale: bool = True) -> list[list[st
 def shape_flags(model: ModelShape) -> list[list[str]]:
     """The sizes of the model, and what the embedded one fixes, under names that all share."""
     flags = [
-        *(
-            [flag, str(size)]
-            for name, flag in MODEL_FLAGS.items()
-            if (size := getattr(model, name))
-        ),
+        *([flag, str(getattr(model, name))] for name, flag in MODEL_FLAGS.items()),
         ["--max-position-embeddings", str(model.seq_length)],
         ["--make-vocab-size-divisible-by", "1"],
         [
@@ -405,8 +397,9 @@ def shape_flags(model: ModelShape) -> list[list[str]]:
         ],
         ["--init-method-std", str(INIT_STD)],
     ]
-    activation = {"swiglu": ["--swiglu"], "relu2": ["--squared-relu"]}.get(model.activation_of, [])
-    if words := activation + ["--disable-bias-linear"] * (model.biases_of != "all"):
+    activations = {"swiglu": ["--swiglu"], "relu2": ["--squared-relu", "--no-bias-gelu-fusion"]}
+    unbiased = ["--disable-bias-linear"] if model.biases_of != "all" else []
+    if words := [*activations.get(model.activation_of, []), *unbiased]:
         flags.append(words)
     if not model.tied_embeddings:
         flags.append(["--untie-embeddings-and-output-weights"])
@@ -434,7 +427,9 @@ def position_type(model: ModelShape) -> str:
 
 def _attention_flags(model: ModelShape) -> list[list[str]]:
     backend = {"fused": "auto", "unfused": "unfused"}.get(model.attention or "")
-    return [["--attention-backend", backend]] * bool(backend) + _flags(attention_values(model))
+    return [["--attention-backend", backend]] * bool(backend) + _flags(
+        core_fields.attention_values(model)
+    )
 
 
 _FLAG_NAMES: Final = {"num_moe_experts": "--num-experts", "apply_rope_fusion": "--no-rope-fusion"}
@@ -522,9 +517,8 @@ def notes(job: TrainerJob, trainer: str) -> list[str]:
         )
     if length := job.model.mean_document_length:
         found.append(
-            f"mean_document_length={length} is of your data, in which attention has to stay inside "
-            "documents (--dataloader-inter-document-masking, since core 0.19); mock data has whole "
-            "sequences, whose attention takes longer"
+            f"mean_document_length={length} is your data's, with attention inside documents "
+            "(--dataloader-inter-document-masking, since core 0.19); mock data takes longer"
         )
     if job.compile:
         found.append(
@@ -540,16 +534,13 @@ def _notes(job: TrainerJob) -> list[str]:
             f"zero_stage={job.layout.zero_stage} is Megatron-FSDP, which refuses "
             "CUDA_DEVICE_MAX_CONNECTIONS=1"
         )
-    if is_hybrid(job.model):
+    if core_fields.is_hybrid(job.model):
         found.append(
-            "the model is pretrain_hybrid.py's, of Megatron-LM core 0.18 and later: before it is "
-            "pretrain_mamba.py, and before 0.17 the pattern has no |; it needs mamba-ssm and "
+            "pretrain_hybrid.py is of Megatron-LM core 0.18 and later, and needs mamba-ssm and "
             "causal-conv1d"
         )
     if job.model.linear_num_key_heads:
-        found.append(
-            "a gated delta net needs core 0.16 or later, Transformer Engine and flash-linear-attention"
-        )
+        found.append("gated delta nets need core 0.16 or later, and flash-linear-attention")
     if position_type(job.model) == "rope" and not job.model.kv_lora_rank:
         found.append("rotary positions need Transformer Engine 1.4 or later, or --no-rope-fusion")
     if job.model.attention == "fused":
@@ -592,7 +583,7 @@ MEGATRON_LM: Final = TrainerAdapter(
     levers=lambda _layout: (
         *("stages", "modules", "layers", "activations", "optimizer", "bf16_states"),
     ),
-    rules=(*ARGUMENT_RULES, LACKING_FIELDS, _GEGLU, UNFUSED_OVER_CP),
+    rules=(*ARGUMENT_RULES, core_fields.LACKING_FIELDS, _GEGLU, UNFUSED_OVER_CP),
     layout_arguments=_argument_groups,
     placement_groups=_placement_groups,
     notes=_notes,

@@ -63,6 +63,10 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
     values |= {"head_dim": job.model.head_size, "attention": job.model.attention or "default"}
+    # The shortest pattern, which is repeated; empty: as the fields of windows and experts say.
+    values |= {"layer_kinds": ",".join(job.model.layer_kinds), "biases": job.model.biases_of}
+    values |= {"activation": job.model.activation_of}
+    values |= {"norm": "layer" if job.model.has_layer_norms else "rms"}
     # None: a model without an attention window.
     return {name: "0" if value is None else word_of(value) for name, value in values.items()}
 

@@ -25,12 +25,12 @@ from layout_tuner.trainers.exports.launch_script import (
     exported,
     head_of,
 )
-from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE, RECIPE
+from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE, recipe_of
 from layout_tuner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
 from layout_tuner.trainers.nanotron import NANOTRON
 from layout_tuner.trainers.placeholders import ENVIRONMENT_PREFIX, environment_values
-from layout_tuner.trainers.shapes.megatron_fields import is_hybrid
+from layout_tuner.trainers.shapes import core_fields
 
 JOB_FILE: Final = "job.json"
 
@@ -137,7 +137,7 @@ def megatron_bridge(source: ExportSource) -> RenderedJob:
         setup=(_connections(source),),
         program=(
             'PROGRAM=("$BRIDGE_DIR/scripts/training/run_recipe.py"',
-            f"    --recipe {RECIPE} --mode pretrain",
+            f"    --recipe {recipe_of(source.job.model)} --mode pretrain",
             *(f"    {shlex.quote(word)}" for word in MEGATRON_BRIDGE.arguments(source.job)),
             ")",
         ),
@@ -187,7 +187,7 @@ def megatron_lm(source: ExportSource) -> RenderedJob:
         usage=('real data instead of mock data: DATA_ARGS="--data-path ... --split 99,1,0"',),
         setup=(_connections(source),),
         program=_pretrain(
-            f"MEGATRON_DIR/pretrain_{'hybrid' if is_hybrid(source.job.model) else 'gpt'}.py",
+            f"MEGATRON_DIR/pretrain_{'hybrid' if core_fields.is_hybrid(source.job.model) else 'gpt'}.py",
             "${DATA_ARGS:---mock-data}",
             MEGATRON_LM.argument_groups(source.job),
             "--log-interval 1 --log-throughput",
