@@ -77,12 +77,12 @@ def test_a_campaign_of_a_hybrid_is_stored_with_its_layers(api: Api) -> None:
     hybrid = MODEL | {"family": "llama", "layer_kinds": kinds, "num_layers": 4}
     hybrid["ffn_hidden_size"] = 128
     hybrid |= {f"mamba_{size}": number for size, number in sizes.items()}
-    spec = api.submit(name="hybrid", model=hybrid)["spec"]
+    spec = api.submit(name="hybrid", model=hybrid, probe={"trainer": "megatron-lm"})["spec"]
     assert spec["model"]["layer_kinds"] == ["mamba2", "full", {"dense": 2}]
     assert api.get("/campaigns/hybrid")["spec"] == spec
     wrong = {**CAMPAIGN, "name": "wrong", "model": {**hybrid, "layer_kinds": ["mamba3"]}}
     refused = api.post("/campaigns", wrong, status=422)
-    assert "'mamba3' is not a kind of layer; did you mean mamba2" in str(refused)
+    assert "'mamba3' is not a kind of layer (did you mean 'mamba2'?)" in refused["detail"]
 
 
 def test_a_cluster_is_put_as_yaml_and_says_what_was_guessed(api: Api) -> None:

@@ -28,6 +28,7 @@ DELTA_NETS: Final = ("gdn", "gated_delta_net")
 
 _WINDOWS: Final = "--window-attn-skip-freq"
 _EXPERTS: Final = "--moe-layer-freq"
+_LINEAR: Final = "--linear-attention-freq"
 _VARIANT: Final = "--experimental-attention-variant"
 _LETTERS: Final = {**SYMBOLS, "+": "full"}
 """Kinds by the letters of a pattern; `+` is latent attention."""
@@ -38,6 +39,7 @@ _LIST: Final = r"\[([01,]*)\]"
 def read_kinds(arguments: Arguments) -> tuple[str, ...]:
     """Notes and returns the kinds of the layers; empty: they are not understood."""
     _read_window(arguments)
+    arguments.is_given(_WINDOWS, _EXPERTS, _LINEAR, _VARIANT)
     return _kinds_of_pattern(arguments) or _kinds_of_lists(arguments)
 
 
@@ -78,7 +80,7 @@ def _kinds_of_lists(arguments: Arguments) -> tuple[str, ...]:
     parts = {
         _WINDOWS: ("full_attention_every", value(f"{MODEL}attention_window")),
         _EXPERTS: ("num_dense_layers", value(f"{MODEL}num_experts")),
-        "--linear-attention-freq": ("layer_kinds", arguments.text(KINDS, _VARIANT)),
+        _LINEAR: ("layer_kinds", arguments.text(KINDS, _VARIANT)),
     }
     if (arguments.text(KINDS, _VARIANT) or DELTA_NETS[0]) not in DELTA_NETS:
         arguments.miss(arguments.options[_VARIANT], OTHER_KINDS, KINDS)

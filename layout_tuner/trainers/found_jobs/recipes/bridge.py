@@ -94,12 +94,6 @@ _RENAMED: Final[Mapping[str, str]] = {
     "heterogeneous_block_specs": "heterogeneous_layers_config_path",
 }
 """Arguments of another name than the setting."""
-_ACTIVATIONS: Final = {
-    ("squared_relu", False): "squared_relu",
-    ("gelu", True): "quick_geglu",
-    ("quick_gelu", True): "quick_geglu",
-}
-"""Arguments by function, with a gate or without one."""
 _NEGATED: Final[Mapping[str, str]] = {
     "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
     "add_bias_linear": "disable_bias_linear",
@@ -169,6 +163,7 @@ DEVICES_PER_NODE: Final[Mapping[str, int]] = {
 """Devices of a node by chip (`scripts/performance/argument_parser.py`)."""
 _OF_LAYOUTS: Final = re.compile(
     r"seq_length|\w+_parallel(_size)?|recompute_\w+|moe_(token|grouped|router_[dl])\w+"
+    r"|(pipeline|num_layers_in)_\w+"
 )
 """Settings of `model` that are no part of a model's shape."""
 _ABSENT: Final = "only the recipe says it"
@@ -306,7 +301,7 @@ def bridge_job(
         findings.miss(f"the recipe {recipe}".strip(), why)
     if named and named["task"] in ("peft", "lora", "dora"):
         findings.miss(f"the recipe {recipe}", _ADAPTERS, name=f"{MODEL}lacks")
-    if named and shape is not None:
+    if named and shape is not None and not is_whole:
         findings.assume(f"{MODEL}name", shape.name, _source(named))
         if shape.lacks:
             findings.assume(f"{MODEL}lacks", shape.lacks, _source(named))
@@ -384,9 +379,10 @@ def _arguments(core: Mapping[str, Stated]) -> dict[str, Stated]:
             found[_NEGATED[name]] = replace(each, value=not each.value)
         elif name in _RENAMED or name in _SAME or (is_lever and not _SUBORDINATE.fullmatch(name)):
             found[_RENAMED.get(name, name)] = _argument(name, each)
-    function, is_gated = core.get("activation_func"), is_set(core, "gated_linear_unit")
-    if function is not None and (name := _ACTIVATIONS.get((str(function.value), is_gated))):
-        found[name] = replace(function, value=True, place=None)
+    if (function := core.get("activation_func")) is not None:
+        is_gate = is_set(core, "gated_linear_unit") and function.value in ("gelu", "quick_gelu")
+        name = "quick_geglu" if is_gate else "squared_relu"
+        found[name] = replace(function, value=is_gate or function.value == name, place=None)
     if is_set(found, "num_query_groups"):
         found["group_query_attention"] = replace(found["num_query_groups"], value=True, place=None)
     if "num_layers" in found and not is_set(found, "num_experts"):
@@ -553,7 +549,7 @@ def _decide(findings: Findings, ours: str, given: Sequence[Stated]) -> None:
 
 
 _SILENT: Final = re.compile(
-    r"model\.(_target_|\w*(fusion|dtype|init|epsilon|rope|rotary|yarn|mscale|loss|balancing|score|"
+    r"model\.(_target_|\w*(fusion|dtype|init|zero_centered|epsilon|rope|rotary|yarn|mscale|loss|balancing|score|"
     r"bias|coeff|activation|hf_|spec|accumul|deallocate|masked|persist|fp32|cuda_graph|impl|apply|"
     r"backend|router|grouped|tokenizer|dispatcher|overlap|scatter|parallel_output|memory)\w*)"
     r"|ddp\.\w*(nan|fp32|average|check|pad|overlap|bucket|cache|align)\w*"
@@ -586,10 +582,11 @@ def _list_others(findings: Findings, stated: Mapping[str, Stated], *, is_saved: 
     parts = dict[str, Stated]()
     for path, each in stated.items():
         name = path.partition(".")[2]
+        is_off = not each.value and matters("--" + name.replace("_", "-"))
         if path.startswith("optimizer.") and name in MOMENTS:
             if each.value and each.value not in _WIDE and not findings.value("optimizer_states"):
                 findings.miss(each.said, "optimizer states here are fp32 or bf16", line=each.line)
-        elif is_saved or path.partition(".")[0] not in SECTIONS or name in known:
+        elif is_saved or path.partition(".")[0] not in SECTIONS or name in known or is_off:
             continue
         elif "." in name:  # a section of its own, as of another model
             parts.setdefault(name.partition(".")[0], each)
