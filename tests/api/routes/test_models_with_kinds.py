@@ -85,6 +85,7 @@ def test_a_table_is_imported_compared_exported_and_printed(
         if column.startswith("model.") and each is not None
     }
     kept = api.http.get(f"/v1/campaigns/{name}/leaderboard", params={"format": "parquet"})
+    assert kept.status_code == 200, kept.text
     columns = parquet.read_table(io.BytesIO(kept.content)).column_names
     assert {*columns} >= {column for column in first if column.startswith("model.")}
     printed = read_table(command("campaign", "table", name).output)
