@@ -40,7 +40,7 @@ def read_kinds(arguments: Arguments) -> tuple[str, ...]:
     """Notes and returns the kinds of the layers; empty: they are not understood."""
     _read_window(arguments)
     arguments.is_given(_WINDOWS, _EXPERTS, _LINEAR, _VARIANT)
-    return _kinds_of_pattern(arguments) or _kinds_of_lists(arguments)
+    return (_kinds_of_pattern if pattern_of(arguments) else _kinds_of_lists)(arguments)
 
 
 def pattern_of(arguments: Arguments) -> str:
@@ -50,19 +50,17 @@ def pattern_of(arguments: Arguments) -> str:
 
 def _kinds_of_pattern(arguments: Arguments) -> tuple[str, ...]:
     layers, *depths = pattern_of(arguments).replace("|", "").split("/")
-    if not layers:
-        return ()
     option = arguments.options[next(each for each in PATTERN_FLAGS if each in arguments.options)]
-    if {*layers, *"".join(depths)} - {*_LETTERS}:
+    if not layers or {*layers, *"".join(depths)} - {*_LETTERS}:
         arguments.miss(option, f"{OTHER_KINDS}; known are {' '.join(_LETTERS)}", KINDS)
         return ()
     arguments.findings.note(f"{MODEL}num_layers", len(layers), option.said)
     has_window = bool(arguments.findings.value(f"{MODEL}attention_window"))
-    windows = cycle(_in_layers(arguments, f"{MODEL}full_attention_every", _WINDOWS, has_window))
+    windows = _in_layers(arguments, f"{MODEL}full_attention_every", _WINDOWS, has_window)
     names = [_LETTERS[each] for each in layers]
     kinds = tuple(
         "window" if is_window and name == "full" else name
-        for name, is_window in zip(names, windows, strict=False)
+        for name, is_window in zip(names, cycle(windows or [0]), strict=False)
     )
     arguments.note(KINDS, write_layer_kinds(shortest_pattern(kinds)), option)
     of_depth = re.sub("[^*+]", "", layers)[-1:] + re.sub("[^-E]", "", layers)[-1:]

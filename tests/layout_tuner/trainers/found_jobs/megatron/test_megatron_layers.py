@@ -142,6 +142,14 @@ def test_a_pattern_names_each_layer_and_the_depths() -> None:
     assert model_of(f"{HYBRID} {windows}").kind_of_layers == ("window", "dense", "full", "dense")
 
 
+def test_a_pattern_that_is_not_understood_stays_open_beside_lists_of_layers() -> None:
+    lists = "--moe-layer-freq 2 --num-experts 8 --window-size 7,0 --window-attn-skip-freq x"
+    job = found(f"{HYBRID} {PLACED} {lists} --hybrid-layer-pattern MD*E")
+    assert "model.layer_kinds" in open_of(job)
+    windows = found(f"{HYBRID} {PLACED} {lists} --hybrid-layer-pattern M-*E")
+    assert "model.full_attention_every" in open_of(windows)
+
+
 @pytest.mark.parametrize(
     ("pattern", "fields"),
     [
