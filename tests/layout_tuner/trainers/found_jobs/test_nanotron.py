@@ -194,9 +194,10 @@ def test_experts_are_in_the_layers_that_are_listed(layers: str) -> None:
     assert windows == [512, 512, 512, None] * 3
 
 
-def test_ranks_of_experts_and_layers_without_a_number_are_open() -> None:
+@pytest.mark.parametrize("layers", ["", "1,12"])
+def test_ranks_of_experts_and_layers_that_are_not_there_are_open(layers: str) -> None:
     ep = ("tp: 2", "tp: 2\n  expert_parallel_size: 2")
-    mixture = QWEN.replace("LAYERS", "")
+    mixture = QWEN.replace("LAYERS", layers)
     job = found(("is_llama_config: true", mixture), ep)
     assert {"model.num_dense_layers", "ep"} <= set(job.open_fields)
 
