@@ -13,8 +13,11 @@ from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.layouts.job_settings import JOB_PREFIX
 from layout_tuner.search_spaces.layouts.layout import KNOBS
+from layout_tuner.search_spaces.models.model_fields import MODEL_RANGES, SWITCHES
 from layout_tuner.search_spaces.tables.columns import (
+    EXTRA_MODEL_COLUMNS,
     INTERVAL_COLUMNS,
+    LATER_MODEL_COLUMNS,
     MEASURED_COLUMNS,
     TRIAL_COLUMNS,
 )
@@ -35,12 +38,19 @@ _SWITCHES: Final = frozenset(name for name, knob in KNOBS.items() if knob.is_swi
 _WORDS: Final = frozenset(
     name for name, knob in KNOBS.items() if not knob.is_number and not knob.is_switch
 )
-_TEXTS: Final = frozenset({"source", "cluster", "model", "status", "family", "variant"}) | _WORDS
+_OF_MODELS: Final = {name: MODEL_RANGES.get(name) for name in EXTRA_MODEL_COLUMNS} | {
+    column: MODEL_RANGES.get(name) for column, name in LATER_MODEL_COLUMNS.items()
+}
 _FLOATS: Final = frozenset(
     {"device_memory_gb", "tokens_per_s", "step_time_s", "step_time_low_s", "step_time_high_s"}
-)
-_FLAGS: Final = (
-    frozenset({"tied_embeddings", "shortened", "tied_with_first", "disturbed"}) | _SWITCHES
+) | {column for column, each in _OF_MODELS.items() if each and not each.is_whole}
+_FLAGS: Final = frozenset(
+    (*("tied_embeddings", "shortened", "tied_with_first", "disturbed"), *_SWITCHES)
+) | {column for column, name in LATER_MODEL_COLUMNS.items() if name in SWITCHES}
+_TEXTS: Final = (
+    frozenset({"source", "cluster", "model", "status", "family", "variant"})
+    | _WORDS
+    | {column for column, each in _OF_MODELS.items() if each is None and column not in _FLAGS}
 )
 
 
@@ -139,6 +149,6 @@ def _typed(column: str, value: Any) -> Any:
         return None
     if column in _FLAGS:
         return bool(value)
-    if column.startswith(JOB_PREFIX):
-        return str(value)
+    if column in _TEXTS or column.startswith(JOB_PREFIX):
+        return str(int(value) if value is True else value)
     return float(value) if column in _FLOATS else value

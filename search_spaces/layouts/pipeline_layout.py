@@ -95,10 +95,10 @@ def unfolded(text: str) -> str:
 
 def _read_stages(text: str) -> list[int]:
     """Transformer layers of each stage, of any text that Megatron-LM reads."""
-    letters = unfolded(text)
+    letters = re.sub("m+L$", "L", unfolded(text))  # models say their depths (num_mtp_layers)
     if "m" in letters:
         raise ValueError(
-            f"{shown(text)} has a layer of multi-token prediction (m), which models cannot say yet"
+            f"{shown(text)} has a depth of multi-token prediction (m) elsewhere than before the last L"
         )
     if wrong := re.search(r"[^EtL|]", letters):
         raise ValueError(

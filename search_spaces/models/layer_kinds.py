@@ -104,3 +104,23 @@ def kinds_of_short_forms(
         is_full = not has_window or (full_every is not None and (layer + 1) % full_every == 0)
         is_expert = has_experts and layer >= num_dense and (layer + 1) % (experts_every or 1) == 0
         yield f"{'full' if is_full else 'window'}+{'experts' if is_expert else 'dense'}"
+
+
+def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
+    """The fields of a document that say the kinds of all layers: short forms where these can."""
+    window, experts = ([part in kind for kind in kinds] for part in ("window", "+experts"))
+    every = window.index(False) + 1 if True in window and False in window else 0
+    first = experts.index(True) if True in experts else 0
+    for dense, step in ((first, 0), (0, first + 1)):
+        forms = kinds_of_short_forms(
+            len(kinds),
+            has_window=True in window,
+            full_every=every or None,
+            has_experts=True in experts,
+            num_dense=dense,
+            experts_every=step,
+        )
+        if tuple(forms) == tuple(kinds):
+            names = ("full_attention_every", "num_dense_layers", "experts_every")
+            return {name: n for name, n in zip(names, (every, dense, step), strict=True) if n}
+    return {"layer_kinds": write_layer_kinds(shortest_pattern(kinds))}

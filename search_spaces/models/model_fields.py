@@ -266,7 +266,7 @@ _UNSTATED: Final[Mapping[str, tuple[int | None, ...]]] = {
 }
 """Numbers that a model may lack, each with the values outside of its range that it may have."""
 
-_SWITCHES: Final = (
+SWITCHES: Final = (
     "tied_embeddings",
     "attention_output_gate",
     "attention_sinks",
@@ -296,7 +296,7 @@ def _problem(name: str, value: object) -> str | None:
     if name == "qk_norm" and value != "width":
         problem = switch_problem(value)
         return problem and problem.replace("true or false", "true, false or width")
-    if name in _SWITCHES:
+    if name in SWITCHES:
         return switch_problem(value)
     if name == "layer_kinds":
         read = read_layer_kinds(value) if value != () else ()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS, EXPERT_FIELDS
+from layout_tuner.search_spaces.models.model_fields import (
+    ATTENTION_FIELDS,
+    EXPERT_FIELDS,
+    ModelFields,
+)
 
 COLUMNS: Final = (
     "source",
@@ -50,9 +55,16 @@ EXTRA_MODEL_COLUMNS: Final = (
 )
 """Fields of the model's shape that a table has if some model states them."""
 
+_FIELDS: Final = [field.name for field in fields(ModelFields)]
+LATER_MODEL_COLUMNS: Final = {
+    f"model.{name}": name for name in _FIELDS[_FIELDS.index("layer_kinds") : -1]
+}
+"""The later ones by column, with a prefix: tables of others have such words in other meanings."""
+
 EXTRA_COLUMNS: Final = (
     "family",
     *EXTRA_MODEL_COLUMNS,
+    *LATER_MODEL_COLUMNS,
     *(name for name, knob in KNOBS.items() if knob.table_column == "if_not_default"),
 )
 """Columns that are written after the others if some row differs from the assumed value."""

@@ -175,7 +175,7 @@ def _refuse_wrong_header(header: list[str]) -> None:
         raise TableInvalidError(f"the columns {', '.join(missing)} are missing from the header")
     for name in header:
         ours = OUR_FIELDS.get(name.lower()) or our_name(name, KNOWN_COLUMNS)
-        if ours and not {name, ours} & {*KNOWN_COLUMNS} & {*header}:
+        if ours in KNOWN_COLUMNS and not {name, ours} & {*KNOWN_COLUMNS} & {*header}:
             raise TableInvalidError(
                 f"the column {shown(name)} is called {ours!r} here: rename it, or give another name to "
                 "a column that says something else"

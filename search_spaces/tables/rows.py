@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
+from layout_tuner.documents.numbers import core_value
 from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.errors import TableInvalidError
 from layout_tuner.search_spaces.clusters.cluster import Cluster, detect_local_cpu
@@ -19,12 +20,19 @@ from layout_tuner.search_spaces.clusters.cluster_presets import (
 from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, Layout
 from layout_tuner.search_spaces.models.foreign_words import MEGATRON_COLUMNS
-from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS, FAMILIES, Family
+from layout_tuner.search_spaces.models.model_fields import (
+    ATTENTION_FIELDS,
+    FAMILIES,
+    MODEL_RANGES,
+    SWITCHES,
+    Family,
+)
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
     EXTRA_MODEL_COLUMNS,
+    LATER_MODEL_COLUMNS,
     STATUSES,
     UNSTATED_KNOBS,
 )
@@ -62,7 +70,7 @@ class RowReader:
     knobs: KnobReader
     notes: dict[str, int] = field(default_factory=dict)
     """Assumptions, with the number of rows that needed each."""
-    _models: dict[tuple[Any, ...], ModelShape] = field(default_factory=dict)
+    _models: dict[str, ModelShape] = field(default_factory=dict)
     _clusters: dict[tuple[Any, ...], tuple[Cluster, list[str]]] = field(default_factory=dict)
 
     def read(self, text: dict[str, str], *, number: int, line: int) -> ReadRow:
@@ -110,8 +118,11 @@ class RowReader:
         for name in EXTRA_MODEL_COLUMNS:
             if fields.has(name):
                 values[name] = _READ.get(name, Fields.whole)(fields, name)
+        for column, name in LATER_MODEL_COLUMNS.items():
+            if fields.has(column):
+                values[name] = _later_value(fields, column, name)
         values |= self._megatron_words(fields, values)
-        named = tuple(values.items())
+        named = repr(values)
         if named not in self._models:
             self._models[named] = ModelShape.from_mapping(values)
         return self._models[named]
@@ -225,8 +236,21 @@ class RowReader:
         )
 
 
+def _later_value(fields: Fields, column: str, name: str) -> Any:
+    """A number, a truth, a word, or kinds of layers, of which `kind*n` are n in succession."""
+    if name in MODEL_RANGES:
+        number = fields.number(column)
+        return int(number) if number.is_integer() else number
+    if name == "layer_kinds":
+        runs = (each.partition("*") for each in fields.word(column).split())
+        return [{kind: core_value(number)} if star else kind for kind, star, number in runs]
+    return fields.truth(column) if name in SWITCHES else fields.word(column)
+
+
 _READ: Final[Mapping[str, Callable[[Fields, str], Any]]] = {
-    "qk_norm": Fields.truth,
+    "qk_norm": lambda fields, name: (
+        "width" if fields.text[name].strip() == "width" else fields.truth(name)
+    ),
     "attention": Fields.word,
     **dict.fromkeys(ATTENTION_FIELDS[1:], Fields.number),
 }

@@ -15,6 +15,7 @@ from layout_tuner.search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
     EXTRA_MODEL_COLUMNS,
+    LATER_MODEL_COLUMNS,
     MEASURED_COLUMNS,
     MODEL_COLUMNS,
 )
@@ -83,6 +84,10 @@ def model_values(model: ModelShape) -> dict[str, Any]:
     values = {"model": model.name, **{name: getattr(model, name) for name in MODEL_COLUMNS}}
     stated = model.to_mapping()
     values |= {name: stated[name] for name in EXTRA_MODEL_COLUMNS if name in stated}
+    runs = (each if isinstance(each, dict) else {each: 1} for each in stated.get("layer_kinds", ()))
+    words = [f"{kind}*{n}" if n > 1 else kind for run in runs for kind, n in run.items()]
+    stated["layer_kinds"] = " ".join(words) or None
+    values |= {column: stated.get(name) for column, name in LATER_MODEL_COLUMNS.items()}
     return values | {"family": None if model.family == inferred else model.family}
 
 

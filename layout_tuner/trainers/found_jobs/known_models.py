@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,8 +18,12 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 _LLAMA_3: Final = {"vocab_size": 128256, "rotary_base": 5e5, "seq_length": 8192}
 _MISTRAL: Final = {"head_dim": 128, "vocab_size": 131072}
 _QWEN: Final = {"vocab_size": 151936, "rotary_base": 1e6, "seq_length": 4096}
-_QWEN_2: Final = _QWEN | {"lacks": "biases of queries, keys and values"}
+_QWEN_2: Final = _QWEN | {"biases": "qkv"}
 _QWEN_2_LARGE: Final = _QWEN_2 | {"vocab_size": 152064}
+_LATENT: Final = dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 128) | {"qk_rope_head_dim": 64}
+_DEEPSEEK_2: Final = _LATENT | {"kv_lora_rank": 512, "vocab_size": 102400, "num_dense_layers": 1}
+_EXPERTS: Final = ("num_experts", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size")
+_GROUPED: Final = {"q_lora_rank": 1536, "router_groups": 8, "router_topk_groups": 3}
 _QWEN_3: Final = _QWEN | {"head_dim": 128, "qk_norm": True}
 _TIED: Final = {"tied_embeddings": True}
 
@@ -37,6 +40,12 @@ def _shape(family: str, name: str, widths: _Widths, **fields: Any) -> ModelShape
 
 _llama: Final = partial(_shape, "llama")
 _gpt: Final = partial(_shape, "gpt", vocab_size=50257, seq_length=1024)
+
+
+def _deepseek(name: str, widths: _Widths, experts: tuple[int, int, int], **more: Any) -> ModelShape:
+    fields = dict(zip(_EXPERTS, experts, strict=True))
+    return _llama(name, widths, **_DEEPSEEK_2, **fields, **more, experts_per_token=6)
+
 
 _SHAPES: Final = (
     # arXiv:2302.13971, table 2: Llama 1, of sequences of 2,048 tokens.
@@ -73,14 +82,21 @@ _SHAPES: Final = (
     _llama("qwen3-8b", (36, 4096, 12288, 32, 8), **_QWEN_3),
     _llama("qwen3-14b", (40, 5120, 17408, 40, 8), **_QWEN_3),
     _llama("qwen3-32b", (64, 5120, 25600, 64, 8), **_QWEN_3),
+    # config.json of deepseek-ai/DeepSeek-V2-Lite and DeepSeek-V2.
+    _deepseek("deepseek-v2-lite", (27, 2048, 10944, 16, 16), (64, 1408, 2816)),
+    _deepseek(
+        "deepseek-v2",
+        (60, 5120, 12288, 128, 128),
+        (160, 1536, 3072),
+        **_GROUPED,
+        router_scaling_factor=16.0,
+    ),
     # config.json of openai-community: gpt2 to gpt2-xl.
     _gpt("gpt2", (12, 768, 3072, 12, 12)),
     _gpt("gpt2-medium", (24, 1024, 4096, 16, 16)),
     _gpt("gpt2-large", (36, 1280, 5120, 20, 20)),
     _gpt("gpt2-xl", (48, 1600, 6400, 25, 25)),
 )
-
-_GPT_OSS: Final = MODEL_PRESETS["gpt-oss-120b"]
 
 _PRESETS: Final[Mapping[str, str]] = {
     name: preset
@@ -90,18 +106,22 @@ _PRESETS: Final[Mapping[str, str]] = {
         "llama-70b": "llama3-70b llama3.1-70b llama3.3-70b deepseek-r1-distill-llama70b",
         "llama-1b": "llama3.2-1b",
         "llama-3b": "llama3.2-3b",
-        "mixtral-8x7b": "mixtral8x7b",
-        "mixtral-8x22b": "mixtral8x22b",
-        "qwen3-30b-a3b": "qwen3-30b-a3b",
-        "qwen3-235b-a22b": "qwen3-235b-a22b",
-        "gpt-oss-120b": "gpt-oss120b",
+        "deepseek-v3": "deepseek-r1",
+        "glm-4.5": "glm45-355b",
+        "glm-4.5-air": "glm45-air-106b",
+        "nemotron-3-nano-30b-a3b": "nemotron-3-nano nvidia-nemotron-3-nano-30b-a3b",
+        "nemotron-3-super-120b-a12b": "nemotron-3-super nvidia-nemotron-3-super-120b-a12b",
+        "llama-4-scout": "llama4-scout-17b-16e llama4-17bx16e",
+        "llama-4-maverick": "llama4-maverick-17b-128e llama4-17bx128e",
         "gpt-125m": "gpt3-125m gpt3-126m",
         "gpt-175b": "gpt3-175b",
     }.items()
     for name in names.split()
 }
-"""Presets by published names. A preset's own name is no published one where it leaves out the
-generation: `llama-7b` is Llama 1 elsewhere."""
+"""Presets by further published names."""
+
+_OWN_NAMES: Final = re.compile(r"(tiny|small|llama-\d+b|gpt-\d).*")
+"""Presets whose names are not published, or without the generation: `llama-7b` is Llama 1."""
 
 _SAME: Final[Mapping[str, str]] = {
     "llama3-405b": "llama3.1-405b",  # torchtitan's llama3 of that flavor
@@ -115,13 +135,6 @@ _SAME: Final[Mapping[str, str]] = {
     "qwen2-500m": "qwen2.5-0.5b",
     "qwen2.5-500m": "qwen2.5-0.5b",
     "qwen3-600m": "qwen3-0.6b",
-}
-
-_KNOWN: Final[Mapping[str, ModelShape]] = {
-    **{shape.name: shape for shape in _SHAPES},
-    **{name: MODEL_PRESETS[preset] for name, preset in _PRESETS.items()},
-    # config.json of openai/gpt-oss-20b: 24 layers and 32 experts, all else is that of 120b.
-    "gpt-oss20b": replace(_GPT_OSS, name="gpt-oss-20b", num_layers=24, num_experts=32),
 }
 
 _OF_USE: Final = re.compile(
@@ -140,6 +153,15 @@ def _canonical(name: str) -> str:
     word = re.sub(r"^meta-(?=llama)", "", word)
     word = _FAMILY.sub(r"\1", word)
     return _VERSION.sub(r"\1\2.\3-", word)
+
+
+_KNOWN: Final[Mapping[str, ModelShape]] = {
+    **{shape.name: shape for shape in _SHAPES},
+    **{name: MODEL_PRESETS[preset] for name, preset in _PRESETS.items()},
+    **{
+        _canonical(name): each for name, each in MODEL_PRESETS.items() if not _OWN_NAMES.match(name)
+    },
+}
 
 
 def known_model(name: str) -> ModelShape | None:

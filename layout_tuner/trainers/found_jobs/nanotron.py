@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from layout_tuner.errors import SearchSpaceError
+from layout_tuner.search_spaces.models.layer_kinds import stated_kinds
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.found_jobs.found_job import MODEL, FoundJob, Stated
@@ -258,16 +259,10 @@ def _lacks(values: StatedValues, *, is_windowed: bool) -> None:
     if is_windowed and (bare.said or bare.unknown):
         # Its layers without positions also have no window, and they are every n-th one.
         values.put(f"{MODEL}full_attention_every", int, bare)
-    lacking = [
-        what
-        for each, what in (
-            (biases, "biases of queries, keys and values"),
-            (bare, "layers without rotary positions"),
-        )
-        if each.value and not each.unknown
-    ]
-    if lacking:
-        values.put(f"{MODEL}lacks", lambda *_: " and ".join(lacking), biases, bare)
+    if biases.value or biases.unknown:
+        values.put(f"{MODEL}biases", lambda _: "qkv", biases)
+    if bare.value and not bare.unknown:
+        values.put(f"{MODEL}lacks", lambda _: "layers without rotary positions", bare)
 
 
 def _experts(values: StatedValues) -> None:
@@ -292,14 +287,21 @@ def _experts(values: StatedValues) -> None:
     found = layers.value if isinstance(layers.value, list) else []
     if not all(isinstance(each, int) for each in found):
         values.refuse(f"{layers.said} is not a list of layers")
-    first = number if not found else 0 if found == [-1] else min(found)
-    is_tail = number is not None and found == [*range(first, min(number, first + len(found)))]
-    if found != [-1] and not (is_tail and first + len(found) == number):
-        why = layers.unknown or "experts in the last layers alone, or in all, have a counterpart"
+    if number is None or not found or max(found) >= number:
+        why = layers.unknown or "it follows from the number of layers"
         values.miss(layers, why, f"{MODEL}num_dense_layers")
         return
-    values.put(f"{MODEL}num_dense_layers", lambda _: first, layers)
-    if not first:  # the width of dense layers has no meaning
+    has_window = values.findings.value(f"{MODEL}attention_window") is not None
+    every = values.findings.value(f"{MODEL}full_attention_every") or number + 1
+    values.findings.forget(f"{MODEL}full_attention_every")  # it is said of the kinds
+    kinds = [
+        f"{'window' if has_window and (layer + 1) % every else 'full'}"
+        f"+{'experts' if layer in found or found == [-1] else 'dense'}"
+        for layer in range(number)
+    ]
+    for name, stated in stated_kinds(kinds).items():
+        values.findings.note(f"{MODEL}{name}", stated, layers.said or "moe_config", layers.place)
+    if not any("dense" in kind for kind in kinds):  # their width has no meaning
         values.findings.forget(f"{MODEL}ffn_hidden_size")
 
 

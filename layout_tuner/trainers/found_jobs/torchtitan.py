@@ -38,7 +38,6 @@ from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, opt
 from layout_tuner.trainers.found_jobs.torchtitan_flavors import (
     FLAVORS,
     OTHER_MODELS,
-    PUBLISHED,
     SAME_ATTENTION,
     shape_of_flavor,
 )
@@ -259,7 +258,6 @@ class _Job:
             return
         fields, said, is_read = self._fields_of(str(name.value), str(flavor.value), module)
         if not fields:
-            self.model_name = PUBLISHED.get(f"{name.value}-{flavor.value}", "")
             values.miss((name, flavor), f"{said}; give the model with --model", f"{MODEL}name")
             return
         note = values.findings.note if is_read else values.findings.assume

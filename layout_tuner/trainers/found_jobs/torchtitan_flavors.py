@@ -26,54 +26,50 @@ def _shape(widths: _Widths, **more: Any) -> dict[str, Any]:
     }
 
 
-_SCOUT: Final = {
-    "vocab_size": 202048,
-    "rotary_base": 5e5,
-    "num_experts": 16,
-    "experts_per_token": 1,
-    "shared_expert_ffn_hidden_size": 8192,
-}
+def _published(name: str, **changes: Any) -> dict[str, Any]:
+    """The fields of a published model, of which torchtitan's has some otherwise."""
+    shape = known_model(name)
+    assert shape is not None, "it is known under its name"
+    fields = shape.to_mapping() | changes
+    return {field: each for field, each in fields.items() if field not in ("name", "seq_length")}
 
 
-def _published(family: str, *flavors: str) -> dict[str, dict[str, Any]]:
+def _same(family: str, *flavors: str) -> dict[str, dict[str, Any]]:
     """Flavors that have the shapes of published models."""
-    found = {}
-    for flavor in flavors:
-        shape = known_model(f"{family}-{flavor}")
-        assert shape is not None, "it is known under its name"
-        fields = shape.to_mapping().items()
-        found[flavor] = {name: each for name, each in fields if name not in ("name", "seq_length")}
-    return found
+    return {flavor: _published(f"{family}-{flavor}") for flavor in flavors}
 
+
+_LLAMA_4: Final = {"17bx16e": "llama-4-scout", "17bx128e": "llama-4-maverick"}
+_IROPE: Final = "attention in chunks and layers without rotary positions"
 
 FLAVORS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-    "llama2": _published("llama2", "7B", "13B", "70B"),
+    "llama2": _same("llama2", "7B", "13B", "70B"),
     "llama3": {
         "debugmodel": _shape((6, 256, 768, 16, 16), vocab_size=2048, rotary_base=5e5),
-        **_published("llama3", "8B", "70B", "405B"),
+        **_same("llama3", "8B", "70B", "405B"),
     },
-    "llama4": {"17bx16e": _shape((48, 5120, 8192, 40, 8), **_SCOUT)},
+    "llama4": {
+        f"{flavor}{ending}": _published(name, lacks=_IROPE if ending else "")
+        for flavor, name in _LLAMA_4.items()
+        for ending in ("", "_irope")
+    },
     "qwen3": {
-        **_published("qwen3", "0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B"),
-        "235B-A22B": {**_published("qwen3", "235B-A22B")["235B-A22B"], "rotary_base": 5e6},
+        **_same("qwen3", "0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B"),
+        "235B-A22B": _published("qwen3-235B-A22B", rotary_base=5e6),
     },
-    "gpt_oss": _published("gpt_oss", "20b", "120b"),
+    "gpt_oss": _same("gpt_oss", "20b", "120b"),
+    "deepseek_v3": {
+        "16B": _published("deepseek-v2-lite"),
+        "236B": _published("deepseek-v2"),
+        "671B": _published("deepseek-v3", num_mtp_layers=0),
+    },
 }
 """Fields of shapes by name and flavor, without name and sequence length."""
 
 SAME_ATTENTION: Final = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")
 """Endings of flavors that have another attention kernel and the same shape."""
 
-PUBLISHED: Final[Mapping[str, str]] = {
-    "deepseek_v3-236B": "deepseek-v2",
-    "deepseek_v3-671B": "deepseek-v3",
-    "llama4-17bx128e": "llama-4-maverick-17b-128e",
-}
-"""The published models of some flavors that have no shape here, by name and flavor."""
-
 OTHER_MODELS: Final[Mapping[str, str]] = {
-    "deepseek_v3": "its latent attention has no counterpart in a shape",
-    "llama4": "its interleaved experts, or its chunked attention, have no counterpart in a shape",
     "flux": "it is no language model",
     "vlm": "it has a tower for pictures",
 }

@@ -54,6 +54,37 @@ def test_a_model_is_put_read_replaced_and_deleted(api: Api) -> None:
     assert "no model named 'mine'" in api.get("/models/mine", status=404)["detail"]
 
 
+@pytest.mark.parametrize(
+    "preset", ["tiny-mla", "deepseek-v3", "qwen3-next-80b-a3b", "nemotron-3-super-120b-a12b"]
+)
+def test_models_with_layers_of_several_kinds_are_stored(api: Api, preset: str) -> None:
+    shape = MODEL_PRESETS[preset]
+    name = f"own-{preset}"
+    described = {**shape.to_mapping(), "name": name}
+    made = put(api, f"/models/{name}", described)
+    assert made["description"] == described
+    assert made["num_parameters"] == shape.num_parameters
+    assert api.get(f"/models/{name}") == made
+    assert made in api.get("/models")["models"]
+    fewer = put(api, "/models/fewer", {"preset": name, "vocab_size": 512})["description"]
+    assert fewer == {**made["description"], "name": "fewer", "vocab_size": 512}
+    delete(api, "/models/fewer")
+
+
+def test_a_campaign_of_a_hybrid_is_stored_with_its_layers(api: Api) -> None:
+    kinds = ["mamba2", {"full": 1}, {"dense": 2}]
+    sizes = {"num_heads": 4, "head_dim": 16, "state_dim": 8, "num_groups": 2}
+    hybrid = MODEL | {"family": "llama", "layer_kinds": kinds, "num_layers": 4}
+    hybrid["ffn_hidden_size"] = 128
+    hybrid |= {f"mamba_{size}": number for size, number in sizes.items()}
+    spec = api.submit(name="hybrid", model=hybrid, probe={"trainer": "megatron-lm"})["spec"]
+    assert spec["model"]["layer_kinds"] == ["mamba2", "full", {"dense": 2}]
+    assert api.get("/campaigns/hybrid")["spec"] == spec
+    wrong = {**CAMPAIGN, "name": "wrong", "model": {**hybrid, "layer_kinds": ["mamba3"]}}
+    refused = api.post("/campaigns", wrong, status=422)
+    assert "'mamba3' is not a kind of layer (did you mean 'mamba2'?)" in refused["detail"]
+
+
 def test_a_cluster_is_put_as_yaml_and_says_what_was_guessed(api: Api) -> None:
     text = "device: X1\nnum_nodes: 2\ndevices_per_node: 4\ndevice_memory_gb: 16\n"
     headers = {"Content-Type": "application/yaml"}

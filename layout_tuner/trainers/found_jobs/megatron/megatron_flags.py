@@ -121,51 +121,46 @@ _OTHER_NAMES: Final = words_of(
     grouped-gemm-for-shared-expert help high-priority-a2a-comm-stream
     high-priority-stream-groups hysteresis activation-func-clamp-value initial-loss-scale
     initialization iter-per-epoch iterations-to-skip jit-fuser keep-fp8-transpose-cache
-    kv-lora-rank layer-wise-param-layout layernorm-epsilon lazy-mpu-init legacy-models
-    legacy-static-engine local-rank loss-scale loss-scale-window masked-softmax-fusion
-    max-tokens-to-oom mcore-models mem-efficient-ln min-loss-scale mlp-chunks-for-prefill
-    mmap-bin-files mmap-warmup moe-apply-probs-on-input moe-aux-loss-coeff
-    moe-combine-bwd-dtype moe-deepep-num-sms moe-dispatch-fwd-dtype moe-enable-deepep
-    moe-enable-routing-replay moe-flex-dispatcher-num-sms moe-hybridep-num-blocks-permute
-    moe-hybridep-num-blocks-unpermute moe-hybridep-num-sms
-    moe-hybridep-num-sms-preprocessing moe-hybridep-pad-uneven-dispatch-inputs
-    moe-input-jitter-eps moe-loss-coeff moe-min-capacity moe-mlp-glu-interleave-size
-    moe-ncclep-zero-copy moe-per-layer-logging moe-permute-fusion-into-hybridep
-    moe-router-bias-update-rate moe-router-dtype moe-router-enable-expert-bias
-    moe-router-force-biased moe-router-force-load-balancing moe-router-group-topk
-    moe-router-load-balancing-type moe-router-num-groups moe-router-padding-for-fp8
-    moe-router-padding-for-quantization moe-router-pre-softmax
-    moe-router-quantile-balancing-ema moe-router-score-function
-    moe-router-topk-scaling-factor moe-routing-trace-capture-hidden-states
+    layer-wise-param-layout layernorm-epsilon lazy-mpu-init legacy-models legacy-static-engine
+    local-rank loss-scale loss-scale-window masked-softmax-fusion max-tokens-to-oom mcore-models
+    mem-efficient-ln min-loss-scale mlp-chunks-for-prefill mmap-bin-files mmap-warmup
+    moe-apply-probs-on-input moe-aux-loss-coeff moe-combine-bwd-dtype moe-deepep-num-sms
+    moe-dispatch-fwd-dtype moe-enable-deepep moe-enable-routing-replay
+    moe-flex-dispatcher-num-sms moe-hybridep-num-blocks-permute
+    moe-hybridep-num-blocks-unpermute moe-hybridep-num-sms moe-hybridep-num-sms-preprocessing
+    moe-hybridep-pad-uneven-dispatch-inputs moe-input-jitter-eps moe-loss-coeff moe-min-capacity
+    moe-mlp-glu-interleave-size moe-ncclep-zero-copy moe-per-layer-logging
+    moe-permute-fusion-into-hybridep moe-router-bias-update-rate moe-router-dtype
+    moe-router-force-biased moe-router-force-load-balancing moe-router-load-balancing-type
+    moe-router-padding-for-fp8 moe-router-padding-for-quantization moe-router-pre-softmax
+    moe-router-quantile-balancing-ema moe-routing-trace-capture-hidden-states
     moe-routing-trace-capture-logits moe-routing-trace-dump-weights
     moe-routing-trace-max-training-iters moe-routing-trace-path
     moe-shared-expert-glu-interleave-size moe-single-grouped-bias moe-single-grouped-weight
     moe-token-dropping moe-top2-2nd-expert-sampling moe-upcycling-granularity
-    moe-use-grouped-tensor moe-use-upcycling moe-z-loss-coeff
-    mp-args-from-checkpoint-args mrope-section nccl-all-reduce-for-prefill norm-epsilon
-    num-channels num-classes num-dataset-builder-threads num-speculative-tokens num-workers
-    one-sent-docs onnx-safe openai-gelu optimizer-cuda-graph output-bert-embeddings
-    output-logit-dtype override-ckpt-iteration override-opt-param-scheduler pad-vocab-size
-    patch-dim perform-rl-step persist-layer-norm pin-cpu-grads pin-cpu-params pin-memory
-    pipeline-model-parallel-comm-backend pretrained-checkpoint q-lora-rank qk-head-dim
-    qk-l2-norm qk-pos-emb-head-dim query-key-layer-scaling repeated-dataloader
-    return-data-index reuse-grad-buf-for-mxfp8-param-ag ring-exchange-p2p rope-freq
-    rope-fusion rope-scaling rope-scaling-factor rope-type rotary-interleaved
-    rotary-percent rotary-scaling-factor rotary-seq-len-interpolation-factor
-    same-sampling-seed-across-dp-ranks scatter-gather-tensors-in-pipeline
-    sharp-enabled-group strict-fsdp-dtensor-load suggested-communication-unit-size
-    symmetric-registration te-activation-func tp-comm-bootstrap-backend tp-comm-bulk-dgrad
-    tp-comm-bulk-wgrad tp-comm-overlap-ag tp-comm-overlap-cfg tp-comm-overlap-rs
-    tp-comm-overlap-rs-dgrad tp-comm-split-ag tp-comm-split-rs
-    async-tensor-model-parallel-allreduce v-head-dim weight-decay-cond-type
+    moe-use-grouped-tensor moe-use-upcycling moe-z-loss-coeff mp-args-from-checkpoint-args
+    mrope-section nccl-all-reduce-for-prefill norm-epsilon num-channels num-classes
+    num-dataset-builder-threads num-speculative-tokens num-workers one-sent-docs onnx-safe
+    openai-gelu optimizer-cuda-graph output-bert-embeddings output-logit-dtype
+    override-ckpt-iteration override-opt-param-scheduler pad-vocab-size patch-dim
+    perform-rl-step persist-layer-norm pin-cpu-grads pin-cpu-params pin-memory
+    pipeline-model-parallel-comm-backend pretrained-checkpoint qk-l2-norm
+    query-key-layer-scaling repeated-dataloader return-data-index
+    reuse-grad-buf-for-mxfp8-param-ag ring-exchange-p2p rope-freq rope-fusion rope-scaling
+    rope-scaling-factor rope-type rotary-interleaved rotary-scaling-factor
+    rotary-seq-len-interpolation-factor same-sampling-seed-across-dp-ranks
+    scatter-gather-tensors-in-pipeline sharp-enabled-group strict-fsdp-dtensor-load
+    suggested-communication-unit-size symmetric-registration te-activation-func
+    tp-comm-bootstrap-backend tp-comm-bulk-dgrad tp-comm-bulk-wgrad tp-comm-overlap-ag
+    tp-comm-overlap-cfg tp-comm-overlap-rs tp-comm-overlap-rs-dgrad tp-comm-split-ag
+    tp-comm-split-rs async-tensor-model-parallel-allreduce weight-decay-cond-type
     wgrad-deferral-limit zero-allgather-bucket-size zero-contigious-gradients
     zero-reduce-bucket-size zero-reduce-scatter moe-pad-experts-for-cuda-graph-inference
-    log-zero-guard-type log-zero-guard-value save-activations-interval
-    moe-token-drop-policy original-max-position-embeddings partial-rotary-factor norm-topk-prob
+    log-zero-guard-type log-zero-guard-value save-activations-interval moe-token-drop-policy
+    original-max-position-embeddings partial-rotary-factor norm-topk-prob
     """
 )
-"""Options that leave layout, model, batch and precision as they are; those of latent attention go
-with one that is named."""
+"""Options that leave layout, model, batch and precision as they are."""
 
 
 def is_irrelevant(name: str) -> bool:

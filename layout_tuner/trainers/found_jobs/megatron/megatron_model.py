@@ -8,15 +8,22 @@ most `MOST_LACKING` of the parameters, and else is not understood.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from layout_tuner.documents.numbers import core_value
 from layout_tuner.errors import SearchSpaceError
-from layout_tuner.search_spaces.models.foreign_words import ATTENTION_KINDS, MLA, MTP, OTHER_LAYERS
+from layout_tuner.search_spaces.models.foreign_words import ATTENTION_KINDS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.found_jobs.found_job import MODEL
+from layout_tuner.trainers.found_jobs.megatron.megatron_layers import (
+    KINDS,
+    OTHER_KINDS,
+    PATTERN_FLAGS,
+    pattern_of,
+    read_kinds,
+)
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
 from layout_tuner.trainers.found_jobs.megatron.megatron_vocabulary import read_vocabulary
 from layout_tuner.trainers.megatron_lm import MODEL_FLAGS
@@ -26,32 +33,40 @@ MOST_LACKING: Final = 0.005
 _DROPOUT: Final = 0.1
 """Of attention and of features, in both trainers, where no option states it."""
 _FAMILY: Final = "model.family"
-_MOST_LAYERS: Final = 1 << 14
+_OPTIONS: Final[Mapping[str, str]] = {
+    "latent": "q-lora-rank kv-lora-rank=32 qk-head-dim:qk-nope-head-dim=128 "
+    "qk-pos-emb-head-dim:qk-rope-head-dim=64 v-head-dim=128",
+    "experts": "moe-latent-size:expert-latent-size moe-router-score-function:router-score=sigmoid "
+    "moe-router-topk-scaling-factor:router-scaling-factor=1.0 "
+    "moe-router-enable-expert-bias:router-bias=true moe-shared-expert-gate:shared-expert-gate=true",
+    "groups": "moe-router-num-groups:router-groups moe-router-group-topk:router-topk-groups",
+    "gated_delta_net": "linear-num-key-heads=16 linear-num-value-heads=32 linear-key-head-dim=128 "
+    "linear-value-head-dim=128",
+    "mamba2": "mamba-head-dim=64 mamba-num-heads mamba-state-dim=128 mamba-num-groups=8",
+    "llama": "attention-output-gate=true softmax-type:attention-sinks=learnable "
+    "mtp-num-layers:num-mtp-layers",
+}
+"""Options by what has them, with the field of another name behind `:`, and behind `=` the default
+of a size, or the value of a word or a switch that counts. Without `--q-lora-rank` queries have no
+latent: 512 is the default of the class alone (arguments.py, _add_mla_args)."""
+OPTION_FLAGS: Final = tuple(
+    f"--{re.split('[:=]', each)[0]}" for part in _OPTIONS.values() for each in part.split()
+)
 
 _OTHERS: Final = "models other than decoders"
 _NOT_COVERED: Final[Mapping[str, tuple[str, str]]] = {
     f"--{flag}": (name, what)
     for flags, name, what in (
-        (
-            "multi-latent-attention multi-head-latent-attention kv-lora-rank",
-            "model.multi_latent_attention",
-            MLA,
-        ),
-        ("mtp-num-layers", "model.mtp_num_layers", MTP),
+        ("multi-head-latent-attention", "model.kv_lora_rank", "latent attention of a fork"),
+        ("mtp-use-repeated-layer", "model.num_mtp_layers", "depths that share one layer's weights"),
         ("num-experts-switch", "model.num_experts", "experts of SwitchMLP"),
-        (
-            "hybrid-layer-pattern hybrid-override-pattern is-hybrid-model hybrid-attention-ratio "
-            "hybrid-mlp-ratio linear-attention-freq experimental-attention-variant",
-            "model.hybrid_layer_pattern",
-            OTHER_LAYERS,
-        ),
+        ("is-hybrid-model hybrid-attention-ratio hybrid-mlp-ratio", KINDS, OTHER_KINDS),
         ("spec", _FAMILY, "a module of the user's builds the layers"),
         (
             "heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json",
             "model.num_layers",
             "layers of different shapes",
         ),
-        ("moe-latent-size", "model.moe_ffn_hidden_size", "experts on a projection of the features"),
         ("enable-mhc-connections", _FAMILY, "several residual streams"),
         ("retro-add-retriever", _FAMILY, "a retriever beside the decoder"),
         ("encoder-num-layers decoder-num-layers vision-pretraining", _FAMILY, _OTHERS),
@@ -62,8 +77,8 @@ _NOT_COVERED: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Options of what no shape says, each with the field that is open then."""
 
-_USUAL_SPEC: Final = "gpt_layer_specs"
-"""Megatron's own module, which builds the layers that the other options say."""
+_USUAL_SPECS: Final = re.compile("(gpt|mamba|hybrid)_layer_specs|attention_variant_module_specs")
+"""Megatron's own modules, which build the layers that the other options say."""
 
 _OTHER_PROGRAMS: Final = re.compile(
     r"(pretrain|finetune|train)_(bert|t5|ict|retro|vision|vlm|mimo|bark|siglip|clip)\w*\.py"
@@ -81,11 +96,11 @@ def read_model(arguments: Arguments) -> None:
             _needed(arguments, f"{MODEL}{name}", flag, *others)
     _read_family(arguments)
     arguments.is_given("--topk", "--expert-interval", "--mlp-type")
+    arguments.is_given(*OPTION_FLAGS)
     if arguments.is_given("--num-experts"):
         _read_experts(arguments)
     _read_heads(arguments)
-    _read_widths(arguments)
-    _read_windows(arguments)
+    _read_layers(arguments)
     _read_training(arguments)
     read_vocabulary(arguments)
     _note_lacking(arguments)
@@ -98,17 +113,19 @@ def _note_not_covered(arguments: Arguments) -> None:
     for flag, (name, what) in _NOT_COVERED.items():
         if (option := arguments.switch(name, flag)) is None:
             continue
-        if option.values and option.values[0].text in ("0", "local"):
+        is_known: object = name == KINDS and arguments.findings.value(KINDS)
+        if is_known or (option.values and option.values[0].text in ("0", "local")):
             continue
-        if flag == "--spec" and _USUAL_SPEC in option.said:
+        if flag == "--spec" and _USUAL_SPECS.search(option.said):
             arguments.miss(option, "it builds the layers, and the other options count here")
             continue
         arguments.miss(option, f"{what}: no shape of a model says it yet", name)
     for programs, name, what in (
         (_OTHER_PROGRAMS, _FAMILY, _OTHERS),
-        (_HYBRID_PROGRAMS, "model.hybrid_layer_pattern", OTHER_LAYERS),
+        (_HYBRID_PROGRAMS, KINDS, OTHER_KINDS),
     ):
-        if programs.fullmatch(arguments.program) and not arguments.findings.is_open(name):
+        is_known = arguments.findings.is_open(name) or (name == KINDS and pattern_of(arguments))
+        if programs.fullmatch(arguments.program) and not is_known:
             why = f"{what}: no shape of a model says it yet"
             arguments.findings.miss(arguments.program, why, name=name)
 
@@ -122,12 +139,37 @@ def _needed(arguments: Arguments, name: str, *flags: str) -> int | None:
 
 
 def _read_family(arguments: Arguments) -> None:
-    """The family by the feed-forward: with three matrices or with two."""
-    gated = arguments.switch(_FAMILY, "--swiglu", "--quick-geglu")
-    if gated is not None:
-        arguments.note(_FAMILY, "llama", gated)
+    """`gpt` is GPT-2's model alone: with learned positions, two matrices and no experts."""
+    option = arguments.switch(_FAMILY, "--swiglu", "--quick-geglu")
+    flags = ["--num-experts", "--multi-latent-attention", *PATTERN_FLAGS]
+    if _positions(arguments) != "learned_absolute":
+        flags += ["--use-rotary-position-embeddings", "--position-embedding-type"]
+    option = option or arguments.switch(_FAMILY, *flags)
+    if option is not None and option.said != "--num-experts 1":
+        arguments.note(_FAMILY, "llama", option)
     else:
         arguments.assume(_FAMILY, "gpt", "--swiglu: two matrices and GELU")
+
+
+def _read_options(arguments: Arguments, part: str) -> None:
+    """Notes the fields of one part of `_OPTIONS`."""
+    for word in _OPTIONS[part].split():
+        names, _, text = word.partition("=")
+        flag, _, name = names.partition(":")
+        flag, ours = f"--{flag}", f"{MODEL}{(name or flag).replace('-', '_')}"
+        match core_value(text):
+            case True:
+                if (option := arguments.switch(ours, flag)) is not None:
+                    arguments.note(ours, True, option)
+            case float():
+                arguments.number(ours, flag)
+            case str(expected) if expected:
+                found = arguments.word(ours, flag)
+                if found is not None and found[1].text == expected:
+                    arguments.note(ours, expected if "score" in ours else True, *found)
+            case default:
+                if arguments.whole(ours, flag) is None and default:
+                    arguments.assume(ours, default, flag)
 
 
 def _positions(arguments: Arguments) -> str:
@@ -151,10 +193,6 @@ def _read_experts(arguments: Arguments) -> None:
     if num_experts is None or (is_deepspeed and num_experts == 1):
         arguments.findings.read.pop(name, None)
         return
-    if arguments.findings.value(_FAMILY) == "gpt":
-        option = arguments.options["--num-experts"]
-        why = "experts of two matrices: those of a shape are gated (--swiglu)"
-        arguments.miss(option, why, _FAMILY)
     top = arguments.whole("model.experts_per_token", "--moe-router-topk", "--topk")
     if top is None:
         default = 1 if is_deepspeed else 2
@@ -164,79 +202,28 @@ def _read_experts(arguments: Arguments) -> None:
     arguments.whole(shared, "--moe-shared-expert-intermediate-size")
     if is_deepspeed:
         _read_interval(arguments)
-    else:
-        _read_frequency(arguments)
-
-
-def _read_frequency(arguments: Arguments) -> None:
-    """The layers with experts: each n-th from the first on, or a list, also as text of Python."""
-    name, flag = "model.num_dense_layers", "--moe-layer-freq"
-    words = arguments.texts(name, flag)
-    if words is None:
-        return
-    option, text = arguments.options[flag], ",".join(words)
-    if re.fullmatch(r"0*1", text):
-        return
-    pattern = layers_of_text(text)
-    if pattern is None:
-        arguments.miss(option, "only 1, and lists of 0 and 1 with + and * are read", name)
-        return
-    dense = pattern.index(1) if 1 in pattern else len(pattern)
-    if 0 in pattern[dense:]:
-        arguments.miss(option, "dense layers behind layers with experts", name)
-    elif len(pattern) != (arguments.findings.value("model.num_layers") or len(pattern)):
-        arguments.miss(option, f"it has {len(pattern)} layers, and the model other ones", name)
-    elif dense:
-        arguments.note(name, dense, option)
-
-
-def layers_of_text(text: str) -> list[int] | None:
-    """What a text such as `([0]*3+[1]*58)` lists, without running it; None: it is of another form.
-
-    Digits, brackets, commas, * and + alone are read, and no more than a model can have layers.
-    """
-    if not re.fullmatch(r"[][0-9()*+, ]+", text) or ",]" in text.replace(" ", ""):
-        return None
-    try:
-        found = _layers(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    return found if found and set(found) <= {0, 1} else None
-
-
-def _layers(tree: ast.expr) -> list[int]:
-    """What a list, a sum of lists or a multiple of one holds; ValueError for other expressions."""
-    match tree:
-        case ast.List(elts=elements):
-            values = [each.value if isinstance(each, ast.Constant) else None for each in elements]
-            found = [each for each in values if isinstance(each, int)]
-            if len(found) < len(values):
-                raise ValueError
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            found = [*_layers(left), *_layers(right)]
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
-            inner = _layers(left)
-            found = inner * min(times, _MOST_LAYERS // max(len(inner), 1) + 1)
-        case _:
-            raise ValueError
-    if len(found) > _MOST_LAYERS:
-        raise ValueError
-    return found
+    _read_options(arguments, "experts")
+    groups = arguments.text("", "--moe-router-num-groups")
+    if arguments.is_given("--moe-router-group-topk") and groups != "1":
+        _read_options(arguments, "groups")
 
 
 def _read_interval(arguments: Arguments) -> None:
     """Megatron-DeepSpeed has experts in every second layer, unless the option says otherwise."""
-    name = "model.num_dense_layers"
-    interval = arguments.whole(name, "--expert-interval", notes=False)
-    if arguments.findings.is_open(name) or interval == 1:
-        return
-    said = f"--expert-interval {interval}" if interval else "no --expert-interval"
-    arguments.findings.miss(said, f"experts in every layer {interval or 2} alone", name=name)
+    name, flag = "model.experts_every", "--expert-interval"
+    if arguments.whole(name, flag) == 1:
+        arguments.findings.forget(name)
+    else:
+        arguments.assume(name, 2, flag)
 
 
 def _read_heads(arguments: Arguments) -> None:
     name, is_deepspeed = "model.num_kv_heads", arguments.trainer == "Megatron-DeepSpeed"
-    if is_deepspeed:
+    is_latent = "+" in pattern_of(arguments) or arguments.is_given("--multi-latent-attention")
+    if is_latent:
+        _read_options(arguments, "latent")
+        arguments.is_given("--group-query-attention", "--num-query-groups")
+    elif is_deepspeed:
         arguments.whole(name, "--num-key-value-heads")
     elif arguments.switch(name, "--group-query-attention") is not None:
         if arguments.whole(name, "--num-query-groups") is None:
@@ -247,9 +234,9 @@ def _read_heads(arguments: Arguments) -> None:
     if heads is not None:
         without = "--num-key-value-heads" if is_deepspeed else "--group-query-attention"
         arguments.assume(name, heads, without)
-    arguments.whole("model.head_dim", "--kv-channels")
+    arguments.whole("model.head_dim", "--kv-channels", notes=not is_latent)
     norm = arguments.switch("model.qk_norm", "--qk-layernorm")
-    if norm is not None and arguments.findings.value(_FAMILY) == "llama":
+    if norm is not None and not is_latent and arguments.findings.value(_FAMILY) == "llama":
         arguments.note("model.qk_norm", True, norm)
     if arguments.findings.value(_FAMILY) == "llama":
         flags = ("--rotary-base", "--rotary-position-embeddings-theta")
@@ -259,7 +246,49 @@ def _read_heads(arguments: Arguments) -> None:
         arguments.is_given("--rotary-base", "--rotary-position-embeddings-theta")
 
 
-def _read_widths(arguments: Arguments) -> None:
+def _read_layers(arguments: Arguments) -> None:
+    """The kinds of the layers, with what each kind has."""
+    kinds, value = read_kinds(arguments), arguments.findings.value
+    for mixer in ("gated_delta_net", "mamba2"):
+        if any(kind.startswith(mixer) for kind in kinds):
+            _read_options(arguments, mixer)
+    if width := value("model.mamba_head_dim"):
+        # mamba_mixer.py: the inner width is twice that of the features.
+        heads = 2 * (value("model.hidden_size") or 0) // width
+        arguments.assume("model.mamba_num_heads", heads, "--mamba-num-heads")
+    has_dense = not kinds or any("dense" in kind for kind in kinds)
+    _read_widths(arguments, has_dense=has_dense or value("model.experts_every"))
+    if value(_FAMILY) == "llama":
+        _read_blocks(arguments)
+
+
+def _read_blocks(arguments: Arguments) -> None:
+    """Norms, activation, biases and positions of family llama."""
+    norm = arguments.text("model.norm", "--normalization")
+    if norm is None:
+        arguments.assume("model.norm", "layer", "--normalization")
+    elif norm.lower() != "rmsnorm":
+        arguments.note("model.norm", "layer", arguments.options["--normalization"])
+    for flag, kind in (("--squared-relu", "relu2"), ("--quick-geglu", "geglu")):
+        if (option := arguments.switch("model.activation", flag)) is not None:
+            arguments.note("model.activation", kind, option)
+    if not arguments.is_given("--swiglu"):
+        arguments.assume("model.activation", "gelu", "--swiglu")
+    _read_options(arguments, "llama")
+    if arguments.findings.value("model.kv_lora_rank"):
+        return
+    qkv = arguments.switch("model.biases", "--add-qkv-bias")
+    if arguments.switch("model.biases", "--disable-bias-linear") is None:
+        arguments.assume("model.biases", "all", "--disable-bias-linear")
+    elif qkv is not None:
+        arguments.note("model.biases", "qkv", qkv)
+    if _positions(arguments) == "none":
+        arguments.assume("model.rotary_fraction", 0.0, "positions")
+    else:
+        arguments.number("model.rotary_fraction", "--rotary-percent")
+
+
+def _read_widths(arguments: Arguments, *, has_dense: bool) -> None:
     value = arguments.findings.value
     ours, flag = "model.ffn_hidden_size", MODEL_FLAGS["ffn_hidden_size"]
     arguments.whole(ours, flag)
@@ -272,40 +301,8 @@ def _read_widths(arguments: Arguments) -> None:
     if not value("model.num_experts") or value(ours) is None:
         return
     arguments.assume("model.moe_ffn_hidden_size", value(ours), "--moe-ffn-hidden-size")
-    if not value("model.num_dense_layers"):  # no layer has it
+    if not has_dense:  # no layer has it
         arguments.findings.forget(ours)
-
-
-def _read_windows(arguments: Arguments) -> None:
-    name, flag = "model.attention_window", "--window-size"
-    words = arguments.texts(name, flag)
-    every, skips = "model.full_attention_every", "--window-attn-skip-freq"
-    frequency = arguments.texts(every, skips)
-    if words is None:
-        return
-    option = arguments.options[flag]
-    ends = re.fullmatch(r"\(?(-?\d{1,9}),(-?\d{1,9})\)?", ",".join(words).replace(" ", ""))
-    if ends is None or int(ends[2]) > 0:
-        arguments.miss(option, "it is not a number of tokens before, and 0", name)
-        return
-    if int(ends[1]) < 0:
-        return
-    # Megatron counts the positions before a token's own.
-    arguments.note(name, int(ends[1]) + 1, option)
-    if frequency is None:
-        return
-    option, text = arguments.options[skips], ",".join(frequency)
-    if re.fullmatch(r"\d{1,5}", text) and int(text) != 1:
-        if int(text):
-            arguments.whole(every, skips)
-        return
-    pattern = layers_of_text(text) or []
-    found = pattern.index(0) + 1 if 0 in pattern else 0
-    wanted = [int((layer + 1) % found > 0) if found else 1 for layer in range(len(pattern))]
-    if not pattern or pattern != wanted or found == 1:
-        arguments.miss(option, "windows in other layers than all, or all but every n-th", every)
-    elif found:
-        arguments.note(every, found, option)
 
 
 def _read_training(arguments: Arguments) -> None:
@@ -374,18 +371,13 @@ def _note_lacking(arguments: Arguments) -> None:
 
 def _beside_llama(arguments: Arguments) -> _Lacking:
     hidden, layers, rows, _ = _sizes(arguments)
-    if (arguments.text(_FAMILY, "--normalization") or "").lower() != "rmsnorm":
-        said = "no --normalization RMSNorm"
-        yield said, "LayerNorm in place of RMSNorm", (2 * layers + 1) * hidden
-    positions = _positions(arguments)
-    if positions == "learned_absolute":
+    if _positions(arguments) == "learned_absolute":
         yield "no --position-embedding-type rope", "learned positions", rows * hidden
-    elif positions != "rope":
-        yield f"positions of the kind {positions}", "no rotation of positions", 0
-    if arguments.switch(_FAMILY, "--disable-bias-linear") is None:
-        yield "no --disable-bias-linear", "biases", _biases(arguments, 2)
-    elif (option := arguments.switch(_FAMILY, "--add-qkv-bias")) is not None:
-        yield option.said, "biases of queries, keys and values", 3 * layers * hidden
+    if arguments.findings.value("model.kv_lora_rank"):
+        if arguments.switch(_FAMILY, "--disable-bias-linear") is None:
+            yield "no --disable-bias-linear", "biases", _biases(arguments, 2)
+        if arguments.switch(_FAMILY, "--qk-layernorm") is None:
+            yield "no --qk-layernorm", "no norms of latents", layers * hidden
 
 
 def _beside_gpt(arguments: Arguments) -> _Lacking:
@@ -410,19 +402,18 @@ def _beside_gpt(arguments: Arguments) -> _Lacking:
 
 def _beside_both(arguments: Arguments) -> _Lacking:
     value, (hidden, layers, _, _) = arguments.findings.value, _sizes(arguments)
-    heads = value("model.num_heads") or 0
+    heads, read = value("model.num_heads") or 0, {e.said for e in arguments.findings.read.values()}
     width = heads * (value("model.head_dim") or hidden // max(heads, 1))
     for flag, what, each in (
         ("--apply-residual-connection-post-layernorm", "residual sums behind the norms", 0),
         ("--softmax-type", "attention sinks", heads),
-        ("--moe-shared-expert-gate", "a gate of the shared expert", hidden),
         ("--attention-output-gate", "a gate of attention's output", hidden * width),
         ("--no-rope-freq", "layers without rotation of positions", 0),
     ):
         option = arguments.switch(_FAMILY, flag)
-        if option is not None and "vanilla" not in option.said:
+        if option is not None and option.said not in read and "vanilla" not in option.said:
             yield option.said, what, each * layers
-    arguments.is_given("--squared-relu")
+    arguments.is_given("--squared-relu", "--rotary-percent")
 
 
 def _sizes(arguments: Arguments) -> tuple[int, int, int, int]:

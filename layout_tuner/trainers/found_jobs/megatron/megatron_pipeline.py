@@ -17,6 +17,7 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import (
     stage_layers,
     unfolded,
 )
+from layout_tuner.trainers.found_jobs.megatron.megatron_layers import PATTERN_FLAGS, pattern_of
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
 from layout_tuner.trainers.megatron_lm import LAYOUT_FLAGS, SPLIT_FLAGS, STAGES_FLAG
 
@@ -39,6 +40,11 @@ def read_pipeline(arguments: Arguments) -> None:
         arguments.findings.note("pipeline_split", split, said)
     if (found := arguments.word("vpp", STAGES_FLAG)) is not None:
         _read_text(arguments, found[1].text or "", pp)
+        return
+    if "|" in (pattern := pattern_of(arguments)):
+        stages = [len(each) for each in pattern.partition("/")[0].split("|")]
+        flag = next(each for each in PATTERN_FLAGS if each in arguments.options)
+        _note_split(arguments, flag, stages, pp, _vpp_of_stages(arguments, flag, len(stages), pp))
         return
     vpp = arguments.whole("vpp", LAYOUT_FLAGS["vpp"])
     if (each := arguments.whole("vpp", _LAYERS_OF_STAGE, notes=False)) is not None:
@@ -64,25 +70,35 @@ def _by_layers(
 
 def _read_text(arguments: Arguments, text: str, pp: int | None) -> None:
     """Reads the stages that are written out, in the letters of `pipeline_layout`."""
-    option, names = arguments.options[STAGES_FLAG], ("vpp", "pipeline_split")
+    option = arguments.options[STAGES_FLAG]
     try:
         num_stages = unfolded(text).count("|") + 1
     except ValueError as error:
-        return arguments.miss_all(option, str(error), names)
-    if pp is None or num_stages % pp:
-        why = f"its {num_stages} parts are not a multiple of pp"
-        return arguments.miss_all(option, why, names)
-    vpp = num_stages // pp
-    stated = arguments.whole("vpp", LAYOUT_FLAGS["vpp"], notes=False)
-    if stated not in (None, vpp):
-        why = f"it has {num_stages} parts, and pp * vpp is {pp} * {stated}"
-        return arguments.miss_all(option, why, names)
-    arguments.note("vpp", vpp, option)
+        return arguments.miss_all(option, str(error), ("vpp", "pipeline_split"))
+    vpp = _vpp_of_stages(arguments, STAGES_FLAG, num_stages, pp)
     try:
         written = canonical_layout(text)
     except ValueError as error:
         return arguments.miss(option, str(error), "pipeline_split")
     return _note_split(arguments, STAGES_FLAG, stage_layers(written), pp, vpp)
+
+
+def _vpp_of_stages(arguments: Arguments, flag: str, num_stages: int, pp: int | None) -> int | None:
+    """Notes `vpp` of stages that are written out; None: there are too many, or too few."""
+    option, stated = (
+        arguments.options[flag],
+        arguments.whole("vpp", LAYOUT_FLAGS["vpp"], notes=False),
+    )
+    vpp = num_stages // (pp or 1)
+    if pp is None or num_stages % pp:
+        why = f"its {num_stages} parts are not a multiple of pp"
+    elif stated not in (None, vpp):
+        why = f"it has {num_stages} parts, and pp * vpp is {pp} * {stated}"
+    else:
+        arguments.note("vpp", vpp, option)
+        return vpp
+    arguments.miss_all(option, why, ("vpp", "pipeline_split"))
+    return None
 
 
 def _read_ends(arguments: Arguments, pp: int | None, vpp: int, layers: int | None) -> None:
@@ -111,7 +127,11 @@ def _read_ends(arguments: Arguments, pp: int | None, vpp: int, layers: int | Non
     _note_split(arguments, given[0], [each // vpp for each in sizes] * vpp, pp, vpp)
 
 
-def _note_split(arguments: Arguments, name: str, sizes: Sequence[int], pp: int, vpp: int) -> None:
+def _note_split(
+    arguments: Arguments, name: str, sizes: Sequence[int], pp: int | None, vpp: int | None
+) -> None:
+    if pp is None or vpp is None:
+        return
     option, split = arguments.options[name], split_of(sizes, pp, vpp)
     if split is not None:
         arguments.note("pipeline_split", split, option)

@@ -30,6 +30,7 @@ from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.known_models import known_model
 from layout_tuner.trainers.found_jobs.megatron.megatron_flags import matters
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
+from layout_tuner.trainers.found_jobs.megatron.megatron_model import OPTION_FLAGS
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values, stated_of
 from layout_tuner.trainers.found_jobs.own_scripts.statements import ADAM, NOT_ADAM
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, root_of
@@ -72,6 +73,8 @@ _PROVIDER: Final[Mapping[str, Any]] = {
     "share_embeddings_and_output_weights": True,
     "normalization": "LayerNorm",
     "position_embedding_type": "learned_absolute",
+    "q_lora_rank": 512,
+    "kv_lora_rank": 512,
     "micro_batch_size": 2,
     "global_batch_size": 32,
 }
@@ -109,14 +112,14 @@ _SAME: Final = frozenset(
             use_torch_fsdp2 outer_dp_sharding_strategy make_vocab_size_divisible_by kv_channels
             qk_layernorm rotary_base normalization position_embedding_type attention_dropout
             hidden_dropout attention_backend transformer_impl window_size window_attn_skip_freq
-            add_qkv_bias attention_output_gate multi_latent_attention mtp_num_layers
+            add_qkv_bias multi_latent_attention mtp_use_repeated_layer rotary_percent
             experimental_attention_variant linear_attention_freq is_hybrid_model
-            hybrid_override_pattern hybrid_layer_pattern softmax_type quick_geglu
-            moe_shared_expert_gate moe_router_topk moe_ffn_hidden_size
-            moe_shared_expert_intermediate_size moe_layer_freq moe_latent_size
+            hybrid_override_pattern hybrid_layer_pattern quick_geglu
+            moe_router_topk moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_layer_freq
             moe_expert_capacity_factor rampup_batch_size distribute_saved_activations
             """
         ),
+        *(each.removeprefix("--").replace("-", "_") for each in OPTION_FLAGS),
         *(
             path.partition(".")[2]
             for knob in MEGATRON_BRIDGE.knobs
@@ -160,6 +163,7 @@ DEVICES_PER_NODE: Final[Mapping[str, int]] = {
 """Devices of a node by chip (`scripts/performance/argument_parser.py`)."""
 _OF_LAYOUTS: Final = re.compile(
     r"seq_length|\w+_parallel(_size)?|recompute_\w+|moe_(token|grouped|router_[dl])\w+"
+    r"|(pipeline|num_layers_in)_\w+"
 )
 """Settings of `model` that are no part of a model's shape."""
 _ABSENT: Final = "only the recipe says it"
@@ -297,7 +301,7 @@ def bridge_job(
         findings.miss(f"the recipe {recipe}".strip(), why)
     if named and named["task"] in ("peft", "lora", "dora"):
         findings.miss(f"the recipe {recipe}", _ADAPTERS, name=f"{MODEL}lacks")
-    if named and shape is not None:
+    if named and shape is not None and not is_whole:
         findings.assume(f"{MODEL}name", shape.name, _source(named))
         if shape.lacks:
             findings.assume(f"{MODEL}lacks", shape.lacks, _source(named))
@@ -375,6 +379,10 @@ def _arguments(core: Mapping[str, Stated]) -> dict[str, Stated]:
             found[_NEGATED[name]] = replace(each, value=not each.value)
         elif name in _RENAMED or name in _SAME or (is_lever and not _SUBORDINATE.fullmatch(name)):
             found[_RENAMED.get(name, name)] = _argument(name, each)
+    if (function := core.get("activation_func")) is not None:
+        is_gate = is_set(core, "gated_linear_unit") and function.value in ("gelu", "quick_gelu")
+        name = "quick_geglu" if is_gate else "squared_relu"
+        found[name] = replace(function, value=is_gate or function.value == name, place=None)
     if is_set(found, "num_query_groups"):
         found["group_query_attention"] = replace(found["num_query_groups"], value=True, place=None)
     if "num_layers" in found and not is_set(found, "num_experts"):
@@ -387,11 +395,7 @@ def _argument(name: str, stated: Stated) -> Stated:
     value = stated.value
     if name == "pipeline_model_parallel_layout" and isinstance(value, (list, dict)):
         return replace(stated, value=None, unknown="a pipeline layout of its own")
-    if isinstance(value, list) and name in (
-        "window_size",
-        "moe_layer_freq",
-        "window_attn_skip_freq",
-    ):
+    if isinstance(value, list) and (name == "window_size" or name.endswith("_freq")):
         text = ",".join(map(str, value))
         return replace(stated, value=text if name == "window_size" else f"[{text}]")
     return stated
@@ -545,7 +549,7 @@ def _decide(findings: Findings, ours: str, given: Sequence[Stated]) -> None:
 
 
 _SILENT: Final = re.compile(
-    r"model\.(_target_|\w*(fusion|dtype|init|epsilon|rope|rotary|yarn|softmax|loss|balancing|score|"
+    r"model\.(_target_|\w*(fusion|dtype|init|zero_centered|epsilon|rope|rotary|yarn|mscale|loss|balancing|score|"
     r"bias|coeff|activation|hf_|spec|accumul|deallocate|masked|persist|fp32|cuda_graph|impl|apply|"
     r"backend|router|grouped|tokenizer|dispatcher|overlap|scatter|parallel_output|memory)\w*)"
     r"|ddp\.\w*(nan|fp32|average|check|pad|overlap|bucket|cache|align)\w*"
@@ -578,10 +582,11 @@ def _list_others(findings: Findings, stated: Mapping[str, Stated], *, is_saved: 
     parts = dict[str, Stated]()
     for path, each in stated.items():
         name = path.partition(".")[2]
+        is_off = not each.value and matters("--" + name.replace("_", "-"))
         if path.startswith("optimizer.") and name in MOMENTS:
             if each.value and each.value not in _WIDE and not findings.value("optimizer_states"):
                 findings.miss(each.said, "optimizer states here are fp32 or bf16", line=each.line)
-        elif is_saved or path.partition(".")[0] not in SECTIONS or name in known:
+        elif is_saved or path.partition(".")[0] not in SECTIONS or name in known or is_off:
             continue
         elif "." in name:  # a section of its own, as of another model
             parts.setdefault(name.partition(".")[0], each)

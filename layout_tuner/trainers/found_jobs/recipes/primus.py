@@ -241,7 +241,7 @@ _SCHEDULES: Final = {
     "v-min": "v_min",
 }
 _LATENT: Final = re.compile(r"q_lora_rank|kv_lora_rank|qk_(pos_emb_)?head_dim|v_head_dim|mscale\w*")
-_ZERO_IS_OFF: Final = ("sequence_parallel", "mtp_num_layers", "fp8", "bf16", "fp16")
+_ZERO_IS_OFF: Final = ("sequence_parallel", "fp8", "bf16", "fp16")
 """Arguments of which 0 is false."""
 
 

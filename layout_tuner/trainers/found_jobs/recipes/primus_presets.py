@@ -82,6 +82,16 @@ def _experts(number: int, chosen: int, width: int, shared: int = 0, dense: int =
     }
 
 
+def _grouped(chosen: int, scaling: float) -> _Arguments:
+    """A latent of queries, and experts in eight groups of which a token takes some."""
+    return {
+        "q_lora_rank": 1536,
+        "moe_router_num_groups": 8,
+        "moe_router_group_topk": chosen,
+        "moe_router_topk_scaling_factor": scaling,
+    }
+
+
 _WIDTHS: Final = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
 _MODELS: Final[Mapping[str, tuple[_Arguments, tuple[int, ...]]]] = {
     "llama2_7b": (_LLAMA_2, (32, 4096, 11008, 32)),
@@ -114,10 +124,15 @@ _MODELS: Final[Mapping[str, tuple[_Arguments, tuple[int, ...]]]] = {
     "gpt_oss_20b": (_GPT_OSS | _experts(32, 4, 2880, 2880), (24, 2880, 10944, 64, 8)),
     "gpt_oss_120b": (_GPT_OSS | _experts(128, 4, 2880, 2880), (36, 2880, 10944, 64, 8)),
     "deepseek_v2_lite": (_DEEPSEEK | _experts(64, 6, 1408, 2816, 1), (27, 2048, 10944, 16)),
-    "deepseek_v2": (_DEEPSEEK | _experts(160, 6, 1536, 3072, 1), (60, 5120, 12288, 128)),
+    "deepseek_v2": (
+        _DEEPSEEK | _experts(160, 6, 1536, 3072, 1) | _grouped(3, 16.0),
+        (60, 5120, 12288, 128),
+    ),
     "deepseek_v3": (
         _DEEPSEEK
         | _experts(256, 8, 2048, 2048, 3)
+        | _grouped(4, 2.5)
+        | {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
         | {"mtp_num_layers": 1, "tokenizer_type": "DeepSeekV3Tokenizer"},
         (61, 7168, 18432, 128),
     ),

@@ -181,12 +181,23 @@ def test_a_mixture_of_qwen_has_its_experts(layers: str, dense: int) -> None:
     assert (model.num_experts, model.experts_per_token, model.moe_ffn_hidden_size) == (8, 2, 512)
     assert (model.shared_expert_ffn_hidden_size, model.num_dense_layers) == (256, dense)
     assert (model.attention_window, model.full_attention_every) == (512, 4)
-    assert "biases" in model.lacks
+    assert (model.biases, model.lacks) == ("qkv", "layers without rotary positions")
 
 
-def test_experts_in_every_other_layer_and_their_ranks_are_open() -> None:
-    mixture = QWEN.replace("LAYERS", "1,3,5,7,9,11")
+@pytest.mark.parametrize("layers", ["1,3,5,7,9,11", "0,5"])
+def test_experts_are_in_the_layers_that_are_listed(layers: str) -> None:
+    job = found(("is_llama_config: true", QWEN.replace("LAYERS", layers)))
+    model = completed(job, num_nodes=2, devices_per_node=8).model
+    has_experts = [layer for layer in range(12) if model.has_experts(layer)]
+    assert has_experts == [int(each) for each in layers.split(",")]
+    windows = [model.window_of(layer) for layer in range(12)]
+    assert windows == [512, 512, 512, None] * 3
+
+
+@pytest.mark.parametrize("layers", ["", "1,12"])
+def test_ranks_of_experts_and_layers_that_are_not_there_are_open(layers: str) -> None:
     ep = ("tp: 2", "tp: 2\n  expert_parallel_size: 2")
+    mixture = QWEN.replace("LAYERS", layers)
     job = found(("is_llama_config: true", mixture), ep)
     assert {"model.num_dense_layers", "ep"} <= set(job.open_fields)
 

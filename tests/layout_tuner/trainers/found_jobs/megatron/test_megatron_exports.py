@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, completed
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.read_job import read_job
+from layout_tuner.trainers.registry import ADAPTERS
 from tests.exports.exported_files import write_export
 from tests.exports.legal_jobs import legal_jobs_with_settings
 from tests.layout_tuner.trainers.found_jobs.megatron import (
@@ -53,3 +56,18 @@ def test_the_script_and_the_files_beside_it_are_read_back(
     done = read_back(trainer, job)
     assert done.layout == job.layout
     assert done.model == as_read(job.model, trainer, done.model)
+
+
+@pytest.mark.parametrize("trainer", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize("name", MODEL_PRESETS)
+def test_an_exported_preset_is_read_back(name: str, trainer: str) -> None:
+    model = MODEL_PRESETS[name]
+    layout = Layout(num_nodes=1, micro_batch_size=1, num_microbatches=1, precision="bf16")
+    job = TrainerJob(model=model, layout=layout)
+    refusals = ADAPTERS[trainer].refusals(job)
+    assert ("qk_norm=width" in str(refusals)) == bool(refusals) == (model.qk_norm == "width")
+    if not refusals:
+        done = read_back(trainer, job)
+        same = {"name": "custom", "lacks": "", "attention_dropout": 0.0}
+        assert replace(done.model, attention_dropout=0.0) == replace(model, **same)
+        assert done.layout == layout

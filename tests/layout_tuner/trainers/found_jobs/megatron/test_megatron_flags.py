@@ -50,7 +50,7 @@ DATA_LOGS_AND_SAVING: Final = words_of_text(
     --wandb-project --save --load --save-interval --ckpt-format --async-save --lr --min-lr --seed
     --lr-decay-style --weight-decay --clip-grad --adam-beta1 --train-iters --train-samples
     --eval-iters --eval-interval --exit-duration-in-mins --distributed-timeout-minutes --no-load-rng
-    --init-method-std --norm-epsilon --manual-gc --moe-router-load-balancing-type --rotary-percent
+    --init-method-std --norm-epsilon --manual-gc --moe-router-load-balancing-type
     --moe-aux-loss-coeff --no-gradient-accumulation-fusion --distributed-backend --merge-file
     --use-mcore-models --no-masked-softmax-fusion --loss-scale --attention-softmax-in-fp32
     """

@@ -394,9 +394,7 @@ def test_programs_of_other_families_and_other_purposes_are_none() -> None:
     ):
         assert read_command(ProgramCommand(words=words_of(line)), file) is None
     assert open_of(found(f"{GPT} --micro-batch-size 1", "pretrain_bert.py")) >= {"model.family"}
-    assert "model.hybrid_layer_pattern" in open_of(
-        found(f"{GPT} --micro-batch-size 1", "pretrain_mamba.py")
-    )
+    assert "model.layer_kinds" in open_of(found(f"{GPT} --micro-batch-size 1", "pretrain_mamba.py"))
 
 
 def test_values_in_a_file_of_yaml_are_all_open() -> None:

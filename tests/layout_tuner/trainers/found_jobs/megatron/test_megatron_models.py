@@ -9,7 +9,7 @@ import pytest
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.trainers.found_jobs.completed_job import completed
-from layout_tuner.trainers.found_jobs.megatron.megatron_model import layers_of_text
+from layout_tuner.trainers.found_jobs.megatron.megatron_layers import layers_of_text
 from tests.layout_tuner.trainers.found_jobs.megatron.command_lines import (
     GPT,
     LLAMA,
@@ -28,8 +28,6 @@ from tests.layout_tuner.trainers.found_jobs.megatron.command_lines import (
         ("([0]*3+[1]*29)", 3),
         ("[0]*1+[1]*31", 1),
         ("[" + ",".join(["0"] + ["1"] * 31) + "]", 1),
-        ("2", "open"),
-        ("([0,1]*16)", "open"),
         ("([0]*3+[1]*58)", "open"),  # of another number of layers
         ("__import__('os')", "open"),
         ("[0]*9999999999", "open"),
@@ -87,7 +85,7 @@ def test_the_kind_of_positions_counts_over_the_former_switch() -> None:
     job = found(f"{LLAMA} {PLACED} --no-position-embedding")
     assert (job.value("model.lacks"), job.not_understood) == (None, ())
     plain = LLAMA.replace("--position-embedding-type rope", "--no-position-embedding")
-    assert found(f"{plain} {PLACED}").value("model.lacks") == "no rotation of positions"
+    assert found(f"{plain} {PLACED}").value("model.rotary_fraction") == 0
 
 
 def test_experts_are_divided_as_tp_says_also_where_it_is_not_known() -> None:
@@ -109,15 +107,16 @@ def test_experts_have_the_trainer_s_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ("--multi-latent-attention", "model.multi_latent_attention"),
-        ("--mtp-num-layers 1", "model.mtp_num_layers"),
-        ("--hybrid-layer-pattern M*M*", "model.hybrid_layer_pattern"),
+        ("--multi-head-latent-attention", "model.kv_lora_rank"),
+        ("--mtp-num-layers 1 --mtp-use-repeated-layer", "model.num_mtp_layers"),
+        ("--hybrid-layer-pattern M-*-/MM", "model.num_mtp_layers"),
+        ("--hybrid-layer-pattern MD*-", "model.layer_kinds"),
+        ("--is-hybrid-model --hybrid-attention-ratio 0.1", "model.layer_kinds"),
+        ("--experimental-attention-variant dsa", "model.layer_kinds"),
         ("--spec my.layers spec", "model.family"),
         ("--spec megatron.core.models.gpt.gpt_layer_specs layer_spec", ""),
         ("--position-embedding-type relative", "model.family"),
-        ("--attention-output-gate", "model.family"),
         ("--window-size 128,128", "model.attention_window"),
-        ("--moe-latent-size 512", "model.moe_ffn_hidden_size"),
         ("--language-model-type mistral_7b", "model.family"),
         ("--tokenizer-type HuggingFaceTokenizer --vocab-size x", "model.vocab_size"),
         ("--enable-shared-expert", "model.shared_expert_ffn_hidden_size"),
@@ -130,13 +129,13 @@ def test_what_no_field_says_is_named_with_the_field_that_it_opens(options: str, 
 
 
 def test_small_differences_go_into_what_the_model_lacks() -> None:
-    job = found(f"{LLAMA.replace('--disable-bias-linear', '')} {PLACED} --softmax-type learnable")
-    assert job.value("model.lacks") == "biases, attention sinks"
+    job = found(f"{LLAMA} {PLACED} --softmax-type off-by-one --no-rope-freq 4")
+    assert job.value("model.lacks") == "attention sinks, layers without rotation of positions"
     assert not job.not_understood
-    rotary = GPT.replace("--hidden-size 2048", "--hidden-size 4096")
-    rotary += " --position-embedding-type rope --micro-batch-size 1 --padded-vocab-size 256000"
-    assert found(rotary).value("model.lacks") == "rotary positions in place of learned ones"
-    (missed,) = found(f"{rotary} --num-layers 1 --seq-length 65536").not_understood
+    gated = GPT.replace("--hidden-size 2048", "--hidden-size 4096")
+    gated += " --swiglu --micro-batch-size 1 --padded-vocab-size 256000"
+    assert found(gated).value("model.lacks") == "learned positions"
+    (missed,) = found(f"{gated} --num-layers 1 --max-position-embeddings 65536").not_understood
     assert missed.field == "model.family"
     assert "of the parameters, more than a shape may lack" in missed.why
 

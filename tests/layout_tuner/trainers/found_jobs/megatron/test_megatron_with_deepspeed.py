@@ -136,7 +136,7 @@ def test_its_experts_are_read_and_their_places_are_named() -> None:
     )
     assert (job.value("ep"), job.value("etp"), job.value("model.experts_per_token")) == (4, 2, 2)
     default = found(f"{OPTIONS} --swiglu --num-experts 8")
-    assert "model.num_dense_layers" in open_of(default)
+    assert default.value("model.experts_every") == 2
     assert (default.value("etp"), default.value("model.experts_per_token")) == (1, 1)
     assert "model.num_experts" in open_of(found(f"{OPTIONS} --swiglu --num-experts 64 128"))
     dense = found(f"{OPTIONS} --num-experts 1")

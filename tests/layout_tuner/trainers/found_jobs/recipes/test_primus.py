@@ -165,8 +165,7 @@ def test_overrides_change_layout_model_and_knobs(more: str, field: str, value: A
         ("decoder_pipeline_manual_split_list: [17, 15]", "pipeline_split"),
         ("virtual_pipeline_model_parallel_size: 2", "vpp"),
         ("fp4: mxfp4", "precision"),
-        ("multi_latent_attention: true", "model.multi_latent_attention"),
-        ("mtp_num_layers: 1", "model.mtp_num_layers"),
+        ("mtp_num_layers: 1\nmtp_use_repeated_layer: true", "model.num_mtp_layers"),
         ("patch_primus_pipeline: true\npp_algorithm: seq1f1b", "schedule"),
         ("lora:\n  enabled: true", "model.lacks"),
         ("tokenizer_type: HuggingFaceTokenizer\ntokenizer_model: mine/of-mine", "model.vocab_size"),
@@ -189,7 +188,8 @@ def test_own_knobs_are_listed_where_they_matter() -> None:
 
 def test_an_override_can_turn_latent_attention_off() -> None:
     latent = read(experiment(model="deepseek_v2_lite.yaml"))
-    assert "model.multi_latent_attention" in latent.open_fields
+    assert set(latent.open_fields) == {"model.vocab_size"}
+    assert (latent.value("model.kv_lora_rank"), latent.value("model.q_lora_rank")) == (512, None)
     plain = read(experiment("multi_latent_attention: false", model="deepseek_v2_lite.yaml"))
     assert set(plain.open_fields) == {"model.vocab_size"}
     values = plain.values
