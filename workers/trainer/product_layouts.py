@@ -71,11 +71,11 @@ def _weights(model: ModelShape, tp: int) -> Iterator[tuple[int, int]]:
     sizes = model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size
     if any(size % tp for size in sizes):
         return
-    hidden, gates = model.hidden_size, 2 if model.family == "llama" else 1
+    hidden, ups = model.hidden_size, model.num_ups
     yield (model.query_size + 2 * model.kv_hidden_size) // tp, hidden
     yield hidden, model.query_size // tp
     if model.num_expert_layers < model.num_layers:
-        yield gates * model.ffn_hidden_size // tp, hidden
+        yield ups * model.ffn_hidden_size // tp, hidden
         yield hidden, model.ffn_hidden_size // tp
     yield model.vocab_size // tp, hidden
 
