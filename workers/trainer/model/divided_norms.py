@@ -1,4 +1,4 @@
-"""Norms of tokens whose features are divided over tensor columns.
+"""Norms of tokens whose features are divided over tensor columns, or whose heads over tp.
 
 AxoNN's own port normalises each rank's features alone, which is another model. Here the statistics
 are those of all features, so that the model is the same under every layout.
@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from layout_tuner.workers.trainer.comm.collectives import all_reduce, finish, start_all_reduce
 from layout_tuner.workers.trainer.comm.groups import AxisGroup
-from layout_tuner.workers.trainer.model.kernels import EPSILON
+from layout_tuner.workers.trainer.model.kernels import EPSILON, RMSNorm
 from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 
@@ -106,3 +106,20 @@ class DividedNorm(nn.Module):
 
     def forward(self, x_TC: Tensor) -> Tensor:
         return _apply(x_TC, self.weight, self.bias, self.columns)
+
+
+class WidthNorm(nn.Module):
+    """Norms of all query heads together, and of all key heads (OLMo 2).
+
+    Communicates over tp, which divides the heads, as the norms of query and key do.
+    """
+
+    def __init__(self, query: RMSNorm | DividedNorm, key: RMSNorm | DividedNorm) -> None:
+        super().__init__()
+        self.query, self.key = query, key
+
+    def forward(self, qkv_TM: Tensor) -> Tensor:
+        sizes = [len(norm.weight) for norm in (self.query, self.key)]
+        sizes.append(qkv_TM.shape[1] - sum(sizes))
+        query, key, others = torch.split(qkv_TM, sizes, dim=1)
+        return torch.cat((self.query(query), self.key(key), others), dim=1)

@@ -219,9 +219,7 @@ class MixtureOfExperts(nn.Module):
         etp_group: the ranks that divide the widths; None: this rank has all.
         shared: the feed-forward that every token takes besides; None: there is none.
         shared_gate: the layer whose sigmoid scales its output (Qwen2-MoE); None: there is none.
-        router_bias: (A).
-        up_bias: (E U).
-        down_bias: (E H), which the first rank of etp adds; each has all of its gradient.
+        router_bias, up_bias, down_bias: (A), (E U) and (E H); the first rank of etp adds the last.
     """
 
     def __init__(

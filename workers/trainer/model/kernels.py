@@ -353,20 +353,3 @@ class QueryKeyNorm(nn.Module):
 
     def forward(self, qkv_TM: Tensor) -> Tensor:
         return _apply_query_key_norm(qkv_TM, self)
-
-
-class WidthNorm(nn.Module):
-    """Norms of all query heads together, and of all key heads (OLMo 2).
-
-    Communicates over tp, which divides the heads, as the norms of query and key do.
-    """
-
-    def __init__(self, query: nn.Module, key: nn.Module) -> None:
-        super().__init__()
-        self.query, self.key = query, key
-
-    def forward(self, qkv_TM: Tensor) -> Tensor:
-        sizes = [len(norm.weight) for norm in (self.query, self.key)]
-        sizes.append(qkv_TM.shape[1] - sum(sizes))
-        query, key, others = torch.split(qkv_TM, sizes, dim=1)
-        return torch.cat((self.query(query), self.key(key), others), dim=1)

@@ -33,14 +33,13 @@ from layout_tuner.workers.trainer.model.attention import (
 )
 from layout_tuner.workers.trainer.model.backward import Remade, recomputed
 from layout_tuner.workers.trainer.model.context_parallel import attention_core
-from layout_tuner.workers.trainer.model.divided_norms import DividedNorm
+from layout_tuner.workers.trainer.model.divided_norms import DividedNorm, WidthNorm
 from layout_tuner.workers.trainer.model.experts import MixtureOfExperts
 from layout_tuner.workers.trainer.model.kernels import (
     EAGER,
     LayerNorm,
     QueryKeyNorm,
     RMSNorm,
-    WidthNorm,
     activate,
 )
 from layout_tuner.workers.trainer.model.parameters import (
