@@ -14,7 +14,11 @@ import torch
 from layout_tuner.documents.reading import shown
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings, JobValue
 from layout_tuner.workers.trainer.errors import TrainerOptionInvalidError
-from layout_tuner.workers.trainer.model.attention import attention_window, running_kernel
+from layout_tuner.workers.trainer.model.attention import (
+    HeadSizes,
+    attention_window,
+    running_kernel,
+)
 from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
 from layout_tuner.workers.trainer.trainer_options import AttentionKernel
 from layout_tuner.workers.trainer.training import Training
@@ -77,17 +81,14 @@ def _attention_kernel(training: Training) -> AttentionKernel:
     """The kernel of all layers; of layers with and without a window, one that is not the choice."""
     shape, layout, device = training.shape, training.mesh.layout, training.device
     choice, dtype = training.mesh.options.attention, COMPUTE_DTYPES[layout.precision]
-    heads, kv_heads = shape.num_heads // layout.tp, shape.num_kv_heads // layout.tp
-    sizes = (1, shape.seq_length, heads + 2 * kv_heads, shape.head_size)
-    qkv_BSMD = torch.empty(sizes, dtype=dtype, device=device, requires_grad=True)
-    windows = {shape.window_of(layer) for layer in range(shape.num_layers)}
-    kernels = {
-        running_kernel(
-            qkv_BSMD,
-            heads,
-            None if window is None else attention_window(shape.seq_length, window, device),
-            choice,
-        )
-        for window in windows
-    }
+    kernels = set[AttentionKernel]()
+    for kind in shape.kinds:
+        if not kind.shape.has_softmax_attention:
+            continue
+        heads = HeadSizes.of(kind.shape, layout.tp)
+        sizes = (1, shape.seq_length, sum(heads.widths))
+        qkv_BSW = torch.empty(sizes, dtype=dtype, device=device, requires_grad=True)
+        for window in {shape.window_of(layer) for layer in kind.layers}:
+            seen = None if window is None else attention_window(shape.seq_length, window, device)
+            kernels.add(running_kernel(qkv_BSW, heads, seen, choice))
     return max(kernels, key=lambda kernel: (kernel != choice, kernel))

@@ -17,7 +17,7 @@ from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.search_spaces.layouts.layout import Layout, Precision
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.workers.trainer.model.attention import causal_attention
+from layout_tuner.workers.trainer.model.attention import HeadSizes, causal_attention
 from layout_tuner.workers.trainer.open_training import TrainingSettings, open_training
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
 from layout_tuner.workers.trainer.probe.measured_memory import peak_memory, rehearse
@@ -179,18 +179,19 @@ def test_a_step_that_does_not_fit_reads_as_out_of_memory(device: str) -> None:
 
 
 @DEVICES
-@pytest.mark.parametrize("num_kv_heads", [8, 2])
-def test_attention_is_fused(device: str, num_kv_heads: int) -> None:
+@pytest.mark.parametrize(("num_kv_heads", "value_size"), [(8, 64), (2, 64), (8, 32)])
+def test_attention_is_fused(device: str, num_kv_heads: int, value_size: int) -> None:
     """With every other kernel forbidden, the flash kernel takes what the model hands in."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
     def work(rank: int) -> float:
         torch.manual_seed(0)
-        qkv_BSMD = torch.randn(2, 128, 8 + 2 * num_kv_heads, 64, device=device, dtype=dtype)
+        heads = HeadSizes(8, num_kv_heads, 64, value_size)
+        qkv_BSW = torch.randn(2, 128, sum(heads.widths), device=device, dtype=dtype)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            fused = causal_attention(qkv_BSMD, 8)
+            fused = causal_attention(qkv_BSW, heads)
         with sdpa_kernel(SDPBackend.MATH):
-            plain = causal_attention(qkv_BSMD, 8)
+            plain = causal_attention(qkv_BSW, heads)
         return float((fused - plain).abs().max() / plain.abs().max())
 
     # Sums over 128 positions; of 16 bits are the probabilities and the output, of both kernels.

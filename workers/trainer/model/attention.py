@@ -3,10 +3,11 @@
 On CPUs the core has its own backward pass. Nothing here communicates; `context_parallel` computes
 attention of sequences that several ranks share, from the blocks that this module computes.
 
-Shapes: B sequences, S positions, T = B S tokens, E positions of keys, D head size. M heads of a
-fused projection: N local query heads, then K key and K value heads. R = N + K heads are rotated,
-each in P pairs of dims: D / 2, or fewer of its first dims. The backward pass processes G heads and
-C positions at once, with the E positions that they attend to.
+Shapes: B sequences, S positions, T = B S tokens, E positions of keys, D size of a query or key
+head, V of a value head. W features of a fused projection: those of N local query heads, then of K
+key and K value heads. R = N + K of M heads are rotated, each in P pairs of dims: D / 2, or
+fewer of its first dims. The backward pass processes G heads and C positions at once, with the E
+positions that they attend to.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.model.backward import recomputed
 from layout_tuner.workers.trainer.model.matrix_products import multiplies_in_fp32
 from layout_tuner.workers.trainer.trainer_options import AttentionChoice, AttentionKernel
@@ -33,40 +35,88 @@ _SCORES_AT_ONCE: Final = 1 << 19
 
 _LOG2_E: Final = math.log2(math.e)
 
-AttentionCore = Callable[[Tensor, int], Tensor]
-"""Attention of fused queries, keys and values (B, S, M, D) with N query heads: (B, S, N, D)."""
+
+class HeadSizes(NamedTuple):
+    """The heads of a fused projection."""
+
+    num_queries: int
+    num_keys: int
+    """Key heads, and value heads; fewer than queries: several of these share one."""
+    key_size: int
+    """Features of a query head and of a key head."""
+    value_size: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, ranks: int) -> Self:
+        """Those of one of so many ranks that divide the heads of a shape of one kind of layers."""
+        numbers = shape.num_query_heads // ranks, shape.num_key_heads // ranks
+        return cls(*numbers, shape.head_size, shape.value_head_size)
+
+    @property
+    def widths(self) -> list[int]:
+        """Features of all queries, of all keys and of all values."""
+        sizes = (self.num_queries, self.key_size), (self.num_keys, self.key_size)
+        return [number * size for number, size in (*sizes, (self.num_keys, self.value_size))]
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        return 1.0 / math.sqrt(self.key_size)
+
+    def split(self, qkv_BSW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, S, N, D), keys (B, S, K, D) and values (B, S, K, V), as views."""
+        q_BSI, k_BSI, v_BSI = torch.split(qkv_BSW, self.widths, dim=-1)
+        keys = (self.num_keys, -1)
+        queries_BSND = q_BSI.unflatten(-1, (self.num_queries, -1))
+        return queries_BSND, k_BSI.unflatten(-1, keys), v_BSI.unflatten(-1, keys)
+
+
+AttentionCore = Callable[[Tensor, HeadSizes], Tensor]
+"""Attention of fused queries, keys and values (B, S, W): (B, S, N, V)."""
 
 
 def causal_attention(
-    qkv_BSMD: Tensor,
-    num_heads: int,
+    qkv_BSW: Tensor,
+    heads: HeadSizes,
     window_SS: Tensor | None = None,
     choice: AttentionChoice = "auto",
 ) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D), by the kernel of the choice.
+    """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, V), by the kernel of the choice.
 
     `window_SS` says where query i sees key j. The own kernel has no windows; where query heads
-    share key heads, it copies these for each.
+    share key heads, it copies these for each. torch's fused kernels keep values as wide as keys.
     """
-    num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
-    heads, is_grouped = [num_heads, num_kv_heads, num_kv_heads], num_heads != num_kv_heads
-    kernel = _kernel_of(qkv_BSMD, choice, is_grouped=is_grouped, has_window=window_SS is not None)
+    kernel = _kernel_of(qkv_BSW, heads, choice, has_window=window_SS is not None)
+    is_grouped = heads.num_queries != heads.num_keys
     if kernel == "own" and not is_grouped:
-        return _cpu_attention(qkv_BSMD)
-    q_BSND, *kv_BSKD = torch.split(qkv_BSMD, heads, dim=2)
+        return _cpu_attention(qkv_BSW, heads)
+    q_BSND, *kv_BSKD = heads.split(qkv_BSW)
     if kernel == "own":
-        copies = (x.repeat_interleave(num_heads // num_kv_heads, dim=2) for x in kv_BSKD)
-        return _cpu_attention(torch.cat((q_BSND, *copies), dim=2))
+        copies = heads.num_queries // heads.num_keys
+        every = (q_BSND, *(x.repeat_interleave(copies, dim=2) for x in kv_BSKD))
+        own = heads._replace(num_keys=heads.num_queries)
+        return _cpu_attention(torch.cat([x.flatten(2) for x in every], dim=2), own)
     attend: Callable[..., Any] = F.scaled_dot_product_attention
     if kernel == "math":
         attend = _attend_by_math
-    y_BNSD: Tensor = attend(
-        *(x.transpose(1, 2) for x in (q_BSND, *kv_BSKD)),
+    y_BNSV: Tensor = attend(
+        *_as_wide(*(x.transpose(1, 2) for x in (q_BSND, *kv_BSKD))),
         attn_mask=window_SS,
         is_causal=window_SS is None,
+        scale=heads.scale,
         enable_gqa=is_grouped,
     )
-    return y_BNSD.transpose(1, 2)
+    return y_BNSV[..., : heads.value_size].transpose(1, 2)
+
+
+def _as_wide(q_BNSD: Tensor, k_BKED: Tensor, v_BKEV: Tensor) -> tuple[Tensor, ...]:
+    """The three with heads as wide as the widest: torch's fused kernels have one width.
+
+    Added features are zeros: they change no score, and those of the output are zeros too.
+    """
+    size = max(q_BNSD.shape[-1], v_BKEV.shape[-1])
+    each = (q_BNSD, k_BKED, v_BKEV)
+    return tuple(x if x.shape[-1] == size else F.pad(x, (0, size - x.shape[-1])) for x in each)
 
 
 def _attend_by_math(*inputs_BNSD: Tensor, attn_mask: Tensor | None, **how: Any) -> Any:
@@ -79,38 +129,34 @@ def _attend_by_math(*inputs_BNSD: Tensor, attn_mask: Tensor | None, **how: Any) 
 
 
 def _kernel_of(
-    qkv_BSMD: Tensor, choice: AttentionChoice, *, is_grouped: bool, has_window: bool
+    qkv_BSW: Tensor, heads: HeadSizes, choice: AttentionChoice, *, has_window: bool
 ) -> AttentionKernel:
     if choice in ("fused", "math"):
         return choice
     # The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) also covers the CPU's.
     has_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    has_own = qkv_BSMD.is_cpu and has_flash and not has_window
+    has_own = qkv_BSW.is_cpu and has_flash and not has_window
+    is_grouped = heads.num_queries != heads.num_keys
     return "own" if has_own and (choice == "own" or not is_grouped) else "fused"
 
 
 def running_kernel(
-    qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None, choice: AttentionChoice
+    qkv_BSW: Tensor, heads: HeadSizes, window_SS: Tensor | None, choice: AttentionChoice
 ) -> AttentionKernel:
     """The kernel that `causal_attention` runs for such an input.
 
     It is another than that of the choice if there is a window, or if torch has no fused kernel for
     the input, or is not to use one.
     """
-    num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
-    is_grouped, has_window = num_heads != num_kv_heads, window_SS is not None
-    kernel = _kernel_of(qkv_BSMD, choice, is_grouped=is_grouped, has_window=has_window)
+    kernel = _kernel_of(qkv_BSW, heads, choice, has_window=window_SS is not None)
     if kernel != "fused":
         return kernel
-    heads = [num_heads, num_kv_heads, num_kv_heads]
-    q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
     chosen = torch._fused_sdp_choice(
-        q_BNSD,
-        k_BKSD,
-        v_BKSD,
+        *_as_wide(*(part.transpose(1, 2) for part in heads.split(qkv_BSW))),
         attn_mask=window_SS,
-        is_causal=not has_window,
-        enable_gqa=is_grouped,
+        is_causal=window_SS is None,
+        scale=heads.scale,
+        enable_gqa=heads.num_queries != heads.num_keys,
     )
     return "math" if chosen == SDPBackend.MATH.value else "fused"
 
@@ -146,10 +192,15 @@ def _rotate(
     *,
     sign: float,
 ) -> None:
-    """Rotates pairs (i, i + P) of the first `num_rotated` heads, in place."""
+    """Rotates the first `num_rotated` heads, in place."""
     seq_length, half = cos_SP.shape
     heads_BSMD = qkv_TM.view(-1, seq_length, qkv_TM.shape[-1] // head_size, head_size)
-    first_BSRP, second_BSRP = heads_BSMD[:, :, :num_rotated, : 2 * half].chunk(2, dim=-1)
+    turn(heads_BSMD[:, :, :num_rotated, : 2 * half], cos_SP, sin_SP, sign=sign)
+
+
+def turn(heads_BSRD: Tensor, cos_SP: Tensor, sin_SP: Tensor, *, sign: float) -> None:
+    """Rotates pairs (i, i + P) of heads of 2 P features, in place."""
+    first_BSRP, second_BSRP = heads_BSRD.chunk(2, dim=-1)
     cos_S1P, sin_S1P = cos_SP[:, None], sin_SP[:, None]
     turned_BSRP = (second_BSRP * cos_S1P).addcmul_(first_BSRP, sin_S1P, value=sign)
     first_BSRP.mul_(cos_S1P).addcmul_(second_BSRP, sin_S1P, value=-sign)
@@ -205,25 +256,24 @@ class CpuAttention(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_BSMD: Tensor) -> Tensor:
-        q_BNSD, k_BNSD, v_BNSD = (part.transpose(1, 2) for part in qkv_BSMD.chunk(3, dim=2))
-        y_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q_BNSD, k_BNSD, v_BNSD, 0.0, True
-        )
-        ctx.save_for_backward(qkv_BSMD, y_BNSD, lse_BNS)
-        return y_BNSD.transpose(1, 2)  # type: ignore[no-any-return]
+    def forward(ctx: Any, qkv_BSW: Tensor, heads: HeadSizes) -> Tensor:
+        q_BNSD, k_BNSD, v_BNSV = (part.transpose(1, 2) for part in heads.split(qkv_BSW))
+        y_BNSV, lse_BNS = attend_block(q_BNSD, k_BNSD, v_BNSV, is_causal=True)
+        ctx.save_for_backward(qkv_BSW, y_BNSV, lse_BNS)
+        ctx.heads = heads
+        return y_BNSV.transpose(1, 2)
 
     @staticmethod
-    def backward(ctx: Any, grad_BSND: Tensor) -> Tensor:
-        qkv_BSMD, y_BNSD, lse_BNS = ctx.saved_tensors
-        grad_BNSD = grad_BSND.transpose(1, 2)
+    def backward(ctx: Any, grad_BSNV: Tensor) -> tuple[Tensor, None]:
+        (qkv_BSW, y_BNSV, lse_BNS), heads = ctx.saved_tensors, ctx.heads
+        grad_BNSV = grad_BSNV.transpose(1, 2)
         # dS = P (dP - rowsum(dP P)), and that sum is dy y^T (arXiv:2205.14135, appendix B.2).
-        dot_BNS = (grad_BNSD.float() * y_BNSD).sum(-1)
-        grad_qkv_BSMD = torch.empty_like(qkv_BSMD)
-        inputs = *(part.transpose(1, 2) for part in qkv_BSMD.chunk(3, dim=2)), grad_BNSD
-        grads = tuple(part.transpose(1, 2) for part in grad_qkv_BSMD.chunk(3, dim=2))
+        dot_BNS = (grad_BNSV.float() * y_BNSV).sum(-1)
+        grad_qkv_BSW = torch.empty_like(qkv_BSW)
+        inputs = *(part.transpose(1, 2) for part in heads.split(qkv_BSW)), grad_BNSV
+        grads = tuple(part.transpose(1, 2) for part in heads.split(grad_qkv_BSW))
         _cpu_backward(inputs, lse_BNS, dot_BNS, grads, is_causal=True)
-        return grad_qkv_BSMD
+        return grad_qkv_BSW, None
 
 
 def _cpu_backward(
@@ -250,52 +300,62 @@ def _cpu_backward(
 
 
 def attend_block(
-    q_BNSD: Tensor, k_BNED: Tensor, v_BNED: Tensor, *, is_causal: bool
+    q_BNSD: Tensor, k_BNED: Tensor, v_BNEV: Tensor, *, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention of S queries to E keys alone, and the log-sum-exp of each row of scores, (B, N, S).
 
     A causal block has as many keys as queries. Backward: `block_gradients`.
     """
-    inputs, size = (q_BNSD, k_BNED, v_BNED), q_BNSD.shape[2]
+    sizes, how = (q_BNSD.shape[3], v_BNEV.shape[3]), {"scale": 1.0 / math.sqrt(q_BNSD.shape[3])}
+    inputs, size = _as_wide(q_BNSD, k_BNED, v_BNEV), q_BNSD.shape[2]
     if q_BNSD.is_cpu:
-        y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*inputs, 0.0, is_causal)
-    elif _uses_flash(q_BNSD):
-        y, lse = torch.ops.aten._scaled_dot_product_flash_attention(*inputs, 0.0, is_causal)[:2]
+        y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *inputs, 0.0, is_causal, **how
+        )
+    elif _uses_flash(inputs[0]):
+        y, lse = torch.ops.aten._scaled_dot_product_flash_attention(*inputs, 0.0, is_causal, **how)[
+            :2
+        ]
     else:
         y, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-            *inputs, None, True, 0.0, is_causal
+            *inputs, None, True, 0.0, is_causal, **how
         )[:2]
+    if sizes[0] > sizes[1]:  # a copy, so that the wide output is not kept
+        y = y[..., : sizes[1]].transpose(1, 2).contiguous().transpose(1, 2)
     return y, lse[:, :, :size]  # one kernel pads the rows
 
 
 def block_gradients(
     inputs_BNSD: tuple[Tensor, Tensor, Tensor],
-    grad_BNSD: Tensor,
-    y_BNSD: Tensor,
+    grad_BNSV: Tensor,
+    y_BNSV: Tensor,
     lse_BNS: Tensor,
     *,
     is_causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """The block's part of the gradients of its queries, and of its keys and values (B, 2 N, E, D).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's part of the gradients of its queries, keys and values.
 
     Output, its gradient and the log-sum-exp are those of the attention to all keys, of which the
     block may be a part.
     """
-    if grad_BNSD.is_cpu:
-        batch, num_heads, *positions = inputs_BNSD[1].shape
-        dq_BNSD = torch.empty(inputs_BNSD[0].shape)
-        dkv_BMED = torch.empty(batch, 2 * num_heads, *positions)
-        grads, dot_BNS = (dq_BNSD, *dkv_BMED.chunk(2, 1)), (grad_BNSD.float() * y_BNSD).sum(-1)
-        _cpu_backward((*inputs_BNSD, grad_BNSD), lse_BNS, dot_BNS, grads, is_causal=is_causal)
-        return dq_BNSD, dkv_BMED
-    queries, keys = grad_BNSD.shape[2], inputs_BNSD[1].shape[2]
-    unused = torch.zeros((), dtype=torch.int64, device=grad_BNSD.device)  # of dropout
-    if _uses_flash(grad_BNSD):
-        no_lengths = torch.empty(0, dtype=torch.int32, device=grad_BNSD.device)
-        dq_BNSD, *dkv_BNED = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad_BNSD,
+    if grad_BNSV.is_cpu:
+        grads = dq_BNSD, dk_BNED, dv_BNEV = tuple(torch.empty(each.shape) for each in inputs_BNSD)
+        dot_BNS = (grad_BNSV.float() * y_BNSV).sum(-1)
+        _cpu_backward((*inputs_BNSD, grad_BNSV), lse_BNS, dot_BNS, grads, is_causal=is_causal)
+        return dq_BNSD, dk_BNED, dv_BNEV
+    queries, keys = grad_BNSV.shape[2], inputs_BNSD[1].shape[2]
+    sizes = [each.shape[3] for each in inputs_BNSD]
+    how = {"scale": 1.0 / math.sqrt(sizes[0])}
+    inputs_BNSD = _as_wide(*inputs_BNSD)  # type: ignore[assignment]
+    wide = inputs_BNSD[0].shape[3] - sizes[2]
+    grad_BNSV, y_BNSV = (F.pad(each, (0, wide)) if wide else each for each in (grad_BNSV, y_BNSV))
+    unused = torch.zeros((), dtype=torch.int64, device=grad_BNSV.device)  # of dropout
+    if _uses_flash(grad_BNSV):
+        no_lengths = torch.empty(0, dtype=torch.int32, device=grad_BNSV.device)
+        every = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad_BNSV,
             *inputs_BNSD,
-            y_BNSD,
+            y_BNSV,
             lse_BNS.contiguous(),
             no_lengths,
             no_lengths,
@@ -305,23 +365,26 @@ def block_gradients(
             is_causal,
             unused,
             unused,
+            **how,
         )
-        return dq_BNSD, torch.cat(dkv_BNED, 1)
-    if torch.version.hip is None:
-        lse_BNS = F.pad(lse_BNS, (0, -queries % 32), value=math.inf)
-    dq_BNSD, *dkv_BNED = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        grad_BNSD,
-        *inputs_BNSD,
-        None,
-        y_BNSD,
-        lse_BNS.contiguous(),
-        unused,
-        unused,
-        0.0,
-        [True, True, True, False],
-        is_causal,
-    )[:3]
-    return dq_BNSD, torch.cat(dkv_BNED, 1)
+    else:
+        if torch.version.hip is None:
+            lse_BNS = F.pad(lse_BNS, (0, -queries % 32), value=math.inf)
+        every = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grad_BNSV,
+            *inputs_BNSD,
+            None,
+            y_BNSV,
+            lse_BNS.contiguous(),
+            unused,
+            unused,
+            0.0,
+            [True, True, True, False],
+            is_causal,
+            **how,
+        )[:3]
+    dq_BNSD, dk_BNED, dv_BNEV = (x[..., :size] for x, size in zip(every, sizes, strict=True))
+    return dq_BNSD, dk_BNED, dv_BNEV
 
 
 def _uses_flash(x_BNSD: Tensor) -> bool:
@@ -352,7 +415,7 @@ def _attend_backward(
     scale = head_size**-0.5
     future_CC = torch.ones(_POSITIONS_AT_ONCE, _POSITIONS_AT_ONCE, dtype=torch.bool).triu_(1)
     dk_GSD = torch.zeros(k_GSD.shape)
-    dv_GSD = torch.zeros(k_GSD.shape)
+    dv_GSD = torch.zeros(v32_GSD.shape)
     for start in range(0, seq_length, _POSITIONS_AT_ONCE):
         end = min(start + _POSITIONS_AT_ONCE, seq_length)
         rows, last = slice(start, end), end if is_causal else num_keys
@@ -385,7 +448,7 @@ def _add_product(sum_GED: Tensor, left_GEC: Tensor, right_GCD: Tensor) -> None:
 
 
 def recomputed_attention(
-    qkv_BSMD: Tensor, num_heads: int, attend: AttentionCore = causal_attention
+    qkv_BSW: Tensor, heads: HeadSizes, attend: AttentionCore = causal_attention
 ) -> Tensor:
     """Selective recomputation: keeps query, key and value, and computes attention again.
 
@@ -393,7 +456,7 @@ def recomputed_attention(
     more number per head and token; unfused attention would keep the probabilities, S numbers per
     head and token (arXiv:2205.05198, section 5).
     """
-    return recomputed(qkv_BSMD, lambda again_BSMD: attend(again_BSMD, num_heads))
+    return recomputed(qkv_BSW, lambda again_BSW: attend(again_BSW, heads))
 
 
-_cpu_attention: Callable[[Tensor], Tensor] = CpuAttention.apply
+_cpu_attention: Callable[..., Tensor] = CpuAttention.apply

@@ -18,8 +18,9 @@ Three ways of communication, by `cp_comm_type`:
 With the first two, blocks are merged by their log-sum-exp in fp32, and the block of the own keys is
 computed while the others' keys arrive.
 
-Shapes: B sequences, S positions of this rank, E positions of keys, N local query heads, K key
-heads, M heads of a fused projection (N + 2 K) or of keys and values (2 K), D head size, R ranks.
+Shapes: B sequences, S positions of this rank, E positions of keys, N local query heads of size D, K
+key heads, V size of a value head, W features of a fused projection, U of its keys and values alone,
+O of the output (N V), R ranks.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)
@@ -46,6 +47,7 @@ from layout_tuner.workers.trainer.comm.groups import AxisGroup
 from layout_tuner.workers.trainer.comm.mesh import Mesh
 from layout_tuner.workers.trainer.model.attention import (
     AttentionCore,
+    HeadSizes,
     attend_block,
     block_gradients,
     causal_attention,
@@ -77,8 +79,8 @@ def attention_core(
     assert window_SS is None, "a layout that the rules refuse"
     exchange = _Gathered if mesh.layout.cp_comm_type == "all_gather" else _RingExchange
 
-    def attend(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
-        return _attend_to_all(qkv_BSMD, num_heads, group, exchange)
+    def attend(qkv_BSW: Tensor, heads: HeadSizes) -> Tensor:
+        return _attend_to_all(qkv_BSW, heads, group, exchange)
 
     return partial(recomputed_attention, attend=attend) if recomputes else attend
 
@@ -93,69 +95,74 @@ class AttentionToAllRanks(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        qkv_BSMD: Tensor,
-        num_heads: int,
+        qkv_BSW: Tensor,
+        heads: HeadSizes,
         group: AxisGroup,
         exchange: type[_Gathered] | type[_RingExchange],
     ) -> Tensor:
-        q_BNSD, kv_BSMD = _queries_and_keys(qkv_BSMD, num_heads)
-        others = exchange(kv_BSMD, group)
-        own_y_BNSD, lse_BNS = attend_block(q_BNSD, *_heads(kv_BSMD, num_heads), is_causal=True)
-        y_BNSD = own_y_BNSD.float()
-        for rows, kv_BEMD in others.blocks():
+        q_BNSD, kv_BSU = _queries_and_keys(qkv_BSW, heads)
+        others = exchange(kv_BSU, group)
+        own_y_BNSV, lse_BNS = attend_block(q_BNSD, *_keys(kv_BSU, heads), is_causal=True)
+        y_BNSV = own_y_BNSV.float()
+        for rows, kv_BEU in others.blocks():
             _merge(
-                y_BNSD[:, :, rows],
+                y_BNSV[:, :, rows],
                 lse_BNS[:, :, rows],
-                *attend_block(q_BNSD[:, :, rows], *_heads(kv_BEMD, num_heads), is_causal=False),
+                *attend_block(q_BNSD[:, :, rows], *_keys(kv_BEU, heads), is_causal=False),
             )
-        y_BSND = y_BNSD.to(qkv_BSMD.dtype).transpose(1, 2)
-        ctx.save_for_backward(qkv_BSMD, y_BSND, lse_BNS)
-        ctx.num_heads, ctx.group, ctx.exchange = num_heads, group, exchange
-        return y_BSND
+        y_BSNV = y_BNSV.to(qkv_BSW.dtype).transpose(1, 2)
+        ctx.save_for_backward(qkv_BSW, y_BSNV, lse_BNS)
+        ctx.heads, ctx.group, ctx.exchange = heads, group, exchange
+        return y_BSNV
 
     @staticmethod
-    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None, None, None]:
-        qkv_BSMD, y_BSND, lse_BNS = ctx.saved_tensors
-        q_BNSD, kv_BSMD = _queries_and_keys(qkv_BSMD, ctx.num_heads)
-        grad_BNSD, y_BNSD = grad_BSND.transpose(1, 2), y_BSND.transpose(1, 2)
-        others = ctx.exchange(kv_BSMD, ctx.group)
+    def backward(ctx: Any, grad_BSNV: Tensor) -> tuple[Tensor, None, None, None]:
+        (qkv_BSW, y_BSNV, lse_BNS), heads = ctx.saved_tensors, ctx.heads
+        q_BNSD, kv_BSU = _queries_and_keys(qkv_BSW, heads)
+        grad_BNSV, y_BNSV = grad_BSNV.transpose(1, 2), y_BSNV.transpose(1, 2)
+        others = ctx.exchange(kv_BSU, ctx.group)
 
-        def gradients(rows: slice, kv_BEMD: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-            dq_BNSD, dkv_BMED = block_gradients(
-                (q_BNSD[:, :, rows], *_heads(kv_BEMD, ctx.num_heads)),
-                grad_BNSD[:, :, rows],
-                y_BNSD[:, :, rows],
+        def gradients(rows: slice, kv_BEU: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+            dq_BNSD, *dkv_BNED = block_gradients(
+                (q_BNSD[:, :, rows], *_keys(kv_BEU, heads)),
+                grad_BNSV[:, :, rows],
+                y_BNSV[:, :, rows],
                 lse_BNS[:, :, rows],
                 is_causal=is_causal,
             )
-            if dkv_BMED.shape[1] > kv_BEMD.shape[2]:  # several query heads share a key head
-                dkv_BMED = torch.unflatten(dkv_BMED, 1, (kv_BEMD.shape[2], -1)).sum(2)
-            return dq_BNSD.transpose(1, 2), dkv_BMED.transpose(1, 2)
+            if heads.num_keys < heads.num_queries:  # several query heads share a key head
+                dkv_BNED = [x.unflatten(1, (heads.num_keys, -1)).sum(2) for x in dkv_BNED]
+            dkv_BEU = torch.cat([x.transpose(1, 2).flatten(2) for x in dkv_BNED], 2)
+            return dq_BNSD.transpose(1, 2).flatten(2), dkv_BEU
 
-        dq_BSND, own_BSMD = gradients(slice(None), kv_BSMD, is_causal=True)
-        dq_BSND = dq_BSND.float()
-        for rows, kv_BEMD in others.blocks():
-            more_BSND, dkv_BEMD = gradients(rows, kv_BEMD, is_causal=False)
-            dq_BSND[:, rows] += more_BSND
-            others.take_gradient(dkv_BEMD)
-        own_BSMD = others.own_gradient(own_BSMD)
-        return torch.cat((dq_BSND, own_BSMD), 2).to(qkv_BSMD.dtype), None, None, None
+        dq_BSI, own_BSU = gradients(slice(None), kv_BSU, is_causal=True)
+        dq_BSI = dq_BSI.float()
+        for rows, kv_BEU in others.blocks():
+            more_BSI, dkv_BEU = gradients(rows, kv_BEU, is_causal=False)
+            dq_BSI[:, rows] += more_BSI
+            others.take_gradient(dkv_BEU)
+        own_BSU = others.own_gradient(own_BSU)
+        return torch.cat((dq_BSI, own_BSU), 2).to(qkv_BSW.dtype), None, None, None
 
 
 _attend_to_all: Callable[..., Tensor] = AttentionToAllRanks.apply
 
 
-def _queries_and_keys(qkv_BSMD: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    return qkv_BSMD[:, :, :num_heads].transpose(1, 2), qkv_BSMD[:, :, num_heads:].contiguous()
+def _queries_and_keys(qkv_BSW: Tensor, heads: HeadSizes) -> tuple[Tensor, Tensor]:
+    """Queries (B, N, S, D), and keys and values as one tensor."""
+    q_BSND, _, _ = heads.split(qkv_BSW)
+    return q_BSND.transpose(1, 2), qkv_BSW[:, :, heads.widths[0] :].contiguous()
 
 
-def _heads(kv_BEMD: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Keys and values with a head for each query head, (B, N, E, D)."""
-    queries_a_head = 2 * num_heads // kv_BEMD.shape[2]
+def _keys(kv_BEU: Tensor, heads: HeadSizes) -> tuple[Tensor, Tensor]:
+    """Keys (B, N, E, D) and values (B, N, E, V) with a head for each query head."""
+    k_BEKD, v_BEKV = (
+        part.unflatten(2, (heads.num_keys, -1)) for part in torch.split(kv_BEU, heads.widths[1:], 2)
+    )
+    queries_a_head = heads.num_queries // heads.num_keys
     if queries_a_head > 1:
-        kv_BEMD = kv_BEMD.repeat_interleave(queries_a_head, dim=2)
-    k_BEND, v_BEND = kv_BEMD.chunk(2, dim=2)
-    return k_BEND.transpose(1, 2), v_BEND.transpose(1, 2)
+        k_BEKD, v_BEKV = (x.repeat_interleave(queries_a_head, dim=2) for x in (k_BEKD, v_BEKV))
+    return k_BEKD.transpose(1, 2), v_BEKV.transpose(1, 2)
 
 
 def _merge(y_BNSD: Tensor, lse_BNS: Tensor, more_BNSD: Tensor, more_lse_BNS: Tensor) -> None:
@@ -171,17 +178,17 @@ def _merge(y_BNSD: Tensor, lse_BNS: Tensor, more_BNSD: Tensor, more_lse_BNS: Ten
 class _Gathered:
     """The keys and values of all ranks, in one all-gather."""
 
-    def __init__(self, kv_BSMD: Tensor, group: AxisGroup) -> None:
-        self._group, self._shape = group, kv_BSMD.shape
-        self._half, self._block = kv_BSMD.shape[1] // 2, 0
+    def __init__(self, kv_BSU: Tensor, group: AxisGroup) -> None:
+        self._group, self._shape = group, kv_BSU.shape
+        self._half, self._block = kv_BSU.shape[1] // 2, 0
         self._gradients: Tensor | None = None
         with part("cp"):
-            self._whole, self._work = start_gather_rows(kv_BSMD, group)
+            self._whole, self._work = start_gather_rows(kv_BSU, group)
 
     def _parts(self, whole: Tensor) -> list[tuple[slice, Tensor]]:
         """Queries and, by rank, the keys to which they attend: of earlier ranks, of later ranks."""
-        whole_RBSMD, rank = whole.view(self._group.size, *self._shape), self._group.rank
-        earlier, later = whole_RBSMD[:rank, :, : self._half], whole_RBSMD[rank + 1 :]
+        whole_RBSU, rank = whole.view(self._group.size, *self._shape), self._group.rank
+        earlier, later = whole_RBSU[:rank, :, : self._half], whole_RBSU[rank + 1 :]
         parts = [(slice(None), earlier), (slice(self._half, None), later)]
         return [(rows, keys) for rows, keys in parts if len(keys)]
 
@@ -189,21 +196,21 @@ class _Gathered:
         """Yields blocks until all queries have attended to all keys before them."""
         with part("cp"):
             finish(self._work)
-        for block, (rows, keys_RBEMD) in enumerate(self._parts(self._whole)):
+        for block, (rows, keys_RBEU) in enumerate(self._parts(self._whole)):
             self._block = block
-            yield rows, keys_RBEMD.transpose(0, 1).flatten(1, 2)
+            yield rows, keys_RBEU.transpose(0, 1).flatten(1, 2)
 
-    def take_gradient(self, dkv_BEMD: Tensor) -> None:
+    def take_gradient(self, dkv_BEU: Tensor) -> None:
         """Takes the gradient of the keys and values of the block that came last."""
         if self._gradients is None:
             self._gradients = torch.zeros_like(self._whole)
-        _, into_RBEMD = self._parts(self._gradients)[self._block]
-        into_RBEMD.copy_(torch.unflatten(dkv_BEMD, 1, (len(into_RBEMD), -1)).transpose(0, 1))
+        _, into_RBEU = self._parts(self._gradients)[self._block]
+        into_RBEU.copy_(torch.unflatten(dkv_BEU, 1, (len(into_RBEU), -1)).transpose(0, 1))
 
-    def own_gradient(self, own_BSMD: Tensor) -> Tensor:
+    def own_gradient(self, own_BSU: Tensor) -> Tensor:
         """Sums the gradient of the own keys and values over all ranks; a reduce-scatter."""
         assert self._gradients is not None, "every rank attends to a part of another's keys"
-        self._gradients.view(self._group.size, *self._shape)[self._group.rank] = own_BSMD
+        self._gradients.view(self._group.size, *self._shape)[self._group.rank] = own_BSU
         del self._whole
         with part("cp"):
             return scatter_rows(self._gradients, self._group)
@@ -212,35 +219,35 @@ class _Gathered:
 class _RingExchange:
     """The keys and values of one rank after the other, from the nearest earlier one on."""
 
-    def __init__(self, kv_BSMD: Tensor, group: AxisGroup) -> None:
-        self._group, self._half = group, kv_BSMD.shape[1] // 2
-        self._keys = _Passing(kv_BSMD, group, channel=0)
+    def __init__(self, kv_BSU: Tensor, group: AxisGroup) -> None:
+        self._group, self._half = group, kv_BSU.shape[1] // 2
+        self._keys = _Passing(kv_BSU, group, channel=0)
         self._gradients: _Passing | None = None
-        self._shape, self._rows = kv_BSMD.shape, slice(None)
+        self._shape, self._rows = kv_BSU.shape, slice(None)
 
     def blocks(self) -> Iterator[Block]:
         """Yields blocks until all queries have attended to all keys before them."""
         for step in range(1, self._group.size):
-            kv_BSMD = self._keys.arrived()
+            kv_BSU = self._keys.arrived()
             if step < self._group.size - 1:
-                self._keys = _Passing(kv_BSMD, self._group, channel=0)
+                self._keys = _Passing(kv_BSU, self._group, channel=0)
             is_earlier = step <= self._group.rank
             # The queries, and the positions of the keys: a later rank's keys meet the tail half.
             self._rows = slice(0, self._half) if is_earlier else slice(None)
-            yield slice(None) if is_earlier else slice(self._half, None), kv_BSMD[:, self._rows]
+            yield slice(None) if is_earlier else slice(self._half, None), kv_BSU[:, self._rows]
 
-    def take_gradient(self, dkv_BEMD: Tensor) -> None:
+    def take_gradient(self, dkv_BEU: Tensor) -> None:
         """Adds the gradient of the last block to what other ranks computed, and passes it on."""
-        sum_BSMD = torch.zeros(self._shape, dtype=torch.float32, device=dkv_BEMD.device)
-        sum_BSMD[:, self._rows] = dkv_BEMD
+        sum_BSU = torch.zeros(self._shape, dtype=torch.float32, device=dkv_BEU.device)
+        sum_BSU[:, self._rows] = dkv_BEU
         if self._gradients is not None:
-            sum_BSMD += self._gradients.arrived()
-        self._gradients = _Passing(sum_BSMD, self._group, channel=1)
+            sum_BSU += self._gradients.arrived()
+        self._gradients = _Passing(sum_BSU, self._group, channel=1)
 
-    def own_gradient(self, own_BSMD: Tensor) -> Tensor:
+    def own_gradient(self, own_BSU: Tensor) -> Tensor:
         """Adds the gradient that the own keys and values got on the way around the ring."""
         assert self._gradients is not None, "a ring has two ranks or more"
-        return own_BSMD + self._gradients.arrived()
+        return own_BSU + self._gradients.arrived()
 
 
 class _Passing:
@@ -264,9 +271,9 @@ class _Passing:
 class HeadsForTokens(Function):
     """Gives the tokens of this rank for some heads of the whole sequence, or takes them back.
 
-    From (B, S, M, D) to (B, R S, M / R, D), in the order of the sequence; or the reverse. Backward
-    is the other way. `sections` are heads of queries, keys and values: each rank gets a part of
-    each. Communicates: an all-to-all over cp each.
+    From (B, S, W) to (B, R S, W / R), in the order of the sequence; or the reverse. Backward is the
+    other way. `sections` are features of queries, keys and values: each rank gets a part of each.
+    Communicates: an all-to-all over cp each.
     """
 
     @staticmethod
@@ -283,34 +290,35 @@ class HeadsForTokens(Function):
 
 
 def _attend_by_heads(
-    qkv_BSMD: Tensor, num_heads: int, *, group: AxisGroup, core: AttentionCore
+    qkv_BSW: Tensor, heads: HeadSizes, *, group: AxisGroup, core: AttentionCore
 ) -> Tensor:
     """Attention to whole sequences, with 1 / R of the heads."""
-    num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
-    sections = [num_heads, num_kv_heads, num_kv_heads]
-    y = core(_heads_for_tokens(qkv_BSMD, sections, group, False), num_heads // group.size)
-    return _heads_for_tokens(y, [num_heads], group, True)
+    queries, keys = heads.num_queries // group.size, heads.num_keys // group.size
+    own = heads._replace(num_queries=queries, num_keys=keys)
+    y = core(_heads_for_tokens(qkv_BSW, heads.widths, group, False), own).flatten(2)
+    y_BSO = _heads_for_tokens(y, [y.shape[2] * group.size], group, True)
+    return y_BSO.unflatten(2, (heads.num_queries, -1))
 
 
 _heads_for_tokens: Callable[..., Tensor] = HeadsForTokens.apply
 
 
-def _to_heads(x_BSMD: Tensor, sections: list[int], group: AxisGroup) -> Tensor:
+def _to_heads(x_BSW: Tensor, sections: list[int], group: AxisGroup) -> Tensor:
     by_rank = [
-        torch.unflatten(heads, 2, (group.size, -1)) for heads in torch.split(x_BSMD, sections, 2)
+        torch.unflatten(heads, 2, (group.size, -1)) for heads in torch.split(x_BSW, sections, 2)
     ]
     with part("cp"):
-        x_RBSMD = all_to_all(torch.cat(by_rank, 3).permute(2, 0, 1, 3, 4).contiguous(), group)
+        x_RBSW = all_to_all(torch.cat(by_rank, 3).permute(2, 0, 1, 3).contiguous(), group)
     # Head halves in the order of the ranks, then tail halves in the reverse order.
-    head_RBSMD, tail_RBSMD = x_RBSMD.chunk(2, dim=2)
-    return torch.cat((head_RBSMD, tail_RBSMD.flip(0))).transpose(0, 1).flatten(1, 2)
+    head_RBSW, tail_RBSW = x_RBSW.chunk(2, dim=2)
+    return torch.cat((head_RBSW, tail_RBSW.flip(0))).transpose(0, 1).flatten(1, 2)
 
 
 def _to_tokens(y: Tensor, sections: list[int], group: AxisGroup) -> Tensor:
-    head_BRSMD, tail_BRSMD = torch.unflatten(y, 1, (2 * group.size, -1)).chunk(2, dim=1)
-    x_BRSMD = torch.cat((head_BRSMD, tail_BRSMD.flip(1)), 2)
+    head_BRSW, tail_BRSW = torch.unflatten(y, 1, (2 * group.size, -1)).chunk(2, dim=1)
+    x_BRSW = torch.cat((head_BRSW, tail_BRSW.flip(1)), 2)
     with part("cp"):
-        x_RBSMD = all_to_all(x_BRSMD.transpose(0, 1).contiguous(), group)
+        x_RBSW = all_to_all(x_BRSW.transpose(0, 1).contiguous(), group)
     of_rank = [size // group.size for size in sections]
-    split = torch.split(x_RBSMD, of_rank, 3)
-    return torch.cat([heads.permute(1, 2, 0, 3, 4).flatten(2, 3) for heads in split], 2)
+    split = torch.split(x_RBSW, of_rank, 3)
+    return torch.cat([heads.permute(1, 2, 0, 3).flatten(2) for heads in split], 2)

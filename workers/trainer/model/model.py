@@ -26,6 +26,7 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.batches import own_chunks
 from layout_tuner.workers.trainer.comm.mesh import Mesh
 from layout_tuner.workers.trainer.model.attention import (
+    HeadSizes,
     attention_window,
     gated,
     rotary_tables,
@@ -254,7 +255,7 @@ class Attention(nn.Module):
         recomputes: bool = False,
     ) -> None:
         super().__init__()
-        shape, tp = build.shape, build.mesh.layout.tp
+        shape = build.shape
         outputs = {"query": shape.query_size, "key": shape.kv_hidden_size}
         outputs["value"] = shape.kv_hidden_size
         if shape.attention_output_gate:
@@ -265,8 +266,7 @@ class Attention(nn.Module):
         has_bias = biases in ("attention", "all")
         self.out = build.row(f"{prefix}.out", shape.query_size, has_bias=has_bias)
         self.seq_length = shape.seq_length // build.mesh.layout.cp
-        self.head_size = shape.head_size
-        self.num_heads, self.num_kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
+        self.heads = HeadSizes.of(shape, build.mesh.layout.tp)
         self.recomputes = recomputes
         self.attend = attention_core(build.mesh, recomputes=recomputes)
         self.rotary: tuple[Tensor, Tensor] | None = None
@@ -277,16 +277,14 @@ class Attention(nn.Module):
         if self.norm is not None:
             qkv_TM = self.norm(qkv_TM)
         if self.rotary is not None:
-            qkv_TM = rotate(
-                qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads, self.head_size
-            )
-        num_heads = self.num_heads + 2 * self.num_kv_heads
+            num_rotated = self.heads.num_queries + self.heads.num_keys
+            qkv_TM = rotate(qkv_TM, *self.rotary, num_rotated, self.heads.key_size)
         gate_TI = None
         if self.has_gate:
-            size = num_heads * self.head_size
+            size = sum(self.heads.widths)
             qkv_TM, gate_TI = torch.split(qkv_TM, [size, qkv_TM.shape[1] - size], dim=1)
-        qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
-        y_BSND = self.attend(qkv_BSMD, self.num_heads)
+        qkv_BSM = qkv_TM.view(-1, self.seq_length, qkv_TM.shape[1])
+        y_BSND = self.attend(qkv_BSM, self.heads)
         y_TI = y_BSND.reshape(len(qkv_TM), -1)
         y_TI = y_TI if gate_TI is None else gated(y_TI, gate_TI)
         return self.out(y_TI, residual_LH)  # type: ignore[no-any-return]
