@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from layout_tuner.search_spaces.models.layer_kinds import sublayers_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 
@@ -54,9 +55,11 @@ class ReferenceModel(nn.Module):
         return F.layer_norm(x, size, weight, bias, 1e-5)
 
     def attention(self, x: Tensor, layer: int) -> Tensor:
-        prefix = f"layers.{layer}.attention"
-        batch, seq, _ = x.shape
-        size, shape = self.shape.head_size, self.shape
+        prefix, shape = f"layers.{layer}.attention", self.shape
+        if shape.kv_lora_rank:
+            q, k, v = self.latent_heads(x, prefix)
+            return self.linear(self.attend(q, k, v, layer), f"{prefix}.out")
+        size = shape.head_size
         q, k, v = (self.linear(x, f"{prefix}.{each}") for each in ("query", "key", "value"))
         if shape.qk_norm == "width":
             q, k = self.norm(q, f"{prefix}.query_norm"), self.norm(k, f"{prefix}.key_norm")
@@ -69,17 +72,39 @@ class ReferenceModel(nn.Module):
                 torch.cat((rotate_half(x[..., :turned], shape.rotary_base), x[..., turned:]), -1)
                 for x in (q, k)
             )
-        repeat = shape.num_heads // shape.num_kv_heads
+        repeat = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(repeat, dim=2), v.repeat_interleave(repeat, dim=2)
-        scores = torch.einsum("bqnd,bknd->bnqk", q, k) / size**0.5
-        unseen = torch.ones(seq, seq).triu(1).bool()
-        if window := shape.window_of(layer):
-            unseen |= torch.ones(seq, seq).tril(-window).bool()
-        attended = scores.masked_fill(unseen, float("-inf")).softmax(-1)
-        y = torch.einsum("bnqk,bknd->bqnd", attended, v).reshape(batch, seq, -1)
+        y = self.attend(q, k, v, layer)
         if shape.attention_output_gate:
             y = y * self.linear(x, f"{prefix}.gate").sigmoid()
         return self.linear(y, f"{prefix}.out")
+
+    def latent_heads(self, x: Tensor, prefix: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of latent attention, by the definition of the paper."""
+        shape, latent = self.shape, x
+        if shape.q_lora_rank:
+            latent = self.linear(x, f"{prefix}.query_latent")
+            latent = self.norm(latent, f"{prefix}.query_latent_norm")
+        q = self.linear(latent, f"{prefix}.query").unflatten(-1, (shape.num_heads, -1))
+        below = self.linear(x, f"{prefix}.key_value_latent")
+        latent, k_turned = below.split((shape.kv_lora_rank, shape.qk_rope_head_dim), -1)
+        latent = self.norm(latent, f"{prefix}.key_value_latent_norm")
+        kv = self.linear(latent, f"{prefix}.key_value").unflatten(-1, (shape.num_heads, -1))
+        k, v = kv.split((shape.qk_nope_head_dim, shape.v_head_dim), -1)
+        q, q_turned = q.split((shape.qk_nope_head_dim, shape.qk_rope_head_dim), -1)
+        base = shape.rotary_base
+        k_turned = rotate_half(k_turned[:, :, None], base).expand(-1, -1, shape.num_heads, -1)
+        q = torch.cat((q, rotate_half(q_turned, base)), -1)
+        return q, torch.cat((k, k_turned), -1), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        scores = torch.einsum("bqnd,bknd->bnqk", q, k) / q.shape[-1] ** 0.5
+        seq = q.shape[1]
+        unseen = torch.ones(seq, seq).triu(1).bool()
+        if window := self.shape.window_of(layer):
+            unseen |= torch.ones(seq, seq).tril(-window).bool()
+        attended = scores.masked_fill(unseen, float("-inf")).softmax(-1)
+        return torch.einsum("bnqk,bknd->bqnd", attended, v).flatten(2)
 
     def experts(self, x: Tensor, prefix: str) -> Tensor:
         """A loop over the experts; each adds its output to that of the tokens that take it."""
@@ -145,11 +170,14 @@ class ReferenceModel(nn.Module):
             x = x + self.weight("positions.weight")
         for i in range(self.shape.num_layers):
             layer = f"layers.{i}"
-            normal = self.norm(x, f"{layer}.attention_norm")
-            x = x + self.attention(normal, i)
-            if not self.shape.parallel_block:
+            mixer, feed_forward = sublayers_of(self.shape.kind_of_layers[i])
+            if mixer:
+                normal = self.norm(x, f"{layer}.attention_norm")
+                x = x + self.attention(normal, i)
+            if feed_forward and not self.shape.parallel_block:
                 normal = self.norm(x, f"{layer}.feed_forward_norm")
-            x = x + self.feed_forward(normal, f"{layer}.feed_forward")
+            if feed_forward:
+                x = x + self.feed_forward(normal, f"{layer}.feed_forward")
         head = "embedding.weight" if self.shape.tied_embeddings else "head.weight"
         logits = F.linear(self.norm(x, "final_norm"), self.weight(head))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -61,50 +61,51 @@ class Remade:
     The first call of `again` communicates as the part's forward pass does.
     """
 
-    def __init__(self, compute: Callable[[Tensor], Tensor], source: Remade | None = None) -> None:
+    def __init__(self, compute: Callable[..., Tensor], source: Remade | None = None) -> None:
+        """Of a part with several inputs, the source makes the first one."""
         self._compute, self._source = compute, source
-        self._input: Tensor | None = None
+        self._inputs: list[Tensor] = []
         self._output: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._source is None:
-            self._input = x.detach()
-        return _make(x, self)
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        self._inputs = [x.detach() for x in inputs[self._source is not None :]]
+        return _make(self, *inputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._compute(x)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._compute(*inputs)
 
     def again(self) -> Tensor:
         """The output, the same until the backward pass of the part."""
         if self._output is None:
-            x = self._input if self._source is None else self._source.again()
-            assert x is not None, "the part's backward pass has run"
-            self._input = x.detach().requires_grad_()
+            if self._source is not None:
+                self._inputs.insert(0, self._source.again())
+            assert self._inputs, "the part's backward pass has run"
+            self._inputs = [x.detach().requires_grad_() for x in self._inputs]
             with torch.enable_grad():
-                self._output = self._compute(self._input)
+                self._output = self._compute(*self._inputs)
         return self._output.detach()
 
-    def backward(self, gradient: Tensor) -> Tensor | None:
+    def backward(self, gradient: Tensor) -> list[Tensor | None]:
+        """The gradients of the inputs."""
         self.again()
-        assert self._input is not None
         assert self._output is not None
-        x, start = self._input, get_gradient_edge(self._output)
-        self._input = self._output = None
+        inputs, start = self._inputs, get_gradient_edge(self._output)
+        self._inputs, self._output = [], None
         run_backward(start, gradient)
-        return x.grad
+        return [x.grad for x in inputs]
 
 
 class _Make(Function):
     """Runs a part that is remade. Communicates forward as the part does, backward as it does."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, remade: Remade) -> Tensor:
+    def forward(ctx: Any, remade: Remade, *inputs: Tensor) -> Tensor:
         ctx.remade = remade
-        return remade.forward(x)
+        return remade.forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        return ctx.remade.backward(gradient), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.remade.backward(gradient)
 
 
-_make: Callable[[Tensor, Remade], Tensor] = _Make.apply
+_make: Callable[..., Tensor] = _Make.apply

@@ -43,6 +43,7 @@ from layout_tuner.workers.trainer.model.kernels import (
     RMSNorm,
     activate,
 )
+from layout_tuner.workers.trainer.model.latent_attention import LatentAttention
 from layout_tuner.workers.trainer.model.parameters import (
     Cut,
     ModelParameter,
@@ -69,9 +70,14 @@ class StageBuilder:
         cut = Cut(place.tp_rank, layout.tp, place.column_rank, layout.tp_columns)
         return declare(*parts, cut=cut, counted=counted)
 
-    def column(self, prefix: str, outputs: dict[str, int], *, has_bias: bool) -> ColumnParallel:
-        """A fused column-parallel layer of several named projections of the residual stream."""
-        inputs = self.shape.hidden_size
+    def column(
+        self, prefix: str, outputs: dict[str, int], *, has_bias: bool, inputs: int = 0
+    ) -> ColumnParallel:
+        """A fused column-parallel layer of several named projections.
+
+        Their input is the residual stream, unless `inputs` says another width.
+        """
+        inputs = inputs or self.shape.hidden_size
         weight = self.declare(
             *(
                 _normal(f"{prefix}.{name}.weight", size, inputs, dim=0, column_dim=1)
@@ -84,6 +90,14 @@ class StageBuilder:
                 *(_zeros(f"{prefix}.{name}.bias", size, dim=0) for name, size in outputs.items())
             )
         return ColumnParallel(weight, bias, self.mesh.tp_group, **self.divided)
+
+    def whole(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
+        """Fused projections that each tp rank has whole, and computes of its own tokens."""
+        hidden = self.shape.hidden_size
+        parts = [
+            _normal(f"{prefix}.{name}.weight", n, hidden, dim=None) for name, n in outputs.items()
+        ]
+        return ColumnParallel(self.declare(*parts), None, None)
 
     @property
     def divided(self) -> dict[str, Any]:
@@ -125,6 +139,17 @@ class StageBuilder:
         part = ParameterPart(name=name, shape=size, shard_dim=None, column_dim=0, init=init)
         return self.declare(part)
 
+    def latent_norm(self, prefix: str, queries: int, keys: int) -> QueryKeyNorm:
+        """Norms of the latents, which each tp rank has whole; without queries of the other."""
+        query, key = (
+            ParameterPart(
+                name=f"{prefix}.{name}_latent_norm.weight", shape=(n,), shard_dim=None, init="ones"
+            )
+            for name, n in (("query", queries), ("key_value", keys))
+        )
+        weights = self.declare(query) if queries else None, self.declare(key)
+        return QueryKeyNorm(*weights, query_size=queries, key_size=keys)
+
     def query_key_norm(self, prefix: str) -> QueryKeyNorm | WidthNorm:
         """Norms of this rank's heads: of each, or of all heads of all ranks together.
 
@@ -132,11 +157,10 @@ class StageBuilder:
         """
         shape, tp, group = self.shape, self.mesh.layout.tp, self.mesh.tp_group
         names = [f"{prefix}.{name}_norm.weight" for name in ("query", "key")]
+        sizes = shape.query_size, shape.kv_hidden_size
         if shape.qk_norm != "width":
             weights = (self.declare(_whole(name, shape.head_size, init="ones")) for name in names)
-            heads, kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
-            return QueryKeyNorm(*weights, num_heads=heads, num_kv_heads=kv_heads)
-        sizes = shape.query_size, shape.kv_hidden_size
+            return QueryKeyNorm(*weights, query_size=sizes[0] // tp, key_size=sizes[1] // tp)
         weights = (
             self.declare(ParameterPart(name=name, shape=(size,), shard_dim=0, init="ones"))
             for name, size in zip(names, sizes, strict=True)
@@ -328,7 +352,7 @@ class Block(nn.Module):
     experts it always does.
     """
 
-    attention: Attention | None
+    attention: Attention | LatentAttention | None
     feed_forward: FeedForward | MixtureOfExperts | None
 
     def __init__(
@@ -340,12 +364,11 @@ class Block(nn.Module):
         build = replace(build, shape=shape)
         if shape.mixer is not None:
             self.attention_norm = build.norm(f"{prefix}.attention_norm")
-            self.attention = Attention(
-                build,
-                f"{prefix}.attention",
-                shape.window_of(0),
-                recomputes="core_attention" in recomputes,
-            )
+            own = f"{prefix}.attention", shape.window_of(0)
+            if shape.kv_lora_rank:
+                self.attention = LatentAttention(build, *own, recomputes)
+            else:
+                self.attention = Attention(build, *own, recomputes="core_attention" in recomputes)
         self.feed_forward_norm = None
         if shape.feed_forward is not None and not shape.parallel_block:
             self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
@@ -518,8 +541,8 @@ class RankModel(nn.Module):
                 attention.rotary = cosines, sines
 
     @property
-    def attentions(self) -> list[Attention]:
-        return [module for module in self.modules() if isinstance(module, Attention)]
+    def attentions(self) -> list[Attention | LatentAttention]:
+        return [each for each in self.modules() if isinstance(each, Attention | LatentAttention)]
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
