@@ -259,8 +259,7 @@ CASES: dict[str, Case] = {
         | {"model_type": "qwen3_moe", "num_experts": 8, "norm_topk_prob": True, "head_dim": 8}
         | {"num_key_value_heads": 2, "rope_parameters": ROPE, "rms_norm_eps": 1e-5}
         | {"decoder_sparse_step": 2, "intermediate_size": 64},
-        EXPERTS
-        | {"num_kv_heads": 2, "ffn_hidden_size": 64, "experts_every": 2, "qk_norm": True},
+        EXPERTS | {"num_kv_heads": 2, "ffn_hidden_size": 64, "experts_every": 2, "qk_norm": True},
         mixture("none"),
     ),
     "windows": (
