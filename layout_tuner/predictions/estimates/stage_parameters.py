@@ -125,7 +125,8 @@ def whole_layers(
     largest = layers.largest(shared_of)
     begin = np.where(first & (numbers[codes[0]] > 0), each[codes[0]], largest)
     end = np.where(last & (numbers[codes[-1]] > 0), each[codes[-1]], largest)
-    end = np.where(layers.number > 0, end, shared_of(layers.shapes[-1].dense))
+    if not layers.shapes[-1].layer_kinds:
+        end = np.where(layers.number > 0, end, shared_of(layers.shapes[-1].dense))
     if depths := model.num_mtp_layers:
         of_depths, of_experts = _mtp_parameters(columns, model)
         depth = np.where(is_shared, of_depths, 0.0) + np.where(are_experts_shared, of_experts, 0.0)
