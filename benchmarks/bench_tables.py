@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.tables import domain_levels
+from benchmarks.tables.described_rows import SAID_NOW
 from benchmarks.tables.judged_tables import (
     BLOCKS,
     FIRST_CHOICE,
@@ -98,20 +99,29 @@ SUBSETS: Final[Mapping[str, tuple[Subset, ...]]] = {
         Subset(title="7B", where={"hidden_size": "4096"}, peak_error=0.04),
     ),
     "bridge_recipes_2026": (
-        Subset(title="all", where={BLOCKS: _WIDER}, error=0.14),
-        Subset(title="dense", where={BLOCKS: _WIDER, "num_experts": ""}),
-        Subset(title="experts", where={BLOCKS: _WIDER, "num_experts": "128"}),
+        Subset(title="all", where={BLOCKS: _WIDER, SAID_NOW: ""}, error=0.14),
+        Subset(title="dense", where={BLOCKS: _WIDER, SAID_NOW: "", "num_experts": ""}),
+        Subset(title="experts", where={BLOCKS: _WIDER, SAID_NOW: "", "num_experts": "128"}),
         Subset(
             title="not in moe_recipes, which chose constants",
-            where={BLOCKS: _WIDER, "in_moe_recipes": "0"},
+            where={BLOCKS: _WIDER, SAID_NOW: "", "in_moe_recipes": "0"},
         ),
-        Subset(title="mxfp8 and nvfp4", where={BLOCKS: _IN_BLOCKS}, error=0.18),
-        Subset(title="mxfp8", where={BLOCKS: "mxfp8"}),
-        Subset(title="nvfp4", where={BLOCKS: "nvfp4"}),
+        Subset(title="mxfp8 and nvfp4", where={BLOCKS: _IN_BLOCKS, SAID_NOW: ""}, error=0.18),
+        Subset(title="mxfp8", where={BLOCKS: "mxfp8", SAID_NOW: ""}),
+        Subset(title="nvfp4", where={BLOCKS: "nvfp4", SAID_NOW: ""}),
         Subset(
             title="mxfp8 and nvfp4, not in moe_recipes",
-            where={BLOCKS: _IN_BLOCKS, "in_moe_recipes": "0"},
+            where={BLOCKS: _IN_BLOCKS, SAID_NOW: "", "in_moe_recipes": "0"},
         ),
+        Subset(
+            title="DeepSeek-V3 and Nemotron-3 Nano, all precisions",
+            where={"model": "DeepSeekV3|Nemotron_3_Nano"},
+            error=0.20,
+        ),
+        Subset(title="DeepSeek-V3", where={"model": "DeepSeekV3"}),
+        Subset(title="Nemotron-3 Nano", where={"model": "Nemotron_3_Nano"}),
+        Subset(title="GPT-OSS 120B, modules recomputed", where={SAID_NOW: "recompute_modules"}),
+        Subset(title="release 26.08", where={"release": "26.08"}),
     ),
     "torchtitan_benchmarks": (Subset(title="all", error=0.12, peak_error=0.18),),
     "primus_schedules": (

@@ -5,6 +5,7 @@ Nothing is repaired: a layout that breaks a rule is refused with a sentence that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final, get_args
@@ -14,6 +15,7 @@ import numpy as np
 from layout_tuner.array_types import Bools
 from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.clusters.cluster import Cluster
+from layout_tuner.search_spaces.layer_kind_rules import LAYER_KIND_RULES, undivided
 from layout_tuner.search_spaces.layouts.global_batch import GlobalBatch
 from layout_tuner.search_spaces.layouts.layout import (
     KNOBS,
@@ -26,6 +28,7 @@ from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, cod
 from layout_tuner.search_spaces.layouts.pipeline_layout import stage_layers
 from layout_tuner.search_spaces.memory_levers import LEVER_RULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import heads_of, width_of_dense_layers
 from layout_tuner.search_spaces.rule import Rule, RuleContext, Scope
 from layout_tuner.search_spaces.untrained_models import UNTRAINED_RULES
 
@@ -214,11 +217,16 @@ def _exchanges_heads(c: LayoutColumns) -> Bools:
 
 def _exchanged_heads_sentence(layout: Layout, x: RuleContext) -> str:
     ranks = layout.tp * layout.cp
-    heads = "num_heads" if x.model.num_heads % ranks else "num_kv_heads"
     return (
-        f"{heads}={getattr(x.model, heads)} is not divisible by tp*cp={layout.tp}*{layout.cp}"
-        f"={ranks}, which cp_comm_type=a2a needs; take all_gather or p2p"
+        f"{undivided(heads_of(x.model, 'full', 'window'), ranks)} is not divisible by "
+        f"tp*cp={layout.tp}*{layout.cp}={ranks}, which cp_comm_type=a2a needs; take all_gather or p2p"
     )
+
+
+def _query_heads(model: ModelShape) -> dict[str, int]:
+    """All heads and groups that tp divides but key and value heads, whose rule has its reason."""
+    heads = heads_of(model)
+    return {name: size for name, size in heads.items() if not name.endswith("num_kv_heads")}
 
 
 def _folding_sentence(layout: Layout, _: RuleContext) -> str:
@@ -250,18 +258,33 @@ def _dp_cp(layout: Layout) -> str:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    _divides("heads_over_tp", "num_heads", "tp"),
+    Rule(
+        name="heads_over_tp",
+        illegal=lambda c, x: math.gcd(*_query_heads(x.model).values()) % c.tp != 0,
+        sentence=lambda layout, x: (
+            f"{undivided(_query_heads(x.model), layout.tp)} is not divisible by tp={layout.tp}"
+        ),
+    ),
     Rule(
         name="kv_heads_over_tp",
         # Where tp does not divide the heads, it does not divide the key/value heads either, and the
         # rule above gives the reason.
-        illegal=lambda c, x: (x.model.num_heads % c.tp == 0) & (x.model.num_kv_heads % c.tp != 0),
+        illegal=lambda c, x: (
+            (math.gcd(*_query_heads(x.model).values()) % c.tp == 0)
+            & (math.gcd(*heads_of(x.model).values()) % c.tp != 0)
+        ),
         sentence=lambda layout, x: (
-            f"num_kv_heads={x.model.num_kv_heads} is not divisible by tp={layout.tp}, and key/value "
-            "heads are not replicated over tensor-parallel ranks"
+            f"{undivided(heads_of(x.model), layout.tp)} is not divisible by tp={layout.tp}, and "
+            "key/value heads are not replicated over tensor-parallel ranks"
         ),
     ),
-    _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
+    Rule(
+        name="ffn_over_tp",
+        illegal=lambda c, x: width_of_dense_layers(x.model) % c.tp != 0,
+        sentence=lambda layout, x: (
+            f"ffn_hidden_size={x.model.ffn_hidden_size} is not divisible by tp={layout.tp}"
+        ),
+    ),
     _divides("expert_width_over_etp", "moe_ffn_hidden_size", "etp"),
     _divides("experts_over_ep", "num_experts", "ep"),
     _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
@@ -369,15 +392,12 @@ RULES: Final[tuple[Rule, ...]] = (
         # Where tp does not divide the heads, the rules of tp give the reason.
         illegal=lambda c, x: (
             _exchanges_heads(c)
-            & (x.model.num_heads % c.tp == 0)
-            & (x.model.num_kv_heads % c.tp == 0)
-            & (
-                (x.model.num_heads % (c.tp * c.cp) != 0)
-                | (x.model.num_kv_heads % (c.tp * c.cp) != 0)
-            )
+            & (math.gcd(*heads_of(x.model, "full", "window").values()) % c.tp == 0)
+            & (math.gcd(*heads_of(x.model, "full", "window").values()) % (c.tp * c.cp) != 0)
         ),
         sentence=_exchanged_heads_sentence,
     ),
+    *LAYER_KIND_RULES,
     Rule(
         name="ep_needs_experts",
         illegal=lambda c, x: (x.model.num_experts == 0) & ((c.ep > 1) | (c.etp > 1)),

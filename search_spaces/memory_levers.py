@@ -31,7 +31,7 @@ LEVER_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="mlp_needs_dense_layers",
         illegal=lambda c, x: (
-            c.repeats("mlp") & (x.model.num_experts > 0) & (x.model.num_dense_layers == 0)
+            c.repeats("mlp") & all(each.shape.feed_forward != "dense" for each in x.model.kinds)
         ),
         sentence=lambda layout, _: (
             f"recompute={layout.recompute}: mlp is the feed-forward of dense layers, and all layers "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from scipy.stats import kendalltau
 from benchmarks import bench_memory
 from benchmarks.search import search_recipes
 from benchmarks.search.search_recipes import Recipe
-from benchmarks.tables import mixture_recipes
+from benchmarks.tables import described_rows, mixture_recipes
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration, known_share
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory, quantiles
 from layout_tuner.search_spaces.clusters.cluster import Cluster
@@ -280,17 +280,25 @@ def cells_by_memory(text: str) -> list[TableCell]:
 
 def table_cells(text: str) -> Iterator[tuple[TableCell, Sequence[Mapping[str, str]]]]:
     """Cells, each with the texts of the rows of its part of the table by their number."""
-    texts = [_with_schedule(_with_precision(row)) for row in csv.DictReader(io.StringIO(text))]
+    rows = csv.DictReader(io.StringIO(text))
+    texts = [_with_schedule(_with_precision(described_rows.described(row))) for row in rows]
     if not texts or "device_memory_gb" not in texts[0]:
         yield from ((cell, texts) for cell in read_table(text).cells)
         return
     for size in dict.fromkeys(row["device_memory_gb"] for row in texts):
         part = [row for row in texts if row["device_memory_gb"] == size]
         written = io.StringIO()
-        writer = csv.DictWriter(written, list(texts[0]), extrasaction="ignore")
+        names = [
+            name
+            for name in dict.fromkeys(name for row in part for name in row)
+            if name not in described_rows.COLUMNS
+        ]
+        writer = csv.DictWriter(written, names, restval="", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(part)
-        yield from ((cell, part) for cell in read_table(written.getvalue()).cells)
+        for cell in read_table(written.getvalue()).cells:
+            own = part[cell.merged[0].number - 1]
+            yield replace(cell, model=described_rows.model_of(cell.model, own)), part
 
 
 def _with_schedule(row: dict[str, str]) -> dict[str, str]:

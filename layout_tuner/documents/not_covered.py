@@ -14,10 +14,9 @@ _NOT_COVERED: Final[Mapping[str, str]] = (
     dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
     | dict.fromkeys(("param_offload", "cpu_offload"), "offloading of weights")
     | dict.fromkeys(("fp4", "mxfp4", "int8"), "types of 4 and 8 bits beside those of precision")
-    | dict.fromkeys(("mla", "deepseek", "deepseek_v3"), "multi-head latent attention")
     | dict.fromkeys(("lora", "lora_rank", "peft"), "fine-tuning with adapters")
     | dict.fromkeys(("dualpipe", "zbv"), "pipeline schedules that fold the stages")
-    | dict.fromkeys(("t5", "bert", "vit", "mamba", "encoder_layers"), "models other than decoders")
+    | dict.fromkeys(("t5", "bert", "vit", "encoder_layers"), "models other than decoders")
 )
 """What is not covered, by word; endings such as `_parallel_size` are left out."""
 
@@ -46,7 +45,8 @@ _OTHER_NAMES: Final[Mapping[str, str]] = (
     | dict.fromkeys(("gas", "gradient_accumulation_steps"), "num_microbatches")
     | dict.fromkeys(("activation_checkpointing", "recompute_granularity"), "recompute")
     | dict.fromkeys(("dtype", "mixed_precision", "fp8_format"), "precision")
-    | dict.fromkeys(("mixtral", "qwen_moe", "qwen3_moe"), "llama")
+    | dict.fromkeys(("mixtral", "qwen_moe", "qwen3_moe", "deepseek", "deepseek_v3"), "llama")
+    | {"mla": "kv_lora_rank", "mamba": "layer_kinds"}
 )
 """The names that documents of this program use, by those of trainers.
 

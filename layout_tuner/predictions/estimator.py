@@ -204,8 +204,9 @@ class Estimator:
     def stages(self, layout: Layout) -> Iterator[dict[str, float]]:
         """The memory of each pipeline stage, the first one first.
 
-        Its parts are those of the closed form. Its calibrated figures are `peak_bytes`, the
-        expected peak of its fullest rank, `deviation_bytes`, one standard deviation of that, and
+        Its parts are those of the closed form; `mtp_bytes`, where the model has multi-token
+        prediction, is what that adds to them. Its calibrated figures are `peak_bytes`, the expected
+        peak of its fullest rank, `deviation_bytes`, one standard deviation of that, and
         `low_bytes`, `median_bytes` and `high_bytes`, its 80 % interval.
         """
         means, deviations = self._memory.stage_peak_bytes(layout, self.model)
@@ -213,7 +214,10 @@ class Estimator:
         ends = quantiles(self._memory.each_stage_peak_bytes(layout, self.model))
         names = ("peak_bytes", "deviation_bytes", "low_bytes", "median_bytes", "high_bytes")
         for memory, *figures in zip(parts, means, deviations, *ends, strict=True):
-            yield asdict(memory) | dict(zip(names, map(float, figures), strict=True))
+            said = asdict(memory)
+            if not self.model.num_mtp_layers:
+                del said["mtp_bytes"]
+            yield said | dict(zip(names, map(float, figures), strict=True))
 
     def time_parts(self, layout: Layout, total_s: float) -> Iterator[TimePart]:
         """The parts under the calibrated factors, scaled so that they add up to the step time."""

@@ -35,9 +35,11 @@ from layout_tuner.search_spaces.layouts.recomputation import (
     MAX_LAYERS_TEXT,
     RECOMPUTE_MODES,
     layers_by_rank,
+    read_recompute,
     read_recompute_layers,
 )
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import heads_of, width_of_dense_layers
 from layout_tuner.search_spaces.spaces.search_space import DERIVABLE, read_auto
 
 AUTO: Final = "auto"
@@ -195,8 +197,12 @@ class _Choices:
         near = self._cluster.domain_devices // node
         across = MAX_NODES_OF_TP if self._tp_leaves_node else min(near, MAX_NODES_OF_TP)
         most = node * min(across, max(self._devices) // node)
-        widths = (model.ffn_hidden_size, model.shared_expert_ffn_hidden_size, model.vocab_size)
-        divided = math.gcd(model.num_heads, model.num_kv_heads, *widths)
+        widths = (
+            width_of_dense_layers(model),
+            model.shared_expert_ffn_hidden_size,
+            model.vocab_size,
+        )
+        divided = math.gcd(*heads_of(model).values(), *widths)
         degrees = [
             tp
             for tp in range(1, most + 1)
@@ -260,8 +266,8 @@ class _Choices:
     @cached_property
     def cp_comm_type(self) -> tuple[CpCommType, ...]:
         degrees = [cp for cp in self._of("cp") if cp > 1]
-        heads = math.gcd(self._model.num_heads, self._model.num_kv_heads)
-        exchanges = any(heads % (min(self._of("tp")) * cp) == 0 for cp in degrees)
+        heads = math.gcd(*heads_of(self._model, "full", "window").values())
+        exchanges = heads and any(heads % (min(self._of("tp")) * cp) == 0 for cp in degrees)
         return CP_COMM_TYPES[: 3 if exchanges else 2] if degrees else ("all_gather",)
 
     @cached_property
@@ -325,10 +331,13 @@ class _Choices:
             return ("none",)
         if "recompute_layers" not in self._asked:  # as in spaces of releases without the knob
             return RECOMPUTE_MODES
-        has_dense = self._model.num_expert_layers < self._model.num_layers
-        kinds = (("mlp", has_dense), ("moe_act", self._model.num_experts > 0))
-        inside = "+".join(module for module, has in kinds if has)
-        return (*RECOMPUTE_MODES, inside, f"{inside}+layernorm")
+        kinds = (
+            ("mlp", any(kind.endswith("dense") for kind in self._model.kind_of_layers)),
+            ("moe_act", self._model.num_experts > 0),
+            ("mla_up_proj", self._model.kv_lora_rank > 0),
+        )
+        inside = [module for module, has in kinds if has]
+        return (*RECOMPUTE_MODES, read_recompute(inside), read_recompute([*inside, "layernorm"]))
 
     @cached_property
     def recompute_layers(self) -> tuple[str, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.terminal.plurals import counted
 
 MOST_SHARE: Final = 0.005
 """Largest part of the parameters, or of the floating-point operations, that a shape may lack: an
@@ -25,8 +24,6 @@ class Feature:
     """Those parameters of them that are matrices which each token passes."""
     forward_flops: int = 0
     """Other floating-point operations of a token's forward pass, as of attention."""
-    without: str = ""
-    """The end of a sentence: how to leave it out; empty: the model is another one without it."""
 
     def share(self, shape: ModelShape) -> float:
         """The larger of its parts of the shape's parameters and FLOPs."""
@@ -39,30 +36,52 @@ class Feature:
 _Count = Callable[[ModelShape], int]
 
 
-def _gated_biases(shape: ModelShape) -> int:
-    """Biases of gate, up and down of all dense feed-forwards and shared experts."""
-    h, shared = shape.hidden_size, shape.shared_expert_ffn_hidden_size
-    dense = shape.num_layers - shape.num_expert_layers
-    of_shared = 2 * shared + h if shared else 0
-    return dense * (2 * shape.ffn_hidden_size + h) + shape.num_expert_layers * of_shared
+def _of_feed_forwards(shape: ModelShape) -> int:
+    """Biases of all dense feed-forwards and shared experts."""
+    h, shared, ups = shape.hidden_size, shape.shared_expert_ffn_hidden_size, shape.num_ups
+    of_shared = ups * shared + h if shared else 0
+    dense = _layers(shape, lambda kind: kind.feed_forward == "dense")
+    return dense * (ups * shape.ffn_hidden_size + h) + shape.num_expert_layers * of_shared
 
 
-def _expert_biases(shape: ModelShape) -> int:
-    """Biases of gate, up and down of all experts, and of the router."""
-    of_one = 2 * shape.moe_ffn_hidden_size + shape.hidden_size
-    return shape.num_expert_layers * shape.num_experts * (of_one + 1)
+def _layers(shape: ModelShape, has: Callable[[ModelShape], bool]) -> int:
+    return sum(len(each.layers) for each in shape.kinds if has(each.shape))
 
 
 def _norm_weights(shape: ModelShape) -> int:
     """Weights of the norms of all blocks, and of the last one."""
-    return (2 * shape.num_layers + 1) * shape.hidden_size
+    norms = sum(len(each.layers) * each.shape.num_layer_norms for each in shape.kinds)
+    return (norms + 1) * shape.hidden_size
 
+
+def _head_sum(count: Callable[[ModelShape], int]) -> _Count:
+    """Summed over the layers with attention, each in the shape of its kind."""
+    return lambda shape: sum(
+        len(each.layers) * count(each.shape)
+        for each in shape.kinds
+        if each.shape.has_softmax_attention
+    )
+
+
+SAID: Final[Mapping[str, Mapping[str, Any]]] = {
+    "head_norm": {"qk_norm": True},
+    "width_norm": {"qk_norm": "width"},
+    "layernorm": {"norm": "layer"},
+    "sinks": {"attention_sinks": True},
+    "output_gate": {"attention_output_gate": True},
+    "shared_gate": {"shared_expert_gate": True},
+    "routing_bias": {"router_bias": True},
+    "balanced": {"router_bias": True},
+    "sigmoid": {"router_score": "sigmoid"},
+    "parallel": {"parallel_block": True},
+    "no_positions": {"rotary_fraction": 0.0},
+}
+"""Features that are fields of a shape."""
+
+OF_EXPERTS: Final = ("shared_gate", "routing_bias", "balanced", "sigmoid")
+"""Those of them that a model without experts does not have."""
 
 FEATURES: Final[Mapping[str, tuple[str, _Count]]] = {
-    "qkv_biases": (
-        "biases of queries, keys and values",
-        lambda m: m.num_layers * (m.query_size + 2 * m.kv_hidden_size),
-    ),
     "no_qkv_biases": (
         "queries, keys and values without biases",
         lambda m: -m.num_layers * (m.query_size + 2 * m.kv_hidden_size),
@@ -78,45 +97,48 @@ FEATURES: Final[Mapping[str, tuple[str, _Count]]] = {
         "norms without weights",
         lambda m: -(4 * m.num_layers + 2) * m.hidden_size,
     ),
-    "o_bias": ("biases of attention's output", lambda m: m.num_layers * m.hidden_size),
-    "mlp_biases": ("biases of feed-forwards", _gated_biases),
-    "expert_biases": ("biases of experts and router", _expert_biases),
+    "o_bias": ("biases of attention's output", _head_sum(lambda m: m.hidden_size)),
+    "mlp_biases": ("biases of feed-forwards", _of_feed_forwards),
+    "latent_biases": (
+        "biases of latent projections",
+        _head_sum(lambda m: m.q_lora_rank + m.kv_lora_rank + m.qk_rope_head_dim + m.hidden_size),
+    ),
     "head_bias": ("a bias of the output projection", lambda m: m.vocab_size),
     "routing_bias": (
-        "a bias of routing",
+        "a bias of routing among the parameters",
         lambda m: m.num_expert_layers * m.num_experts,
     ),
     "post_norms": (
         "norms behind attention and feed-forward too",
         lambda m: 2 * m.num_layers * m.hidden_size,
     ),
+    "norm_of_feed_forward": (
+        "a norm of the feed-forward's own",
+        lambda m: m.num_layers * m.norm_parameters,
+    ),
+    "norm_of_experts": (
+        "norms behind the experts",
+        lambda m: m.num_expert_layers * m.hidden_size,
+    ),
     "norms_after": ("norms behind attention and feed-forward in place of before", lambda _: 0),
     "no_norm_weights": ("norms without weights", lambda m: -_norm_weights(m)),
-    "layernorm": ("LayerNorm with biases in place of RMSNorm", _norm_weights),
     "layernorm_weights": ("LayerNorm in place of RMSNorm", lambda _: 0),
-    "width_norm": (
-        "norms over the width of all queries and of all keys",
-        lambda m: m.num_layers * (m.query_size + m.kv_hidden_size),
-    ),
     "each_norm": (
         "norms of queries and keys with weights of each head",
-        lambda m: m.num_layers * (m.query_size + m.kv_hidden_size),
+        _head_sum(lambda m: m.query_size + m.kv_hidden_size),
     ),
+    "head_layernorm": ("LayerNorm of queries and keys", _head_sum(lambda m: 4 * m.head_size)),
     "l2_norm": ("norms of queries and keys without weights", lambda _: 0),
-    "sinks": ("attention sinks", lambda m: m.num_layers * m.num_heads),
+    "unrotated": ("no rotary positions", lambda _: 0),
     "head_gate": (
         "a gate of each head's output",
-        lambda m: m.num_layers * m.hidden_size * m.num_heads,
+        _head_sum(lambda m: m.hidden_size * m.num_query_heads),
     ),
-    "output_gate": (
-        "a gate of attention's output",
-        lambda m: m.num_layers * m.hidden_size * m.query_size,
-    ),
-    "shared_gate": ("a gate of the shared expert", lambda m: m.num_expert_layers * m.hidden_size),
+    "xielu": ("two learned numbers of each activation", lambda m: 2 * m.num_layers),
 }
-"""Names and numbers of parameters, from those of the model's shape."""
+"""What no field says: names and numbers of parameters, from those of the model's shape."""
 
-_OF_MATRICES: Final = ("head_gate", "output_gate", "shared_gate")
+_OF_MATRICES: Final = ("head_gate",)
 
 
 def feature(name: str, shape: ModelShape) -> Feature:
@@ -125,26 +147,6 @@ def feature(name: str, shape: ModelShape) -> Feature:
     parameters = count(shape)
     return Feature(
         name=text, parameters=parameters, products=parameters if name in _OF_MATRICES else 0
-    )
-
-
-def multi_token_prediction(shape: ModelShape, modules: int, word: str) -> Feature:
-    """Modules that predict further tokens, each like the last layer (arXiv:2412.19437, 2.2).
-
-    `word` states their number.
-
-    A module has two norms, a projection of 2 h to h, one layer and its norm; embedding and output
-    projection are shared, and the latter is multiplied once more.
-    """
-    h, layers = shape.hidden_size, shape.num_layers
-    idle = (shape.num_parameters - shape.num_active_parameters) // max(shape.num_expert_layers, 1)
-    active = shape.num_layer_matrix_parameters - idle
-    return Feature(
-        name=f"{counted(modules, 'module')} of multi-token prediction",
-        parameters=modules * (shape.num_layer_parameters + 2 * h * h + 3 * h),
-        products=modules * (active + 2 * h * h + shape.vocab_size * h),
-        forward_flops=modules * shape.attention_forward_flops_per_token // layers,
-        without=f"; to leave it out, write {word}: 0 in the file",
     )
 
 

@@ -6,32 +6,36 @@ What a shape cannot say is listed in its `lacks`, or the file is refused: see `c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from layout_tuner.documents.reading import MAX_TEXT_LENGTH, shown
+from layout_tuner.documents.reading import MAX_TEXT_LENGTH, shown, word_of
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.config_families import (
     ALIBI,
     ENCODER,
     FAMILIES,
-    MAMBA,
     NESTED_SIZES,
-    PARALLEL,
     REFUSED,
     SAME_FAMILY,
     TEXT_TYPES,
     ConfigFamily,
 )
 from layout_tuner.search_spaces.models.config_features import (
+    FEATURES,
     MOST_SHARE,
+    OF_EXPERTS,
+    SAID,
     Feature,
     feature,
-    multi_token_prediction,
     refused_features,
 )
-from layout_tuner.search_spaces.models.config_layers import attention_layers, layers_with_experts
+from layout_tuner.search_spaces.models.config_layers import (
+    ConfigLayers,
+    config_layers,
+    kind_named,
+)
 from layout_tuner.search_spaces.models.config_words import (
     ACTIVATION,
     ATTENTION_DROPOUT,
@@ -45,17 +49,25 @@ from layout_tuner.search_spaces.models.config_words import (
     KV_HEADS,
     LAYERS,
     MTP_MODULES,
+    OF_GROUPS,
+    OF_LATENTS,
+    OF_LINEAR_LAYERS,
+    OF_MAMBA,
+    OF_SCALING,
+    OF_SCORES,
     POSITIONS,
     ROTARY_BASE,
     SHARED_EXPERTS,
     SHARED_WIDTH,
+    TAPS,
     WIDTH,
     ConfigWords,
 )
-from layout_tuner.search_spaces.models.foreign_words import EXPERTS as SPARSE_LAYERS
 from layout_tuner.search_spaces.models.foreign_words import WIDTHS, words_of
-from layout_tuner.search_spaces.models.model_fields import MODEL_RANGES
+from layout_tuner.search_spaces.models.layer_kinds import sublayers_of
+from layout_tuner.search_spaces.models.model_fields import MODEL_RANGES, Activation
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import CONVOLUTION
 from layout_tuner.terminal.plurals import listed
 
 _NESTED: Final = ("text_config", "llm_config", "language_config")
@@ -108,8 +120,8 @@ def shape_of_config(
     if refused := list(refused_features(decoder.shape, decoder.features)):
         said = listed([f"{each.name} ({each.share(decoder.shape):.1%})" for each in refused], 5)
         raise ModelShapeInvalidError(
-            f"no field of a model says {said}: more than {MOST_SHARE:.1%} of its parameters or FLOPs"
-            f"{''.join(each.without for each in refused)}"
+            f"no field of a model says {said}: more than {MOST_SHARE:.1%} of its parameters or "
+            "FLOPs"
         )
     lacks = ", ".join(dict.fromkeys((*(each.name for each in decoder.features), *decoder.others)))
     if len(lacks) > MAX_TEXT_LENGTH:
@@ -129,10 +141,13 @@ def decoder_of_config(document: Mapping[str, Any], *, seq_length: int | None) ->
             "--seq-length, or as seq_length beside config",
         )
     words = ConfigWords(values, family.defaults)
-    fields, of_attention = _fields(words, kind, family, seq_length)
+    fields, layers, left = _fields(words, kind, family, seq_length)
     shape = ModelShape(name="custom", **fields)
-    features = (*of_attention(shape), *_features(words, family, shape))
-    others = (*towers, *_costless(words, family), *words.unknown(kind))
+    depth = words.get("mtp_hybrid_override_pattern") or words.get("mtp_layers_block_type")
+    if shape.num_mtp_layers and depth and tuple(map(kind_named, depth)) != shape.mtp_kinds:
+        raise _refusal(kind, "other layers of multi-token prediction than its last ones")
+    features = (*layers.features(shape), *_features(words, family, shape, left))
+    others = (*towers, *_costless(words, family), *words.unknown(kind, bool(family.linear)))
     return ConfigDecoder(shape=shape, features=features, others=others)
 
 
@@ -219,37 +234,48 @@ def _renamed(kind: str, values: dict[str, Any]) -> dict[str, Any]:
         values["rope_theta"] = 1e4 * ratio if isinstance(ratio, (int, float)) else ratio
     if kind == "baichuan" and "max_position_embeddings" not in values:
         raise _refusal(kind, ALIBI)
+    if kind in ("codegen", "gptj") and isinstance(values.get("n_embd"), int):
+        values["n_inner"] = values.get("n_inner") or 4 * values["n_embd"]
     if kind == "qwen" and isinstance(values.get("intermediate_size"), int):
         values["intermediate_size"] //= 2  # of gate and up together
     if kind == "dbrx":
         for part in ("attn_config", "ffn_config"):
             if isinstance(values.get(part), Mapping):
                 values |= {each: value for each, value in values.pop(part).items() if value}
+    return _renamed_of_hybrids(kind, values)
+
+
+def _renamed_of_hybrids(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     if kind == "granitemoehybrid":
-        values["layer_types"] = values.get("layer_types") or values.pop("layers_block_type", None)
-        if values["layer_types"] is None:  # Mamba in all layers, by default
-            raise _refusal(kind, MAMBA)
-        values = {word: value for word, value in values.items() if not word.startswith("mamba_")}
+        values["is_rotary"] = values.pop("position_embedding_type", None) == "rope"
         if values.get("num_local_experts") == 0:
             values["intermediate_size"] = values.pop("shared_intermediate_size", None)
+    if kind == "nemotron_h":  # its layers are single sublayers, and their list is their number
+        stated = values.pop("hybrid_override_pattern", None) or values.get("layers_block_type")
+        values["layer_types"] = stated = list(stated or values.get("layer_types") or ())
+        values["num_hidden_layers"] = len(stated) or values.get("num_hidden_layers")
+    if isinstance(part := values.pop("linear_attn_config", None), Mapping):  # of Kimi Linear
+        numbers = range(1, (values.get("num_hidden_layers") or 0) + 1)
+        is_full = frozenset(part.get("full_attn_layers") or ())
+        values["layer_types"] = ["*" if each in is_full else "M" for each in numbers]
+        names = ("head_dim", "num_heads", "short_conv_kernel_size")
+        values |= {f"linear_{each}": part[each] for each in names if each in part}
+    if stated := values.pop("layers_block_type", None):
+        values["layer_types"] = stated
     return values
 
 
 def _fields(
     words: ConfigWords, kind: str, family: ConfigFamily, seq_length: int
-) -> tuple[dict[str, Any], Callable[[ModelShape], Iterator[Feature]]]:
-    """Fields of the shape, and what makes the features that its attention lacks."""
+) -> tuple[dict[str, Any], ConfigLayers, list[str]]:
+    """Fields of the shape, its layers, and the names of the features that no field says."""
     layers = words.needed(LAYERS)
     if problem := MODEL_RANGES["num_layers"].problem(layers):
         raise ModelShapeInvalidError(f"num_hidden_layers={problem}")
     hidden, heads = words.needed(HIDDEN), words.needed(HEADS)
-    is_gpt = family.kind == "gpt"
-    heads_by_layer = words.get("num_attention_heads_per_layer")
-    if heads_by_layer not in (None, heads):
-        raise _refusal(kind, WIDTHS)
-    windows = attention_layers(words, family, layers, seq_length)
+    said = config_layers(words, family, layers, seq_length)
     fields: dict[str, Any] = {
-        "family": "gpt" if is_gpt else "llama",
+        "family": "gpt" if family.kind == "gpt" else "llama",
         "num_layers": layers,
         "hidden_size": hidden,
         "num_heads": heads,
@@ -257,25 +283,98 @@ def _fields(
         "seq_length": seq_length,
         "vocab_size": words.whole("padded_vocab_size") or words.needed(("vocab_size",)),
         "tied_embeddings": words.switch("tie_word_embeddings"),
-        "attention_window": windows.window,
-        "full_attention_every": windows.every,
         "attention_dropout": words.number(*ATTENTION_DROPOUT) or None,
         "hidden_dropout": words.number(*HIDDEN_DROPOUT) or 0.0,
+        **said.fields,
     }
-    if is_gpt:
+    left = words.switched(family.features)
+    if family.kind == "gpt":
         fields["ffn_hidden_size"] = words.whole(*WIDTH) or 4 * hidden
         if words.whole("word_embed_proj_dim") not in (None, hidden):
             raise _refusal(kind, WIDTHS)
+        return fields, said, left
+    if words.get("num_attention_heads_per_layer") not in (None, heads):
+        fields |= _heads_by_kind(words, kind, said.kinds)
+    width = None if kind in ("stablelm", "persimmon") else words.whole(*HEAD_DIM)
+    # Classes with `moe_intermediate_size` round down; those of llama refuse such a width.
+    rounds = width is None and family.kind == "experts" and heads > 0
+    fields["head_dim"] = hidden // heads if rounds else width
+    if base := words.number(*ROTARY_BASE):
+        fields["rotary_base"] = float(base)
+    fields["activation"] = _activation(words, family)
+    depths = (words.whole(*MTP_MODULES) or 0) * (words.whole("mtp_transformer_layers") or 1)
+    fields["num_mtp_layers"] = 0 if words.get("use_mtp") is False else depths
+    fields |= _feed_forwards(words, family, said.kinds) | _states(words, hidden, said.kinds)
+    if "head_gate" in left and words.get("gating") not in (True, "per-head"):
+        left[left.index("head_gate")] = "output_gate"
+    has_experts = "num_experts" in fields
+    for name in left:
+        of_experts = name in OF_EXPERTS
+        fields |= SAID.get(name, {}) if has_experts or not of_experts else {}
+    if "kv_lora_rank" in family.defaults:
+        fields |= {name: words.whole(name) or 0 for name in OF_LATENTS}
+        fields |= {"num_kv_heads": heads, "head_dim": None}
+        fields["v_head_dim"] = fields["v_head_dim"] or hidden // max(heads, 1)
     else:
-        width = None if kind == "stablelm" else words.whole(*HEAD_DIM)
-        # Classes with `moe_intermediate_size` round down; those of llama refuse such a width.
-        rounds = width is None and family.kind == "experts" and heads > 0
-        fields["head_dim"] = hidden // heads if rounds else width
-        fields["qk_norm"] = "head_norm" in words.switched(family.features)
-        if base := words.number(*ROTARY_BASE):
-            fields["rotary_base"] = float(base)
-        fields |= _feed_forwards(words, kind, family, layers)
-    return fields, windows.features
+        share = words.rotary_share(fields["head_dim"] or hidden // max(heads, 1))
+        fields = {"rotary_fraction": share} | fields | _biases(left, said.kinds, fields)
+    kept = ("routing_bias",) * has_experts + ("unrotated",)
+    left = [each for each in left if each in FEATURES and (each not in SAID or each in kept)]
+    return fields, said, left
+
+
+def _heads_by_kind(words: ConfigWords, kind: str, kinds: Sequence[str]) -> dict[str, int]:
+    """Heads of layers with a window and of others, from those of each layer."""
+    heads = words.whole_numbers("num_attention_heads_per_layer", len(kinds)) or []
+    pairs = {(sublayers_of(each)[0], own) for each, own in zip(kinds, heads, strict=True)}
+    by_mixer = dict(pairs)
+    if len(pairs) != 2 or {*by_mixer} != {"full", "window"}:
+        raise _refusal(kind, WIDTHS)
+    return {"num_heads": by_mixer["full"], "window_num_heads": by_mixer["window"]}
+
+
+def _biases(left: list[str], kinds: Sequence[str], fields: Mapping[str, Any]) -> dict[str, str]:
+    """The field that says the biases; their features are taken out of `left`."""
+    inner = {sublayers_of(each)[1] for each in kinds}
+    attention = all_of = {"qkv_biases", "o_bias"}
+    all_of = all_of | ({"expert_biases"} if "experts" in inner else set())
+    if "dense" in inner or fields.get("shared_expert_ffn_hidden_size"):
+        all_of |= {"mlp_biases"}
+    steps = {"all": all_of, "attention": attention, "qkv": {"qkv_biases"}, "none": set()}
+    found = next(word for word, covered in steps.items() if covered <= {*left})
+    left[:] = [each for each in left if each not in steps[found]]
+    if "expert_biases" in left:
+        raise _refusal("the model", "biases of experts without all others")
+    return {"biases": found} if found != "none" else {}
+
+
+def _states(words: ConfigWords, hidden: int, kinds: Sequence[str]) -> dict[str, int]:
+    """Heads of gated delta nets, of KDA and of Mamba-2."""
+    mixers = {sublayers_of(each)[0] for each in kinds}
+    fields: dict[str, int] = {}
+    if {"gated_delta_net", "kda"} & mixers:
+        fields |= {ours: words.needed(theirs) for ours, theirs in OF_LINEAR_LAYERS.items()}
+    if "mamba2" in mixers:
+        heads, width = words.needed(OF_MAMBA["mamba_num_heads"]), OF_MAMBA["mamba_head_dim"]
+        if words.get(*width) in (None, "auto"):
+            fields["mamba_head_dim"] = hidden * (words.whole("mamba_expand") or 2) // max(heads, 1)
+        said = {ours: theirs for ours, theirs in OF_MAMBA.items() if ours not in fields}
+        fields |= {ours: words.needed(theirs) for ours, theirs in said.items()}
+    taps = words.whole(*TAPS)
+    if fields and taps not in (None, CONVOLUTION):
+        raise _refusal(f"{words.stated(*TAPS)}={taps}", f"not {CONVOLUTION} taps of convolutions")
+    for word in ("use_conv_bias", "mamba_conv_bias", "mamba_proj_bias", "use_bias"):
+        if "mamba2" in mixers and words.get(word) not in (None, "conv" in word):
+            raise _refusal(f"{word}={word_of(words.get(word))}", "other biases of Mamba-2")
+    return fields
+
+
+def _activation(words: ConfigWords, family: ConfigFamily) -> Activation | None:
+    """The feed-forward, by the family and by the function that the file names."""
+    named = str(next(filter(None, map(words.get, ACTIVATION)), ""))
+    if "two_matrices" in family.features:
+        return "relu2" if named == "relu2" else "gelu"
+    return "geglu" if "gelu" in named or named == "geglu" else None
 
 
 def _kv_heads(words: ConfigWords, heads: int) -> int:
@@ -286,44 +385,38 @@ def _kv_heads(words: ConfigWords, heads: int) -> int:
 
 
 def _feed_forwards(
-    words: ConfigWords, kind: str, family: ConfigFamily, layers: int
+    words: ConfigWords, family: ConfigFamily, kinds: Sequence[str]
 ) -> dict[str, Any]:
-    """Widths of feed-forwards and experts, and how many of the first layers are dense."""
-    has_experts = family.kind in ("experts", "wide")
+    """Widths of feed-forwards and experts, and how tokens choose experts."""
+    inner = {sublayers_of(each)[1] for each in kinds}
     words.get("intermediate_size")  # without effect where all layers have experts
-    if not (has_experts and words.needed(EXPERTS)):
-        return {"ffn_hidden_size": words.needed(WIDTH)}
-    with_experts = layers_with_experts(words, layers)
-    dense = with_experts.index(True) if True in with_experts else layers
-    if not all(with_experts[dense:]):
-        raise _refusal(kind, SPARSE_LAYERS)
-    if dense == layers:
-        return {"ffn_hidden_size": words.needed(WIDTH)}
+    fields = {"ffn_hidden_size": words.needed(WIDTH)} if "dense" in inner else {}
+    if "experts" not in inner:
+        return fields
     of_expert = ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size")
     width = words.needed(of_expert if family.kind == "wide" else ("moe_intermediate_size",))
     shared = words.whole(*SHARED_WIDTH) or (words.whole(*SHARED_EXPERTS) or 0) * width
+    score, scaling = words.get(*OF_SCORES), words.number(*OF_SCALING)
+    groups, taken = words.whole(*OF_GROUPS) or 0, words.whole("topk_group")
+    grouped = groups > 1 and words.get("topk_method") != "greedy"
     return {
-        "ffn_hidden_size": words.needed(WIDTH) if dense else width,
+        "ffn_hidden_size": width,
+        **fields,
         "num_experts": words.needed(EXPERTS),
         "experts_per_token": words.needed(EXPERTS_PER_TOKEN),
         "moe_ffn_hidden_size": width,
         "shared_expert_ffn_hidden_size": shared,
-        "num_dense_layers": dense,
+        "expert_latent_size": words.whole("moe_latent_size") or 0,
+        **({"router_score": "sigmoid"} if score == "sigmoid" else {}),
+        **({"router_groups": groups, "router_topk_groups": taken or 1} if grouped else {}),
+        "router_scaling_factor": float(scaling or 1.0),
     }
 
 
-def _features(words: ConfigWords, family: ConfigFamily, shape: ModelShape) -> Iterator[Feature]:
-    for name in words.switched(family.features):
-        if name == "parallel":
-            raise _refusal("use_parallel_residual", PARALLEL)
-        if name == "head_gate" and words.get("gating") not in (True, "per-head"):
-            name = "output_gate"
-        if name != "head_norm":
-            yield feature(name, shape)
-    modules = words.whole(*MTP_MODULES) or 0
-    if modules and words.get("use_mtp") is not False:
-        modules *= words.whole("mtp_transformer_layers") or 1
-        yield multi_token_prediction(shape, modules, words.stated(*MTP_MODULES))
+def _features(
+    words: ConfigWords, family: ConfigFamily, shape: ModelShape, left: Sequence[str]
+) -> Iterator[Feature]:
+    yield from (feature(name, shape) for name in left)
     if family.kind == "gpt":
         longest = words.needed(POSITIONS)
         if longest < shape.seq_length:
@@ -339,10 +432,11 @@ def _features(words: ConfigWords, family: ConfigFamily, shape: ModelShape) -> It
 
 def _costless(words: ConfigWords, family: ConfigFamily) -> Iterator[str]:
     """What changes neither parameters nor products of matrices."""
-    plain = "gelu" if family.kind == "gpt" else "silu"
+    is_plain = family.kind == "gpt" or "two_matrices" in family.features
+    plain, *others = ("gelu", "relu2") if is_plain else ("silu", "gelu", "geglu", "swish", "swiglu")
+    others = [] if family.kind == "gpt" else others
     activation = str(next(filter(None, map(words.get, ACTIVATION)), plain))
-    activation = "gelu" if activation == "geglu" else activation
-    if plain not in activation and activation not in ("swish", "swiglu"):
+    if not any(each in activation for each in (plain, *others)):
         yield f"the activation {activation[:40]} in place of {plain}"
     for text, (names, usual) in COSTLESS.items():
         if [name for name in names.split() if words.get(name) not in usual]:  # asks for all

@@ -1,109 +1,146 @@
-"""Which layers of a config.json have windows, and which have experts."""
+"""The kinds of the layers of a config.json: what mixes tokens, and which have experts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from layout_tuner.documents.reading import shown
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.config_families import ConfigFamily
 from layout_tuner.search_spaces.models.config_features import Feature
-from layout_tuner.search_spaces.models.config_words import ConfigWords
+from layout_tuner.search_spaces.models.config_words import EXPERTS, ConfigWords
 from layout_tuner.search_spaces.models.foreign_words import OTHER_LAYERS, WINDOWS
+from layout_tuner.search_spaces.models.layer_kinds import kinds_of_short_forms
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-_FULL, _WINDOW, _CHUNK = "full_attention", "sliding_attention", "chunked_attention"
+_FULL, _WINDOW, _CHUNK, _LINEAR = "full", "window", "chunked_attention", "linear_attention"
 _KINDS: Final = {
-    **dict.fromkeys(("attention", "global", "G"), _FULL),
-    **dict.fromkeys(("local", "L"), _WINDOW),
+    **dict.fromkeys(("attention", "full_attention", "global", "G", "*"), _FULL),
+    **dict.fromkeys(("sliding_attention", "local", "L"), _WINDOW),
+    **dict.fromkeys(("mamba", "M"), _LINEAR),
+    **dict.fromkeys(("mlp", "-"), "dense"),
+    **dict.fromkeys(("moe", "E"), "experts"),
 }
-"""Older names of kinds of layers, and those in a text such as LLLG."""
+"""Kinds of layers by their names in files, and by the letters of a text such as LLLG or MEM*E."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionLayers:
-    """The windows of a shape, and what the model has beside them."""
+class ConfigLayers:
+    """The layers of a model, as fields of a shape, and what they have beside these."""
 
-    window: int | None = None
-    every: int | None = None
-    positions: int = 0
-    """Positions of a token's products summed over the layers, as `ModelShape` counts them."""
-    what: str = ""
-    """How its layers differ from those of the shape; empty: they do not."""
+    kinds: tuple[str, ...]
+    """Of each layer."""
+    fields: Mapping[str, Any]
+    window: int = 0
+    """Tokens of a chunk, where layers attend to chunks; these are layers with a window here."""
+
+    note: str = ""
+    """What these fields say only nearly; empty: nothing."""
 
     def features(self, shape: ModelShape) -> Iterator[Feature]:
-        if self.what:
-            more = self.positions - shape.attention_positions
-            yield Feature(name=self.what, forward_flops=4 * shape.query_size * more)
+        if self.note:
+            yield Feature(name=self.note)
+        if self.window:
+            number = sum(kind.startswith(_WINDOW) for kind in self.kinds)
+            less = self.window * (shape.seq_length - self.window) // shape.seq_length
+            yield Feature(
+                name=f"attention in chunks of {self.window} tokens",
+                forward_flops=-4 * shape.query_size * number * less,
+            )
 
 
-def attention_layers(
+def kind_named(word: str) -> str:
+    """The kind of layer that a file names so; an unknown word stays as it is."""
+    return _KINDS.get(word, word)
+
+
+def config_layers(
     words: ConfigWords, family: ConfigFamily, layers: int, seq_length: int
-) -> AttentionLayers:
-    """The windows that come nearest to those of the layers, for sequences of this length."""
+) -> ConfigLayers:
+    """The layers that a file describes, for sequences of this length."""
     kinds = _kinds_of_layers(words, family, layers)
     is_chunked = _CHUNK in kinds
     window = words.whole("attention_chunk_size" if is_chunked else "sliding_window")
     window = window if is_chunked else window or words.whole("window_size")
-    if not window or window >= seq_length or set(kinds) == {_FULL}:
-        return AttentionLayers()
-    inside = window if is_chunked else _positions(window, seq_length)
-    full = kinds.count(_FULL)
-    positions = full * seq_length + (layers - full) * inside
-    if full == 0 and not is_chunked:
-        return AttentionLayers(window=window)
-    first = kinds.index(_FULL) + 1 if full else 0
-    if not is_chunked and first > 1:
-        pattern = [_WINDOW if (layer + 1) % first else _FULL for layer in range(layers)]
-        if kinds == pattern:
-            return AttentionLayers(window=window, every=first)
-    # None of all windows, or all layers but every n-th: whichever does nearly as much work.
-    every = min(
-        range(1, layers + 2),
-        key=lambda n: abs(
-            layers // n * seq_length
-            + (layers - layers // n) * _positions(window, seq_length)
-            - positions
-        ),
-    )
-    what = f"attention in chunks of {window} tokens" if is_chunked else WINDOWS
-    if every == 1:
-        return AttentionLayers(positions=positions, what=what)
-    return AttentionLayers(
-        window=window, every=every if every <= layers else None, positions=positions, what=what
-    )
+    if not window or window >= seq_length:
+        window = None
+    windowed = _WINDOW if window else _FULL
+    plain = {_CHUNK: windowed, _WINDOW: windowed, _LINEAR: family.linear}
+    kinds = [plain.get(kind, kind) for kind in kinds]
+    is_alone = {"dense", "experts"} & {*kinds}
+    has_experts = family.kind in ("experts", "wide") and bool(words.needed(EXPERTS))
+    sparse = _layers_with_experts(words, layers) if has_experts else [False] * layers
+    inner = ["experts" if each else "dense" for each in sparse]
+    whole = kinds if is_alone else [f"{a}+{b}" for a, b in zip(kinds, inner, strict=True)]
+    fields = {"attention_window": window if _WINDOW in kinds else None, **_said(whole)}
+    note = ""
+    if family.kind == "gpt" and fields.pop("layer_kinds", ()):  # which only llama has
+        fields["full_attention_every"] = every = layers // kinds.count(_FULL)
+        if layers // every != kinds.count(_FULL):
+            raise ModelShapeInvalidError(f"no field of the family gpt says {WINDOWS}")
+        note = WINDOWS
+    chunk = window if is_chunked and window else 0
+    return ConfigLayers(kinds=tuple(whole), fields=fields, window=chunk, note=note)
 
 
-def _positions(window: int, seq_length: int) -> int:
-    """Positions of a token in a window, as `ModelShape.attention_positions` counts them."""
-    return window * (2 * seq_length - window) // seq_length
+def _said(kinds: Sequence[str]) -> dict[str, Any]:
+    """The short forms of these kinds of layers, or else the kinds."""
+    is_full = [kind.startswith(_FULL) for kind in kinds]
+    sparse = [layer for layer, kind in enumerate(kinds) if kind.endswith("experts")]
+    every = is_full.index(True) + 1 if 0 < sum(is_full) < len(kinds) else None
+    gap = sparse[1] - sparse[0] if len(sparse) > 1 else len(kinds)
+    for num_dense, experts_every in ((sparse[0] if sparse else 0, 0), (0, gap)):
+        own = kinds_of_short_forms(
+            len(kinds),
+            has_window=not all(is_full),
+            full_every=every,
+            has_experts=bool(sparse),
+            num_dense=num_dense,
+            experts_every=experts_every,
+        )
+        if list(own) == list(kinds):
+            return {
+                "full_attention_every": every,
+                "num_dense_layers": num_dense,
+                "experts_every": experts_every,
+            }
+    return {"layer_kinds": tuple(kinds)}
 
 
 def _kinds_of_layers(words: ConfigWords, family: ConfigFamily, layers: int) -> list[str]:
-    pattern = words.get("sliding_window_pattern", "global_attn_every_n_layers", "every")
+    pattern = words.get(
+        "sliding_window_pattern", "global_attn_every_n_layers", "full_attention_interval", "every"
+    )
     use = words.get("use_sliding_window")
     stated = words.names("layer_types", layers) or words.names("attention_layers", layers)
     if 0 in (words.whole_numbers("attn_type_list") or ()):
         stated = ["lightning_attention"]
     if stated is None and isinstance(pattern, str) and re.fullmatch("[LG]+", pattern):
         stated = [pattern[layer % len(pattern)] for layer in range(layers)]
+    if not stated and family.windows in ("stated", "alone"):
+        raise ModelShapeInvalidError("the config.json does not state layer_types")
     if stated is not None:
-        kinds = [_KINDS.get(each, each) for each in stated]
-        others = sorted({*kinds} - {_FULL, _WINDOW, _CHUNK})
-        if others:
+        kinds = [kind_named(each) for each in stated]
+        known = {_FULL, _WINDOW, _CHUNK} | ({_LINEAR} if family.linear else set())
+        known |= {"dense", "experts"} if family.windows == "alone" else set()
+        if others := sorted({*kinds} - known):
             raise ModelShapeInvalidError(
                 f"layer_types has {shown(others[0])}: no field of a model says {OTHER_LAYERS}"
             )
-        return [_FULL] * layers if use is False else kinds
-    if use is False or (words.get("sliding_window") is None and family.windows == "full_last"):
+        return [_FULL if kind == _WINDOW and use is False else kind for kind in kinds]
+    is_linear = bool(family.linear)
+    if not is_linear and (
+        use is False or (words.get("sliding_window") is None and family.windows == "full_last")
+    ):
         return [_FULL] * layers
     if use and not family.windows:
         raise ModelShapeInvalidError(f"use_sliding_window=true: no field of a model says {WINDOWS}")
     every = pattern if isinstance(pattern, int) and pattern > 0 else layers + 1
     rotated = _rotated(words, layers) if family.windows in ("rotated", "unrotated") else []
+    full = words.whole_numbers("attn_layer_indices") or ()
     windows: Mapping[str, Callable[[int], bool]] = {
         "all": lambda _: True,
         "full_last": lambda layer: (layer + 1) % every != 0,
@@ -112,10 +149,11 @@ def _kinds_of_layers(words: ConfigWords, family: ConfigFamily, layers: int) -> l
         "rotated": lambda layer: rotated[layer],
         "unrotated": lambda layer: not rotated[layer],
         "flint": lambda layer: layer > 1 and layer % 4 != 1 and layer != layers - 1,
+        "indices": lambda layer: layer not in full,
         "": lambda _: False,
     }
     has_window = windows[family.windows]
-    kind = _CHUNK if family.windows == "rotated" else _WINDOW
+    kind = _CHUNK if family.windows == "rotated" else _LINEAR if is_linear else _WINDOW
     return [kind if has_window(layer) else _FULL for layer in range(layers)]
 
 
@@ -127,7 +165,7 @@ def _rotated(words: ConfigWords, layers: int) -> list[bool]:
     return [(layer + 1) % interval != 0 for layer in range(layers)]
 
 
-def layers_with_experts(words: ConfigWords, layers: int) -> list[bool]:
+def _layers_with_experts(words: ConfigWords, layers: int) -> list[bool]:
     """Whether each layer's feed-forward is a mixture of experts.
 
     Hugging Face's "every n-th" are layers n - 1, 2 n - 1, ...; those of DeepSeek's `moe_layer_freq`

@@ -9,6 +9,7 @@ from typing import Any, Final
 from layout_tuner.documents.reading import shown, word_of
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.foreign_words import (
+    KINDS_OF_LAYERS,
     MLA,
     NOT_COVERED,
     OF_OTHER_LAYERS,
@@ -46,7 +47,35 @@ SHARED_EXPERTS: Final = _ordered(
 MTP_MODULES: Final = _ordered(
     "num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers num_mtp_modules"
 )
-ACTIVATION: Final = _ordered("hidden_act hidden_activation activation_function activation")
+OF_SCORES: Final = _ordered(
+    "scoring_func score_func score_function expert_selection_fn moe_router_activation_func"
+)
+OF_GROUPS: Final = _ordered("n_group num_expert_group")
+OF_SCALING: Final = _ordered(
+    "routed_scaling_factor router_scaling_factor moe_routed_scaling_factor route_scale"
+)
+OF_LATENTS: Final = _ordered(
+    "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
+)
+OF_LINEAR_LAYERS: Final = {
+    "linear_num_key_heads": _ordered("linear_num_key_heads linear_num_heads"),
+    "linear_num_value_heads": _ordered("linear_num_value_heads linear_num_heads"),
+    "linear_key_head_dim": _ordered("linear_key_head_dim linear_head_dim"),
+    "linear_value_head_dim": _ordered("linear_value_head_dim linear_head_dim"),
+}
+OF_MAMBA: Final = {
+    "mamba_num_heads": _ordered("mamba_num_heads mamba_n_heads"),
+    "mamba_head_dim": _ordered("mamba_head_dim mamba_d_head"),
+    "mamba_state_dim": _ordered("ssm_state_size mamba_d_state"),
+    "mamba_num_groups": _ordered("n_groups mamba_n_groups"),
+}
+"""Words by the field of ours."""
+TAPS: Final = _ordered(
+    "linear_conv_kernel_dim conv_kernel mamba_d_conv linear_short_conv_kernel_size"
+)
+ACTIVATION: Final = _ordered(
+    "hidden_act hidden_activation activation_function activation mlp_hidden_act"
+)
 POSITIONS: Final = _ordered("n_positions max_position_embeddings")
 ROTARY_BASE: Final = _ordered("rope_theta rotary_emb_base")
 ATTENTION_DROPOUT: Final = _ordered("attention_dropout attn_pdrop attention_probs_dropout_prob")
@@ -64,8 +93,7 @@ COSTLESS: Final[Mapping[str, tuple[str, tuple[object, ...]]]] = {
     ),
     "scaling factors": (
         "attention_multiplier embedding_multiplier residual_multiplier logits_scaling logit_scale "
-        "scale_emb scale_depth dim_model_base mup_enabled routed_scaling_factor router_scaling_factor "
-        "moe_routed_scaling_factor route_scale",
+        "scale_emb scale_depth dim_model_base mup_enabled",
         _UNSCALED,
     ),
     "norms behind attention and feed-forward in place of before": (
@@ -75,12 +103,10 @@ COSTLESS: Final[Mapping[str, tuple[str, tuple[object, ...]]]] = {
     "clipped queries, keys and values": ("clip_qkv", _OFF),
     "a scale of attention by position": ("attn_temperature_tuning", _OFF),
     "the clamped SwiGLU": ("swiglu_limit", _OFF),
-    "groups of experts": ("n_group num_expert_group", _UNSCALED),
-    "scores of experts by another function than softmax": (
-        "scoring_func score_func score_function expert_selection_fn",
-        (None, "softmax"),
+    "scores of experts by another function than softmax or sigmoid": (
+        " ".join(OF_SCORES),
+        (None, "softmax", "sigmoid"),
     ),
-    "a bias of routing": ("use_routing_bias use_expert_bias", _OFF),
     "positions of another kind than rotary ones": ("position_embedding_type", (None, "rope")),
 }
 """What costs neither parameters nor matrix products, each with the words that state it, and their
@@ -88,9 +114,10 @@ values where it is not there."""
 
 _NOT_SAID: Final[Mapping[str, str]] = {
     **NOT_COVERED,
+    **dict.fromkeys(KINDS_OF_LAYERS, OTHER_LAYERS),
     "use_cla": WIDTHS,
     "per_layer_config": WIDTHS,
-    "use_mla": MLA,
+    **dict.fromkeys(("use_mla", "q_lora_rank", "kv_lora_rank"), MLA),
 }
 """Words of layers that no family of the table has, and what they say."""
 
@@ -235,13 +262,6 @@ class ConfigWords:
     def rotary(self) -> Iterator[str]:
         """What is unusual in rotary positions."""
         parts = [("", self._values), *self._rotary_parts()]
-        share = [part.get("partial_rotary_factor") for _, part in parts]
-        share += [self._defaults.get("partial_rotary_factor")]
-        self._asked.update(("partial_rotary_factor", "rotary_dim", "rotary_pct", *_ROTARY_PARTS))
-        found = next((each for each in share if each is not None), 1)
-        turned, head = self._values.get("rotary_dim"), self._values.get("head_dim")
-        if found != 1 or (isinstance(turned, int) and isinstance(head, int) and turned < head):
-            yield "rotary positions on a part of each head"
         for _, part in parts[1:]:
             kind = part.get("rope_type", part.get("type"))
             if isinstance(kind, str) and kind != "default":
@@ -253,6 +273,23 @@ class ConfigWords:
         interval = self.whole("no_rope_layer_interval") if unrotated is None else None
         if interval or (unrotated is not None and 0 in unrotated):
             yield "layers without rotary positions"
+
+    def rotary_share(self, width: int) -> float:
+        """The share of a head of this width that is rotated."""
+        words = ("partial_rotary_factor", "rotary_pct")
+        self._asked.update((*words, "rotary_dim", *_ROTARY_PARTS))
+        parts = [self._values, *(part for _, part in self._rotary_parts()), self._defaults]
+        stated = [part.get(word) for part in parts for word in words]
+        share = next((each for each in stated if each is not None), None)
+        turned = self._values.get("rotary_dim", self._defaults.get("rotary_dim"))
+        if share is None and isinstance(turned, int):
+            share = min(turned / width, 1)
+        if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float))):
+            raise self._wrong(words, share, "a number")
+        if share is None:
+            return 1.0
+        odd = int(width * share) % 2  # classes turn an even number
+        return (int(width * share) - 1) / width if odd else float(share)
 
     def _rotary_parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The parts about rotary positions; of those by kind of layer that of full ones first."""
@@ -276,14 +313,17 @@ class ConfigWords:
                 yield f"{word}.rope_theta", part.get("rope_theta")
             taken.add(outer)
 
-    def unknown(self, kind: str) -> Iterator[str]:
+    def unknown(self, kind: str, is_hybrid: bool) -> Iterator[str]:
         """Words that no part of the reader knows; refuses those of layers of another kind."""
         left = []
         for word, value in self._values.items():
             if word in self._asked or not value or word in WITHOUT_EFFECT | _HARMLESS:
                 continue
             has_experts = word in EXPERTS and value not in (0, 1)
-            if has_experts or word in _NOT_SAID or OF_OTHER_LAYERS.fullmatch(word):
+            of_others = OF_OTHER_LAYERS.fullmatch(word)
+            if is_hybrid and of_others:  # as the limits of its time step
+                continue
+            if has_experts or word in _NOT_SAID or of_others:
                 what = "experts" if has_experts else _NOT_SAID.get(word, OTHER_LAYERS)
                 raise ModelShapeInvalidError(
                     f"{word}={shown(value)} says {what}, which a {kind} does not have; give the file "

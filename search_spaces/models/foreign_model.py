@@ -14,10 +14,9 @@ from layout_tuner.search_spaces.models.foreign_words import (
     ATTENTION_KINDS,
     ATTENTION_WORDS,
     CLASS_DEFAULTS,
-    EXPERTS,
     GATED,
-    GATED_LAYERNORM,
     HUGGING_FACE,
+    KINDS_OF_LAYERS,
     MEGATRON_LM,
     MODEL_TYPES,
     NESTED,
@@ -32,13 +31,12 @@ from layout_tuner.search_spaces.models.foreign_words import (
     ROTARY,
     SAME_VALUE,
     STEPS,
-    TWO_MATRICES,
     WIDTHS,
-    WINDOWS,
     WITHOUT_EFFECT,
     WITHOUT_EFFECT_ALIKE,
     words_of,
 )
+from layout_tuner.search_spaces.models.model_fields import EXPERT_FIELDS, ROUTING_FIELDS
 from layout_tuner.terminal.plurals import listed
 
 _TIED_WITHOUT: Final = "no untie_embeddings_and_output_weights"
@@ -47,6 +45,9 @@ _MOST_FIELDS: Final = 5
 _WHOLE_FILE: Final = (
     "or give the file itself: `model put FILE --seq-length N`, --model FILE, or model: {config: FILE, "
     "seq_length: N}"
+)
+_FROM_TWO: Final = words_of(
+    " ".join(SAME_VALUE[ours] for ours in ("router_groups", "router_topk_groups", "experts_every"))
 )
 _ONE_VALUE: Final = ("num_experts", "rotary_base")
 """Fields of which transformers 4, when it saves a file of transformers 5, adds a second value."""
@@ -84,7 +85,8 @@ class ForeignModel:
                 is_same = OUR_FIELDS.get(_name_of(word)) == ours
                 return f" (here it is {f'called {ours!r}' if is_same else self._said(ours)})"
         if word not in self.without_effect:
-            return ""
+            known = OUR_FIELDS.get(_name_of(word))  # which another word states, too
+            return f" (here it is called {known!r})" if known else ""
         return known_word(word) or " (it has no effect on layouts: leave it out)"
 
     def sentence(self, missing: Sequence[str], stated: Mapping[str, Any]) -> str:
@@ -92,8 +94,6 @@ class ForeignModel:
 
         `missing` are the needed fields that no word states, `stated` those in our own words.
         """
-        if {TWO_MATRICES, GATED_LAYERNORM} & set(self.not_covered.values()):
-            missing = [name for name in missing if name != "family"]
         parts = [f"these are words of {self.source or 'other software'}"]
         for what in list(dict.fromkeys(self.not_covered.values()))[:2]:
             word = next(word for word, each in self.not_covered.items() if each == what)
@@ -134,6 +134,8 @@ class _Said:
 
 
 _NOTHING: Final = _Said()
+_KINDS: Final = _Said("layer_kinds", "")
+"""What no short form says; the value is too long for a sentence."""
 _Document = Mapping[str, Any]
 """Values by normalized name."""
 
@@ -238,7 +240,7 @@ def _without_contradictions(fields: dict[str, Any], values: _Document) -> dict[s
     stated = {**values, **fields}
     experts = stated.get("num_experts")
     if experts in (None, 0, 1):
-        dense = {"num_experts", "experts_per_token", "moe_ffn_hidden_size", "num_dense_layers"}
+        dense = {*EXPERT_FIELDS, *ROUTING_FIELDS}
         return {name: value for name, value in fields.items() if name not in dense}
     if stated.get("moe_ffn_hidden_size") and not stated.get("num_dense_layers"):
         return {name: value for name, value in fields.items() if name != "ffn_hidden_size"}
@@ -250,11 +252,11 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
     if name in _SPECIAL:
         return _SPECIAL[name](value, values)
     if name in STEPS:
-        return _NOTHING if value in (None, 0, 1) else _Said(not_covered=EXPERTS)
+        return _NOTHING if value in (None, 0, 1) else _KINDS
     if name in NOT_COVERED:
         return _Said(not_covered=NOT_COVERED[name]) if value else _NOTHING
-    if OF_OTHER_LAYERS.fullmatch(name):
-        return _Said(not_covered=OTHER_LAYERS) if value else _NOTHING
+    if name in _FROM_TWO and value in (0, 1):  # one group, or experts in every layer
+        return _NOTHING
     if ours := OUR_FIELDS.get(name):
         value = _alike(value)
         if isinstance(value, list) and value:
@@ -263,6 +265,8 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
             value = value // 2 if isinstance(value, int) else value  # of gate and up together
         is_unstated = value is None or (value == 0 and value is not False)
         return _NOTHING if is_unstated else _Said(ours, value)
+    if name in KINDS_OF_LAYERS or OF_OTHER_LAYERS.fullmatch(name):
+        return _KINDS if value else _NOTHING
     if name in WITHOUT_EFFECT or WITHOUT_EFFECT_ALIKE.fullmatch(name):
         return _NOTHING
     return None
@@ -278,7 +282,7 @@ def _dense_first(is_dense: Sequence[bool]) -> _Said:
     """Whether each layer is dense, as a number of dense layers at the beginning."""
     first = is_dense.index(False) if False in is_dense else len(is_dense)
     if any(is_dense[first:]):
-        return _Said(not_covered=EXPERTS)
+        return _KINDS
     return _Said("num_dense_layers", first) if first else _NOTHING
 
 
@@ -290,7 +294,7 @@ def _frequency(value: Any, _: _Document) -> _Said:
     if isinstance(value, list):
         return _dense_first([not each for each in value])
     everywhere = value in (None, 1) or re.fullmatch(r"1|\(?\[1\]\*\d+\)?", str(value))
-    return _NOTHING if everywhere else _Said(not_covered=EXPERTS)
+    return _NOTHING if everywhere else _KINDS
 
 
 def _dense_layers(value: Any, _: _Document) -> _Said:
@@ -298,7 +302,7 @@ def _dense_layers(value: Any, _: _Document) -> _Said:
     if not value:
         return _NOTHING
     is_first = isinstance(value, list) and value == list(range(len(value)))
-    return _Said("num_dense_layers", len(value)) if is_first else _Said(not_covered=EXPERTS)
+    return _Said("num_dense_layers", len(value)) if is_first else _KINDS
 
 
 def _expert_layers(value: Any, values: _Document) -> _Said:
@@ -309,14 +313,14 @@ def _expert_layers(value: Any, values: _Document) -> _Said:
     num_layers = _whole(values, "num_layers")
     first = num_layers - len(places)
     if first < 0 or places != [str(place) for place in range(first, num_layers)]:
-        return _Said(not_covered=EXPERTS)
+        return _KINDS
     return _Said("num_dense_layers", first) if first else _NOTHING
 
 
 def _last_expert_layer(value: Any, values: _Document) -> _Said:
     """The position of the last layer with experts; -1 is the last layer."""
     last = (None, -1, _whole(values, "num_layers") - 1)
-    return _NOTHING if value in last else _Said(not_covered=EXPERTS)
+    return _NOTHING if value in last else _KINDS
 
 
 def _whole(values: _Document, ours: str) -> int:
@@ -327,13 +331,18 @@ def _whole(values: _Document, ours: str) -> int:
     return min(found[0], 1 << 20) if found else 0
 
 
+_SAID_TYPES: Final = words_of(
+    "full_attention sliding_attention attention mamba linear_attention mlp moe"
+)
+
+
 def _full_attention(is_full: Sequence[bool]) -> _Said:
     every = is_full.index(True) + 1 if True in is_full else 0
     if every < 2 and all(each == bool(every) for each in is_full):
         return _NOTHING
     pattern = [every > 1 and (place + 1) % every == 0 for place in range(len(is_full))]
     if list(is_full) != pattern:
-        return _Said(not_covered=WINDOWS)
+        return _KINDS
     return _Said("full_attention_every", every)
 
 
@@ -341,7 +350,8 @@ def _layer_types(value: Any, _: _Document) -> _Said:
     if not isinstance(value, list) or not value:
         return _NOTHING
     if not {"full_attention", "sliding_attention"} >= set(map(str, value)):
-        return _Said(not_covered=OTHER_LAYERS)
+        is_said = set(map(str, value)) <= {*_SAID_TYPES}
+        return _KINDS if is_said else _Said(not_covered=OTHER_LAYERS)
     return _full_attention([each == "full_attention" for each in value])
 
 
@@ -367,7 +377,7 @@ def _sliding_window(value: Any, values: _Document) -> _Said:
         return _NOTHING
     first = values.get("max_window_layers")
     if values.get("use_sliding_window") and isinstance(first, int) and first > 0:
-        return _Said(not_covered=WINDOWS) if first < _whole(values, "num_layers") else _NOTHING
+        return _KINDS if first < _whole(values, "num_layers") else _NOTHING
     return _Said("attention_window", value)
 
 
@@ -415,30 +425,59 @@ def _shared_experts(value: Any, values: _Document) -> _Said:
     )
 
 
-def _family(_: Any, values: _Document) -> _Said:
-    """The family by the feed-forward, the norms and the positions."""
-    if MODEL_TYPES.get(str(values.get("model_type"))) in (TWO_MATRICES, GATED_LAYERNORM):
-        return _NOTHING
-    if family := _defaults(values).get("family"):
-        return _Said("family", family)
-    is_gated = values.get("swiglu") or values.get("gated_linear_unit")
-    is_gated = is_gated or any(str(values.get(name)) in GATED for name in ACTIVATIONS)
+def _has_norm(kind: str, values: _Document) -> bool:
     stated = str(values.get("normalization", "")).lower()
-    has = {
-        kind: kind.lower() in stated or set(words) & set(values) for kind, words in NORMS.items()
-    }
+    return kind.lower() in stated or bool(set(NORMS[kind]) & set(values))
+
+
+def _is_gated(values: _Document) -> bool:
+    is_gated = values.get("swiglu") or values.get("gated_linear_unit")
+    return bool(is_gated) or any(str(values.get(name)) in GATED for name in ACTIVATIONS)
+
+
+def _is_llama(values: _Document) -> bool:
+    """Whether feed-forward, norms or positions are not those of the family gpt."""
     positions = str(values.get("position_embedding_type", ""))
     is_rotary = not ROTARY.isdisjoint(values) or positions.startswith(("rope", "rotary"))
-    if is_gated:
-        only_layernorm = has["LayerNorm"] and not has["RMSNorm"]
-        return _Said(not_covered=GATED_LAYERNORM) if only_layernorm else _Said("family", "llama")
-    if has["RMSNorm"] or is_rotary or values.get("family") == "llama":
-        return _Said(not_covered=TWO_MATRICES)
-    return _Said("family", "gpt")
+    is_stated = "llama" in (values.get("family"), _defaults(values).get("family"))
+    return _is_gated(values) or _has_norm("RMSNorm", values) or is_rotary or is_stated
+
+
+def _family(value: Any, values: _Document) -> _Said:
+    """The family; of llama with two matrices, which the family does not say, the activation."""
+    if not _is_llama(values):
+        return _Said("family", "gpt")
+    if _is_gated(values) or _defaults(values).get("family"):
+        return _Said("family", "llama")
+    is_squared = value == "relu2" or values.get("squared_relu")
+    return _Said("activation", "relu2" if is_squared else "gelu")
+
+
+def _norm(_: Any, values: _Document) -> _Said:
+    """LayerNorm where the family alone would mean RMSNorm."""
+    is_plain = _has_norm("RMSNorm", values) or _defaults(values).get("family")
+    is_other = _is_llama(values) and _has_norm("LayerNorm", values) and not is_plain
+    return _Said("norm", "layer") if is_other else _NOTHING
+
+
+def _biases(_: Any, values: _Document) -> _Said:
+    """Which matrices have biases; those of the family gpt have them without a word."""
+    if values.get("family") == "gpt" or _family(None, values).value == "gpt":
+        return _NOTHING
+    of_attention, of_all = values.get("attention_bias"), values.get("mlp_bias")
+    if values.get("add_bias_linear") or values.get("use_bias") or (of_attention and of_all):
+        return _Said("biases", "all")
+    is_qkv = values.get("add_qkv_bias") or values.get("qkv_bias")
+    word = "attention" if of_attention else "qkv" if is_qkv else ""
+    return _Said("biases", word) if word else _NOTHING
 
 
 _SPECIAL: Final[Mapping[str, Callable[[Any, _Document], _Said]]] = {
-    **dict.fromkeys((*ACTIVATIONS, "swiglu", "gated_linear_unit"), _family),
+    **dict.fromkeys((*ACTIVATIONS, "swiglu", "gated_linear_unit", "squared_relu"), _family),
+    **dict.fromkeys(("normalization", *NORMS["LayerNorm"]), _norm),
+    **dict.fromkeys(
+        words_of("attention_bias qkv_bias add_qkv_bias add_bias_linear use_bias"), _biases
+    ),
     **dict.fromkeys(
         words_of("n_shared_experts num_shared_experts num_shared_expert moe_num_shared_experts"),
         _shared_experts,

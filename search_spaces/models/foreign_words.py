@@ -44,6 +44,25 @@ SAME_VALUE: Final[Mapping[str, str]] = {
     "num_dense_layers": "first_k_dense_replace moe_layer_start_index n_dense_layers",
     "attention_dropout": "attn_pdrop attn_dropout attention_probs_dropout_prob",
     "hidden_dropout": "resid_pdrop resid_dropout residual_dropout hidden_dropout_prob",
+    "qk_nope_head_dim": "qk_head_dim",
+    "qk_rope_head_dim": "qk_pos_emb_head_dim",
+    "attention_output_gate": "attn_output_gate",
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "mamba_state_dim": "ssm_state_size mamba_d_state",
+    "mamba_num_groups": "n_groups mamba_n_groups",
+    "attention_sinks": "attention_sink",
+    "parallel_block": "use_parallel_residual parallel_attn",
+    "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent",
+    "router_score": "scoring_func moe_router_score_function",
+    "router_groups": "n_group moe_router_num_groups",
+    "router_topk_groups": "topk_group moe_router_group_topk",
+    "router_bias": "use_routing_bias moe_router_enable_expert_bias",
+    "router_scaling_factor": "routed_scaling_factor moe_router_topk_scaling_factor",
+    "expert_latent_size": "moe_latent_size",
+    "shared_expert_gate": "moe_shared_expert_gate",
+    "experts_every": "decoder_sparse_step interleave_moe_layer_step moe_layer_interval",
+    "num_mtp_layers": "num_nextn_predict_layers mtp_num_hidden_layers mtp_num_layers num_mtp_modules",
 }
 """Words by the field of ours whose value they have."""
 
@@ -83,43 +102,19 @@ NESTED: Final = (
 )
 """Parts of a config.json whose fields count as its own."""
 
-EXPERTS: Final = (
-    "experts in every n-th layer (num_dense_layers counts dense layers at the beginning only)"
-)
 WINDOWS: Final = "attention windows in other layers than all, or all but every n-th"
 OTHER_LAYERS: Final = "layers of other kinds than attention, full or with a window"
 MLA: Final = "multi-head latent attention"
 MTP: Final = "multi-token prediction"
-FAMILIES: Final = (
-    "(llama: three matrices, RMSNorm, rotary positions; gpt: two, LayerNorm, learned positions)"
-)
-TWO_MATRICES: Final = (
-    f"a feed-forward of two matrices beside RMSNorm or rotary positions {FAMILIES}"
-)
 WIDTHS: Final = "layers or embeddings of different widths, or that share weights"
-GATED_LAYERNORM: Final = f"a feed-forward of three matrices beside LayerNorm {FAMILIES}"
 
 NOT_COVERED: Final[Mapping[str, str]] = (
-    dict.fromkeys(
-        ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_modules"),
-        MTP,
-    )
-    | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "multi_latent_attention"), MLA)
-    | dict.fromkeys(
-        words_of(
-            """
-            full_attention_interval attn_layer_indices attn_layer_period hybrid_override_pattern
-            attention_chunk_size hybrid_layer_pattern
-            """
-        ),
-        OTHER_LAYERS,
-    )
+    {"attention_chunk_size": "attention in chunks"}
     | dict.fromkeys(("alibi", "use_alibi"), "ALiBi positions")
     | dict.fromkeys(
         ("moe_expert_capacity_factor", "capacity_factor"),
         "experts that drop tokens over a capacity",
     )
-    | dict.fromkeys(("squared_relu",), TWO_MATRICES)
     | dict.fromkeys(
         words_of(
             """
@@ -137,22 +132,22 @@ NOT_COVERED: Final[Mapping[str, str]] = (
 
 OF_OTHER_LAYERS: Final = re.compile(r"(mamba|ssm|linear|rwkv|rglru|lru|conv)_\w+")
 """Words of state-space, linear-attention and convolution layers."""
+KINDS_OF_LAYERS: Final = words_of(
+    """
+    full_attention_interval attn_layer_indices attn_layer_period hybrid_override_pattern
+    hybrid_layer_pattern linear_attn_config
+    """
+)
+"""Words that say which layers are of which kind, as our layer_kinds does."""
 
 MODEL_TYPES: Final[Mapping[str, str]] = (
     dict.fromkeys(("bloom", "mpt"), "ALiBi positions")
-    | dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), TWO_MATRICES)
-    | dict.fromkeys(("olmo", "dbrx", "phimoe"), GATED_LAYERNORM)
     | dict.fromkeys(
         words_of("t5 mt5 bart bert modernbert albert electra roberta xlm-roberta vit whisper"),
         "models other than decoders",
     )
     | dict.fromkeys(
-        words_of(
-            """
-            mamba mamba2 rwkv jamba bamba zamba zamba2 nemotron_h falcon_h1 granitemoehybrid
-            qwen3_next kimi_linear minimax lfm2 recurrent_gemma
-            """
-        ),
+        words_of("mamba mamba2 rwkv jamba zamba zamba2 falcon_h1 minimax lfm2 recurrent_gemma"),
         OTHER_LAYERS,
     )
 )
@@ -180,18 +175,11 @@ CLASS_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """What a `model_type`, without the ending `_text`, implies where the file does not say it."""
 
-STEPS: Final = (
-    "decoder_sparse_step",
-    "interleave_moe_layer_step",
-    "moe_layer_interval",
-    "expert_interval",
-    "expert_layer_period",
-    "moe_layer_frequency",
-)
+STEPS: Final = ("expert_interval", "expert_layer_period", "moe_layer_frequency")
 """Experts in every layer whose number this divides; 1 is all layers."""
 
 ACTIVATIONS: Final = words_of(
-    "hidden_act hidden_activation activation_function mlp_hidden_act activation activation_func"
+    "hidden_act hidden_activation activation_function mlp_hidden_act activation_func"
 )
 GATED: Final = words_of("silu swish swiglu geglu reglu fast-swiglu fast-geglu fast-reglu")
 NORMS: Final = {
@@ -224,18 +212,17 @@ WITHOUT_EFFECT: Final = words_of(
     """
     architectures model_type transformers_version auto_map dtype torch_dtype use_cache
     name_or_path max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length
-    pretraining_tp ep_size quantization_config norm_topk_prob scoring_func n_group
-    topk_group topk_method rope_type type routed_scaling_factor output_router_logits
-    aux_loss_alpha seq_aux use_sliding_window factor max_window_layers attention_bias
-    qkv_bias mlp_bias add_bias_linear disable_bias_linear add_qkv_bias use_bias bias
-    partial_rotary_factor rotary_pct rotary_dim rotary_percent low_freq_factor
+    pretraining_tp ep_size quantization_config norm_topk_prob
+    topk_method rope_type type output_router_logits multi_latent_attention
+    aux_loss_alpha seq_aux use_sliding_window factor max_window_layers
+    mlp_bias disable_bias_linear bias rotary_dim low_freq_factor
     high_freq_factor original_max_position_embeddings beta_fast beta_slow mscale
-    mscale_all_dim attention_factor use_parallel_residual parallel_attn
-    group_query_attention multi_query_attention normalization position_embedding_type new_decoder_architecture init_method_std clip_qkv
+    mscale_all_dim attention_factor
+    group_query_attention multi_query_attention position_embedding_type new_decoder_architecture init_method_std clip_qkv
     attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar tokenizer_class
     head_type scale_attn_weights reorder_and_upcast_attn task_specific_params rope_scaling
     rope_parameters moe_router_load_balancing_type make_vocab_size_divisible_by
-    use_rotary_position_embeddings rotary swiglu_limit expert_layer_offset attention_sink initial_context_length
+    use_rotary_position_embeddings rotary swiglu_limit expert_layer_offset initial_context_length
     """
 )
 WITHOUT_EFFECT_ALIKE: Final = re.compile(

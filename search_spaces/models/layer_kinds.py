@@ -7,7 +7,8 @@ as Nemotron-H have `mamba2` and `experts` as layers of their own, Qwen3-Next
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import cycle, groupby, islice
 from typing import Any, Final, Literal, get_args
 
@@ -30,10 +31,20 @@ LAYER_KINDS: Final = (
 )
 """Every kind of layer."""
 
+SYMBOLS: Final[Mapping[str, str]] = {
+    "M": "mamba2",
+    "G": "gated_delta_net",
+    "*": "full",
+    "-": "dense",
+    "E": "experts",
+}
+"""The kinds that the letters of a hybrid's pattern name (Nemotron-H, Megatron-LM)."""
+
 MOST_KINDS: Final = 1 << 14
 """Most layers that a list may name."""
 
 
+@cache
 def sublayers_of(kind: str) -> tuple[Mixer | None, FeedForward | None]:
     """What a kind mixes tokens with, and its feed-forward; None: it has none."""
     words = kind.split("+")

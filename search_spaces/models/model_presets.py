@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from layout_tuner.documents.reading import nearest, read_mapping, shown
 from layout_tuner.errors import ModelShapeInvalidError
+from layout_tuner.search_spaces.models.layer_kinds import SYMBOLS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FIELDS: Final = {
@@ -23,6 +25,22 @@ _FIELDS: Final = {
     "experts": "num_experts",
     "per_token": "experts_per_token",
     "width": "moe_ffn_hidden_size",
+    "shared": "shared_expert_ffn_hidden_size",
+    "dense": "num_dense_layers",
+    "window": "attention_window",
+    "full_every": "full_attention_every",
+    "rotary": "rotary_fraction",
+    "score": "router_score",
+    "bias": "router_bias",
+    "scaling": "router_scaling_factor",
+    "mtp": "num_mtp_layers",
+    "q_rank": "q_lora_rank",
+    "kv_rank": "kv_lora_rank",
+    "nope": "qk_nope_head_dim",
+    "rope": "qk_rope_head_dim",
+    "v_dim": "v_head_dim",
+    "gate": "attention_output_gate",
+    "sinks": "attention_sinks",
 }
 """The names of fields in this table's rows, which are shorter than those of `ModelShape`."""
 
@@ -105,7 +123,93 @@ _SHAPES: Final = (
     ),
 )
 
-MODEL_PRESETS: Final[Mapping[str, ModelShape]] = {shape.name: shape for shape in _SHAPES}
+_TABLE: Final = """
+# For CPUs: latent attention, of which the first layer is dense; windows and every second experts.
+tiny-mla  layers=4 hidden=128 ffn=256 heads=4 q_rank=48 kv_rank=32 nope=32 rope=16 v_dim=32 \
+  seq=128 vocab=1024 dense=1 experts=8 per_token=2 width=64 shared=64 score=sigmoid \
+  router_groups=4 router_topk_groups=2 scaling=2.5
+tiny-hybrid  layers=4 hidden=128 ffn=384 heads=4 kv_heads=2 seq=128 vocab=1024 window=32 \
+  full_every=4 experts=8 per_token=2 width=128 experts_every=2
+# arXiv:2412.19437 and config.json of deepseek-ai/DeepSeek-V3.
+deepseek-v3  layers=61 hidden=7168 ffn=18432 heads=128 q_rank=1536 kv_rank=512 nope=128 rope=64 \
+  v_dim=128 vocab=129280 dense=3 experts=256 per_token=8 width=2048 shared=2048 score=sigmoid \
+  router_groups=8 router_topk_groups=4 bias=true scaling=2.5 mtp=1 | YaRN
+# arXiv:2507.20534 and config.json of moonshotai/Kimi-K2-Instruct.
+kimi-k2  layers=61 hidden=7168 ffn=18432 heads=64 q_rank=1536 kv_rank=512 nope=128 rope=64 \
+  v_dim=128 vocab=163840 base=5e4 dense=1 experts=384 per_token=8 width=2048 shared=2048 \
+  score=sigmoid bias=true scaling=2.827 | YaRN
+# arXiv:2508.06471 and config.json of zai-org/GLM-4.5 and GLM-4.5-Air.
+glm-4.5  layers=92 hidden=5120 ffn=12288 heads=96 kv_heads=8 head_dim=128 qk_norm=true biases=qkv \
+  rotary=0.5 vocab=151552 base=1e6 dense=3 experts=160 per_token=8 width=1536 shared=1536 \
+  score=sigmoid bias=true scaling=2.5 mtp=1
+glm-4.5-air  layers=46 hidden=4096 ffn=10944 heads=96 kv_heads=8 head_dim=128 biases=qkv \
+  rotary=0.5 vocab=151552 base=1e6 dense=1 experts=128 per_token=8 width=1408 shared=1408 \
+  score=sigmoid bias=true mtp=1
+# config.json of Qwen/Qwen3-Next-80B-A3B-Instruct, whose weights hold a depth of MTP besides.
+qwen3-next-80b-a3b  layers=48 hidden=2048 heads=16 kv_heads=2 head_dim=256 qk_norm=true gate=true \
+  rotary=0.25 linear_num_key_heads=16 linear_num_value_heads=32 linear_key_head_dim=128 \
+  linear_value_head_dim=128 vocab=151936 base=1e7 experts=512 per_token=10 width=512 shared=512 \
+  shared_expert_gate=true mtp=1 \
+  layer_kinds=[{"gated_delta_net+experts":3},"full+experts"]
+# config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 and Nemotron-3-Super-120B-A12B-BF16.
+nemotron-3-nano-30b-a3b  hidden=2688 heads=32 kv_heads=2 head_dim=128 rotary=0 \
+  mamba_num_heads=64 mamba_head_dim=64 mamba_state_dim=128 mamba_num_groups=8 vocab=131072 \
+  experts=128 per_token=6 width=1856 shared=3712 activation=relu2 score=sigmoid bias=true \
+  scaling=2.5 pattern=MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME
+nemotron-3-super-120b-a12b  hidden=4096 heads=32 kv_heads=2 head_dim=128 rotary=0 \
+  mamba_num_heads=128 mamba_head_dim=64 mamba_state_dim=128 mamba_num_groups=8 vocab=131072 \
+  experts=512 per_token=22 width=2688 expert_latent_size=1024 shared=5376 activation=relu2 \
+  score=sigmoid bias=true scaling=5.0 mtp=1 pattern=MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM\
+*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME
+# config.json of MiniMaxAI/MiniMax-M2.
+minimax-m2  layers=62 hidden=3072 heads=48 kv_heads=8 head_dim=128 qk_norm=width rotary=0.5 \
+  vocab=200064 base=5e6 experts=256 per_token=8 width=1536 score=sigmoid bias=true mtp=3
+# config.json of meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E.
+llama-4-scout  layers=48 hidden=5120 heads=40 kv_heads=8 vocab=202048 seq=8192 base=5e5 \
+  experts=16 per_token=1 width=8192 shared=8192 score=sigmoid | chunks norms_of_scout unrotated \
+  pictures
+llama-4-maverick  layers=48 hidden=5120 ffn=16384 heads=40 kv_heads=8 vocab=202048 seq=8192 \
+  base=5e5 experts=128 per_token=1 width=8192 shared=8192 experts_every=2 score=sigmoid | chunks \
+  unrotated pictures
+# config.json of allenai/Olmo-3-1125-32B.
+olmo-3-32b  layers=64 hidden=5120 ffn=27648 heads=40 kv_heads=8 qk_norm=width vocab=100278 \
+  seq=8192 base=5e5 window=4096 full_every=4 | after YaRN
+# arXiv:2508.10925 and config.json of openai/gpt-oss-20b.
+gpt-oss-20b  layers=24 hidden=2880 heads=64 kv_heads=8 head_dim=64 biases=all sinks=true \
+  vocab=201088 base=1.5e5 window=128 full_every=2 experts=32 per_token=4 width=2880 | clamp YaRN
+"""
+"""A preset a line: fields (4,096 tokens where no other number), then what its shape lacks."""
+
+_LACKS: Final = {
+    "YaRN": "YaRN's scaling of rotary positions",
+    "chunks": "attention in chunks of 8,192 tokens in three layers of four",
+    "unrotated": "layers without rotary positions",
+    "norms_of_scout": "norms without weights of queries and keys",
+    "pictures": "a tower for pictures",
+    "after": "norms after attention and feed-forward in place of before",
+    "clamp": "the clamped SwiGLU",
+}
+
+
+def _rows() -> Iterator[ModelShape]:
+    for line in _TABLE.replace("\\\n", "").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        before, _, lacks = line.partition("|")
+        name, *words = before.split()
+        fields: dict[str, Any] = {"seq": 4096}
+        for word in words:
+            field, _, value = word.partition("=")
+            is_text = field in ("score", "biases", "activation", "pattern") or value == "width"
+            fields[field] = value if is_text else json.loads(value)
+        if symbols := fields.pop("pattern", ""):
+            fields |= {"layers": len(symbols), "layer_kinds": [SYMBOLS[each] for each in symbols]}
+        yield _llama(name, **fields, lacks=", ".join(_LACKS[each] for each in lacks.split()))
+
+
+MODEL_PRESETS: Final[Mapping[str, ModelShape]] = {
+    shape.name: shape for shape in (*_SHAPES, *_rows())
+}
 
 
 def model_preset(name: str) -> ModelShape:
@@ -142,6 +246,7 @@ def resolve_model(described: str | Mapping[str, Any]) -> ModelShape:
     if not values:
         return base
     changed = base.to_mapping() | {"name": f"{preset}-custom"} | values
-    if base.num_experts and not base.num_dense_layers and "ffn_hidden_size" not in values:
+    has_dense = any(each.shape.feed_forward == "dense" for each in base.kinds)
+    if base.num_experts and not has_dense and "ffn_hidden_size" not in values:
         del changed["ffn_hidden_size"]  # it is that of the experts, which may have changed
     return ModelShape.from_mapping(changed)

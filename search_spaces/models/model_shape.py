@@ -220,7 +220,7 @@ class ModelShape(ModelFields):
         return self._heads(self.num_kv_heads, self.window_num_kv_heads)
 
     def _heads(self, usual: int, in_windows: int) -> int:
-        mixer = self.mixer if len(self.layer_kinds) == 1 else "full"
+        mixer = "full" if len(self.layer_kinds) > 1 else self.mixer
         if mixer not in ("full", "window"):
             return 0
         return in_windows if mixer == "window" and in_windows else usual

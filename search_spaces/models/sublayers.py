@@ -6,8 +6,11 @@ transformers' models to the last one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from layout_tuner.search_spaces.models.layer_kinds import Mixer
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.models.model_shape import ModelShape
@@ -53,6 +56,13 @@ class MixerParts:
     gathered: int = 0
     """Elements of a token that sequence parallelism gathers before the matrices divided by
     columns."""
+    gathered_not_kept: int = 0
+    """Of these the ones that no matrix takes: the rotated part of a latent key."""
+    latents: int = 0
+    """Features of a token, of latents, that go into matrices divided by columns."""
+    remade: int = 0
+    """Elements of a token, divided by tp, that the backward pass has beside `kept_divided` and the
+    gradients of those."""
 
     @property
     def num_matrix_parameters(self) -> int:
@@ -124,6 +134,8 @@ def _latent_attention(shape: ModelShape) -> MixerParts:
         kept_divided=2 * q + 2 * value,
         kept_whole=2 * a + (r + p) + r,
         gathered=(a or h) + r + p,
+        gathered_not_kept=p,
+        latents=a + r,
     )
 
 
@@ -132,7 +144,9 @@ def _delta_net(shape: ModelShape) -> MixerParts:
 
     The recurrence takes 8 operations for each number of its state, as Megatron-LM counts. Kept are
     the projection, what leaves the convolution, the inputs of the chunked kernel (normed query and
-    key, value, and a row of 64 positions a head), its output and the gated one.
+    key, value, and a row of 64 positions a head), its output and the gated one. The backward pass
+    makes w and u of the chunks and their states again (flash-linear-attention 0315a70,
+    ops/gated_delta_rule/chunk.py).
     """
     h, heads = shape.hidden_size, shape.linear_num_value_heads
     k, v = shape.linear_num_key_heads * shape.linear_key_head_dim, shape.linear_value_size
@@ -145,6 +159,7 @@ def _delta_net(shape: ModelShape) -> MixerParts:
         flops_of_token=8 * heads * shape.linear_key_head_dim * shape.linear_value_head_dim,
         kept_divided=projected + inside + (inside + 3 * heads + _CHUNK * heads) + 2 * v,
         gathered=h,
+        remade=_remade(heads, shape.linear_key_head_dim, shape.linear_value_head_dim),
     )
 
 
@@ -165,14 +180,18 @@ def _kda(shape: ModelShape) -> MixerParts:
         kept_divided=projected + 3 * d + (3 * d + 2 * d + heads + _CHUNK * heads) + 2 * d,
         kept_whole=2 * width,
         gathered=h,
+        remade=_remade(heads, width, width),
     )
 
 
 def _mamba2(shape: ModelShape) -> MixerParts:
     """Mamba-2 (arXiv:2405.21060) as Megatron-LM and Nemotron-H have it.
 
-    The state takes 7 operations a number, as Megatron-LM counts; kept are the projection and the
-    output of the scan, whose convolution is computed again.
+    The state takes 7 operations a number, as Megatron-LM counts. Kept are the projection, and the
+    output of the scan before and after its gate and normed: the kernel has neither the norm nor the
+    last matrix (megatron/core/ssm/mamba_mixer.py at d98e8a6, `_ssm_training`). The backward pass
+    makes the convolution again, with its gradient, and the states of chunks of 128 positions: two
+    in fp32 and two in 16 bits (mamba_ssm, ops/triton/ssd_combined.py).
     """
     h, heads, d = shape.hidden_size, shape.mamba_num_heads, shape.mamba_size
     groups = 2 * shape.mamba_num_groups * shape.mamba_state_dim
@@ -180,13 +199,52 @@ def _mamba2(shape: ModelShape) -> MixerParts:
         matrices=(Matrix(h, 2 * d + groups + heads, "columns"), Matrix(d, h, "rows")),
         divided_parameters=(CONVOLUTION + 1) * (d + groups) + 3 * heads + d,
         flops_of_token=7 * d * shape.mamba_state_dim,
-        kept_divided=2 * d + groups + heads + d,
+        kept_divided=2 * d + groups + heads + 3 * d,
         gathered=h,
+        remade=2 * (d + groups) + 6 * d * shape.mamba_state_dim // 128,
     )
+
+
+def _remade(heads: int, key: int, value: int) -> int:
+    return heads * (key + value) + heads * key * value // _CHUNK
 
 
 _CHUNK: Final = 64
 """Positions of a chunk of the delta net's kernels in flash-linear-attention."""
+
+
+_HEADS: Final[Mapping[Mixer, tuple[str, str]]] = {
+    "full": ("num_heads", "num_kv_heads"),
+    "window": ("window_num_heads", "window_num_kv_heads"),
+    "gated_delta_net": ("linear_num_key_heads", "linear_num_value_heads"),
+    "kda": ("linear_num_key_heads", "linear_num_value_heads"),
+    "mamba2": ("mamba_num_heads", "mamba_num_groups"),
+}
+
+
+def heads_of(model: ModelShape, *mixers: Mixer) -> dict[str, int]:
+    """Heads and groups of heads by field, of the layers with these mixers; without any: of all."""
+    own = {each.shape.mixer for each in model.kinds}
+    names = [
+        name
+        for mixer, each in _HEADS.items()
+        if mixer in own
+        for name in each
+        if mixer in mixers or not mixers
+    ]
+    usual = [name if getattr(model, name) else name.removeprefix("window_") for name in names]
+    return {name: getattr(model, name) for name in usual}
+
+
+def width_of_dense_layers(model: ModelShape) -> int:
+    """Inner width of the dense feed-forwards; 0: a model of stated kinds has none."""
+    is_dense = any(each.shape.feed_forward == "dense" for each in model.kinds)
+    return model.ffn_hidden_size if is_dense or not model.layer_kinds else 0
+
+
+def dense_width(shape: ModelShape) -> int:
+    """Inner width of the feed-forward that each token takes whole; 0: there is none."""
+    return shape.shared_expert_ffn_hidden_size if shape.num_experts else shape.ffn_hidden_size
 
 
 def num_dense_parameters(shape: ModelShape, width: int) -> int:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.model.parameters import local_parts
 from tests.exports.trainer_environments import Ask, reading
@@ -41,8 +42,24 @@ SHAPE: dict[str, Any] = {
     "seq_length": 16,
     "vocab_size": 64,
 }
+MOST_LAYERS = 4
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 HALF = ROPE | {"partial_rotary_factor": 0.5}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "rope_parameters": ROPE,
+    "rope_interleave": False,
+    "rms_norm_eps": 1e-5,
+    "num_nextn_predict_layers": 0,
+}
+TINY_MLA = model_preset("tiny-mla").to_mapping()
+"""With as many experts of a token as the library's rule for groups has in common with
+Megatron-LM's: two of each group."""
 EXPERTS = {"num_experts": 8, "experts_per_token": 2, "moe_ffn_hidden_size": 16}
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -84,7 +101,7 @@ def ends(weights: Weights, final_norm: str = "model.norm") -> Weights:
 def of_layers(weights: Weights, of_layer: Callable[[Weights, int], Weights]) -> Weights:
     return {
         name: value
-        for layer in range(SHAPE["num_layers"])
+        for layer in range(MOST_LAYERS)
         for name, value in of_layer(weights, layer).items()
     }
 
@@ -138,6 +155,29 @@ def mixture(shared: str) -> Callable[[Weights], Weights]:
         return found
 
     return lambda weights: of_layers(weights, of_layer) | ends(weights)
+
+
+def latent(weights: Weights) -> Weights:
+    """The library calls the latents a, and what is projected from them b."""
+    names = {
+        "q_a_proj": "query_latent",
+        "q_a_layernorm": "query_latent_norm",
+        "kv_a_proj_with_mqa": "key_value_latent",
+        "kv_a_layernorm": "key_value_latent_norm",
+        "kv_b_proj": "key_value",
+    }
+    has_latent = "layers.0.attention.query_latent.weight" in weights
+
+    def of_layer(weights: Weights, layer: int) -> Weights:
+        own, theirs = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn"
+        every = {f"{theirs}.{name}": f"{own}.{latent}" for name, latent in names.items()}
+        return named(weights, every)
+
+    found = mixture("shared_experts")(weights) | of_layers(weights, of_layer)
+    return {
+        name.replace("q_proj", "q_b_proj") if has_latent else name: value
+        for name, value in found.items()
+    }
 
 
 LESS = {"nemotron": 1.0}
@@ -196,6 +236,38 @@ CASES: dict[str, Case] = {
         EXPERTS
         | {"num_kv_heads": 2, "qk_norm": "width", "rotary_fraction": 0.5}
         | {"router_score": "sigmoid"},
+        mixture("none"),
+    ),
+    "tiny-mla": (
+        DEEPSEEK
+        | {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 1024, "q_lora_rank": 48}
+        | {"max_position_embeddings": 128, "first_k_dense_replace": 1, "intermediate_size": 256}
+        | {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2}
+        | {"num_experts_per_tok": 4, "moe_intermediate_size": 64, "routed_scaling_factor": 2.5},
+        {name: value for name, value in TINY_MLA.items() if name not in ("name", "num_kv_heads")}
+        | {"experts_per_token": 4},
+        latent,
+    ),
+    "latent-of-keys": (
+        DEEPSEEK | {"q_lora_rank": None, "first_k_dense_replace": 2, "intermediate_size": 64},
+        {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+        | {"ffn_hidden_size": 64},
+        latent,
+    ),
+    "every-second": (
+        MIXTURE
+        | {"model_type": "qwen3_moe", "num_experts": 8, "norm_topk_prob": True, "head_dim": 8}
+        | {"num_key_value_heads": 2, "rope_parameters": ROPE, "rms_norm_eps": 1e-5}
+        | {"decoder_sparse_step": 2, "intermediate_size": 64},
+        EXPERTS | {"num_kv_heads": 2, "ffn_hidden_size": 64, "experts_every": 2, "qk_norm": True},
+        mixture("none"),
+    ),
+    "windows": (
+        {"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"]}
+        | {"use_sliding_window": True, "sliding_window": 6, "head_dim": 8, "rms_norm_eps": 1e-5}
+        | {"num_key_value_heads": 2, "rope_parameters": ROPE, "intermediate_size": 64},
+        {"num_kv_heads": 2, "ffn_hidden_size": 64, "qk_norm": True, "attention_window": 6}
+        | {"layer_kinds": ["window+dense", "full+dense"]},
         mixture("none"),
     ),
 }

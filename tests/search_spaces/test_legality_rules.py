@@ -72,6 +72,12 @@ EXPERTS = {"num_experts": 4, "experts_per_token": 2}
 EXPERTS |= {"moe_ffn_hidden_size": 96, "num_dense_layers": 1}
 LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 
+DELTA = {"layer_kinds": ("gated_delta_net+dense", "full+dense")}
+DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 8}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+MAMBA = {"layer_kinds": ("mamba2", "dense", "full"), "mamba_num_heads": 6, "mamba_num_groups": 2}
+MAMBA |= {"mamba_head_dim": 16, "mamba_state_dim": 16}
+
 CASES = [
     case("moe_act_needs_experts", "recompute=moe_act+layernorm: moe_act is the activation of "
          "experts, and the model has none; leave it out", recompute="layernorm+moe_act"),
@@ -99,6 +105,25 @@ CASES = [
          tp=8, model={"num_heads": 12, "num_kv_heads": 4}),
     case("kv_heads_over_tp", "num_kv_heads=4 is not divisible by tp=8, and key/value heads are "
          "not replicated over tensor-parallel ranks", tp=8, model={"num_kv_heads": 4}),
+    case("heads_over_tp", "window_num_heads=12 is not divisible by tp=8", tp=8,
+         model={"attention_window": 8, "full_attention_every": 2, "window_num_heads": 12,
+                "window_num_kv_heads": 4}),
+    case("heads_over_tp", "linear_num_key_heads=2 is not divisible by tp=4", tp=4, model=DELTA),
+    case("heads_over_tp", "mamba_num_groups=2 is not divisible by tp=4", tp=4,
+         model=MAMBA | {"mamba_num_heads": 8}),
+    case("kv_heads_over_tp", "window_num_kv_heads=4 is not divisible by tp=8, and key/value heads "
+         "are not replicated over tensor-parallel ranks", tp=8,
+         model={"attention_window": 8, "full_attention_every": 2, "window_num_kv_heads": 4}),
+    case("columns_without_kinds", "tp_columns=2: no trainer divides layers of the kind mamba2 by "
+         "columns; use tp", tp_columns=2, model=MAMBA),
+    case("columns_without_kinds", "tp_columns=2: no trainer divides multi-token prediction by "
+         "columns; use tp", tp_columns=2, model={"num_mtp_layers": 1}),
+    case("states_over_cp", "linear_num_key_heads=2 is not divisible by tp*cp=2*2=4: layers without "
+         "softmax attention exchange tokens for heads", tp=2, cp=2, model=DELTA),
+    case("states_over_cp", "mamba_num_heads=6 is not divisible by tp*cp=1*4=4: layers without "
+         "softmax attention exchange tokens for heads", cp=4, model=MAMBA),
+    case("states_over_cp", "cp=3 neither divides mamba_num_groups/tp=2/1 nor is a multiple of it: the "
+         "ranks of cp exchange tokens for heads, and share the groups", cp=3, model=MAMBA),
     case("ffn_over_tp", "ffn_hidden_size=3076 is not divisible by tp=8",
          tp=8, model={"ffn_hidden_size": 3076}),
     case("expert_width_over_etp", "moe_ffn_hidden_size=100 is not divisible by etp=3",

@@ -72,11 +72,13 @@ def _weights(model: ModelShape, tp: int) -> Iterator[tuple[int, int]]:
     if any(size % tp for size in sizes):
         return
     hidden, ups = model.hidden_size, model.num_ups
-    yield (model.query_size + 2 * model.kv_hidden_size) // tp, hidden
-    yield hidden, model.query_size // tp
-    if model.num_expert_layers < model.num_layers:
-        yield ups * model.ffn_hidden_size // tp, hidden
-        yield hidden, model.ffn_hidden_size // tp
+    for each in (kind.shape for kind in model.kinds):
+        for matrix in each.mixer_parts.matrices:
+            rows = matrix.rows // (tp if matrix.split == "rows" else 1)
+            yield matrix.columns // (tp if matrix.split == "columns" else 1), rows
+        if each.feed_forward == "dense":
+            yield ups * model.ffn_hidden_size // tp, hidden
+            yield hidden, model.ffn_hidden_size // tp
     yield model.vocab_size // tp, hidden
 
 

@@ -92,8 +92,12 @@ def _answer(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _stage_lines(report: dict[str, Any]) -> Iterator[str]:
-    names = ("weights", "gradients", "optimizer", "activations", "backward", "head", "median")
-    yield "memory by stage in GiB"
+    has_mtp = "mtp_bytes" in report["stages"][0]
+    parts = ("weights", "gradients", "optimizer", "activations", "backward", "head")
+    names = (*parts, *(("mtp",) if has_mtp else ()), "median")
+    yield "memory by stage in GiB" + (
+        "; mtp is what multi-token prediction adds to the parts before it" if has_mtp else ""
+    )
     yield "stage" + "".join(f"{name:>{_width(name)}}" for name in names) + "   90 %"
     for stage in report["stages"]:
         values = (f"{figure(stage[f'{name}_bytes'] / GIB, 3):>{_width(name)}}" for name in names)

@@ -10,10 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from layout_tuner.array_types import Floats
+from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.trainer_storage import TrainerStorage
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, of_narrow
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import Split, dense_width
 
 FP32_BYTES: Final = 4.0
 HALF_BYTES: Final = 2.0
@@ -27,6 +28,7 @@ _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
+_GPIPE: Final = code_of("schedule", "gpipe")
 
 
 def element_bytes(columns: LayoutColumns) -> Floats:
@@ -50,7 +52,10 @@ def weight_bytes(
 
 
 def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
-    """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
+    """Elements per token that a layer keeps for the backward pass, without gathered inputs.
+
+    Here and below all layers of `model` are of one kind (`rank_stages.layer_shapes`).
+    """
     kept = _layer_elements(columns, model, storage) - _repeated(columns, model, storage)
     return np.where(columns.recompute == _FULL, residual_elements(columns, model), kept)
 
@@ -61,24 +66,27 @@ def _repeated(
     """Elements per token of a layer that recomputation of its parts makes again.
 
     Beside those of `_selectively_repeated`: the inside of a dense feed-forward; of experts what
-    they keep beside the input of the activation; and the outputs of some of the two norms.
+    they keep beside the input of the activation; query, key and value of latent attention; and the
+    outputs of its norms, of `norms` at most.
     """
     repeated = np.where(
         columns.recompute == _SELECTIVE, _selectively_repeated(columns, model, storage), 0.0
     )
     if not columns.recomputes_modules.any():
         return repeated
-    part, ups = residual_elements(columns, model), 2.0 if model.family == "llama" else 1.0
-    parts = _inside_parts(model, storage)
+    part, parts = residual_elements(columns, model), _inside_parts(model, storage)
     by_module = {
         "core_attention": _score_elements(columns, model, storage),
-        "layernorm": norms * part,
+        "layernorm": min(norms, float(model.num_layer_norms)) * part,
     }
+    if latent := _latent_elements(model):
+        by_module["mla_up_proj"] = latent / columns.tp
     if not model.num_experts:
         by_module["mlp"] = parts * model.ffn_hidden_size / columns.tp
-    elif not storage.sorts_experts_again or ups == 1.0:
-        rows = _expert_rows(columns, model, part)
-        by_module["moe_act"] = rows * (parts - ups) * model.moe_ffn_hidden_size / columns.etp
+    else:
+        rows, again = _expert_rows(columns, model, part), _expert_parts(model, storage)
+        again -= float(model.num_ups)
+        by_module["moe_act"] = rows * again * model.moe_ffn_hidden_size / columns.etp
     for module, elements in by_module.items():
         is_here = columns.repeats(module) & columns.recomputes_modules
         repeated = repeated + np.where(is_here, elements, 0.0)
@@ -86,10 +94,24 @@ def _repeated(
 
 
 def _inside_parts(model: ModelShape, storage: TrainerStorage) -> float:
-    """Widths of a feed-forward that it keeps of its inside."""
-    if model.family != "llama":
+    """Widths of a feed-forward that it keeps of its inside.
+
+    Without a gate they are the input of the activation and its output.
+    """
+    if not model.is_gated:
         return 2.0
     return 3.0 if storage.fused_swiglu else 4.0
+
+
+def _expert_parts(model: ModelShape, storage: TrainerStorage) -> float:
+    """The same of a routed expert.
+
+    Without a gate its output is there with and without the token's weight, which no fusion of
+    Megatron-LM's takes in by default (core/transformer/moe/experts.py at d98e8a6, `bias_act_func`).
+    """
+    if storage.sorts_experts_again:
+        return float(model.num_ups)
+    return _inside_parts(model, storage) if model.is_gated else 3.0
 
 
 def _selectively_repeated(
@@ -105,16 +127,41 @@ def _selectively_repeated(
     if not storage.selective_by_operator:
         return _score_elements(columns, model, storage)
     h, part, wide = _features(columns, model), residual_elements(columns, model), columns.tp > 1
-    feed_forward = (
-        model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
-    )
-    inside = 2.0 * model.query_size + model.kv_hidden_size + feed_forward
-    kept = part + inside / columns.tp + np.where(feed_forward > 0, h, 0.0)
-    kept = kept + np.where(wide, 2.0 * part, 0.0)
+    chosen = _products(model)[::2]
+    widths = {split: sum(width for width, each in chosen if each == split) for _, split in chosen}
+    inside = float(_output_size(model) + widths.get("columns", 0))
+    kept = part + inside / columns.tp + sum(split == "rows" for _, split in chosen) * h
+    kept = kept + widths.get("whole", 0) * _token_share(columns)
+    kept = kept + np.where(wide, float(model.num_sublayers) * part, 0.0)
     if model.num_experts:
-        rows = _expert_rows(columns, model, part) * model.hidden_size
+        rows = _expert_rows(columns, model, part) * _expert_width(model)
         kept = kept + np.where(columns.ep > 1, 2.0 * rows, 0.0)
     return np.maximum(_layer_elements(columns, model, storage) - kept, 0.0)
+
+
+def _products(model: ModelShape) -> list[tuple[int, Split]]:
+    """Features that the products of a layer make of a token, in order, and how tp divides them."""
+    h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
+    found: list[tuple[int, Split]] = [(m.columns, m.split) for m in model.mixer_parts.matrices]
+    if model.has_softmax_attention and not model.kv_lora_rank:
+        q += q if model.attention_output_gate else 0
+        found = [(q, "columns"), (kv, "columns"), (kv, "columns"), (h, "rows")]
+    if width := dense_width(model):
+        ups = model.num_ups if model.family == "llama" else 2  # GPT, which torchtitan has not
+        found += [*[(width, "columns")] * ups, (h, "rows")]
+    return found
+
+
+def _output_size(model: ModelShape) -> int:
+    """Features of a token that the mixer hands to its last matrix; 0: there is no mixer."""
+    matrices = model.mixer_parts.matrices
+    return matrices[-1].rows if matrices else 0
+
+
+def _latent_elements(model: ModelShape) -> float:
+    """Elements of a token of query, key and value that latent attention makes of its latents."""
+    is_latent = model.kv_lora_rank and model.has_softmax_attention
+    return float(model.mixer_parts.kept_divided - _output_size(model)) if is_latent else 0.0
 
 
 def _score_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -128,7 +175,7 @@ def _score_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
         return np.zeros(())
     dropped = 1.0 + 1.0 / element_bytes(columns) if _drops_scores(model, storage) else 0.0
     return np.asarray(
-        (1.0 + dropped) * model.num_heads * model.seq_length / columns.tp, dtype=np.float64
+        (1.0 + dropped) * model.num_query_heads * model.seq_length / columns.tp, dtype=np.float64
     )
 
 
@@ -148,23 +195,31 @@ def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.
     """Of those, what recomputation of modules gathers again: after norms, or for a feed-forward."""
     if not columns.recomputes_modules.any():
         return np.zeros(())
-    beyond, has_norms = _inputs_beyond(columns, model), columns.repeats("layernorm")
-    again = np.where(has_norms, norms / 2.0 * beyond, 0.0)
+    has_norms, norms = columns.repeats("layernorm"), min(norms, float(model.num_layer_norms))
+    beyond = _inputs_beyond(columns, model) / max(float(model.num_layer_norms), 1.0)
+    again = np.where(has_norms, norms * beyond, 0.0)
     if not model.num_experts:
-        again = np.where(columns.repeats("mlp") & ~has_norms, beyond / 2.0, again)
+        of_feed_forward = _features(columns, model) - residual_elements(columns, model)
+        of_feed_forward = of_feed_forward * float(dense_width(model) > 0)
+        again = np.where(columns.repeats("mlp") & ~has_norms, of_feed_forward, again)
     return np.where(columns.recomputes_modules, again, 0.0)
 
 
 def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token by which gathered inputs of column-parallel matrices exceed a part.
 
-    There are two of them over tp. Experts gather theirs over etp, beside that of a shared one.
+    Over tp there is one of the mixer (latent attention gathers its latents), and one of a dense
+    feed-forward or shared expert. Experts gather theirs over etp.
     """
-    h, part = _features(columns, model), residual_elements(columns, model)
-    if not model.num_experts:
-        return np.asarray(2.0 * (h - part), dtype=np.float64)
-    over_tp = 2.0 if model.shared_expert_ffn_hidden_size else 1.0
-    return np.asarray(over_tp * (h - part) + (columns.etp - 1.0) * part, dtype=np.float64)
+    h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
+    width = mixer.gathered - mixer.gathered_not_kept
+    is_whole, has_inner = width == model.hidden_size, dense_width(model) > 0
+    beyond = float(is_whole + (has_inner and not model.parallel_block)) * (h - part)
+    if width and not is_whole:
+        beyond = beyond + width * (1.0 - _token_share(columns))
+    if model.num_experts:
+        beyond = beyond + (columns.etp - 1.0) * part
+    return np.asarray(beyond, dtype=np.float64)
 
 
 def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -182,25 +237,30 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
     A token has k rows inside its experts, of the tokens that tp leaves a rank and etp gathers. The
     embedded trainer keeps their 2 f, and 32 bytes a row that say where it belongs; where rows came
     from other ranks (ep > 1), their inputs and 8 bytes too. Others keep the sorted inputs and the
-    output of the activation. Some keep the inputs of narrow products as they are quantised.
+    output of the activation. Some keep the inputs of narrow products as they are quantised. Where
+    experts work on latents these are kept before and after them; a gated shared expert keeps its
+    output.
+
+    What other mixers keep `sublayers` says; latents are of the tokens of a rank's part.
     """
-    f, part = model.ffn_hidden_size, residual_elements(columns, model)
-    inputs = 4.0 * part
-    q = model.query_size
-    attention = q + 2.0 * model.kv_hidden_size + q
-    attention += q + model.kv_hidden_size if model.qk_norm else 0.0
+    part, mixer = residual_elements(columns, model), model.mixer_parts
+    inputs = 2.0 * model.num_layer_norms * part
     if model.hidden_dropout:
-        inputs = inputs + 2.0 * part / element_bytes(columns)
+        inputs = inputs + float(model.num_sublayers) * part / element_bytes(columns)
+    if mixer.kept_whole:
+        inputs = inputs + mixer.kept_whole * _token_share(columns)
     parts = _inside_parts(model, storage)
-    feed_forward = parts * f
+    feed_forward = parts * dense_width(model)
     if model.num_experts:
-        feed_forward = parts * model.shared_expert_ffn_hidden_size
+        width = _expert_width(model)
+        beside = 2.0 * model.expert_latent_size * _token_share(columns)
+        beside = beside + (part if model.shared_expert_gate else 0.0)
         came, again = columns.ep > 1, storage.sorts_experts_again
         index = _ROUTING_BYTES + np.where(came, _RECEIVED_BYTES, 0.0)
-        row = index / element_bytes(columns) + np.where(came | (not again), model.hidden_size, 0.0)
-        inside = (2.0 if again else parts) * model.moe_ffn_hidden_size / columns.etp
-        inputs = inputs + _expert_rows(columns, model, part) * (row + inside)
-    elements = inputs + (attention + feed_forward) / columns.tp
+        row = index / element_bytes(columns) + np.where(came | (not again), width, 0.0)
+        inside = _expert_parts(model, storage) * model.moe_ffn_hidden_size / columns.etp
+        inputs = inputs + _expert_rows(columns, model, part) * (row + inside) + beside
+    elements = inputs + (mixer.kept_divided + feed_forward) / columns.tp
     elements = elements + _score_elements(columns, model, storage)
     if storage.stores_narrow:
         saved = of_narrow(columns.precision, lambda of: 1.0 - of.stored_bytes / HALF_BYTES)
@@ -210,11 +270,16 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
 
 def _product_inputs(columns: LayoutColumns, model: ModelShape, part: Floats) -> Floats:
     """Elements per token that go into the matrix products of a layer."""
-    inputs = part + model.query_size / columns.tp
+    inputs = part + _output_size(model) / columns.tp if model.mixer else np.zeros(())
+    if latents := model.mixer_parts.latents:
+        inputs = inputs + latents * _token_share(columns)
     if not model.num_experts:
-        return np.asarray(inputs + part + model.ffn_hidden_size / columns.tp, dtype=np.float64)
-    row = model.hidden_size + model.moe_ffn_hidden_size / columns.etp
+        inputs = inputs + part if model.feed_forward else inputs
+        return np.asarray(inputs + model.ffn_hidden_size / columns.tp, dtype=np.float64)
+    row = _expert_width(model) + model.moe_ffn_hidden_size / columns.etp
     shared = model.shared_expert_ffn_hidden_size / columns.tp
+    if latent := model.expert_latent_size:
+        shared = shared + latent * _token_share(columns)  # into the matrix that leads out of it
     return np.asarray(inputs + shared + _expert_rows(columns, model, part) * row, dtype=np.float64)
 
 
@@ -224,19 +289,23 @@ def late_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     They are both factors of each product: its inputs, gathered where a column-parallel matrix
     gathers them, and the gradients of its outputs.
     """
-    h, part = _features(columns, model), residual_elements(columns, model)
-    halves = 2.0 if model.family == "llama" else 1.0
+    h, part, ups = _features(columns, model), residual_elements(columns, model), model.num_ups
     inputs = _product_inputs(columns, model, part) + _inputs_beyond(columns, model)
-    attention = h + (model.query_size + 2.0 * model.kv_hidden_size) / columns.tp
+    shares = {"rows": 1.0 / columns.tp_columns, "columns": 1.0 / columns.tp}
+    mixer: Floats = np.zeros(())
+    for matrix in reversed(model.mixer_parts.matrices):
+        mixer = mixer + matrix.columns * shares.get(matrix.split, _token_share(columns))
     if not model.num_experts:
-        return np.asarray(
-            inputs + attention + h + halves * model.ffn_hidden_size / columns.tp, dtype=np.float64
-        )
-    row = h + halves * model.moe_ffn_hidden_size / columns.etp
+        inner = h if model.feed_forward else 0.0
+        late = inputs + mixer + inner + ups * float(model.ffn_hidden_size) / columns.tp
+        return np.asarray(late, dtype=np.float64)
+    row = _expert_width(model) / columns.tp_columns + ups * model.moe_ffn_hidden_size / columns.etp
     experts = part + _expert_rows(columns, model, part) * row  # the router has the tokens unsorted
+    if latent := model.expert_latent_size:
+        experts = experts + part + latent * _token_share(columns)
     if width := model.shared_expert_ffn_hidden_size:
-        experts += h + halves * width / columns.tp
-    return np.asarray(inputs + attention + experts, dtype=np.float64)
+        experts = experts + (h + ups * float(width) / columns.tp)
+    return np.asarray(inputs + mixer + experts, dtype=np.float64)
 
 
 def backward_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -252,26 +321,41 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     gradient before and after it is put in order, and where it comes from other ranks; of f the
     activation's output, its gradient and the product of the two, or the gradient of its input of
     2 f and a product.
+
+    Latent attention, mixers with a state and layers without a feed-forward may have the peak in the
+    mixer: the gradients of what it keeps and what it makes again, when the feed-forward is free.
     """
-    h, f, part = model.hidden_size, model.ffn_hidden_size, residual_elements(columns, model)
-    made = _features(columns, model) + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    f, part = model.ffn_hidden_size, residual_elements(columns, model)
+    made = _features(columns, model) + (3.0 if model.is_gated else 1.0) * f / columns.tp
     if model.num_experts:
         count = _expert_rows(columns, model, part)
-        rows, inside = count * h, count * model.moe_ffn_hidden_size / columns.etp
-        wide = np.where(columns.precision == _FP32, 3.0, 6.0)  # one product is in fp32
-        combined = np.where(columns.ep > 1, rows, columns.etp * part)
+        width, inside = _expert_width(model), count * model.moe_ffn_hidden_size / columns.etp
+        rows, ups = count * width, float(model.num_ups)
+        one_is_fp32 = (columns.precision != _FP32) & model.is_gated  # a product of two
+        wide = np.where(one_is_fp32, 6.0, 3.0)
+        put_back = part * (width / model.hidden_size)
+        combined = np.where(columns.ep > 1, rows, columns.etp * put_back)
         made = part + np.maximum(
-            np.maximum(rows + wide * inside, 4.0 * inside), 2.0 * (inside + rows) + combined
+            np.maximum(rows + wide * inside, 2.0 * ups * inside),
+            ups * inside + 2.0 * rows + combined,
         )
     if not model.fuses_attention(storage.fused_attention):
         # The gradients of the scores, and of what dropout left of them.
-        scores = model.num_heads * model.seq_length / columns.tp
+        scores = model.num_query_heads * model.seq_length / columns.tp
         scores = scores * (2.0 if _drops_scores(model, storage) else 1.0)
         freed = _freed_by_feed_forward(columns, model)
         made = np.maximum(made, _features(columns, model) + scores - freed)
-    if (columns.cp > 1).any():
+    if (columns.cp > 1).any() and model.has_softmax_attention:
         made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage)
+    mixer = model.mixer_parts
+    if model.mixer and (mixer.latents or mixer.remade or not model.feed_forward):
+        own = (
+            2.0 * part + mixer.kept_divided / columns.tp + mixer.kept_whole * _token_share(columns)
+        )
+        own = own + _score_elements(columns, model, storage)
+        gradients = (mixer.kept_divided + mixer.remade) / columns.tp
+        made = np.maximum(made, _features(columns, model) + gradients + own - whole)
     whole = whole + storage.gathered_share * _inputs_beyond(columns, model)
     again = _repeated(columns, model, storage, norms=1.0)
     again = again + storage.gathered_share * _gathered_again(columns, model, norms=1.0)
@@ -289,6 +373,27 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     return np.asarray(made + revived + under_way, dtype=np.float64)
 
 
+def mtp_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> tuple[Floats, Floats, Floats]:
+    """Elements per token that multi-token prediction keeps, gathers, and has in a backward pass.
+
+    A depth keeps its layers, the embedding before its norm, and both normed inputs side by side,
+    which the projection gathers; the hidden state before its norm is the input of a head, which
+    counts there. The last stage has one micro-batch in flight, and with GPipe all of them.
+    """
+    shapes = [model.of_kind(kind) for kind in model.mtp_kinds]
+    part = residual_elements(columns, model)
+    kept = sum((kept_elements(columns, shape, storage) for shape in shapes), start=3.0 * part)
+    beyond = 2.0 * (_features(columns, model) - part)
+    gathered = sum((gathered_elements(columns, shape) for shape in shapes), start=beyond)
+    backward = [backward_elements(columns, shape, storage) for shape in shapes]
+    depths = model.num_mtp_layers * np.where(
+        columns.schedule == _GPIPE, columns.num_microbatches, 1.0
+    )
+    return depths * kept, depths * gathered, np.max(np.broadcast_arrays(*backward), axis=0)
+
+
 def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token that attention's backward pass holds where ranks share sequences.
 
@@ -298,7 +403,9 @@ def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     more than attention without it.
     """
     long = FP32_BYTES / element_bytes(columns)  # an fp32 number, in elements
-    heads, keys = model.hidden_size / columns.tp, 2.0 * model.kv_hidden_size / columns.tp
+    value = _output_size(model) if model.kv_lora_rank else model.kv_hidden_size
+    heads = (value if model.kv_lora_rank else model.hidden_size) / columns.tp
+    keys = float(model.kv_hidden_size + value) / columns.tp
     expanded = 2.0 * heads * (model.num_kv_heads < model.num_heads)
     others = columns.cp - 1.0
     held = keys * (3.0 * others + 3.0) + others * (expanded + 2.0 * heads * long)
@@ -312,14 +419,27 @@ def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
 
 def _freed_by_feed_forward(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token that a layer's feed-forward has freed before attention's backward pass."""
-    inside = (3.0 if model.family == "llama" else 2.0) * model.ffn_hidden_size / columns.tp
+    inside = (3.0 if model.is_gated else 2.0) * model.ffn_hidden_size / columns.tp
     return np.asarray(2.0 * residual_elements(columns, model) + inside, dtype=np.float64)
 
 
 def residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token of the residual stream on one rank."""
-    shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
-    return np.asarray(_features(columns, model) / shares, dtype=np.float64)
+    return np.asarray(_features(columns, model) / _sequence_shares(columns), dtype=np.float64)
+
+
+def _sequence_shares(columns: LayoutColumns) -> Ints:
+    """Parts of the tokens between layers, of which each rank of tp has one."""
+    return np.where(columns.sequence_parallel == 1, columns.tp, 1)
+
+
+def _token_share(columns: LayoutColumns) -> Floats:
+    return np.asarray(1.0 / _sequence_shares(columns), dtype=np.float64)
+
+
+def _expert_width(model: ModelShape) -> int:
+    """Width of the rows that routed experts take."""
+    return model.expert_latent_size or model.hidden_size
 
 
 def _features(columns: LayoutColumns, model: ModelShape) -> Floats:

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.step_shape import has_kinds
 from layout_tuner.predictions.estimates.step_time import block_and_head_s
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -26,7 +27,10 @@ def balanced_stages(layout: Layout, model: ModelShape, cluster: Cluster) -> tupl
     """
     layer_s, head_s = block_and_head_s(layout, model, cluster)
     times = np.full(model.num_layers, layer_s)
-    if model.num_dense_layers:
+    if has_kinds(model):
+        for each in model.kinds:
+            times[list(each.layers)] = block_and_head_s(layout, each.shape, cluster)[0]
+    elif model.num_dense_layers:
         # Of a mixed model `layer_s` is the mean.
         dense_s, _ = block_and_head_s(layout, model.dense, cluster)
         others = layer_s * model.num_layers - dense_s * model.num_dense_layers

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.links import level_links
-from layout_tuner.predictions.estimates.step_shape import StepShape
+from layout_tuner.predictions.estimates.rank_stages import StageCounts, layer_shapes
+from layout_tuner.predictions.estimates.step_shape import StepShape, has_kinds
 from layout_tuner.predictions.estimates.time_terms import (
     block_terms,
     head_terms,
@@ -46,7 +47,11 @@ class DistinctBlocks:
     layer_s: Floats
     """Expected seconds of a block for a micro-batch."""
     head_s: Floats
-    """The same of the output."""
+    """The same of the output, with the layers of multi-token prediction."""
+    kinds_s: tuple[Floats, ...] = ()
+    """The same of each of `layer_shapes`, where stages have unlike layers."""
+    pipelines: StageCounts | None = None
+    """The layers of each stage there."""
     plain_of: Ints | None = None
     """The block of each layout without recomputation; None: none leaves it out of some layers."""
 
@@ -85,12 +90,30 @@ class DistinctBlocks:
         step = StepShape.of(alone, model, cluster, kernels, levels)
         blocks, ends = dict(block_terms(step)), dict(head_terms(step))
         layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
+        head_s: Any = sum(expected[name] * term for name, term in ends.items())
+        seconds = blocks | ends | dict(host_terms(step))
+        for kind in model.mtp_kinds if model.num_mtp_layers else ():
+            beside = replace(step, model=model.of_kind(kind))
+            share = model.num_mtp_layers / model.num_layers
+            mtp = dict(block_terms(beside))
+            head_s = head_s + share * sum(expected[name] * term for name, term in mtp.items())
+            for name, term in (mtp | dict(host_terms(beside))).items():
+                seconds[name] = seconds.get(name, 0.0) + share * term
+        shapes = layer_shapes(model).shapes if has_kinds(model) else ()
+        kinds_s, pipelines = [], None
+        if len(shapes) > 1 and (firsts.pp > 1).any():
+            pipelines = StageCounts.of(firsts, model)
+            for shape in shapes:
+                own = block_terms(replace(step, model=shape))
+                kinds_s.append(sum(expected[name] * term for name, term in own) / model.num_layers)
         return cls(
             block_of=block_of,
             plain_of=plain_of,
-            seconds=blocks | ends | dict(host_terms(step)),
+            seconds=seconds,
             layer_s=np.asarray(layer_s),
-            head_s=np.asarray(sum(expected[name] * term for name, term in ends.items())),
+            head_s=np.asarray(head_s),
+            kinds_s=tuple(kinds_s),
+            pipelines=pipelines,
         )
 
     def summed(self, factors: Mapping[str, float], kinds: Mapping[str, str]) -> DistinctBlocks:
@@ -119,4 +142,8 @@ class DistinctBlocks:
 
         for name, seconds in self.seconds.items():
             yield name, of(seconds) * times
-        yield from other_terms(step, of(self.layer_s), self.head_s[block])
+        head_s, slowest_s = self.head_s[block], None
+        if self.pipelines is not None:
+            kinds_s = tuple(map(of, self.kinds_s))
+            slowest_s = self.pipelines.slowest_s(rows, kinds_s, head_s).reshape(step.pp.shape)
+        yield from other_terms(step, of(self.layer_s), head_s, slowest_s)

@@ -28,16 +28,18 @@ from layout_tuner.predictions.estimates.activations import (
     held_tokens,
     kept_elements,
     late_elements,
+    mtp_elements,
     residual_elements,
     weight_bytes,
 )
 from layout_tuner.predictions.estimates.distinct_rows import distinct
-from layout_tuner.predictions.estimates.rank_stages import HELD_ROUNDS, RankStages
-from layout_tuner.predictions.estimates.stage_parameters import (
-    of_layers,
-    stage_parameters,
-    whole_layers,
+from layout_tuner.predictions.estimates.rank_stages import (
+    HELD_ROUNDS,
+    RankStages,
+    StageLayers,
+    layer_shapes,
 )
+from layout_tuner.predictions.estimates.stage_parameters import stage_parameters, whole_layers
 from layout_tuner.predictions.estimates.trainer_storage import (
     EMBEDDED_TRAINER,
     TrainerStorage,
@@ -94,6 +96,8 @@ class StageMemory:
     projection; only on the last stage."""
     workspace_bytes: float
     """Workspaces of libraries and buffers of collectives."""
+    mtp_bytes: float = 0.0
+    """What multi-token prediction adds to all of these together."""
 
     @property
     def total_bytes(self) -> float:
@@ -186,10 +190,10 @@ def _fullest_stages(
     A stage between the ends has no embedding, at most as many micro-batches in flight as those
     before it, and at most as many layers as the second. The second has more layers than the first
     only where the embedding counts as one. Each is looked at where stages recompute different
-    numbers of layers or are written out, and of V-shaped schedules.
+    numbers of layers or are written out, of V-shaped schedules, and where layers are unlike.
     """
     fullest, last = np.zeros_like(columns.pp), columns.pp - 1
-    is_by_rank = columns.of_recompute_layers(len) > 1
+    is_by_rank = (columns.of_recompute_layers(len) > 1) | _has_unlike_stages(model)
     if (own := RankStages.of(columns, model)) is not None:
         is_by_rank = is_by_rank | own.is_own
     is_counted = columns.counted_ends[0] > 0
@@ -200,14 +204,23 @@ def _fullest_stages(
         if len(rows) < columns.tp.size:
             fullest[rows] = _fullest_stages(columns.rows(rows), model, storage)[0]
             return fullest, last
-    most = stage_parts(columns, model, fullest, storage, own).total
     ranks = int(np.max(np.where(is_by_rank, columns.pp, 2)))
-    for number in range(1, ranks):
-        stage = np.minimum(last, number)
-        here = stage_parts(columns, model, stage, storage, own).total
-        is_fuller = (here > most) & (is_by_rank | (is_counted & (number == 1)))
-        fullest, most = np.where(is_fuller, stage, fullest), np.where(is_fuller, here, most)
-    return fullest, last
+    number = np.arange(ranks).reshape(-1, *[1] * columns.tp.ndim)
+    stages = np.minimum(number, last)
+    totals = stage_parts(columns, model, stages, storage, own).total
+    may_be = is_by_rank | (number == 0) | (is_counted & (number == 1))
+    place = np.nanargmax(np.where(may_be, totals, -np.inf), axis=0)
+    return np.take_along_axis(stages, np.asarray(place)[None], axis=0)[0], last
+
+
+def _has_unlike_stages(model: ModelShape) -> bool:
+    """Whether a stage between the ends may be the fullest, since its layers are others.
+
+    In other models than those with latents and kinds only the first layers, without experts, are
+    unlike, and the first stage has the most micro-batches.
+    """
+    is_new = model.layer_kinds or model.experts_every or model.kv_lora_rank
+    return bool(is_new) and len(layer_shapes(model).shapes) > 1
 
 
 def memory_terms(
@@ -272,9 +285,12 @@ def stage_memory(
 ) -> list[StageMemory]:
     """Estimated memory of each pipeline stage, first stage first."""
     columns = LayoutColumns.of(layout)
-    stages = []
+    stages, plain = [], replace(model, num_mtp_layers=0) if model.num_mtp_layers else model
     for stage in range(layout.pp):
         parts = stage_parts(columns, model, np.asarray(stage), storage)
+        without = (
+            parts if plain is model else stage_parts(columns, plain, np.asarray(stage), storage)
+        )
         kept = parts.gathered * storage.gathered_share
         stages.append(
             StageMemory(
@@ -286,6 +302,7 @@ def stage_memory(
                 backward_bytes=float(parts.backward),
                 head_bytes=float(parts.head),
                 workspace_bytes=storage.workspace_bytes,
+                mtp_bytes=float(parts.total - without.total),
             )
         )
     return stages
@@ -334,13 +351,11 @@ def stage_parts(
     storage: TrainerStorage,
     ranks: RankStages | None = None,
 ) -> StageParts:
-    layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
-    dense = _dense_share(columns, stage, layers, model)
     ranks = RankStages.of(columns, model) if ranks is None else ranks
-    if ranks is not None:
-        layers = np.where(ranks.is_own, ranks.layers(stage), layers)
-        dense = np.where(ranks.is_own, ranks.dense(stage) / np.maximum(layers, 1.0), dense)
-    others, experts, in_layers = stage_parameters(columns, model, stage, layers, dense)
+    layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
+    held = StageLayers.of(columns, stage, layers, model, ranks)
+    layers, is_last = held.number, stage == columns.last_rank
+    others, experts, in_layers = stage_parameters(columns, model, stage, held)
     element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = np.take(_MOMENTS_BYTES, columns.optimizer_states) + np.where(
@@ -354,7 +369,7 @@ def stage_parts(
     zero, weights = columns.zero_stage, others + experts
     gradients = own if storage.zero_shards_gradients else weights
     if (zero >= 2).any():  # skipped for the many searches without them
-        gathered, unsent = whole_layers(columns, model, stage, layers, dense)
+        gathered, unsent = whole_layers(columns, model, stage, held)
         if storage.whole_beside_pipeline:
             whole = np.where(columns.zero_group_size > 1, others, 0.0)
             whole = whole + np.where(columns.expert_zero_group_size > 1, experts, 0.0)
@@ -366,14 +381,14 @@ def stage_parts(
     token_bytes = element * held_tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers, ranks)
     if columns.offload.any():
-        held = np.minimum(_LAYERS_HELD / np.maximum(layers, 1.0), 1.0)
-        kept_bytes = kept_bytes * np.where(columns.offload == _ACTIVATIONS, held, 1.0)
+        on_device = np.minimum(_LAYERS_HELD / np.maximum(layers, 1.0), 1.0)
+        kept_bytes = kept_bytes * np.where(columns.offload == _ACTIVATIONS, on_device, 1.0)
         optimizer = np.where(columns.offload == _OPTIMIZER, 0.0, optimizer)
-    kept, gathered, backward = _of_a_layer(columns, model, storage, dense)
+    kept, gathered, backward = _of_a_layer(columns, held, storage)
     share = columns.recomputing_share(stage, layers)
     if share is not None:
         plain = _of_a_layer(
-            replace(columns, recompute=np.zeros_like(columns.recompute)), model, storage, dense
+            replace(columns, recompute=np.zeros_like(columns.recompute)), held, storage
         )
         # The layers that recompute are a chunk's first: the others have freed more by then than
         # these make again. Late weight gradients of whole layers that recompute count that.
@@ -386,21 +401,28 @@ def stage_parts(
     # A stage of the embedding alone sends its output, and has its gradient and an fp32 copy of it.
     of_embedding = residual_elements(columns, model) * (1.0 + FP32_BYTES / element)
     a_layer = kept + gathered * storage.gathered_share
-    scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer, ranks)
+    scheduled = _scheduled_bytes(columns, model, stage, storage, held, a_layer, ranks)
+    activations, gathered = kept_bytes * kept + scheduled, kept_bytes * gathered
+    if model.num_mtp_layers:
+        of_depths = [token_bytes * each for each in mtp_elements(columns, model, storage)]
+        activations = activations + np.where(is_last, of_depths[0], 0.0)
+        gathered = gathered + np.where(is_last, of_depths[1], 0.0)
+        of_depth = np.where(is_last, of_depths[2] / token_bytes, 0.0)
+        backward = np.maximum(backward, of_depth)
     return StageParts(
         weights=weights * weight_bytes(columns, storage, in_layers, others + experts),
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=optimizer * states,
-        activations=kept_bytes * kept + scheduled,
-        gathered=kept_bytes * gathered,
+        activations=activations,
+        gathered=gathered,
         backward=token_bytes * np.where(layers > 0, backward, of_embedding),
-        head=np.where(stage == columns.last_rank, _head_bytes(columns, model, storage), 0.0),
+        head=np.where(is_last, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
 
 
 def _of_a_layer(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense: Floats
+    columns: LayoutColumns, layers: StageLayers, storage: TrainerStorage
 ) -> tuple[Floats, Floats, Floats]:
     """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
     few, places = columns, None
@@ -412,40 +434,10 @@ def _of_a_layer(
         return of if places is None else lambda shape: np.broadcast_to(of(shape), few.shape)[places]
 
     return (
-        of_layers(model, dense, on_all(lambda shape: kept_elements(few, shape, storage))),
-        of_layers(model, dense, on_all(lambda shape: gathered_elements(few, shape))),
-        _largest_layer(model, dense, on_all(lambda shape: backward_elements(few, shape, storage))),
+        layers.mean(on_all(lambda shape: kept_elements(few, shape, storage))),
+        layers.mean(on_all(lambda shape: gathered_elements(few, shape))),
+        layers.largest(on_all(lambda shape: backward_elements(few, shape, storage))),
     )
-
-
-def _dense_share(
-    columns: LayoutColumns, stage: NDArray[Any], layers: Floats, model: ModelShape
-) -> Floats:
-    """Share of a stage's layers that are dense in a model with experts: its first layers are."""
-    if not model.num_dense_layers:
-        return np.zeros(())
-    embedding, head = columns.counted_ends
-    each, more = np.divmod(model.num_layers + embedding + head, columns.pp * columns.vpp)
-    dense = np.zeros(())
-    for chunk in range(int(columns.vpp.max())):
-        part = stage + chunk * columns.pp
-        begin = part * each + np.minimum(part, more) - embedding
-        end = np.minimum(begin + each + (part < more), model.num_dense_layers)
-        held = np.maximum(end - np.maximum(begin, 0), 0)
-        dense = dense + np.where(chunk < columns.vpp, held, 0)
-    return np.asarray(dense / np.maximum(layers, 1), dtype=np.float64)
-
-
-def _largest_layer(
-    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
-) -> Floats:
-    """A quantity of the stage's largest layer."""
-    value = of(model)
-    if not model.num_dense_layers:
-        return value
-    dense = of(model.dense)
-    larger = np.where(dense_share > 0, np.maximum(dense, value), value)
-    return np.where(dense_share < 1, larger, dense)
 
 
 def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
@@ -472,7 +464,10 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
 
 
 def _kept_by_head(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
-    """Bytes that the head keeps of a micro-batch for its backward pass: logits and inputs."""
+    """Bytes that the head keeps of a micro-batch for its backward pass: logits and inputs.
+
+    Each depth of multi-token prediction has a head, whose backward pass is after that of the first.
+    """
     copies = storage.fp32_logits * FP32_BYTES / storage.logits_chunks
     logits = model.vocab_size / columns.tp_ranks * copies
     norm_input = residual_elements(columns, model)
@@ -480,7 +475,8 @@ def _kept_by_head(columns: LayoutColumns, model: ModelShape, storage: TrainerSto
     inputs = element_bytes(columns) * (norm_input + head_input)
     if storage.logits_chunks > 1:
         inputs = inputs + model.hidden_size * (element_bytes(columns) + FP32_BYTES)
-    return np.asarray(held_tokens(columns, model) * (logits + inputs), dtype=np.float64)
+    heads = 1 + model.num_mtp_layers
+    return np.asarray(heads * held_tokens(columns, model) * (logits + inputs), dtype=np.float64)
 
 
 def _layers_in_flight(
@@ -533,8 +529,7 @@ def _scheduled_bytes(
     model: ModelShape,
     stage: NDArray[Any],
     storage: TrainerStorage,
-    layers: Floats,
-    dense: Floats,
+    layers: StageLayers,
     kept: Floats,
     own: RankStages | None,
 ) -> Floats:
@@ -550,11 +545,12 @@ def _scheduled_bytes(
         logits = (m - 1.0) * _kept_by_head(columns, model, storage)
         found = found + np.where(is_gpipe & is_last, logits, 0.0)
     if columns.splits_backward.any():
-        late = of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        late = layers.mean(lambda shape: late_elements(columns, shape))
         of_output = model.vocab_size / columns.tp_ranks + model.hidden_size
+        of_output = (1 + model.num_mtp_layers) * of_output
         # With full recomputation the peak comes later, when the last micro-batch's have been added.
         ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)
-        elements = _beside_late_gradients(columns, stage, layers, kept, late)
+        elements = _beside_late_gradients(columns, stage, layers.number, kept, late)
         elements = elements + np.where(is_last, ended * of_output, 0.0)
         is_late = columns.schedule == _ZERO_BUBBLE
         if own is not None:

@@ -1,19 +1,21 @@
-"""Pipelines that no formula covers: stages of layers that are written out, and V-shaped schedules.
+"""The layers of each pipeline stage by kind; pipelines that no formula covers.
 
-What a rank has and holds is read from the tables of `search_spaces.layouts`, once for each
-different pipeline among many layouts.
+Of stages that are written out, and of V-shaped schedules, what a rank has and holds is read from
+the tables of `search_spaces.layouts`, once for each different pipeline among many layouts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from layout_tuner.array_types import Bools, Floats, Ints
+from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, SCHEDULES, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, different_combinations
 from layout_tuner.search_spaces.layouts.schedules import Schedule
@@ -28,7 +30,148 @@ _WEIGHTS_UNITS: Final = 0.8
 pass has as many products, and beside them attention and what is elementwise, which takes about 20 %
 of a block of 4,096 features on as many tokens."""
 
-_LAYERS, _DENSE, _IN_FLIGHT, _LATE = range(4)
+_LAYERS, _IN_FLIGHT, _LATE, _KINDS = range(4)
+
+_PIPELINE_KNOBS: Final = ("pp", "vpp", "schedule", "pipeline_split", "pipeline_layout")
+
+
+class LayerShapes(NamedTuple):
+    """The layers of a model that differ in parameters or in memory."""
+
+    shapes: tuple[ModelShape, ...]
+    """Models whose layers are of one kind."""
+    codes: tuple[int, ...]
+    """The place of each layer's shape."""
+    until: tuple[Ints, ...]
+    """Layers of each shape but the last among the first 0, 1, ... layers."""
+
+
+@lru_cache(maxsize=512)
+def layer_shapes(model: ModelShape) -> LayerShapes:
+    """The shapes of a model's layers in the order in which they first occur.
+
+    A window changes neither parameters nor memory, where it has the heads of other layers.
+    """
+    has_own_heads = model.window_num_heads or model.window_num_kv_heads
+    kinds = [
+        kind if has_own_heads else kind.replace("window", "full") for kind in model.kind_of_layers
+    ]
+    found = tuple(dict.fromkeys(kinds))
+    codes = tuple(map(found.index, kinds))
+    until = tuple(
+        np.cumsum([0, *(code == place for code in codes)]) for place in range(len(found) - 1)
+    )
+    if model.layer_kinds or has_own_heads:
+        shapes = tuple(map(model.of_kind, found))
+    else:  # a model states its short forms of layers with experts
+        shapes = tuple(model if "experts" in kind else model.dense for kind in found)
+    return LayerShapes(shapes, codes, until)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageLayers:
+    """How many layers of each kind some stages have."""
+
+    number: Floats
+    shapes: tuple[ModelShape, ...]
+    of_shape: tuple[Floats, ...]
+    """Layers of each shape but the last one, which the others are of."""
+
+    @classmethod
+    def of(
+        cls,
+        columns: LayoutColumns,
+        stage: NDArray[Any],
+        number: Floats,
+        model: ModelShape,
+        ranks: RankStages | None,
+    ) -> StageLayers:
+        """`number` are the layers of each stage, in an even split."""
+        if ranks is not None:
+            number = np.where(ranks.is_own, ranks.layers(stage), number)
+        shapes, _, until = layer_shapes(model)
+        held = []
+        for place, before in enumerate(until):
+            each = _held(columns, stage, before)
+            if ranks is not None:
+                each = np.where(ranks.is_own, ranks.of_shape(place, stage), each)
+            held.append(each)
+        return cls(number, shapes, tuple(held))
+
+    def mean(self, of: Callable[[ModelShape], Floats]) -> Floats:
+        """The mean of a quantity over the layers."""
+        last = mean = of(self.shapes[-1])
+        for shape, held in zip(self.shapes, self.of_shape, strict=False):
+            mean = mean + held / np.maximum(self.number, 1) * (of(shape) - last)
+        return mean
+
+    def largest(self, of: Callable[[ModelShape], Floats]) -> Floats:
+        """The largest of a quantity over the layers; of a stage without one that of the last."""
+        largest = of(self.shapes[-1])
+        if not self.of_shape:
+            return largest
+        largest = np.where(self.has_last, largest, -np.inf)
+        for shape, held in zip(self.shapes, self.of_shape, strict=False):
+            largest = np.where(held > 0, np.maximum(of(shape), largest), largest)
+        return largest
+
+    @property
+    def of_last(self) -> Floats:
+        """Layers of the last shape."""
+        return self.number - sum(self.of_shape, start=np.zeros(()))
+
+    @property
+    def has_last(self) -> Bools:
+        return np.asarray(np.maximum(self.number, 1) - self.number + self.of_last > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCounts:
+    """The layers of each kind on every pipeline rank of some layouts."""
+
+    place: Ints
+    """The pipeline of each layout."""
+    number: Floats
+    """Layers; shape [pipelines, ranks, shapes]."""
+    has_output: Bools
+    """Whether a rank has the output; shape [pipelines, ranks]."""
+
+    @classmethod
+    def of(cls, columns: LayoutColumns, model: ModelShape) -> StageCounts:
+        """Those of columns of one axis."""
+        place, examples = distinct(columns, _PIPELINE_KNOBS)
+        few = columns.rows(examples)
+        own, numbers, every = RankStages.of(few, model), [], np.arange(model.num_layers + 1)
+        for rank in range(int(few.pp.max())):
+            stage = np.full(few.pp.shape, rank)
+            each = StageLayers.of(few, stage, _held(few, stage, every), model, own)
+            here = np.stack([*each.of_shape, each.of_last], axis=-1)
+            numbers.append(np.where((stage < few.pp)[:, None], here, 0.0))
+        ranks = np.arange(len(numbers))
+        return cls(place, np.stack(numbers, axis=1), ranks == few.last_rank[:, None])
+
+    def slowest_s(self, rows: slice, kinds_s: Sequence[Floats], head_s: Floats) -> Floats:
+        """Seconds of the slowest rank of some of the layouts, by those of layers and output."""
+        place = self.place[rows]
+        seconds = head_s.reshape(-1, 1) * self.has_output[place]
+        for at, layer_s in enumerate(kinds_s):
+            seconds = seconds + self.number[place, :, at] * layer_s.reshape(-1, 1)
+        return np.asarray(seconds.max(axis=1), dtype=np.float64)
+
+
+def _held(columns: LayoutColumns, stage: NDArray[Any], until: Ints) -> Floats:
+    """Layers of a shape on stages of an even split, over all chunks of a rank."""
+    embedding, head = columns.counted_ends
+    num_layers = len(until) - 1
+    each, more = np.divmod(num_layers + embedding + head, columns.pp * columns.vpp)
+    held = np.zeros(())
+    for chunk in range(int(columns.vpp.max())):
+        part = stage + chunk * columns.pp
+        begin = part * each + np.minimum(part, more) - embedding
+        end = np.clip(begin + each + (part < more), 0, num_layers)
+        own = until[end] - until[np.clip(begin, 0, num_layers)]
+        held = held + np.where(chunk < columns.vpp, own, 0)
+    return np.asarray(held, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +194,8 @@ class RankStages:
         held = np.minimum(columns.num_microbatches, HELD_ROUNDS * columns.pp)
         knobs = (columns.pp, columns.vpp, columns.schedule, columns.pipeline_split, text, held)
         found, place = different_combinations([np.where(is_own, knob, 0) for knob in knobs])
-        numbers = np.zeros((found.shape[1], 4, max(int(found[0].max()), 1)))
+        codes = layer_shapes(model).codes
+        numbers = np.zeros((found.shape[1], _KINDS + max(codes), max(int(found[0].max()), 1)))
         for row, (pp, vpp, schedule, split, word, m) in enumerate(found.T.tolist()):
             if pp:
                 layout = Layout(
@@ -62,17 +206,16 @@ class RankStages:
                     pipeline_layout=words[word],
                     num_microbatches=m,
                 )
-                ranks = _numbers_of_ranks(layout, model.num_layers, model.num_dense_layers)
-                numbers[row, :, :pp] = ranks
+                numbers[row, :, :pp] = _numbers_of_ranks(layout, codes)
         return cls(np.broadcast_to(is_own, place.shape), place, numbers)
 
     def layers(self, rank: NDArray[Any]) -> Floats:
         """Layers on a pipeline rank."""
         return self._at(_LAYERS, rank)
 
-    def dense(self, rank: NDArray[Any]) -> Floats:
-        """Layers without experts on a pipeline rank, in a model that has such."""
-        return self._at(_DENSE, rank)
+    def of_shape(self, place: int, rank: NDArray[Any]) -> Floats:
+        """Layers of a shape of `layer_shapes`, not of the last one, on a pipeline rank."""
+        return self._at(_KINDS + place, rank)
 
     def in_flight(self, rank: NDArray[Any]) -> Floats:
         """Layers times micro-batches whose activations a rank holds at its peak."""
@@ -95,12 +238,12 @@ class RankStages:
 
 
 @lru_cache(maxsize=4096)
-def _numbers_of_ranks(layout: Layout, num_layers: int, num_dense: int) -> Floats:
-    """Layers, dense ones, and layers in flight and waiting, by rank."""
+def _numbers_of_ranks(layout: Layout, codes: tuple[int, ...]) -> Floats:
+    """Layers, layers in flight and waiting, and layers of each shape but the last, by rank."""
     pp, vpp, m = layout.pp, layout.vpp, layout.num_microbatches
-    stages = [layout.layers_of_stage(stage, num_layers) for stage in range(pp * vpp)]
+    stages = [layout.layers_of_stage(stage, len(codes)) for stage in range(pp * vpp)]
     layers = tuple(map(len, stages))
-    dense = [len(range(each.start, min(each.stop, num_dense))) for each in stages]
+    held_codes = [codes[each.start : each.stop] for each in stages]
     ranks = [layout.stages_of_rank(rank) for rank in range(pp)]
     if vpp > 1 and not layout.is_v_shaped:
         m += -m % pp  # the interleaved schedule has whole groups of them
@@ -109,8 +252,11 @@ def _numbers_of_ranks(layout: Layout, num_layers: int, num_dense: int) -> Floats
     return np.array(
         [
             [sum(layers[stage] for stage in rank) for rank in ranks],
-            [sum(dense[stage] for stage in rank) for rank in ranks],
             *zip(*held, strict=True),
+            *(
+                [sum(held_codes[stage].count(place) for stage in rank) for rank in ranks]
+                for place in range(max(codes))
+            ),
         ],
         dtype=np.float64,
     )

@@ -243,6 +243,9 @@ class StepShape:
         yield SummedParameters(whole, self.dp_cp, self.zero_shards, self.links.data, share)
         if self.model.num_experts:
             layers = self.model.num_expert_layers + sum(self.counted_ends)
+            layers = layers + self.model.num_mtp_layers * any(
+                "experts" in kind for kind in self.model.mtp_kinds
+            )
             if self.rank_layers is not None:
                 is_own, last, most = self.rank_layers
                 of_experts = self.model.num_expert_layers / self.model.num_layers
@@ -269,31 +272,57 @@ class StepShape:
         """
         model, (embedding, head) = self.model, self.counted_ends
         a_layer = self.layer_parameters
+        of_head = float(model.num_head_parameters + num_mtp_parameters(model))
         first = float(model.num_embedding_parameters) - embedding * a_layer
-        last = float(model.num_head_parameters) - head * a_layer
+        last = of_head - head * a_layer
         one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))
-        ends = float(model.num_embedding_parameters + model.num_head_parameters)
+        ends = float(model.num_embedding_parameters) + of_head
         outside = np.where(self.pp > 1, one, ends)
         layers = (model.num_layers + embedding + head) * a_layer / self.pp
         held = layers + outside
         if self.rank_layers is not None:
             is_own, of_last, most = self.rank_layers
-            with_output = of_last * a_layer + np.where(
-                self.is_v_shaped, ends, float(model.num_head_parameters)
-            )
+            with_output = of_last * a_layer + np.where(self.is_v_shaped, ends, of_head)
             with_input = most * a_layer + np.where(
                 self.is_v_shaped, 0.0, float(model.num_embedding_parameters)
             )
             held = np.where(is_own, np.maximum(with_output, with_input), held)
+        if whole := mean_of_kinds(model, lambda of: of.mixer_parts.num_whole_matrix_parameters):
+            held = held + (self.tp - 1.0) * whole * model.num_layers / self.pp
         return np.asarray(held / self.tp_ranks, dtype=np.float64)
 
 
 def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:
-    """The mean of a quantity over the layers: some of a model with experts may be dense."""
+    """The mean of a quantity over the layers, of each kind as a shape of its own.
+
+    Of dense first layers and those with experts, `of` takes the model itself: layers with and
+    without a window are alike.
+    """
+    if has_kinds(model):
+        total = sum(len(each.layers) * of(each.shape) for each in model.kinds)
+        return np.asarray(total / model.num_layers, dtype=np.float64)
     if not model.num_dense_layers:
         return of(model)
     share = model.num_dense_layers / model.num_layers
     return np.asarray((1.0 - share) * of(model) + share * of(model.dense))
+
+
+def mean_of_kinds(model: ModelShape, of: Callable[[ModelShape], float]) -> float:
+    """The mean of a number over the layers."""
+    return sum(len(each.layers) * of(each.shape) for each in model.kinds) / model.num_layers
+
+
+def has_kinds(model: ModelShape) -> bool:
+    """Whether layers differ in more than a window and dense first feed-forwards."""
+    return bool(model.layer_kinds or model.experts_every or model.window_num_heads)
+
+
+def num_mtp_parameters(model: ModelShape) -> int:
+    """Parameters of all depths of multi-token prediction, without their experts."""
+    if not model.num_mtp_layers:
+        return 0
+    routed = model.num_expert_parameters * sum("experts" in kind for kind in model.mtp_kinds)
+    return model.num_mtp_layers * (model.num_mtp_parameters - routed)
 
 
 def _floats(values: Any) -> Floats:

@@ -17,7 +17,11 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.estimates.links import GroupLinks
-from layout_tuner.predictions.estimates.step_shape import StepShape, mean_of_layers
+from layout_tuner.predictions.estimates.step_shape import (
+    StepShape,
+    mean_of_kinds,
+    mean_of_layers,
+)
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 COLLECTIVE_S: Final = 4e-5
@@ -47,23 +51,35 @@ def layer_sums(model: ModelShape, tp: Any = 1, columns: Any = 1) -> LayerSums:
     """Elements of a token that the matrices and norms of a dense layer sum (arXiv:2502.08145).
 
     Over tp, of the residual stream (H / c): forward the outputs of two row-parallel matrices,
-    backward the input gradients of two column-parallel ones. Over columns it is the other way
-    round: forward the outputs of query, key and value and of the feed-forward's first matrices,
-    backward the input gradients of the other two (both / r). A LayerNorm sums two numbers a pass,
-    an RMSNorm one.
+    backward the input gradients of two column-parallel ones; a parallel block sums one of each.
+    Over columns it is the other way round: forward the outputs of query, key and value and of the
+    feed-forward's first matrices, backward the input gradients of the other two (both / r). A
+    LayerNorm sums two numbers a pass, an RMSNorm one.
     """
-    gated = model.family == "llama"
-    over_tp = 2.0 * model.hidden_size / columns
-    first = model.query_size + 2.0 * model.kv_hidden_size
-    first += (2.0 if gated else 1.0) * model.ffn_hidden_size
-    second = float(model.query_size + model.ffn_hidden_size)
-    norms = norm_sums(model) * 2.0
+    count = 1.0 if model.parallel_block else model.num_sublayers
+    over_tp = (count - latent_saving(model)) * model.hidden_size / columns
+    first, second = _split_widths(model, model.ffn_hidden_size)
+    norms = norm_sums(model) * model.num_layer_norms
     return LayerSums(Sums(over_tp, over_tp), Sums(first / tp, second / tp), Sums(norms, norms))
+
+
+def latent_saving(model: ModelShape) -> float:
+    """Share of a sum over tp that latent attention saves: half of one gathers latents instead."""
+    gathered = model.mixer_parts.gathered or model.hidden_size
+    return (model.hidden_size - gathered) / (2.0 * model.hidden_size)
+
+
+def _split_widths(model: ModelShape, inner: int) -> tuple[float, float]:
+    """Outputs of a layer's matrices that are divided by columns, and inputs of those by rows."""
+    matrices = model.mixer_parts.matrices
+    first = sum(each.columns for each in matrices if each.split == "columns")
+    second = sum(each.rows for each in matrices if each.split == "rows")
+    return float(first + model.num_ups * inner), float(second + inner)
 
 
 def norm_sums(model: ModelShape) -> float:
     """Numbers that one norm sums for a token, forward and as many backward."""
-    return 1.0 if model.family == "llama" else 2.0
+    return 2.0 if model.has_layer_norms else 1.0
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -77,6 +93,9 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     columns, count = step.tp_columns, tp_collectives(step)
     # The gradient of the head's input has whole features.
     over_tp = count + np.where(step.tp > 1, (columns - 1.0) * step.slots / step.pp, 0.0)
+    if saving := mean_of_kinds(step.model, latent_saving):
+        saved = saving * (1.0 + step.forward_passes) * step.layer_slots
+        over_tp = over_tp - np.where(step.tp > 1, saved, 0.0)
     groups = [(step.tp, over_tp, step.tokens / columns, count, step.links.tensor)]
     if (columns > 1).any():
         count, sums = column_collectives(step), np.ones(columns.shape)
@@ -109,8 +128,11 @@ def tp_collectives(step: StepShape) -> Floats:
     """
     model = step.model
     routed = 0.0 if model.shared_expert_ffn_hidden_size else step.expert_slots
-    blocks = 2.0 * (1.0 + step.forward_passes) * step.layer_slots
-    blocks = blocks + step.recomputes["mlp"] * (step.layer_slots - step.expert_slots)
+    each = mean_of_kinds(model, lambda of: 1.0 if of.parallel_block else of.num_sublayers)
+    without = mean_of_kinds(model, lambda of: of.feed_forward is None)
+    blocks = each * (1.0 + step.forward_passes) * step.layer_slots
+    dense = step.layer_slots - step.expert_slots - without * step.layer_slots
+    blocks = blocks + step.recomputes["mlp"] * dense
     count = blocks - (1.0 + step.forward_passes) * routed + 2.0 * step.slots / step.pp
     return np.where(step.tp > 1, count, 0.0)
 
@@ -145,7 +167,7 @@ def _norm_bytes(model: ModelShape, passes: Floats | float) -> Floats | float:
 
     They are fp32; forward sums of a LayerNorm are fp64, since squares of a large mean cancel.
     """
-    return passes * (4.0 if model.family == "llama" else 8.0) + 4.0
+    return passes * (8.0 if model.has_layer_norms else 4.0) + 4.0
 
 
 def _no_longer_hidden(step: StepShape, n: Floats, links: GroupLinks) -> Iterator[Floats]:
@@ -179,8 +201,7 @@ def _summed_gradients(step: StepShape, model: ModelShape, *, is_tp: bool) -> Flo
 def _weight_product_s(step: StepShape, model: ModelShape, *, is_tp: bool) -> Floats:
     """Seconds of the products of weight gradients of the matrices that sum so."""
     f = model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
-    ups = 2.0 if model.family == "llama" else 1.0
-    first = model.query_size + 2.0 * model.kv_hidden_size + ups * f
-    width = first if is_tp else float(model.query_size + f)
+    first, second = _split_widths(model, f)
+    width = first if is_tp else second
     flops = 2.0 * step.tokens * model.hidden_size * width / step.tp_ranks
     return np.asarray(flops / step.peak_flops_per_s, dtype=np.float64)

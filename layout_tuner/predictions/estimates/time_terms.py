@@ -9,21 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from layout_tuner.array_types import Bools, Floats, Ints
-from layout_tuner.predictions.estimates.distinct_rows import different
-from layout_tuner.predictions.estimates.products import (
-    ProductRates,
-    attention_flops_per_s,
-    flash_2_share,
-    product_rates,
+from layout_tuner.array_types import Floats
+from layout_tuner.predictions.estimates.layer_products import (
+    matrix_bytes,
+    matrix_seconds,
+    product_seconds,
+    products_of,
+    rates_of,
+    routed_width,
+    rows_and_width,
+    sorted_rows,
 )
+from layout_tuner.predictions.estimates.products import attention_flops_per_s, flash_2_share
 from layout_tuner.predictions.estimates.step_shape import (
     StepShape,
     SummedParameters,
+    has_kinds,
     mean_of_layers,
 )
 from layout_tuner.predictions.estimates.tensor_sums import (
@@ -32,7 +37,6 @@ from layout_tuner.predictions.estimates.tensor_sums import (
     tensor_terms,
     tp_collectives,
 )
-from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import code_of, of_narrow, wide_codes
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -58,6 +62,19 @@ it computes the scores again (arXiv:2205.14135)."""
 BACKWARD_RATE: Final = 0.86
 """Speed of that backward pass over that of the forward pass: 0.86 in SimuMax's operators of an
 A100; FlashAttention-2 reaches 63 and 73 % of the peak (arXiv:2307.08691)."""
+STATE_PEAK_SHARE: Final = 0.08
+STATE_FLOPS_PER_S: Final = 8.5e13
+"""Speed of the recurrence of Mamba-2 and delta nets forward, a share of the peak that products
+reach, and at most so many operations (`MixerParts.flops_of_token`): on a B200 84 to 97 TFLOP/s of
+mamba_chunk_scan_combined with 8,192 tokens or more (TensorRT-LLM 1.3.0rc15) and 79 to 90 of
+chunk_gated_delta_rule on B200, GB200 and GB300, on an H100 38 to 74 (TensorRT-LLM 1.3.0rc20, SGLang
+0.5.14; all in aiconfigurator 095f58a5)."""
+CHANNEL_DECAY_RATE: Final = 0.55
+"""Speed of KDA over that of a gated delta net: 1.20 and 2.24 ms on a B200
+(flash-linear-attention, measured by pytorch/helion 3e928d1e), 2.03 and 3.27 ms on an H800."""
+STATE_BACKWARD: Final = 3.5
+"""Seconds of their backward pass over those of the forward pass: 3.4 to 3.6 of a gated delta net,
+3.8 to 4.1 of KDA in that measurement."""
 OFFLOADED_PARAMETER_S: Final = 1.7e-9
 """Seconds of a parameter's step on the host, with its transfers, before the optimizer's factor of
 1.5: 16 H100 took 3.19 s longer for 15.3 GB of states at 12 bytes (Megatron-Bridge's skill
@@ -77,9 +94,6 @@ EACH_STEP_S: Final = 1e-2
 HOST_OPERATIONS: Final[dict[str, float]] = {"gpt": 100.0, "llama": 140.0}
 """Operations of a block's forward and backward pass in eager PyTorch; a llama block adds rotations
 and gates."""
-_HALF_SPEED: Final = 100.0
-"""Inner dimension at which a matrix product takes twice the time of its operations: each tile of
-the result starts and drains a loop over it."""
 HOST_COLLECTIVE: Final = 10.0
 """Host time of a collective, with its waiting and copies, in operations."""
 
@@ -94,49 +108,42 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    seconds, is_measured = _matrix_seconds(step)
+    seconds, is_measured = matrix_seconds(step)
     yield "matrices", slots * seconds
-    yield "attention", slots * _attention_seconds(step)
+    attention_s = _attention_seconds(step)
+    if has_kinds(model):
+        attention_s = attention_s + mean_of_layers(model, partial(_state_seconds, step))
+    yield "attention", slots * attention_s
     if (traffic := step.kernels.traffic_of(model)) > 0:
         scores = model.num_heads * (model.attention_positions / model.num_layers) * step.tokens
         score_passes = (passes + step.recomputes_attention) * SCORE_PASSES
         score_bytes = traffic * score_passes * step.element_bytes * scores / step.tp
         yield "attention_bytes", slots * score_bytes / bandwidth
-    matrix_bytes = mean_of_layers(model, partial(_matrix_bytes, step))
-    yield "matrix_bytes", np.where(is_measured, 0.0, slots * passes * matrix_bytes / bandwidth)
+    moved = mean_of_layers(model, partial(matrix_bytes, step))
+    yield "matrix_bytes", np.where(is_measured, 0.0, slots * passes * moved / bandwidth)
     elementwise_bytes = mean_of_layers(model, partial(_elementwise_bytes, step))
     yield "elementwise", slots * elementwise_bytes / bandwidth
     yield "kernels", slots * _operations(step) * KERNEL_S
 
 
-def _matrix_seconds(step: StepShape) -> tuple[Floats, Bools]:
-    """Seconds of a layer's products for a micro-batch, and where they are at measured rates."""
-    model = step.model
-    operations = mean_of_layers(model, partial(_matrix_operations, step))
-    seconds, is_measured = operations / step.peak_flops_per_s, np.zeros(step.tp.shape, dtype=bool)
-    for here, rates in _rates(step, step.precision):
-        at_rates = mean_of_layers(model, partial(_seconds_at_rates, step, rates))
-        seconds, is_measured = np.where(here, at_rates, seconds), is_measured | here
-    return seconds, is_measured
-
-
-def _rates(step: StepShape, precision: Ints) -> Iterator[tuple[Bools, ProductRates]]:
-    """The rates of measured products, each with the layouts that have them."""
-    if step.kernels.uses_measured_rates:
-        for code in different(precision):
-            if (rates := product_rates(step.cluster, PRECISIONS[code])) is not None:
-                yield precision == code, rates
-
-
 def _attention_seconds(step: StepShape) -> Floats:
-    """Seconds of a layer's two attention products for a micro-batch, with their backward pass."""
+    """Seconds of a layer's two attention products for a micro-batch, with their backward pass.
+
+    A head's width is the mean of those of keys and values: the kernels measured for latent
+    attention (192 and 128; TensorRT-LLM 1.3.0rc20 in aiconfigurator 095f58a5, 4,096 tokens) reach
+    0.52 of the peak on H100, 0.48 on B200 and 0.53 on GB300, where heads of 128 have 0.55, 0.45 and
+    0.52. FlashAttention-2 pads values to the width of keys.
+    """
     model, kernels = step.model, step.kernels
-    positions = model.attention_positions / model.num_layers
-    flops = 4.0 * positions * model.query_size * step.tokens / step.tp
+    widths = model.head_size, model.value_head_size
+    flops = _attention_flops(model) * step.tokens / step.tp
+    if kernels.uses_flash_2:
+        flops = flops * (2.0 * max(widths) / sum(widths))
     forward_passes = step.forward_passes + step.recomputes_attention
     rate = None
     if kernels.uses_measured_rates and not kernels.traffic_of(model):
-        rate = attention_flops_per_s(step.cluster, model.head_size, model.seq_length)
+        length = min(model.seq_length, model.mean_document_length or model.seq_length)
+        rate = attention_flops_per_s(step.cluster, sum(widths) // 2, length)
     if rate is None:
         return np.asarray((2.0 + forward_passes) * flops / step.wide_flops_per_s)
     if kernels.uses_flash_2:
@@ -147,137 +154,29 @@ def _attention_seconds(step: StepShape) -> Floats:
     return np.where(in_fp32, (2.0 + forward_passes) * flops / step.wide_flops_per_s, at_rate)
 
 
-class _Product(NamedTuple):
-    """Forward products of a block that are alike: out[rows, columns] = in[rows, inner] w."""
-
-    number: Floats | float
-    rows: Floats
-    inner: Floats | float
-    columns: Floats | float
-    forward: Floats
-    """Times that they are multiplied."""
-    is_grouped: bool
-    """Whether they are those of routed experts."""
+def _attention_flops(model: ModelShape) -> float:
+    """Forward operations of a token in a layer's attention, as a mean over the layers."""
+    each = {own.mixer_parts.flops_of_position for _, own, _ in model.kinds} - {0}
+    if len(each) == 1:
+        return model.attention_positions / model.num_layers * each.pop()
+    return model.attention_forward_flops_per_token / model.num_layers
 
 
-def _products(step: StepShape, model: ModelShape) -> Iterator[_Product]:
-    """The products of a block.
-
-    Recomputation by operator multiplies key, attention's output and up again, and keeps the others;
-    of routed experts, whose grouped products are one operator each, it repeats all. That of `mlp`
-    repeats both products of a dense feed-forward.
-    """
-    t, tokens = step.tp, step.tokens
-    h, q, kv = model.hidden_size / step.tp_columns, float(model.query_size), model.kv_hidden_size
-    ups = _ups(model)
-    wide = model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
-    again = (kv + q + wide) / (2.0 * q + 2.0 * kv + (ups + 1.0) * wide)
-    forward = step.forward_passes + again * step.repeats_operators
-    yield _Product(1.0, tokens, h, (q + 2.0 * kv) / t, forward, False)
-    yield _Product(1.0, tokens, q / t, h, forward, False)
-    for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
-        times = step.forward_passes + step.repeats_operators if is_grouped else forward
-        times = times if model.num_experts else times + step.recomputes["mlp"]
-        yield _Product(count, rows, h, ups * f / ranks, times, is_grouped)
-        yield _Product(count, rows, f / ranks, h, times, is_grouped)
-
-
-def _ups(model: ModelShape) -> float:
-    """Matrices that lead into a feed-forward: one, and one of its gate."""
-    return 2.0 if model.family == "llama" else 1.0
-
-
-def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
-    """Operations of a block's matrix products for a micro-batch, small inner dimensions weighed up.
-
-    The forward product of [rows, inner] and [inner, columns] is followed by two of the same size:
-    the gradient of the input, whose inner dimension is the columns, and that of the weight, whose
-    inner dimension is the rows. Each expert has a product of its own, with its share of the rows.
-    """
-    total = np.zeros(step.tp.shape)
-    for count, rows, inner, columns, forward, _ in _products(step, model):
-        passes = 2.0 + forward
-        passes = passes + _HALF_SPEED * (forward / inner + 1.0 / columns + 1.0 / rows)
-        total += count * (2.0 * rows * inner * columns * passes)
-    return total
-
-
-def _seconds_at_rates(step: StepShape, rates: ProductRates, model: ModelShape) -> Floats:
-    """Seconds of the same products at measured rates.
-
-    The experts of a rank count as one product of all their rows, times what grouping costs.
-    """
-    total = np.zeros(step.tp.shape)
-    for count, rows, inner, columns, forward, is_grouped in _products(step, model):
-        slowdown = rates.grouped_slowdown(rows) if is_grouped else 1.0
-        total += slowdown * _product_seconds(rates, forward, count * rows, inner, columns)
-    return total
-
-
-def _product_seconds(
-    rates: ProductRates,
-    forward: Floats | float,
-    rows: Floats,
-    inner: Floats | float,
-    columns: Floats | float,
-) -> Floats:
-    """Seconds of a product, so many times, and of the gradients of its input and its weight."""
-    m, k, n = (np.asarray(each, dtype=np.float64) for each in (rows, inner, columns))
-    gradients_s = rates.seconds(m, k, n) + rates.seconds(k, n, m)
-    return np.asarray(forward * rates.seconds(m, n, k) + gradients_s)
-
-
-def _feed_forwards(
-    step: StepShape, model: ModelShape
-) -> Iterator[tuple[Floats | float, Floats, float, Floats, bool]]:
-    """The feed-forwards of a layer on a rank.
-
-    Yields how many are alike, the tokens of each, their width, the ranks that divide it, and
-    whether they are routed experts.
-    """
-    if not model.num_experts:
-        yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp, False
-        return
-    experts = model.num_experts / step.ep
-    rows = step.expert_tokens * model.experts_per_token / experts
-    yield experts, rows, float(model.moe_ffn_hidden_size), step.etp, True
-    if model.shared_expert_ffn_hidden_size:
-        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size), step.tp, False
-
-
-def _sorted_rows(step: StepShape, model: ModelShape) -> Floats | float:
-    """Rows that go through the experts of a rank, for each token that the rank holds."""
-    return model.experts_per_token * step.expert_tokens / step.tokens if model.num_experts else 0.0
-
-
-def _rows_and_width(step: StepShape, model: ModelShape) -> tuple[Floats | float, float]:
-    """Rows of a token in a rank's feed-forwards of a layer, and the width of all its rows."""
-    shared = model.shared_expert_ffn_hidden_size
-    if not model.num_experts:
-        return 1.0, float(model.ffn_hidden_size)
-    width = float(model.experts_per_token * model.moe_ffn_hidden_size + shared)
-    return _sorted_rows(step, model) + float(shared > 0), width
+def _state_seconds(step: StepShape, model: ModelShape) -> Floats:
+    """Seconds of a layer's recurrence (`STATE_PEAK_SHARE`) for a micro-batch."""
+    flops = model.mixer_parts.flops_of_token
+    rate = np.minimum(STATE_PEAK_SHARE * step.wide_flops_per_s, STATE_FLOPS_PER_S)
+    rate = rate * (CHANNEL_DECAY_RATE if model.mixer == "kda" else 1.0)
+    passes = step.forward_passes + STATE_BACKWARD
+    return np.asarray(passes * flops * step.tokens / step.tp / rate, dtype=np.float64)
 
 
 def _operations(step: StepShape) -> Floats:
     """Operations of a block for a micro-batch; each is about one kernel on the device."""
     passes = 2.0 + step.forward_passes + step.repeats_operators
-    return HOST_OPERATIONS[step.model.family] / 3.0 * passes
-
-
-def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
-    """Bytes that the matrices of a block move in one pass: weights, inputs and outputs.
-
-    This bounds the speed where a rank's matrices are small (roofline, Williams et al. 2009).
-    """
-    rows, f = _rows_and_width(step, model)
-    h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
-    ups = _ups(model)
-    whole = (2.0 * h + rows * 2.0 * h) / step.tp_columns
-    shared = (q + 2.0 * kv) + q + ups * f + f
-    weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp_ranks
-    weights = weights + model.num_expert_parameters / (step.etp * step.ep)
-    return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))
+    halves = sum(len(each.layers) * each.shape.num_sublayers for each in step.model.kinds)
+    each = HOST_OPERATIONS[step.model.family] * (halves / (2.0 * step.model.num_layers))
+    return each / 3.0 * passes
 
 
 def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
@@ -295,7 +194,7 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     The inputs of products in blocks, and the gradients of their outputs, are quantised in passes of
     their own; weights once a step, with the optimizer.
     """
-    ups, width = _ups(model), _rows_and_width(step, model)[1]
+    ups, width = model.num_ups, rows_and_width(step, model)[1]
     activations = step.recomputes["moe_act" if model.num_experts else "mlp"]
     q, kv = model.query_size, model.kv_hidden_size
     forward = step.forward_passes + step.repeats_operators
@@ -307,26 +206,47 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
         residual_passes = forward + 2.0
         inside = residual_passes * 2.0 * ((ups + 1.0) * width + q + 2.0 * kv)
     inside = inside + activations * (ups + 1.0) * width
+    mixed, gated = _state_widths(model)
+    if mixed or gated:
+        # A convolution's backward pass runs it again; a gate's reads three and writes three.
+        inside = inside + forward * (2.0 * mixed + 3.0 * gated) + 5.0 * mixed + 6.0 * gated
     residual_passes = residual_passes + 0.4 * step.recomputes["layernorm"]
-    residual = residual_passes * 10.0 * model.hidden_size * step.residual_share
-    residual = residual + (forward + 2.0) * 4.0 * _sorted_rows(step, model) * model.hidden_size
+    streams = 5.0 * model.num_sublayers - 3.0 * model.parallel_block
+    residual = residual_passes * streams * model.hidden_size * step.residual_share
+    residual = residual + (forward + 2.0) * 4.0 * sorted_rows(step, model) * routed_width(model)
     moved: Floats = step.element_bytes * step.tokens * (residual + inside / step.tp)
     if (casts := of_narrow(step.precision, lambda of: of.cast_bytes)).any():
         moved = moved + casts * sum(
             each.number * each.rows * (each.forward * each.inner + each.columns)
-            for each in _products(step, model)
+            for each in products_of(step, model)
         )
     return moved
 
 
+def _state_widths(model: ModelShape) -> tuple[float, float]:
+    """Features of a token that a mixer's convolution takes, and those that its gate scales."""
+    if model.mixer == "mamba2":
+        groups = 2 * model.mamba_num_groups * model.mamba_state_dim
+        return float(model.mamba_size + groups), float(model.mamba_size)
+    if model.mixer in ("gated_delta_net", "kda"):
+        keys = model.linear_num_key_heads * model.linear_key_head_dim
+        return float(2 * keys + model.linear_value_size), float(model.linear_value_size)
+    return 0.0, float(model.query_size if model.attention_output_gate else 0)
+
+
 def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """The output on a device, as if it were split over the stages like the layers."""
+    """The output on a device, as if it were split over the stages like the layers.
+
+    Each depth of multi-token prediction has it once more, and its projection of 2 H to H.
+    """
     model, bandwidth = step.model, step.cluster.memory_bandwidth_bytes_per_s
-    logit_bytes = LOGIT_BYTES * model.vocab_size * step.tokens / step.tp_ranks
-    flops = 3.0 * model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
-    seconds, columns = flops / step.wide_flops_per_s, model.vocab_size / step.tp_ranks
-    for here, rates in _rates(step, wide_codes(step.precision)):
-        at_rates = _product_seconds(rates, 1.0, step.tokens, float(model.hidden_size), columns)
+    h, vocabulary, depths = model.hidden_size, model.vocab_size, model.num_mtp_layers
+    logit_bytes = LOGIT_BYTES * (1 + depths) * vocabulary * step.tokens / step.tp_ranks
+    width = vocabulary + depths * (vocabulary + 2 * h)
+    flops = 3.0 * (2 * h * width) * step.tokens / step.tp_ranks
+    seconds, columns = np.asarray(flops / step.wide_flops_per_s), width / step.tp_ranks
+    for here, rates in rates_of(step, wide_codes(step.precision)):
+        at_rates = product_seconds(rates, 1.0, step.tokens, float(h), columns)
         seconds = np.where(here, at_rates, seconds)
     yield "head", step.slots * seconds / step.pp
     yield "logits", step.slots * logit_bytes / bandwidth / step.pp
@@ -345,7 +265,7 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     rows = step.expert_tokens * step.model.experts_per_token
     count = np.where(n > 1, step.expert_slots, 0.0)
     passes = 1.0 + step.forward_passes
-    sent = 2.0 * passes * count * step.element_bytes * rows * step.model.hidden_size / n
+    sent = 2.0 * passes * count * step.element_bytes * rows * routed_width(step.model) / n
     yield "exchange_inside", sent * (g - 1.0) / links.near_bytes_per_s
     yield "exchange_across", links.across_s(sent, n)
     yield "exchange_latency", count * _exchanges(step) * (COLLECTIVE_S + links.latency_s)
@@ -367,23 +287,38 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
 
     A ring runs beside `attention_s`, the seconds of attention in the step.
     """
-    model, n = step.model, step.cp
+    model, n, is_ring = step.model, step.cp, step.cp_comm_type == _P2P
     if (n == 1.0).all():
         return
-    again = np.where(step.recomputes_attention + step.forward_passes > 1.0, 1.0, 0.0)
-    keys = 2.0 * (n - 1.0) * step.tokens * model.kv_hidden_size / step.tp
-    gathered = keys * step.element_bytes * (3.0 + again)
-    passed = keys * (step.element_bytes * (2.0 + again) + GRADIENT_BYTES)
-    heads = 2.0 * (model.query_size + model.kv_hidden_size) * step.tokens / step.tp
-    exchanged = heads * (n - 1.0) / n * step.element_bytes * (1.0 + step.forward_passes)
-    is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
-    sent = np.where(is_exchange, exchanged, np.where(is_ring, passed, gathered))
-    count = np.where(is_exchange, 2.0 * (1.0 + step.forward_passes), 3.0 + again)
-    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context.latency_s)
-    seconds = step.layer_slots * (sent / step.links.context.bytes_per_s + latency_s)
+    of_layer = partial(_exchanged_s, step)
+    seconds = mean_of_layers(model, of_layer) if has_kinds(model) else of_layer(model)
+    seconds = step.layer_slots * seconds
     # All steps of a ring but its share of latency run beside a block of attention.
     exposed = np.where(is_ring, np.maximum(seconds - attention_s, 0.1 * seconds), seconds)
     yield "context", np.where(n > 1.0, exposed, 0.0)
+
+
+def _exchanged_s(step: StepShape, model: ModelShape) -> Floats:
+    """Seconds of what a layer exchanges over cp; a recurrence always exchanges tokens for heads."""
+    n, matrices = step.cp, model.mixer_parts.matrices
+    if not matrices:
+        return np.zeros(n.shape)
+    is_state = not model.has_softmax_attention
+    again = np.where(step.recomputes_attention + step.forward_passes > 1.0, 1.0, 0.0)
+    values = model.num_key_heads * model.value_head_size
+    keys = (n - 1.0) * step.tokens * (model.kv_hidden_size + values) / step.tp
+    gathered = keys * step.element_bytes * (3.0 + again)
+    passed = keys * (step.element_bytes * (2.0 + again) + GRADIENT_BYTES)
+    wide = model.query_size + model.kv_hidden_size + values
+    wide = wide + model.num_query_heads * model.value_head_size
+    wide = matrices[0].columns + matrices[-1].rows if is_state else wide
+    heads = wide * step.tokens / step.tp
+    exchanged = heads * (n - 1.0) / n * step.element_bytes * (1.0 + step.forward_passes)
+    is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
+    sent = np.where(is_exchange | is_state, exchanged, np.where(is_ring, passed, gathered))
+    count = np.where(is_exchange | is_state, 2.0 * (1.0 + step.forward_passes), 3.0 + again)
+    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context.latency_s)
+    return np.asarray(sent / step.links.context.bytes_per_s + latency_s, dtype=np.float64)
 
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -462,7 +397,9 @@ def _sum_terms(step: StepShape, group: SummedParameters) -> Iterator[tuple[str, 
     yield "gather_latency", (1.0 - beside) * last_hops * hop_s
 
 
-def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
+def stage_terms(
+    step: StepShape, layer_s: Floats, head_s: Floats, slowest_s: Floats | None
+) -> Iterator[tuple[str, Floats]]:
     """The cost of unequal stages: for the best split of the layers, and for an equal split.
 
     1F1B takes (m - 1) times the slowest stage and once the sum of all stages. An equal split gives
@@ -471,7 +408,8 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     Stages that are written out, and those of a V, have the cost of their split alone.
 
     `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
-    by the prior.
+    by the prior. `slowest_s` are those of the slowest stage, where stages have unlike layers: they
+    have the cost of their split alone.
     """
     layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
     even = (layers * layer_s + head_s) / step.pp
@@ -492,6 +430,9 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
         is_own, of_last, of_others = step.rank_layers
         written = np.maximum(of_others * layer_s, of_last * layer_s + head_s) - even
         best, unequal = np.where(is_own, written, best), np.where(is_own, 0.0, unequal)
+    if slowest_s is not None:
+        best = np.where(step.pp > 1, np.maximum(slowest_s - even, 0.0), 0.0)
+        unequal = np.zeros(())
     yield "imbalance", later * best
     yield "equal_layers", later * unequal
 
@@ -541,7 +482,9 @@ def block_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield from exchange_terms(step)
 
 
-def other_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
+def other_terms(
+    step: StepShape, layer_s: Floats, head_s: Floats, slowest_s: Floats | None = None
+) -> Iterator[tuple[str, Floats]]:
     """The terms of a step that are not those of blocks, output, and the host's work on them.
 
     `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
@@ -553,7 +496,7 @@ def other_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     a_gradient = FUSED_ACCUMULATION_BYTES if is_fused else ACCUMULATION_BYTES
     accumulation = a_gradient * sum(each.count for each in held) * step.num_microbatches
     yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
-    yield from stage_terms(step, layer_s, head_s)
+    yield from stage_terms(step, layer_s, head_s, slowest_s)
     # Transfers of offloaded activations run beside the device, as the host does.
     yield "each_microbatch", step.slots * (EACH_MICROBATCH_S + step.offloaded_s)
     stage_s = layer_s * step.model.num_layers / step.pp

@@ -368,7 +368,13 @@ def layers_of_stage(
         each = counted // pp + (stage < counted % pp)
         ends = embedding * (stage == 0) + head * (stage == pp - 1)
         return np.asarray(each - ends, dtype=np.float64)
-    block = model.num_layer_matrix_parameters
+    kinds = model.kinds if model.layer_kinds or model.experts_every else ()
+    block = (
+        model.num_layer_matrix_parameters
+        if not kinds
+        else sum(len(each.layers) * each.shape.num_layer_matrix_parameters for each in kinds)
+        / model.num_layers
+    )
     share = (model.num_layers + model.vocab_size * model.hidden_size / block) / pp
     until = _layers_until(stage + 1, share, pp, model)
     return until - np.where(stage == 0, 0.0, _layers_until(stage, share, pp, model))

@@ -18,6 +18,9 @@ def trained(path, _):
     fields, folder = json.loads(Path(path).read_text()), Path(path).parent
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for module in model.modules():  # norms of latents do not take the configuration's number
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = getattr(config, "rms_norm_eps", module.variance_epsilon)
     asked = torch.load(folder / "weights.pt")
     loaded = model.load_state_dict(asked["weights"], strict=False)
     logits = model(input_ids=asked["ids"], use_cache=False).logits

@@ -135,10 +135,12 @@ def test_the_options_of_megatron_lm_are_known_with_and_without_hyphens() -> None
         ("tie_word_embeddings", True, "(here it is called 'tied_embeddings')"),
         ("untie_embeddings_and_output_weights", True, "(here it is tied_embeddings=false)"),
         ("max_position_embeddings", 8, "(it has no effect on layouts: leave it out)"),
-        ("attention_bias", True, "(it has no effect on layouts: leave it out)"),
+        ("attention_bias", True, "(here it is biases=attention)"),
+        ("num_nextn_predict_layers", 2, "(here it is called 'num_mtp_layers')"),
         ("torch_dtype", "bfloat16", "unknown model field 'torch_dtype'"),
         ("mlp_only_layers", [0, 1], "(here it is num_dense_layers=2)"),
-        ("full_attention_interval", 4, "full or with a window: not covered, see"),
+        ("full_attention_interval", 4, "(here it is layer_kinds)"),
+        ("attention_chunk_size", 4, "(attention in chunks: not covered, see"),
     ],
 )
 def test_one_foreign_word_is_answered_with_ours_and_without_a_list(
@@ -157,56 +159,19 @@ def test_no_word_of_other_software_is_answered_with_a_guess(word: str) -> None:
 
 
 NOT_COVERED: Final[list[tuple[dict[str, Any], dict[str, Any], str]]] = [
-    ({"decoder_sparse_step": 2}, {"decoder_sparse_step": 1}, "every n-th layer"),
-    ({"interleave_moe_layer_step": 2}, {"interleave_moe_layer_step": 1}, "every n-th layer"),
-    ({"moe_layer_freq": 2}, {"moe_layer_freq": 1}, "every n-th layer"),
-    ({"moe_layer_freq": [0, 1, 0, 1]}, {"moe_layer_freq": [0, 0, 1, 1]}, "every n-th layer"),
-    ({"moe_layer_freq": "([0,1]*2)"}, {"moe_layer_freq": "[0]*2+[1]*2"}, "every n-th layer"),
-    ({"moe_layer_freq": "([0]*4)"}, {"moe_layer_freq": "([1]*4)"}, "every n-th layer"),
-    ({"mlp_only_layers": [3]}, {"mlp_only_layers": []}, "every n-th layer"),
-    ({"moe_layers": [1, 3]}, {"moe_layers": [2, 3]}, "every n-th layer"),
-    ({"moe_layers_enum": "1,3"}, {"moe_layers_enum": "1,2,3"}, "every n-th layer"),
-    ({"mlp_layer_types": ["sparse", "dense"]}, {"mlp_layer_types": ["dense"]}, "every n-th"),
-    ({"moe_layer_end_index": 2}, {"moe_layer_end_index": 3}, "every n-th layer"),
-    ({"hidden_act": "relu2"}, {"hidden_act": "silu"}, "a feed-forward of two matrices"),
-    ({"swiglu": False}, {"swiglu": True}, "a feed-forward of two matrices"),
     (
-        {"hidden_act": "silu", "layer_norm_eps": 1e-5},
-        {"hidden_act": "silu", "rms_norm_eps": 1e-5},
-        "three matrices beside LayerNorm",
-    ),
-    ({"num_nextn_predict_layers": 1}, {"num_nextn_predict_layers": 0}, "multi-token prediction"),
-    ({"kv_lora_rank": 512}, {"kv_lora_rank": None}, "multi-head latent attention"),
-    (
-        {"layer_types": ["linear_attention", "full_attention"]},
+        {"layer_types": ["conv", "full_attention"]},
         {"layer_types": ["full_attention"] * 2},
         "layers of other kinds than attention",
     ),
-    (
-        {"layer_types": ["full_attention", "sliding_attention"] * 2},
-        {"layer_types": ["sliding_attention", "full_attention"] * 2},
-        "attention windows in other layers",
-    ),
-    (
-        {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
-        {"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 2},
-        "attention windows in other layers",
-    ),
     ({"model_type": "bloom"}, {"model_type": "our_own"}, "ALiBi positions"),
-    ({"mamba_d_state": 16}, {"mamba_d_state": None}, "layers of other kinds"),
+    ({"model_type": "falcon_h1"}, {"model_type": "nemotron_h"}, "layers of other kinds"),
     ({"capacity_factor": 1.5}, {"capacity_factor": None}, "experts that drop tokens"),
+    ({"attention_chunk_size": 8}, {"attention_chunk_size": None}, "attention in chunks"),
     ({"attn_type_list": [0, 1]}, {"attn_type_list": [1, 1]}, "layers of other kinds"),
-    (
-        {"attention_types": [[["global", "local"], 2]]},
-        {"attention_types": [[["local", "global"], 2]]},
-        "attention windows in other layers",
-    ),
     ({"intermediate_size": [64, 64, 32, 32]}, {"intermediate_size": [64] * 4}, "different widths"),
     ({"block_configs": [{"ffn": 1}]}, {"block_configs": None}, "different widths"),
     ({"word_embed_proj_dim": 32}, {"word_embed_proj_dim": None}, "different widths"),
-    ({"expert_layer_period": 2}, {"expert_layer_period": 1}, "every n-th layer"),
-    ({"moe_layer_frequency": 2}, {"moe_layer_frequency": 1}, "every n-th layer"),
-    ({"model_type": "olmo"}, {"model_type": "olmo2"}, "three matrices beside LayerNorm"),
     ({"vision_config": {"depth": 2}}, {"vision_config": {}}, "encoders beside the decoder"),
 ]
 
@@ -224,10 +189,53 @@ def test_a_shape_that_can_be_said_only_nearly_is_refused_by_name_and_only_that(
     assert not read_foreign({**model, **taken}, KNOWN).not_covered
 
 
-def test_two_matrices_beside_rotary_positions_are_no_family() -> None:
+KINDS: Final[list[tuple[dict[str, Any], dict[str, Any]]]] = [
+    ({"moe_layer_freq": 2}, {"moe_layer_freq": 1}),
+    ({"moe_layer_freq": [0, 1, 0, 1]}, {"moe_layer_freq": [0, 0, 1, 1]}),
+    ({"moe_layer_freq": "([0,1]*2)"}, {"moe_layer_freq": "[0]*2+[1]*2"}),
+    ({"moe_layer_freq": "([0]*4)"}, {"moe_layer_freq": "([1]*4)"}),
+    ({"mlp_only_layers": [3]}, {"mlp_only_layers": []}),
+    ({"moe_layers": [1, 3]}, {"moe_layers": [2, 3]}),
+    ({"moe_layers_enum": "1,3"}, {"moe_layers_enum": "1,2,3"}),
+    ({"mlp_layer_types": ["sparse", "dense"]}, {"mlp_layer_types": ["dense"]}),
+    ({"moe_layer_end_index": 2}, {"moe_layer_end_index": 3}),
+    (
+        {"layer_types": ["linear_attention", "full_attention"]},
+        {"layer_types": ["full_attention"] * 2},
+    ),
+    (
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    (
+        {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+        {"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 2},
+    ),
+    (
+        {"attention_types": [[["global", "local"], 2]]},
+        {"attention_types": [[["local", "global"], 2]]},
+    ),
+    ({"expert_layer_period": 2}, {"expert_layer_period": 1}),
+    ({"moe_layer_frequency": 2}, {"moe_layer_frequency": 1}),
+    ({"hybrid_override_pattern": "ME"}, {"hybrid_override_pattern": None}),
+    ({"mamba_chunk_size": 256}, {"mamba_chunk_size": None}),
+]
+
+
+@pytest.mark.parametrize(("said", "short"), KINDS)
+def test_layers_without_a_short_form_are_kinds(said: dict[str, Any], short: dict[str, Any]) -> None:
+    model = {"num_layers": 4, "family": "llama", "num_experts": 8}
+    read = read_foreign({**model, **said}, KNOWN)
+    assert (read.fields["layer_kinds"], read.not_covered) == ("", {})
+    assert "layer_kinds" not in read_foreign({**model, **short}, KNOWN).fields
+    assert re.search(r"\blayer_kinds( for|\))", str(refusal({"preset": "tiny-moe", **said})))
+
+
+def test_two_matrices_beside_rotary_positions_are_fields_of_llama() -> None:
     neox = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_pct": 0.25}
-    assert "two matrices" in read_foreign(neox, KNOWN).not_covered["hidden_act"]
-    assert "state family" not in str(refusal(neox))
+    told = {"activation": "gelu", "norm": "layer", "rotary_fraction": 0.25}
+    assert read_foreign(neox, KNOWN).fields == told
+    assert "state family, " in str(refusal(neox))
     gpt = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_layer": 12}
     assert read_foreign(gpt, KNOWN).fields == {"family": "gpt", "num_layers": 12}
 
@@ -311,13 +319,43 @@ def test_a_dense_model_has_no_experts_and_their_widths_have_no_effect() -> None:
         ("sliding_window_pattern", "LLLG", {"full_attention_every": 4}),
         ("moe_topk", [6, 6, 6], {"experts_per_token": 6}),
         ("moe", {"num_experts_per_tok": 2}, {"experts_per_token": 2}),
-        ("activation", "fast-swiglu", {"family": "llama"}),
+        ("activation_func", "fast-swiglu", {"family": "llama"}),
+        ("decoder_sparse_step", 2, {"experts_every": 2}),
+        ("interleave_moe_layer_step", 1, {}),
+        ("num_nextn_predict_layers", 0, {}),
+        ("mtp_num_layers", 2, {"num_mtp_layers": 2}),
+        ("qk_pos_emb_head_dim", 64, {"qk_rope_head_dim": 64}),
+        ("mamba_d_state", 16, {"mamba_state_dim": 16}),
+        ("n_group", 8, {"router_groups": 8}),
+        ("n_group", 1, {}),
+        ("moe_router_score_function", "sigmoid", {"router_score": "sigmoid"}),
+        ("add_qkv_bias", True, {"biases": "qkv"}),
+        ("add_bias_linear", True, {"biases": "all"}),
         ("share_embeddings_and_output_weights", True, {"tied_embeddings": True}),
         ("num_query_groups", 2, {"num_kv_heads": 2, "tied_embeddings": True}),
     ],
 )
 def test_a_value_means_what_it_means_there(word: str, value: Any, told: dict[str, Any]) -> None:
-    document = {"num_layers": 4, "num_experts": 8, word: value}
+    document = {"num_layers": 4, "num_experts": 8, "family": "llama", word: value}
+    assert read_foreign(document, KNOWN).fields == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"hidden_act": "relu2"}, {"activation": "relu2"}),
+        ({"squared_relu": True}, {"activation": "relu2"}),
+        ({"gated_linear_unit": False}, {"activation": "gelu"}),
+        ({"normalization": "LayerNorm"}, {"norm": "layer"}),
+        ({"hidden_act": "silu", "rms_norm_eps": 1e-5}, {"family": "llama"}),
+        ({"hidden_act": "silu", "layer_norm_eps": 1e-5}, {"family": "llama", "norm": "layer"}),
+        ({"attention_bias": True, "mlp_bias": True}, {"biases": "all"}),
+        ({"attention_bias": True, "family": "gpt"}, {}),
+        ({"num_experts": 1, "scoring_func": "sigmoid"}, {}),
+    ],
+)
+def test_activation_norm_and_biases_are_fields(words: dict[str, Any], told: dict[str, Any]) -> None:
+    document = {"num_layers": 4, "num_experts": 8, "family": "llama", **words}
     assert read_foreign(document, KNOWN).fields == told
 
 

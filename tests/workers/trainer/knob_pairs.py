@@ -44,7 +44,7 @@ LAYOUT_FIELDS = {
 """The knobs that are fields of a layout; the micro-batches follow from the global batch."""
 DEGREES, FLAG = (1, 2, 4), (False, True)
 KNOBS: dict[str, Sequence[Any]] = {
-    "family": ("gpt", "llama", "moe", "neox", "glm"),
+    "family": ("gpt", "llama", "moe", "neox", "glm", "mla", "hybrid"),
     "tied": FLAG,
     "balanced": FLAG,
     "kind": ("adamw", "sgd"),
@@ -127,9 +127,9 @@ def shape_of(values: Values) -> ModelShape:
         family,
         num_layers=max(4, values["pp"] * values["vpp"]) - ends,
         num_heads=8,
-        num_kv_heads=8 if family == "gpt" else 4,
+        num_kv_heads=8 if family in ("gpt", "mla") else 4,
         tied_embeddings=values["tied"],
-        num_dense_layers=int(family in MIXTURES and has_windows),
+        num_dense_layers=int(family in MIXTURES and family != "hybrid" and has_windows),
         **{} if has_windows else {"attention_window": None, "full_attention_every": None},
     )
 

@@ -336,24 +336,20 @@ class RMSNorm(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """Norms of query and key, which come first in a fused projection of width M.
-
-    Their weights are as wide as what is normalised: a head or a latent. A latent of queries
-    may be missing.
-    """
+    """Norms of N query heads and K key heads, which come first in a fused projection of width M."""
 
     def __init__(
-        self, query: ModelParameter | None, key: ModelParameter, *, query_size: int, key_size: int
+        self, query: ModelParameter, key: ModelParameter, *, num_heads: int, num_kv_heads: int
     ) -> None:
         super().__init__()
         self.query, self.key, self.kernels = query, key, EAGER
-        self._sizes = query_size, key_size
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
 
     def parts(self, qkv_TM: Tensor) -> list[tuple[Tensor, ModelParameter]]:
         """The columns of the queries and of the keys, as views, each with its weight."""
-        first, second = self._sizes
-        query = [] if self.query is None else [(qkv_TM[:, :first], self.query)]
-        return [*query, (qkv_TM[:, first : first + second], self.key)]
+        size = len(self.query)
+        first, last = self.num_heads * size, (self.num_heads + self.num_kv_heads) * size
+        return [(qkv_TM[:, :first], self.query), (qkv_TM[:, first:last], self.key)]
 
     def forward(self, qkv_TM: Tensor) -> Tensor:
         return _apply_query_key_norm(qkv_TM, self)

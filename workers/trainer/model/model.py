@@ -139,16 +139,10 @@ class StageBuilder:
         part = ParameterPart(name=name, shape=size, shard_dim=None, column_dim=0, init=init)
         return self.declare(part)
 
-    def latent_norm(self, prefix: str, queries: int, keys: int) -> QueryKeyNorm:
-        """Norms of the latents, which each tp rank has whole; without queries of the other."""
-        query, key = (
-            ParameterPart(
-                name=f"{prefix}.{name}_latent_norm.weight", shape=(n,), shard_dim=None, init="ones"
-            )
-            for name, n in (("query", queries), ("key_value", keys))
-        )
-        weights = self.declare(query) if queries else None, self.declare(key)
-        return QueryKeyNorm(*weights, query_size=queries, key_size=keys)
+    def whole_norm(self, name: str, size: int) -> ModelParameter:
+        """The weight of a norm that each tp rank has whole, and computes of its own tokens."""
+        part = ParameterPart(name=f"{name}.weight", shape=(size,), shard_dim=None, init="ones")
+        return self.declare(part)
 
     def query_key_norm(self, prefix: str) -> QueryKeyNorm | WidthNorm:
         """Norms of this rank's heads: of each, or of all heads of all ranks together.
@@ -157,10 +151,11 @@ class StageBuilder:
         """
         shape, tp, group = self.shape, self.mesh.layout.tp, self.mesh.tp_group
         names = [f"{prefix}.{name}_norm.weight" for name in ("query", "key")]
-        sizes = shape.query_size, shape.kv_hidden_size
         if shape.qk_norm != "width":
             weights = (self.declare(_whole(name, shape.head_size, init="ones")) for name in names)
-            return QueryKeyNorm(*weights, query_size=sizes[0] // tp, key_size=sizes[1] // tp)
+            heads, kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
+            return QueryKeyNorm(*weights, num_heads=heads, num_kv_heads=kv_heads)
+        sizes = shape.query_size, shape.kv_hidden_size
         weights = (
             self.declare(ParameterPart(name=name, shape=(size,), shard_dim=0, init="ones"))
             for name, size in zip(names, sizes, strict=True)

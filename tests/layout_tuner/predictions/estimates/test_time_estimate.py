@@ -100,7 +100,7 @@ layouts = st.builds(
 
 @pytest.fixture
 def products_of_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("layout_tuner.predictions.estimates.time_terms._HALF_SPEED", 0.0)
+    monkeypatch.setattr("layout_tuner.predictions.estimates.layer_products._HALF_SPEED", 0.0)
 
 
 @pytest.mark.usefixtures("products_of_full_speed")
