@@ -44,7 +44,6 @@ from tests.workers.trainer.cases import (
     COLUMNS,
     CPU,
     CUT,
-    LATENT,
     PP,
     TP,
     VPP,
@@ -548,47 +547,3 @@ def test_products_in_fp32_hold_the_copies_of_one_product_more(
     copies = 2 * 4 * 512 * 512
     for found, without in zip(peaks_of(layout, shape), fast, strict=True):
         assert without < found <= without + copies
-
-
-LATENT_WIDTHS = {
-    **LATENT,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 48,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
-OF_KINDS = {
-    "latent": make_shape(**WIDTHS, **LATENT_WIDTHS),
-    "latent-of-keys": make_shape(**WIDTHS, **LATENT_WIDTHS | {"q_lora_rank": 0}),
-    "latent-experts": make_shape(
-        **WIDTHS,
-        **LATENT_WIDTHS,
-        num_experts=8,
-        experts_per_token=2,
-        moe_ffn_hidden_size=256,
-        num_dense_layers=2,
-    ),
-    "hybrid": make_shape("hybrid", **SIZES | {"ffn_hidden_size": 256, "moe_ffn_hidden_size": 256}),
-}
-UP = {"recompute": "mla_up_proj"}
-BOTH = {"recompute": "core_attention+layernorm+mla_up_proj"}
-LATE = {"schedule": "zero_bubble"}
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(
-    ("name", "axes"),
-    [
-        *(("latent", each) for each in ({}, TP, CUT, PP, VPP, ZERO_3, BF16, FULL, SELECTIVE)),
-        *(("latent", each) for each in (UP, UP | CUT | PP, BOTH | CUT | PP, PP | LATE)),
-        *(("latent", {"cp": 2, "cp_comm_type": kind}) for kind in CP_COMM_TYPES),
-        *(("latent-of-keys", each) for each in ({}, CUT, UP | CUT | PP)),
-        *(("latent-experts", each) for each in ({}, CUT | PP, EP, UP | CUT)),
-        *(("hybrid", each) for each in ({}, CUT, PP, VPP, EP, ZERO_3)),
-    ],
-    ids=str,
-)
-def test_a_rank_of_these_kinds_holds_what_is_estimated(name: str, axes: dict[str, Any]) -> None:
-    layout = Layout(micro_batch_size=8, num_microbatches=8 if "pp" in axes else 2, **axes)
-    assert_estimated(layout, OF_KINDS[name], 0.95, 1.05)
