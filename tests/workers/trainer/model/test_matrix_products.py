@@ -165,7 +165,7 @@ def opened(rank: int, store: Any, dp: int, shape: ModelShape = SHAPE, **context:
     return open_training(settings, make_context(rank, dp, store, **context))
 
 
-@pytest.mark.parametrize("shape", [SHAPE, make_shape(**LATENT), make_shape("hybrid", num_layers=4)])
+@pytest.mark.parametrize("shape", [SHAPE, make_shape(**LATENT)], ids=["llama", "latent"])
 def test_the_products_of_a_model_are_those_that_its_training_computes(
     shape: ModelShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
