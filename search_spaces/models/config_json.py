@@ -49,14 +49,13 @@ from layout_tuner.search_spaces.models.config_words import (
     KV_HEADS,
     LAYERS,
     MTP_MODULES,
-    OF_GROUPS,
     OF_LATENTS,
     OF_LINEAR_LAYERS,
     OF_MAMBA,
-    OF_SCALING,
     OF_SCORES,
     POSITIONS,
     ROTARY_BASE,
+    SCALING,
     SHARED_EXPERTS,
     SHARED_WIDTH,
     TAPS,
@@ -396,8 +395,8 @@ def _feed_forwards(
     of_expert = ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size")
     width = words.needed(of_expert if family.kind == "wide" else ("moe_intermediate_size",))
     shared = words.whole(*SHARED_WIDTH) or (words.whole(*SHARED_EXPERTS) or 0) * width
-    score, scaling = words.get(*OF_SCORES), words.number(*OF_SCALING)
-    groups, taken = words.whole(*OF_GROUPS) or 0, words.whole("topk_group")
+    score, taken = words.get(*OF_SCORES), words.whole("topk_group")
+    groups = words.whole("n_group", "num_expert_group") or 0
     grouped = groups > 1 and words.get("topk_method") != "greedy"
     return {
         "ffn_hidden_size": width,
@@ -409,7 +408,7 @@ def _feed_forwards(
         "expert_latent_size": words.whole("moe_latent_size") or 0,
         **({"router_score": "sigmoid"} if score == "sigmoid" else {}),
         **({"router_groups": groups, "router_topk_groups": taken or 1} if grouped else {}),
-        "router_scaling_factor": float(scaling or 1.0),
+        "router_scaling_factor": float(words.number(*SCALING) or 1.0),
     }
 
 

@@ -14,11 +14,13 @@ from layout_tuner.search_spaces.models.foreign_words import (
     NOT_COVERED,
     OF_OTHER_LAYERS,
     OTHER_LAYERS,
+    SAME_VALUE,
     WIDTHS,
     WITHOUT_EFFECT,
     WITHOUT_EFFECT_ALIKE,
     words_of,
 )
+from layout_tuner.search_spaces.models.model_fields import LINEAR_FIELDS, MAMBA_FIELDS
 from layout_tuner.terminal.plurals import listed
 
 
@@ -50,26 +52,15 @@ MTP_MODULES: Final = _ordered(
 OF_SCORES: Final = _ordered(
     "scoring_func score_func score_function expert_selection_fn moe_router_activation_func"
 )
-OF_GROUPS: Final = _ordered("n_group num_expert_group")
-OF_SCALING: Final = _ordered(
+SCALING: Final = _ordered(
     "routed_scaling_factor router_scaling_factor moe_routed_scaling_factor route_scale"
 )
 OF_LATENTS: Final = _ordered(
     "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
 )
-OF_LINEAR_LAYERS: Final = {
-    "linear_num_key_heads": _ordered("linear_num_key_heads linear_num_heads"),
-    "linear_num_value_heads": _ordered("linear_num_value_heads linear_num_heads"),
-    "linear_key_head_dim": _ordered("linear_key_head_dim linear_head_dim"),
-    "linear_value_head_dim": _ordered("linear_value_head_dim linear_head_dim"),
-}
-OF_MAMBA: Final = {
-    "mamba_num_heads": _ordered("mamba_num_heads mamba_n_heads"),
-    "mamba_head_dim": _ordered("mamba_head_dim mamba_d_head"),
-    "mamba_state_dim": _ordered("ssm_state_size mamba_d_state"),
-    "mamba_num_groups": _ordered("n_groups mamba_n_groups"),
-}
-"""Words by the field of ours."""
+OF_LINEAR_LAYERS: Final = {ours: (ours, re.sub("(key|value)_", "", ours)) for ours in LINEAR_FIELDS}
+OF_MAMBA: Final = {ours: (ours, *SAME_VALUE[ours].split()) for ours in MAMBA_FIELDS}
+"""Words by the field of ours; KDA has as many key heads as value heads."""
 TAPS: Final = _ordered(
     "linear_conv_kernel_dim conv_kernel mamba_d_conv linear_short_conv_kernel_size"
 )

@@ -152,11 +152,11 @@ qwen3-next-80b-a3b  layers=48 hidden=2048 heads=16 kv_heads=2 head_dim=256 qk_no
   shared_expert_gate=true mtp=1 \
   layer_kinds=[{"gated_delta_net+experts":3},"full+experts"]
 # config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 and Nemotron-3-Super-120B-A12B-BF16.
-nemotron-3-nano-30b-a3b  hidden=2688 heads=32 kv_heads=2 head_dim=128 rotary=0 \
+nemotron-3-nano-30b-a3b  hidden=2688 heads=32 kv_heads=2 head_dim=128 rotary=0.0 \
   mamba_num_heads=64 mamba_head_dim=64 mamba_state_dim=128 mamba_num_groups=8 vocab=131072 \
   experts=128 per_token=6 width=1856 shared=3712 activation=relu2 score=sigmoid bias=true \
   scaling=2.5 pattern=MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME
-nemotron-3-super-120b-a12b  hidden=4096 heads=32 kv_heads=2 head_dim=128 rotary=0 \
+nemotron-3-super-120b-a12b  hidden=4096 heads=32 kv_heads=2 head_dim=128 rotary=0.0 \
   mamba_num_heads=128 mamba_head_dim=64 mamba_state_dim=128 mamba_num_groups=8 vocab=131072 \
   experts=512 per_token=22 width=2688 expert_latent_size=1024 shared=5376 activation=relu2 \
   score=sigmoid bias=true scaling=5.0 mtp=1 pattern=MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM\

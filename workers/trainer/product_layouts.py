@@ -73,7 +73,10 @@ def _weights(model: ModelShape, tp: int) -> Iterator[tuple[int, int]]:
         return
     hidden, ups = model.hidden_size, model.num_ups
     for each in (kind.shape for kind in model.kinds):
-        for matrix in each.mixer_parts.matrices:
+        matrices = each.mixer_parts.matrices
+        if whole := [matrix for matrix in matrices if matrix.split == "whole"]:
+            yield sum(matrix.columns for matrix in whole), hidden  # one product
+        for matrix in (matrix for matrix in matrices if matrix.split != "whole"):
             rows = matrix.rows // (tp if matrix.split == "rows" else 1)
             yield matrix.columns // (tp if matrix.split == "columns" else 1), rows
         if each.feed_forward == "dense":

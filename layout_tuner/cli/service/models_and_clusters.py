@@ -104,7 +104,9 @@ def _print_list(
 
 
 def _print_yaml(entry: CatalogueEntry) -> None:
-    click.echo(write_yaml(entry.description), nl=False)
+    # A list of kinds of layers, of which there may be many, stands in few lines.
+    flow = {"default_flow_style": None} if "layer_kinds" in entry.description else {}
+    click.echo(write_yaml(entry.description, **flow), nl=False)
 
 
 @click.command("show")

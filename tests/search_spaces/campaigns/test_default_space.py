@@ -50,12 +50,39 @@ CASES += [
     ("h100-sxm", 8, "qwen3-30b-a3b"),
     ("frontier", 16, "gpt-oss-120b"),
     ("gb300", 64, "qwen3-235b-a22b"),
+    ("h100-sxm", 64, "deepseek-v3"),
+    ("gb200", 64, "kimi-k2"),
+    ("h100-sxm", 32, "glm-4.5"),
+    ("mi300x", 16, "glm-4.5-air"),
+    ("h100-sxm", 16, "qwen3-next-80b-a3b"),
+    ("h100-sxm", 4, "nemotron-3-nano-30b-a3b"),
+    ("b200", 16, "nemotron-3-super-120b-a12b"),
+    ("h100-sxm", 32, "minimax-m2"),
+    ("h100-sxm", 16, "llama-4-scout"),
+    ("h100-sxm", 64, "llama-4-maverick"),
+    ("h100-sxm", 8, "olmo-3-32b"),
+    ("a100-sxm", 4, "gpt-oss-20b"),
 ]
+OF_OTHER_TRAINERS = frozenset(
+    [
+        "deepseek-v3",
+        "kimi-k2",
+        "glm-4.5",
+        "glm-4.5-air",
+        "qwen3-next-80b-a3b",
+        "nemotron-3-nano-30b-a3b",
+        "nemotron-3-super-120b-a12b",
+        "minimax-m2",
+        "gpt-oss-20b",
+    ]
+)
+"""Models that the embedded trainer does not train."""
 
 
 @pytest.mark.parametrize(("cluster", "num_nodes", "model"), CASES)
 def test_every_preset_has_layouts_that_fit(cluster: str, num_nodes: int, model: str) -> None:
-    spec = spec_of(model=model, cluster={"preset": cluster, "num_nodes": num_nodes})
+    probe = {"trainer": "megatron-lm"} if model in OF_OTHER_TRAINERS else {}
+    spec = spec_of(model=model, cluster={"preset": cluster, "num_nodes": num_nodes}, probe=probe)
     legal = spec.legal_set()
     spec.refuse_if_too_large(legal)
     assert len(legal) >= 5
@@ -231,6 +258,37 @@ def test_levers_of_memory_are_proposed_where_they_are_asked_for() -> None:
     assert space.values("recompute_layers") == ("all", "10", "20/13/6/0", "40")
     assert space.values("optimizer_states") == ("fp32",)
     assert space.values("offload") == ("none",)
+
+
+def test_modules_of_the_kinds_of_layers_are_proposed() -> None:
+    asked = {**BATCH, "pp": 2, "vpp": 1, "micro_batch_size": 1, "recompute_layers": "auto"}
+    for model, nodes, modules in (
+        ("deepseek-v3", 64, "mlp+moe_act+mla_up_proj"),
+        ("kimi-k2", 64, "mlp+moe_act+mla_up_proj"),
+        ("nemotron-3-super-120b-a12b", 16, "moe_act"),
+        ("qwen3-next-80b-a3b", 16, "moe_act"),
+        ("llama-4-maverick", 64, "mlp+moe_act"),
+    ):
+        cluster = {"preset": "h100-sxm", "num_nodes": nodes}
+        space = spec_of(model=model, cluster=cluster, space=asked).space
+        _, _, _, inside, more = space.values("recompute")
+        assert inside == modules
+        assert set(more.split("+")) == {*modules.split("+"), "layernorm"}
+
+
+def test_tp_divides_the_heads_of_every_kind_of_layer() -> None:
+    """Those of Mamba-2 have 8 groups, of delta nets 16 heads; attention has 2 key heads here."""
+    narrow = {"num_kv_heads": 32, "mamba_num_groups": 2}
+    for model, degrees in (
+        ({"preset": "nemotron-3-super-120b-a12b"}, {1, 2}),
+        ({"preset": "nemotron-3-super-120b-a12b", "num_kv_heads": 32}, {1, 2, 4, 8}),
+        ({"preset": "nemotron-3-super-120b-a12b", **narrow}, {1, 2}),
+        ({"preset": "qwen3-next-80b-a3b", "num_kv_heads": 16}, {1, 2, 4, 8}),
+        ({"preset": "qwen3-next-80b-a3b", "num_kv_heads": 16, "linear_num_key_heads": 2}, {1, 2}),
+    ):
+        cluster = {"preset": "h100-sxm", "num_nodes": 1}
+        space = spec_of(model=model, cluster=cluster, space={"global_batch_size": 8}).space
+        assert set(space.values("tp")) == degrees
 
 
 def test_offload_is_proposed_where_nothing_fits() -> None:

@@ -51,7 +51,7 @@ KINDS = {"attention_window": 6, "window_num_heads": 4, "window_num_kv_heads": 4}
 SHAPES = {
     "latent": make_shape(**LATENT),
     "latent-of-keys": make_shape(**LATENT | {"q_lora_rank": 0}),
-    "latent-wide-values": make_shape(**LATENT | {"v_head_dim": 24, "tied_embeddings": True}),
+    "latent-wide-values": make_shape(**LATENT | {"v_head_dim": 24}),
     "latent-window": make_shape(
         **LATENT, attention_window=6, layer_kinds=("window+dense", "full+dense")
     ),

@@ -103,6 +103,8 @@ class ProjectLatents(Function):
         layer.turn(dshared_BS1P, sign=-1.0)
         tokens = len(latents_TC)
         dq_TI = dq_BSND.reshape(tokens, -1)
+        if layer.key_value.weight.put_off is not None:  # a view would keep what it is a part of
+            dq_TI = dq_TI.contiguous()
         dup_TU = torch.cat((dk_BSND[..., :plain], dv_BSNV), 3).view(tokens, -1)
         grad_TC = torch.empty_like(latents_TC)
         dA, dR, dP = layer.split(grad_TC)

@@ -28,8 +28,9 @@ CONFIG: Final[dict[str, Any]] = {
     "num_key_value_heads": 2,
     "vocab_size": 1024,
     "tie_word_embeddings": False,
+    "rope_scaling": {"type": "yarn", "factor": 4.0},
 }
-LACKS: Final = "biases of queries, keys and values"
+LACKS: Final = "scaled rotary positions (yarn)"
 KNOBS: Final = ("--num-microbatches", "2")
 
 

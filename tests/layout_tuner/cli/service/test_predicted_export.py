@@ -200,6 +200,16 @@ def test_wrong_words_are_refused_in_one_sentence(
     assert says in refused.stderr
 
 
+def test_kinds_of_layers_are_shown_in_few_lines(run: Run) -> None:
+    for name, lines in (("nemotron-3-super-120b-a12b", 11), ("qwen3-next-80b-a3b", 3)):
+        shown = run("model", "show", name).stdout
+        assert yaml.safe_load(shown) == MODEL_PRESETS[name].to_mapping()
+        after = shown.partition("layer_kinds:")[2]
+        kinds = re.split(r"\n(?=[a-z])", after)[0]
+        assert kinds.count("\n") + 1 <= lines
+    assert "- {gated_delta_net+experts: 3}\n- full+experts" in kinds
+
+
 def test_formats_models_and_clusters_are_listed_without_a_service(run: Run) -> None:
     ends(run("export", "--list"), 0, "megatron-lm")
     models = run("model", "list")
