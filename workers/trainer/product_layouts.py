@@ -71,12 +71,17 @@ def _weights(model: ModelShape, tp: int) -> Iterator[tuple[int, int]]:
     sizes = model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size
     if any(size % tp for size in sizes):
         return
-    hidden, gates = model.hidden_size, 2 if model.family == "llama" else 1
-    yield (model.query_size + 2 * model.kv_hidden_size) // tp, hidden
-    yield hidden, model.query_size // tp
-    if model.num_expert_layers < model.num_layers:
-        yield gates * model.ffn_hidden_size // tp, hidden
-        yield hidden, model.ffn_hidden_size // tp
+    hidden, ups = model.hidden_size, model.num_ups
+    for each in (kind.shape for kind in model.kinds):
+        matrices = each.mixer_parts.matrices
+        if whole := [matrix for matrix in matrices if matrix.split == "whole"]:
+            yield sum(matrix.columns for matrix in whole), hidden  # one product
+        for matrix in (matrix for matrix in matrices if matrix.split != "whole"):
+            rows = matrix.rows // (tp if matrix.split == "rows" else 1)
+            yield matrix.columns // (tp if matrix.split == "columns" else 1), rows
+        if each.feed_forward == "dense":
+            yield ups * model.ffn_hidden_size // tp, hidden
+            yield hidden, model.ffn_hidden_size // tp
     yield model.vocab_size // tp, hidden
 
 

@@ -34,8 +34,8 @@ class TrainerOptions:
     """How a rank trains, alike on every rank; `from_knobs` checks the values."""
 
     compile: bool = False
-    """Whether torch.compile compiles the arithmetic between the matrix products. It changes nothing
-    for a GPT, whose norms and activation are single kernels."""
+    """Whether torch.compile compiles RMSNorm and SwiGLU. It changes nothing for a GPT, whose norms
+    and activation are single kernels."""
     overlap_all_reduce: bool = True
     """Whether a layer's input gradients are summed over tp beside its weight gradient."""
     overlap_scatter: bool = True

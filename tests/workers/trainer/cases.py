@@ -75,7 +75,16 @@ EXPERTS = {
 """A mixture of experts with all that its family may have, but dense layers."""
 
 
-MIXTURES = ("moe", "glm")
+LATENT = {
+    "num_heads": 8,
+    "num_kv_heads": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+MIXTURES = ("moe", "glm", "mla", "hybrid")
 FIELDS: dict[str, dict[str, Any]] = {
     "moe": {"ffn_hidden_size": 32, **EXPERTS},
     "neox": {
@@ -104,8 +113,28 @@ FIELDS: dict[str, dict[str, Any]] = {
         "router_scaling_factor": 2.5,
         "shared_expert_gate": True,
     },
+    "mla": {
+        **LATENT,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "moe_ffn_hidden_size": 32,
+        "shared_expert_ffn_hidden_size": 32,
+        "num_dense_layers": 1,
+    },
+    "hybrid": {
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "moe_ffn_hidden_size": 32,
+        "attention_window": 6,
+        "window_num_heads": 4,
+        "window_num_kv_heads": 4,
+        "layer_kinds": ("window+dense", "experts", "full", "dense"),
+    },
 }
-"""Families of shapes with most fields of blocks and of routers."""
+"""Families of shapes with most fields of blocks and of routers, with latent attention, and with
+layers of several kinds."""
 
 
 def make_shape(family: str = "llama", **changes: Any) -> ModelShape:

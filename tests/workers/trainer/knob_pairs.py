@@ -44,7 +44,7 @@ LAYOUT_FIELDS = {
 """The knobs that are fields of a layout; the micro-batches follow from the global batch."""
 DEGREES, FLAG = (1, 2, 4), (False, True)
 KNOBS: dict[str, Sequence[Any]] = {
-    "family": ("gpt", "llama", "moe", "neox", "glm"),
+    "family": ("gpt", "llama", "moe", "neox", "glm", "mla", "hybrid"),
     "tied": FLAG,
     "balanced": FLAG,
     "kind": ("adamw", "sgd"),
@@ -127,9 +127,9 @@ def shape_of(values: Values) -> ModelShape:
         family,
         num_layers=max(4, values["pp"] * values["vpp"]) - ends,
         num_heads=8,
-        num_kv_heads=8 if family == "gpt" else 4,
+        num_kv_heads=8 if family in ("gpt", "mla") else 4,
         tied_embeddings=values["tied"],
-        num_dense_layers=int(family in MIXTURES and has_windows),
+        num_dense_layers=int(family in MIXTURES and family != "hybrid" and has_windows),
         **{} if has_windows else {"attention_window": None, "full_attention_every": None},
     )
 
@@ -221,6 +221,10 @@ RUNS = [
     "glm sgd clipped pp2 head gpipe full mbs4",
     "neox tied sgd clipped fp16 tp4 cut full",
     "glm sgd tp4 cut ep2 etp2 mbs4",
+    "mla sgd tp4 cut zero3 ep2",
+    "hybrid sgd dp2 etp2",
+    "mla cp4 all_gather",
+    "hybrid tied balanced sgd clipped bf16 pp2 embedding zero_bubble full mbs1",
     "llama tied sgd bf16 cp2 a2a dp2 zero3 replicas2 selective mbs1",
     "moe clipped dp4 zero1 selective ep4",
     "moe sgd clipped tp2 cut cp2 a2a zero3 ep2 etp2",
@@ -272,6 +276,21 @@ RUNS = [
     "neox clipped columns4",
     "neox tied sgd clipped bf16 pp4 embedding zero_bubble full mbs1",
     "glm tied clipped pp4 vpp2 embedding_and_head selective mbs1",
+    "mla tied balanced sgd clipped bf16 pp4 embedding_and_head gpipe full mbs4",
+    "mla pp2 vpp2 embedding tp_cp_pp_dp dp2 zero1 selective mbs1",
+    "hybrid dp4 zero1 selective ep4",
+    "hybrid tp2 cut zero3 mbs4",
+    "mla balanced fp16 dp4 zero2 replicas2 etp2",
+    "mla tp2 cut",
+    "mla cp2 a2a",
+    "hybrid pp2 embedding_and_head gpipe tp_cp_pp_dp dp2 zero2 full",
+    "hybrid balanced fp16 pp4 vpp2 head",
+    "mla dp4 ep4",
+    "hybrid cp2 a2a ep2",
+    "hybrid dp4 zero1 replicas2",
+    "mla cp2 p2p",
+    "mla pp2 head zero_bubble",
+    "hybrid tp4 cut",
     "llama bf16 tp2 cut pp2 vpp2 embedding_and_head tp_cp_pp_dp dp2 zero1 selective",
     "fp16 pp2 embedding_and_head gpipe tp_cp_pp_dp dp4 zero2 replicas2",
     "llama tied sgd clipped fp16 tp2 cut dp4 zero1 replicas2 mbs1",
@@ -282,7 +301,7 @@ RUNS = [
     "neox fp16 pp2 embedding_and_head gpipe tp_cp_pp_dp dp4 zero2 replicas2",
 ]
 """Most new pairs first, and those of eight ranks last; SGD in fp32 has every value early."""
-NUM_FAST = 26
+NUM_FAST = 30
 """Runs of the fast suite: nine tenths of the pairs, with SGD in fp32 every value of each knob."""
 
 CHANGES = [(knob, value) for knob, values in KNOBS.items() for value in values]

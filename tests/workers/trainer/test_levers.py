@@ -58,7 +58,7 @@ STEPS = 3
 LATE, BF16 = {"schedule": "zero_bubble"}, {"precision": "bf16"}
 RING, A2A = ({"cp": 2, "cp_comm_type": kind} for kind in ("p2p", "a2a"))
 MODULES = ("core_attention", "mlp", "moe_act", "layernorm")
-"""Those that the trainer runs."""
+"""Those that the trainer runs of any model."""
 ALL = {"recompute": "+".join(MODULES)}
 DENSE = {"num_dense_layers": 1}
 
@@ -143,7 +143,8 @@ def levers(draw: st.DrawFn) -> tuple[Values, Layout]:
     """A random run, and its layout with random levers that the trainer's rules allow."""
     values = draw(random_runs())
     layout = layout_of(values)
-    modules = draw(st.sets(st.sampled_from(MODULES), min_size=1))
+    own = (*MODULES, "mla_up_proj") if shape_of(values).kv_lora_rank else MODULES
+    modules = draw(st.sets(st.sampled_from(own), min_size=1))
     what = draw(st.sampled_from(["full", "+".join(modules)]))
     counts = st.lists(st.integers(0, 3), min_size=layout.pp, max_size=layout.pp)
     layers = draw(st.just("all") | counts.map(lambda each: "/".join(map(str, each))))

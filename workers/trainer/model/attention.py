@@ -66,9 +66,9 @@ class HeadSizes(NamedTuple):
     def split(self, qkv_BSW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, S, N, D), keys (B, S, K, D) and values (B, S, K, V), as views."""
         q_BSI, k_BSI, v_BSI = torch.split(qkv_BSW, self.widths, dim=-1)
-        keys = (self.num_keys, -1)
-        queries_BSND = q_BSI.unflatten(-1, (self.num_queries, -1))
-        return queries_BSND, k_BSI.unflatten(-1, keys), v_BSI.unflatten(-1, keys)
+        q_BSND = torch.unflatten(q_BSI, -1, (self.num_queries, -1))
+        k_BSKD, v_BSKV = (torch.unflatten(x, -1, (self.num_keys, -1)) for x in (k_BSI, v_BSI))
+        return q_BSND, k_BSKD, v_BSKV
 
 
 AttentionCore = Callable[[Tensor, HeadSizes], Tensor]
@@ -151,8 +151,11 @@ def running_kernel(
     kernel = _kernel_of(qkv_BSW, heads, choice, has_window=window_SS is not None)
     if kernel != "fused":
         return kernel
+    q_BNSD, k_BKSD, v_BKSV = _as_wide(*(part.transpose(1, 2) for part in heads.split(qkv_BSW)))
     chosen = torch._fused_sdp_choice(
-        *_as_wide(*(part.transpose(1, 2) for part in heads.split(qkv_BSW))),
+        q_BNSD,
+        k_BKSD,
+        v_BKSV,
         attn_mask=window_SS,
         is_causal=window_SS is None,
         scale=heads.scale,

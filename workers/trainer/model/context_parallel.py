@@ -131,7 +131,7 @@ class AttentionToAllRanks(Function):
                 is_causal=is_causal,
             )
             if heads.num_keys < heads.num_queries:  # several query heads share a key head
-                dkv_BNED = [x.unflatten(1, (heads.num_keys, -1)).sum(2) for x in dkv_BNED]
+                dkv_BNED = [torch.unflatten(x, 1, (heads.num_keys, -1)).sum(2) for x in dkv_BNED]
             dkv_BEU = torch.cat([x.transpose(1, 2).flatten(2) for x in dkv_BNED], 2)
             return dq_BNSD.transpose(1, 2).flatten(2), dkv_BEU
 
@@ -157,7 +157,8 @@ def _queries_and_keys(qkv_BSW: Tensor, heads: HeadSizes) -> tuple[Tensor, Tensor
 def _keys(kv_BEU: Tensor, heads: HeadSizes) -> tuple[Tensor, Tensor]:
     """Keys (B, N, E, D) and values (B, N, E, V) with a head for each query head."""
     k_BEKD, v_BEKV = (
-        part.unflatten(2, (heads.num_keys, -1)) for part in torch.split(kv_BEU, heads.widths[1:], 2)
+        torch.unflatten(x, 2, (heads.num_keys, -1))
+        for x in torch.split(kv_BEU, heads.widths[1:], 2)
     )
     queries_a_head = heads.num_queries // heads.num_keys
     if queries_a_head > 1:
@@ -297,7 +298,7 @@ def _attend_by_heads(
     own = heads._replace(num_queries=queries, num_keys=keys)
     y = core(_heads_for_tokens(qkv_BSW, heads.widths, group, False), own).flatten(2)
     y_BSO = _heads_for_tokens(y, [y.shape[2] * group.size], group, True)
-    return y_BSO.unflatten(2, (heads.num_queries, -1))
+    return torch.unflatten(y_BSO, 2, (heads.num_queries, -1))
 
 
 _heads_for_tokens: Callable[..., Tensor] = HeadsForTokens.apply

@@ -1,4 +1,4 @@
-"""Norms of tokens whose features are divided over tensor columns, or whose heads are over tp.
+"""Norms of tokens whose features are divided over tensor columns, or whose heads over tp.
 
 AxoNN's own port normalises each rank's features alone, which is another model. Here the statistics
 are those of all features, so that the model is the same under every layout.
@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from layout_tuner.workers.trainer.comm.collectives import all_reduce, finish, start_all_reduce
 from layout_tuner.workers.trainer.comm.groups import AxisGroup
-from layout_tuner.workers.trainer.model.kernels import EPSILON, QueryKeyNorm
+from layout_tuner.workers.trainer.model.kernels import EPSILON, RMSNorm
 from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 
@@ -108,31 +108,18 @@ class DividedNorm(nn.Module):
         return _apply(x_TC, self.weight, self.bias, self.columns)
 
 
-class DividedQueryKeyNorm(QueryKeyNorm):
-    """Norms of all query heads together, and of all key heads, which tp divides.
+class WidthNorm(nn.Module):
+    """Norms of all query heads together, and of all key heads (OLMo 2).
 
-    Communicates over tp, forward and backward: an all-reduce of a number a token for the queries,
-    and for the keys.
+    Communicates over tp, which divides the heads, as the norms of query and key do.
     """
 
-    def __init__(self, *weights: ModelParameter, group: AxisGroup, **sizes: int) -> None:
-        super().__init__(*weights, **sizes)
-        self._group = group
+    def __init__(self, query: RMSNorm | DividedNorm, key: RMSNorm | DividedNorm) -> None:
+        super().__init__()
+        self.query, self.key = query, key
 
-    def _mean(self, sums_R1: Tensor, width: int) -> Tensor:
-        all_reduce(sums_R1, self._group)
-        return sums_R1.div_(width * self._group.size)
-
-    def normed(self, x_RD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
-        norm_R1 = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True, dtype=torch.float32)
-        rstd_R1 = self._mean(norm_R1.square_(), x_RD.shape[1]).add_(EPSILON).rsqrt_()
-        return (x_RD * rstd_R1).mul_(weight_D).to(x_RD.dtype), rstd_R1
-
-    def normed_backward(
-        self, grad_RD: Tensor, x_RD: Tensor, rstd_R1: Tensor, weight_D: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        normal_RD, weight_D = x_RD * rstd_R1, weight_D.float()
-        product_RD = normal_RD * grad_RD
-        mean_R1 = self._mean((product_RD @ weight_D)[:, None], x_RD.shape[1])
-        grad_x_RD = (grad_RD * weight_D).addcmul_(normal_RD, mean_R1, value=-1.0).mul_(rstd_R1)
-        return grad_x_RD.to(x_RD.dtype), product_RD.sum(0)
+    def forward(self, qkv_TM: Tensor) -> Tensor:
+        sizes = [len(norm.weight) for norm in (self.query, self.key)]
+        sizes.append(qkv_TM.shape[1] - sum(sizes))
+        query, key, others = torch.split(qkv_TM, sizes, dim=1)
+        return torch.cat((self.query(query), self.key(key), others), dim=1)

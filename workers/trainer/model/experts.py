@@ -133,8 +133,8 @@ class MixtureFunction(Function):
         inside_RF.mul_(weights_R[:, None])  # rounded once
         y_RH = grouped_products(inside_RF, layer.down_EHF.mT, routing.ends_E)
         del inside_RF
-        if layer.adds_down_bias:
-            y_RH.add_(routing.rows_of(layer.down_bias, len(y_RH)) * weights_R[:, None])
+        if (bias := layer.added_bias) is not None:
+            y_RH.add_(routing.rows_of(bias, len(y_RH)) * weights_R[:, None])
         y_MH, work = routing.start_to_tokens(y_RH)
         del y_RH
         _finish(work)
@@ -152,9 +152,8 @@ class MixtureFunction(Function):
         grad_inside_RF = grouped_products(grad_RH, layer.down_EHF, routing.ends_E)
         inside_RF = layer.row_kernels.activate(layer.activation, up_RU)
         grad_weights_R = (grad_inside_RF.float() * inside_RF).sum(-1)
-        if layer.adds_down_bias:
-            bias_RH = routing.rows_of(layer.down_bias, len(grad_RH))
-            grad_weights_R += (grad_RH.float() * bias_RH).sum(-1)
+        if (bias := layer.added_bias) is not None:
+            grad_weights_R += (grad_RH.float() * routing.rows_of(bias, len(grad_RH))).sum(-1)
         if layer.down_bias is not None:
             grad_bias = routing.bias_gradient(grad_RH.float() * weights_R[:, None])
             layer.down_bias.add_gradient(grad_bias)
@@ -200,41 +199,6 @@ def _finish(work: Pending | None) -> None:
 _mix: Callable[..., Tensor] = MixtureFunction.apply
 
 
-class SharedGate(Function):
-    """residual + sigmoid(x w) y: the gated output of the expert that every token takes (Qwen2-MoE).
-
-    Communicates nothing; of the gradient of w a rank computes the part of its tokens.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_LH: Tensor,
-        y_LH: Tensor,
-        residual_LH: Tensor,
-        weight_1H: ModelParameter,
-        remade: Remade | None,
-    ) -> Tensor:
-        share_L1 = F.linear(x_LH.float(), weight_1H.float()).sigmoid_()
-        ctx.weight_1H, ctx.remade = weight_1H, remade
-        ctx.save_for_backward(x_LH if remade is None else None, y_LH, share_L1)
-        return (y_LH * share_L1).to(y_LH.dtype).add_(residual_LH)
-
-    @staticmethod
-    def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        x_LH, y_LH, share_L1 = ctx.saved_tensors
-        slope_L1 = share_L1 * (1.0 - share_L1)
-        grad_L1 = slope_L1.mul_((grad_LH.float() * y_LH).sum(-1, keepdim=True))
-        x_LH = ctx.remade.again() if x_LH is None else x_LH
-        ctx.weight_1H.add_product(grad_L1.t(), x_LH.float())
-        grad_x_LH, grad_y_LH = grad_L1 @ ctx.weight_1H.float(), grad_LH * share_L1
-        dtype = y_LH.dtype
-        return grad_x_LH.to(dtype), grad_y_LH.to(dtype), grad_LH, None, None
-
-
-_add_gated: Callable[..., Tensor] = SharedGate.apply
-
-
 class MixtureOfExperts(nn.Module):
     """A router and this rank's experts, of whose widths it has a slice; adds the residual.
 
@@ -254,10 +218,8 @@ class MixtureOfExperts(nn.Module):
         ep_group: the ranks that divide the experts; None: this rank has all.
         etp_group: the ranks that divide the widths; None: this rank has all.
         shared: the feed-forward that every token takes besides; None: there is none.
-        shared_gate: (1, H); None: it is not gated.
-        router_bias: (A).
-        up_bias: (E U).
-        down_bias: (E H), which the first rank of etp adds; each has all of its gradient.
+        shared_gate: the layer whose sigmoid scales its output (Qwen2-MoE); None: there is none.
+        router_bias, up_bias, down_bias: (A), (E U) and (E H); the first rank of etp adds the last.
     """
 
     def __init__(
@@ -271,7 +233,7 @@ class MixtureOfExperts(nn.Module):
         ep_group: AxisGroup | None,
         etp_group: AxisGroup | None,
         shared: nn.Module | None,
-        shared_gate: ModelParameter | None = None,
+        shared_gate: nn.Module | None = None,
         router_bias: ModelParameter | None = None,
         up_bias: ModelParameter | None = None,
         down_bias: ModelParameter | None = None,
@@ -284,8 +246,6 @@ class MixtureOfExperts(nn.Module):
         self.per_token, self._positions_T = shape.experts_per_token, positions_T
         self.shape, self.activation = shape, shape.activation_of
         self.ep_group, self.etp_group = ep_group, etp_group
-        is_first = etp_group is None or etp_group.rank == 0
-        self.adds_down_bias = down_bias is not None and is_first
         self._num_own = self.num_experts // (1 if ep_group is None else ep_group.size)
         self.shared, self.shared_gate = shared, shared_gate
         self.kernels: Kernels = EAGER
@@ -304,14 +264,21 @@ class MixtureOfExperts(nn.Module):
         return self.down.detach().view(self._num_own, self.hidden_size, -1)
 
     @property
+    def added_bias(self) -> ModelParameter | None:
+        """The bias of outputs that this rank adds."""
+        is_first = self.etp_group is None or self.etp_group.rank == 0
+        return self.down_bias if is_first else None
+
+    @property
     def row_kernels(self) -> Kernels:
         """Compiled kernels are for one number of rows, which changes where routers send them."""
         return self.kernels if self.ep_group is None or self.balanced else EAGER
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor, remade: Remade | None = None) -> Tensor:
         if self.shared is not None and self.shared_gate is not None:
+            share_L1 = self.shared_gate(x_LH, remade).sigmoid()
             y_LH = self.shared(x_LH, None, remade)
-            residual_LH = _add_gated(x_LH, y_LH, residual_LH, self.shared_gate, remade)
+            residual_LH = torch.addcmul(residual_LH, y_LH, share_L1)
         elif self.shared is not None:
             residual_LH = self.shared(x_LH, residual_LH, remade)
         return _mix(x_LH, residual_LH, self, remade)

@@ -262,7 +262,7 @@ class RMSNormFunction(Function):
 
 
 class QueryKeyNormFunction(Function):
-    """RMSNorm of query and key, in place: of each head, or of all heads together.
+    """RMSNorm of each head of query and key, in place; the weights of each are shared by its heads.
 
     The heads are kept as they were, beside the output.
     """
@@ -274,7 +274,7 @@ class QueryKeyNormFunction(Function):
         for part_TR, weight_D in norm.parts(qkv_TM):
             copy_TR = part_TR.clone(memory_format=torch.contiguous_format)
             x_RD = copy_TR.view(-1, len(weight_D))
-            y_RD, rstd_R1 = norm.normed(x_RD, weight_D)
+            y_RD, rstd_R1 = norm.kernels.rms_norm(x_RD, weight_D)
             part_TR.copy_(y_RD.view_as(part_TR))
             ctx.kept.append((x_RD, rstd_R1))
         return qkv_TM
@@ -285,7 +285,9 @@ class QueryKeyNormFunction(Function):
         norm = ctx.norm
         for (grad_TR, weight_D), (x_RD, rstd_R1) in zip(norm.parts(grad_TM), ctx.kept, strict=True):
             grad_RD = grad_TR.reshape(-1, len(weight_D))
-            grad_x_RD, grad_weight_D = norm.normed_backward(grad_RD, x_RD, rstd_R1, weight_D)
+            grad_x_RD, grad_weight_D = norm.kernels.rms_norm_backward(
+                grad_RD, x_RD, rstd_R1, weight_D
+            )
             grad_TR.copy_(grad_x_RD.view_as(grad_TR))
             weight_D.add_gradient(grad_weight_D)
         return grad_TM, None
@@ -334,32 +336,20 @@ class RMSNorm(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """Norms of query and key, which come first in a fused projection of width M.
-
-    Their weights are as wide as what is normalised: a head, all heads together, or a latent. A
-    latent of queries may be missing.
-    """
+    """Norms of N query heads and K key heads, which come first in a fused projection of width M."""
 
     def __init__(
-        self, query: ModelParameter | None, key: ModelParameter, *, query_size: int, key_size: int
+        self, query: ModelParameter, key: ModelParameter, *, num_heads: int, num_kv_heads: int
     ) -> None:
         super().__init__()
         self.query, self.key, self.kernels = query, key, EAGER
-        self._sizes = query_size, key_size
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
 
     def parts(self, qkv_TM: Tensor) -> list[tuple[Tensor, ModelParameter]]:
         """The columns of the queries and of the keys, as views, each with its weight."""
-        first, second = self._sizes
-        query = [] if self.query is None else [(qkv_TM[:, :first], self.query)]
-        return [*query, (qkv_TM[:, first : first + second], self.key)]
-
-    def normed(self, x_RD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kernels.rms_norm(x_RD, weight_D)
-
-    def normed_backward(
-        self, grad_RD: Tensor, x_RD: Tensor, rstd_R1: Tensor, weight_D: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self.kernels.rms_norm_backward(grad_RD, x_RD, rstd_R1, weight_D)
+        size = len(self.query)
+        first, last = self.num_heads * size, (self.num_heads + self.num_kv_heads) * size
+        return [(qkv_TM[:, :first], self.query), (qkv_TM[:, first:last], self.key)]
 
     def forward(self, qkv_TM: Tensor) -> Tensor:
         return _apply_query_key_norm(qkv_TM, self)

@@ -32,10 +32,29 @@ from layout_tuner.workers.trainer.comm.collectives import (
 from layout_tuner.workers.trainer.model.attention import HeadSizes, turn
 from layout_tuner.workers.trainer.model.backward import Remade
 from layout_tuner.workers.trainer.model.context_parallel import attention_core
+from layout_tuner.workers.trainer.model.kernels import QueryKeyNorm
 from layout_tuner.workers.trainer.model.matrix_products import input_gradient, linear
+from layout_tuner.workers.trainer.model.parameters import ModelParameter
 
 if TYPE_CHECKING:
     from layout_tuner.workers.trainer.model.model import StageBuilder
+
+
+class LatentNorm(QueryKeyNorm):
+    """RMSNorms of the latents of queries, if there are any, and of keys and values, in place."""
+
+    query: ModelParameter | None  # type: ignore[assignment]
+
+    def __init__(self, query: ModelParameter | None, key_value: ModelParameter) -> None:
+        super().__init__(key_value, key_value, num_heads=1, num_kv_heads=1)
+        self.query = query
+
+    def parts(self, latents_LC: Tensor) -> list[tuple[Tensor, ModelParameter]]:
+        """The columns of each latent, as views, each with its weight."""
+        weights = [self.key] if self.query is None else [self.query, self.key]
+        sizes = [len(weight) for weight in weights]
+        views = torch.split(latents_LC[:, : sum(sizes)], sizes, dim=1)
+        return list(zip(views, weights, strict=True))
 
 
 class ProjectLatents(Function):
@@ -84,6 +103,8 @@ class ProjectLatents(Function):
         layer.turn(dshared_BS1P, sign=-1.0)
         tokens = len(latents_TC)
         dq_TI = dq_BSND.reshape(tokens, -1)
+        if layer.key_value.weight.put_off is not None:  # a view would keep what it is a part of
+            dq_TI = dq_TI.contiguous()
         dup_TU = torch.cat((dk_BSND[..., :plain], dv_BSNV), 3).view(tokens, -1)
         grad_TC = torch.empty_like(latents_TC)
         dA, dR, dP = layer.split(grad_TC)
@@ -121,10 +142,13 @@ class LatentAttention(nn.Module):
         super().__init__()
         shape = build.shape
         a, r, p = shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim
-        self.sizes = a, r, p
+        self.sizes = [a, r, p]
         inputs = {"query_latent": a} if a else {}
         self.down = build.whole(prefix, {**inputs, "key_value_latent": r + p})
-        self.norm = build.latent_norm(prefix, a, r)
+        self.norm = LatentNorm(
+            build.whole_norm(f"{prefix}.query_latent_norm", a) if a else None,
+            build.whole_norm(f"{prefix}.key_value_latent_norm", r),
+        )
         queries = {"query": shape.query_size}
         self.query = None if a else build.column(prefix, queries, has_bias=False)
         self.query_up = build.column(prefix, queries, has_bias=False, inputs=a) if a else None

@@ -34,7 +34,7 @@ from layout_tuner.workers.trainer.model.attention import (
 )
 from layout_tuner.workers.trainer.model.backward import Remade, recomputed
 from layout_tuner.workers.trainer.model.context_parallel import attention_core
-from layout_tuner.workers.trainer.model.divided_norms import DividedNorm, DividedQueryKeyNorm
+from layout_tuner.workers.trainer.model.divided_norms import DividedNorm, WidthNorm
 from layout_tuner.workers.trainer.model.experts import MixtureOfExperts
 from layout_tuner.workers.trainer.model.kernels import (
     EAGER,
@@ -139,36 +139,30 @@ class StageBuilder:
         part = ParameterPart(name=name, shape=size, shard_dim=None, column_dim=0, init=init)
         return self.declare(part)
 
-    def latent_norm(self, prefix: str, queries: int, keys: int) -> QueryKeyNorm:
-        """Norms of the latents, which each tp rank has whole; without queries of the other."""
-        query, key = (
-            ParameterPart(
-                name=f"{prefix}.{name}_latent_norm.weight", shape=(n,), shard_dim=None, init="ones"
-            )
-            for name, n in (("query", queries), ("key_value", keys))
-        )
-        weights = self.declare(query) if queries else None, self.declare(key)
-        return QueryKeyNorm(*weights, query_size=queries, key_size=keys)
+    def whole_norm(self, name: str, size: int) -> ModelParameter:
+        """The weight of a norm that each tp rank has whole, and computes of its own tokens."""
+        part = ParameterPart(name=f"{name}.weight", shape=(size,), shard_dim=None, init="ones")
+        return self.declare(part)
 
-    def query_key_norm(self, prefix: str) -> QueryKeyNorm:
+    def query_key_norm(self, prefix: str) -> QueryKeyNorm | WidthNorm:
         """Norms of this rank's heads: of each, or of all heads of all ranks together.
 
-        In the first case a rank's part of their weights' gradient is that of its heads.
+        In the first case its part of their weights' gradient is that of its heads.
         """
         shape, tp, group = self.shape, self.mesh.layout.tp, self.mesh.tp_group
-        sizes, names = (shape.query_size, shape.kv_hidden_size), ("query", "key")
-        local = {f"{name}_size": size // tp for name, size in zip(names, sizes, strict=True)}
-        names = tuple(f"{prefix}.{name}_norm.weight" for name in names)
+        names = [f"{prefix}.{name}_norm.weight" for name in ("query", "key")]
         if shape.qk_norm != "width":
             weights = (self.declare(_whole(name, shape.head_size, init="ones")) for name in names)
-            return QueryKeyNorm(*weights, **local)
-        query, key = (
+            heads, kv_heads = shape.num_query_heads // tp, shape.num_key_heads // tp
+            return QueryKeyNorm(*weights, num_heads=heads, num_kv_heads=kv_heads)
+        sizes = shape.query_size, shape.kv_hidden_size
+        weights = (
             self.declare(ParameterPart(name=name, shape=(size,), shard_dim=0, init="ones"))
             for name, size in zip(names, sizes, strict=True)
         )
-        if group is None:
-            return QueryKeyNorm(query, key, **local)
-        return DividedQueryKeyNorm(query, key, group=group, **local)
+        return WidthNorm(
+            *(RMSNorm(w) if group is None else DividedNorm(w, None, group) for w in weights)
+        )
 
     def experts(self, prefix: str) -> MixtureOfExperts:
         """The router, and the experts of this rank, each a logical parameter for each matrix."""
@@ -184,7 +178,7 @@ class StageBuilder:
         ]
         down = [_normal(f"{n}.down.weight", hidden, width, dim=1, std=self.row_std) for n in names]
         cut = Cut(place.etp_rank, mesh.layout.etp)
-        shared, others = shape.shared_expert_ffn_hidden_size, dict[str, ModelParameter]()
+        shared, others = shape.shared_expert_ffn_hidden_size, dict[str, Any]()
         if shape.biases_of == "all":
             ups = [_zeros(part.name.replace("weight", "bias"), width, dim=0) for part in up]
             downs = [_zeros(f"{name}.down.bias", hidden, dim=None) for name in names]
@@ -196,7 +190,7 @@ class StageBuilder:
             }
         if shape.shared_expert_gate:
             gate = _whole(f"{prefix}.shared_expert_gate.weight", 1, hidden)
-            others["shared_gate"] = self.declare(gate)
+            others["shared_gate"] = ColumnParallel(self.declare(gate), None, None)
         return MixtureOfExperts(
             self.declare(_whole(f"{prefix}.router.weight", shape.num_experts, hidden)),
             declare(*up, cut=cut, of_experts=True),

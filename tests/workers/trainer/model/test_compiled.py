@@ -82,7 +82,7 @@ def steps_of(training: Training, *, compiled: bool) -> tuple[list[float], list[f
 
 
 @pytest.mark.slow
-@in_turn(("family", "precision"), ["moe", "llama"], ["fp32", "bf16"])
+@in_turn(("family", "precision"), ["moe", "llama", "glm", "neox"], ["fp32", "bf16"])
 def test_compiled_training_has_the_losses_of_eager_training(
     family: str, precision: Precision
 ) -> None:

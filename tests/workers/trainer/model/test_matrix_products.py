@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from layout_tuner.search_spaces.layouts.layout import Precision
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.model import matrix_products
 from layout_tuner.workers.trainer.model.precision import COMPUTE_DTYPES
 from layout_tuner.workers.trainer.open_training import TrainingSettings, open_training
@@ -22,7 +23,7 @@ from layout_tuner.workers.trainer.product_layouts import (
     to_rows,
 )
 from layout_tuner.workers.trainer.training import Training
-from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
+from tests.workers.trainer.cases import ADAMW, LATENT, make_layout, make_shape
 from tests.workers.trainer.parallel_layers import drawn
 from tests.workers.trainer.ranks import make_context, run_ranks
 from tests.workers.trainer.tolerances import assert_close
@@ -158,14 +159,15 @@ def test_another_layout_is_taken_where_it_saves_more_than_the_noise_of_timings()
     assert fastest_layouts(listed) == {slow: "NN"}
 
 
-def opened(rank: int, store: Any, dp: int, **context: Any) -> Training:
+def opened(rank: int, store: Any, dp: int, shape: ModelShape = SHAPE, **context: Any) -> Training:
     layout = make_layout(dp=dp, micro_batch_size=2)
-    settings = TrainingSettings(model=SHAPE, layout=layout, seed=0, optimizer=ADAMW)
+    settings = TrainingSettings(model=shape, layout=layout, seed=0, optimizer=ADAMW)
     return open_training(settings, make_context(rank, dp, store, **context))
 
 
+@pytest.mark.parametrize("shape", [SHAPE, make_shape(**LATENT)], ids=["llama", "latent"])
 def test_the_products_of_a_model_are_those_that_its_training_computes(
-    monkeypatch: pytest.MonkeyPatch,
+    shape: ModelShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one rank with whole layers, at a micro-batch of two."""
     asked: set[tuple[Any, ...]] = set()
@@ -178,12 +180,12 @@ def test_the_products_of_a_model_are_those_that_its_training_computes(
     monkeypatch.setattr(matrix_products, "_laid_out", watched)
 
     def work(rank: int, store: Any) -> set[tuple[Any, ...]]:
-        training = opened(rank, store, dp=1)
+        training = opened(rank, store, dp=1, shape=shape)
         training.step(training.batch(0))
         return asked
 
     [found] = run_ranks(1, work, own_group=True)
-    listed = set(products_of(SHAPE, devices_per_node=2, precision="fp32"))
+    listed = set(products_of(shape, devices_per_node=2, precision="fp32"))
     assert {(kind, *shape) for kind, _, *shape in listed} >= found
     assert {kind for kind, *_ in found} == set(OWN_LAYOUTS)
 
