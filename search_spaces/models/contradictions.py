@@ -250,11 +250,12 @@ def _of_experts(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
             "none; leave it out",
         )
     groups, taken = model.router_groups, model.router_topk_groups
-    if (groups or taken) and not (groups and experts % groups == 0 and 1 <= taken <= groups):
+    divides = bool(groups) and experts % groups == 0 and 1 <= taken <= groups
+    if (groups or taken) and not (divides and experts // groups * taken >= chosen):
         yield _refused(
             "router_groups",
-            f"router_groups={groups} must divide num_experts={experts}, and "
-            f"router_topk_groups={taken} be from 1 to router_groups",
+            f"router_groups={groups} must divide num_experts={experts}, and router_topk_groups="
+            f"{taken} be from 1 to router_groups and have experts_per_token={chosen} of them",
         )
     if model.shared_expert_gate and not model.shared_expert_ffn_hidden_size:
         yield _refused(

@@ -27,7 +27,7 @@ from layout_tuner.workers.trainer.training import Training
 def options_in_effect(training: Training, *, has_layouts: bool = False) -> dict[str, JobValue]:
     """What each option came to in this job, by name; the same on every rank of a layout.
 
-    - compile: RMSNorm and SwiGLU alone are compiled.
+    - compile: SwiGLU is compiled, and RMSNorm where no two ranks divide its features.
     - overlaps: where there is the communication that they are about.
     - attention: the kernel that runs; not where ranks of cp merge blocks of one kernel.
     - bucket_elements: where a bucket is not a layer, and its gradients are summed over ranks. Left
@@ -39,8 +39,9 @@ def options_in_effect(training: Training, *, has_layouts: bool = False) -> dict[
     layout, options = mesh.layout, mesh.options
     sums = any(copies.size > 1 for copies in mesh.every_copies)
     found: dict[str, JobValue] = {}
-    is_compiled = shape.activation_of == "swiglu" or not shape.has_layer_norms or shape.qk_norm
-    if is_compiled:
+    norms_heads = shape.qk_norm is True or (shape.qk_norm == "width" and layout.tp == 1)
+    has_rms_norms = not shape.has_layer_norms and layout.tp_columns == 1
+    if shape.activation_of == "swiglu" or has_rms_norms or norms_heads:
         found["compile"] = options.compile
     if layout.tp * layout.tp_columns > 1:
         found["overlap_all_reduce"] = options.overlap_all_reduce

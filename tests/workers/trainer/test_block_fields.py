@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from layout_tuner.workers.trainer.model.model import RankModel
+from layout_tuner.workers.trainer.options_in_effect import options_in_effect
+from layout_tuner.workers.trainer.training import Training
 from tests.workers.trainer.cases import (
     ADAMW,
     COLUMNS,
@@ -30,6 +32,7 @@ from tests.workers.trainer.cases import (
     make_layout,
     make_shape,
     movement,
+    on_layout,
     train,
 )
 from tests.workers.trainer.test_parity import SGD, reference
@@ -155,3 +158,25 @@ def test_the_trainer_has_the_parameters_of_a_shape(name: str) -> None:
     held = sum(each.numel() for each in RankModel(shape, lone_mesh()).parameters())
     assert held == shape.num_parameters
     assert sum(each.numel() for each in initial_weights(shape).values()) == shape.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("fields", "axes", "has_effect"),
+    [
+        ({"norm": "layer", "activation": "relu2"}, {}, False),
+        ({"norm": "layer"}, {}, True),
+        ({"activation": "relu2"}, {}, True),
+        ({"activation": "relu2"}, COLUMNS, False),
+        ({"norm": "layer", "activation": "gelu", "qk_norm": True}, TP, True),
+        ({"norm": "layer", "activation": "gelu", "qk_norm": "width"}, {}, True),
+        ({"norm": "layer", "activation": "gelu", "qk_norm": "width"}, TP, False),
+    ],
+)
+def test_compile_is_refused_where_it_changes_nothing(
+    fields: dict[str, Any], axes: dict[str, Any], has_effect: bool
+) -> None:
+    def work(training: Training) -> bool:
+        return "compile" in options_in_effect(training)
+
+    found = on_layout(make_layout(**axes), work, make_shape("llama", **fields))
+    assert set(found) == {has_effect}
