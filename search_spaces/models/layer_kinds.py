@@ -123,4 +123,4 @@ def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
         if tuple(forms) == tuple(kinds):
             names = ("full_attention_every", "num_dense_layers", "experts_every")
             return {name: n for name, n in zip(names, (every, dense, step), strict=True) if n}
-    return {"layer_kinds": write_layer_kinds(shortest_pattern(kinds))}
+    return {"layer_kinds": write_layer_kinds(shortest_pattern(tuple(kinds)))}

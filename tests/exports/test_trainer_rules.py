@@ -10,6 +10,7 @@ import pytest
 
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
+from layout_tuner.search_spaces.untrained_models import UNTRAINED
 from layout_tuner.trainers.adapter import SHAPE_FIELDS, TrainerJob
 from layout_tuner.trainers.registry import ADAPTERS
 from tests.exports.exported_files import ENVIRONMENTS, LLAMA, READERS, written_job
@@ -128,7 +129,7 @@ NOT_BUILT: Final[dict[str, dict[str, str]]] = {
         "cp": "the layers have no such axis",
         "narrow_precision": "the script's",
     },
-    "embedded": dict.fromkeys(ATTENTION_FIELDS, "its own tests refuse it"),
+    "embedded": dict.fromkeys((*ATTENTION_FIELDS, *UNTRAINED), "its own tests refuse it"),
     "accelerate": {
         **SHAPE,
         **ATTENTION,
