@@ -110,8 +110,15 @@ def test_an_illegal_recipe_is_named() -> None:
 
 
 OWN_RUN = {
-    **{"activation": "gelu", "normalization": "LayerNorm", "biases": "1", "gated_experts": ""},
-    **{"kv_lora_rank": "", "pp": "2", "vpp": "1", "mtp_layers": "", "lacks": "hybrid"},
+    "activation": "gelu",
+    "normalization": "LayerNorm",
+    "biases": "1",
+    "gated_experts": "",
+    "kv_lora_rank": "",
+    "pp": "2",
+    "vpp": "1",
+    "mtp_layers": "",
+    "lacks": "hybrid",
 }
 
 
