@@ -432,3 +432,10 @@ def test_a_depth_keeps_its_layers_and_three_rows_of_features() -> None:
     columns = columns_of(tp=2, sequence_parallel=True)
     _, gathered, _ = mtp_elements(columns, shape, MEGATRON_LIKE)
     assert gathered == 2 * (32 + gathered_elements(columns, LATENT))
+
+
+def test_a_stage_between_the_ends_may_be_the_fullest() -> None:
+    shape = hybrid_of(["dense"] * 3 + ["full+experts"] * 9, 12)
+    layout = Layout(pp=4, num_microbatches=8)
+    first, second, *_ = (stage.total_bytes for stage in stage_memory(layout, shape))
+    assert first < second == peak_memory_bytes(layout, shape)
