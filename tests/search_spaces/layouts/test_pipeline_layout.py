@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from layout_tuner.errors import LayoutInvalidError, SpaceInvalidError
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
+from layout_tuner.search_spaces.layouts.knobs import choices_words
 from layout_tuner.search_spaces.layouts.layout import KNOBS, PIPELINE_SPLITS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of
 from layout_tuner.search_spaces.layouts.pipeline_layout import (
@@ -168,3 +169,9 @@ def test_a_space_holds_the_layouts_that_fit() -> None:
         legal.layout(each).pipeline_layout for each in range(len(legal))
     ]
     assert all(legal.index_of(legal.layout(each)) == each for each in range(len(legal)))
+
+
+def test_choices_are_shown_as_documents_write_them() -> None:
+    stated = {"pipeline_layout": ["split", "Et*3|ttL"], "sequence_parallel": [False, True], "pp": 4}
+    said = "pipeline_layout split, Et*3|ttL; sequence_parallel false, true; pp 4"
+    assert choices_words(stated) == said

@@ -32,7 +32,7 @@ from layout_tuner.search_spaces.clusters.calibration_file import (
 from layout_tuner.search_spaces.clusters.cluster import detect_local_cpu
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS, resolve_cluster
 from layout_tuner.search_spaces.clusters.device_peaks import DEVICE_PEAKS
-from layout_tuner.search_spaces.layouts.knobs import Knob, choices_words
+from layout_tuner.search_spaces.layouts.knobs import Knob
 from layout_tuner.search_spaces.layouts.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.legality_rules import violations
@@ -597,9 +597,3 @@ def test_a_measured_cluster_that_is_no_preset_still_warns_of_what_is_guessed(
     assert "device_memory_bytes" in warning
     assert "memory_bandwidth_bytes_per_s" not in warning
     assert with_measured_constants("ours", tmp_path) == "ours", "its size is not known"
-
-
-def test_choices_are_shown_as_documents_write_them() -> None:
-    stated = {"pipeline_layout": ["split", "Et*3|ttL"], "sequence_parallel": [False, True], "pp": 4}
-    said = "pipeline_layout split, Et*3|ttL; sequence_parallel false, true; pp 4"
-    assert choices_words(stated) == said
