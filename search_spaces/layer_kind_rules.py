@@ -1,9 +1,9 @@
-"""Legality of layers without softmax attention: what columns and context parallelism divide."""
+"""Legality of kinds of layers: what columns and cp divide, and what the embedded trainer lacks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.models.sublayers import heads_of
 from layout_tuner.search_spaces.rule import Rule, RuleContext
+from layout_tuner.search_spaces.untrained_models import UNTRAINED, untrained_sentence
 
 
 def undivided(sizes: Mapping[str, int], ranks: int) -> str:
@@ -57,6 +58,15 @@ def _states_sentence(layout: Layout, x: RuleContext) -> str:
     )
 
 
+def _trainer_rule(name: str, words: Callable[[ModelShape], str]) -> Rule:
+    return Rule(
+        name=f"trainer_{name}",
+        scope="trainer",
+        illegal=lambda _, x: bool(words(x.model)),
+        sentence=lambda _, x: untrained_sentence(words(x.model)),
+    )
+
+
 LAYER_KIND_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="columns_without_kinds",
@@ -67,4 +77,5 @@ LAYER_KIND_RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(name="states_over_cp", illegal=_states_are_split, sentence=_states_sentence),
+    *(_trainer_rule(name, words) for name, words in UNTRAINED.items()),
 )

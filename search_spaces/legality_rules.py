@@ -30,7 +30,6 @@ from layout_tuner.search_spaces.memory_levers import LEVER_RULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.models.sublayers import heads_of, width_of_dense_layers
 from layout_tuner.search_spaces.rule import Rule, RuleContext, Scope
-from layout_tuner.search_spaces.untrained_models import UNTRAINED_RULES
 
 ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 
@@ -536,7 +535,6 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     *LEVER_RULES,
-    *UNTRAINED_RULES,
     _same_job("sequence_parallel_needs_tp", "sequence_parallel", "tp"),
     Rule(
         name="trainer_window_over_cp",

@@ -7,7 +7,6 @@ from typing import Final
 
 from layout_tuner.search_spaces.models.layer_kinds import Mixer, sublayers_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.rule import Rule
 
 
 def _has(mixer: Mixer) -> Callable[[ModelShape], str]:
@@ -43,16 +42,3 @@ def untrained_sentence(words: str) -> str:
         f"{words}: the embedded trainer does not train this; name another trainer (probe.trainer; "
         "for an estimate --software)"
     )
-
-
-def _rule(name: str, words: Callable[[ModelShape], str]) -> Rule:
-    return Rule(
-        name=f"trainer_{name}",
-        scope="trainer",
-        illegal=lambda _, x: bool(words(x.model)),
-        sentence=lambda _, x: untrained_sentence(words(x.model)),
-    )
-
-
-UNTRAINED_RULES: Final = tuple(_rule(name, words) for name, words in UNTRAINED.items())
-"""A rule of legality for each of them."""

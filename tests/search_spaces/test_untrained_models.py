@@ -35,7 +35,10 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
         "layers of kind gated_delta_net+dense",
     ),
     "kda": (LINEAR | {"layer_kinds": ["full+dense", "kda"]}, "layers of kind kda"),
-    "mamba2": (MAMBA | {"layer_kinds": ["mamba2", "full", "dense"]}, "layers of kind mamba2"),
+    "mamba2": (
+        MAMBA | {"layer_kinds": ["mamba2", "full", "dense", "full"]},
+        "layers of kind mamba2",
+    ),
     "multi_token_prediction": ({"num_mtp_layers": 1}, "num_mtp_layers=1"),
     "attention_sinks": ({"attention_sinks": True}, "attention_sinks=true"),
     "router_bias": (MIXTURE | {"router_bias": True}, "router_bias=true"),

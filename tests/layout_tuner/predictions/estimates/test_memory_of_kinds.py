@@ -73,7 +73,11 @@ HYBRID = replace(
     LLAMA,
     **MIXTURE,
     **MAMBA,
-    layer_kinds=("mamba2", "experts", "full", "experts", "mamba2+dense"),
+    layer_kinds=(
+        *("mamba2", "experts", "full", "experts", "mamba2+dense") * 2,
+        "mamba2",
+        "experts",
+    ),
     num_mtp_layers=1,
 )
 
