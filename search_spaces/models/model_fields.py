@@ -41,6 +41,12 @@ experts and routers too."""
 
 RouterScore = Literal["softmax", "sigmoid"]
 
+OF_FAMILY: Final[Mapping[Family, Mapping[str, Any]]] = {
+    "gpt": {"activation": "gelu", "norm": "layer", "biases": "all"},
+    "llama": {"activation": "swiglu", "norm": "rms", "biases": "none"},
+}
+"""What the layers of a family have where a model does not state it; stated, it becomes None."""
+
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "family": FAMILIES,
     "attention": ATTENTIONS,

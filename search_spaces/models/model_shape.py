@@ -26,6 +26,7 @@ from layout_tuner.search_spaces.models.model_fields import (
     EXPERT_FIELDS,
     LINEAR_FIELDS,
     MAMBA_FIELDS,
+    OF_FAMILY,
     ROUTING_FIELDS,
     Activation,
     Biases,
@@ -73,6 +74,9 @@ class ModelShape(ModelFields):
             same = own == tuple(self._kinds_of_short_forms())
             object.__setattr__(self, "layer_kinds", () if same else shortest_pattern(own))
         refuse_all(contradictions(self))
+        for name, of_family in OF_FAMILY[self.family].items():
+            if getattr(self, name) == of_family:
+                object.__setattr__(self, name, None)
         if self.head_size * self.num_heads == self.hidden_size:
             object.__setattr__(self, "head_dim", None)  # equal shapes are equal
         if max(self.num_parameters, self.model_flops_per_token) >= _MOST:
@@ -172,15 +176,15 @@ class ModelShape(ModelFields):
     @property
     def has_layer_norms(self) -> bool:
         """Whether norms are LayerNorms, with means and biases."""
-        return self.norm == "layer" or (self.norm is None and self.family == "gpt")
+        return (self.norm or OF_FAMILY[self.family]["norm"]) == "layer"
 
     @property
     def activation_of(self) -> Activation:
-        return self.activation or ("swiglu" if self.family == "llama" else "gelu")
+        return self.activation or OF_FAMILY[self.family]["activation"]
 
     @property
     def biases_of(self) -> Biases:
-        return self.biases or ("none" if self.family == "llama" else "all")
+        return self.biases or OF_FAMILY[self.family]["biases"]
 
     @property
     def is_gated(self) -> bool:

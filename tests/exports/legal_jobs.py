@@ -23,6 +23,11 @@ from layout_tuner.search_spaces.layouts.pipeline_layout import SPLIT, layout_tex
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
 from layout_tuner.search_spaces.layouts.schedules import V_SLOTS
 from layout_tuner.search_spaces.legality_rules import OTHER_TRAINER_SCOPES, violations
+from layout_tuner.search_spaces.models.layer_kinds import (
+    read_layer_kinds,
+    repeated,
+    write_layer_kinds,
+)
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
@@ -234,13 +239,20 @@ def _of_kinds(pick: Callable[..., Any], kinds: str, ranks: int, shape: dict[str,
             [{f"gated_delta_net+{inner}": 3}, f"full+{inner}"],
             [f"full+{inner}", f"gated_delta_net+{inner}"],
         )
-        return {**nothing, **nets, "layer_kinds": layers, **_width(inner)}
+        return {**nothing, **nets, "layer_kinds": _whole(layers, shape), **_width(inner)}
     if kinds == "hybrid":
         states = {"mamba_num_heads": 4 * ranks, "mamba_num_groups": ranks}
         states |= {"mamba_head_dim": 64, "mamba_state_dim": 16}
         layers = pick(["mamba2", inner, "full"], [f"mamba2+{inner}", "mamba2", f"full+{inner}"])
-        return {**nothing, **states, "layer_kinds": layers, **_width(inner)}
+        return {**nothing, **states, "layer_kinds": _whole(layers, shape), **_width(inner)}
     return {}
+
+
+def _whole(pattern: list[Any], shape: dict[str, Any]) -> list[Any]:
+    """A kind for each layer: the pattern as often as it takes, and cut at the end."""
+    kinds = read_layer_kinds(pattern)
+    assert not isinstance(kinds, str)
+    return write_layer_kinds(repeated(kinds, shape["num_layers"]))
 
 
 def _width(inner: str) -> dict[str, Any]:

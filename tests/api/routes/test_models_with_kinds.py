@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from layout_tuner.documents.json_and_yaml import write_yaml
+from layout_tuner.documents.json_and_yaml import read_yaml, write_yaml
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.search_spaces.tables import read_table
@@ -63,7 +63,9 @@ def test_a_model_of_a_file_is_put_listed_and_shown(command: Command, tmp_path: P
         if each.startswith("little-hybrid")
     ]
     assert f"{HYBRID.num_parameters:,}" in line
-    assert command("model", "show", "little-hybrid").output == write_yaml(HYBRID.to_mapping())
+    shown = command("model", "show", "little-hybrid").output
+    assert read_yaml(shown.encode()) == HYBRID.to_mapping()
+    assert "layer_kinds: [mamba2, dense, full, dense]" in shown
     file.write_text(write_yaml(HYBRID.to_mapping() | {"mamba_head_dim": 0}))
     refused = command("model", "put", "little-hybrid", str(file))
     ends(refused, 2, "the model's mamba_head_dim is missing, which mamba2 needs")
