@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.layer_kinds import FeedForward, Mixer, sublayers_of
 from layout_tuner.search_spaces.models.model_fields import (
+    DEFAULTS,
     EXPERT_FIELDS,
     LINEAR_FIELDS,
     MAMBA_FIELDS,
     MODEL_RANGES,
+    NAMES,
     ROUTING_FIELDS,
-    ModelFields,
 )
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.models.model_shape import ModelShape
-
-_NAMES: Final = tuple(field.name for field in fields(ModelFields))
-_DEFAULTS: Final = {field.name: field.default for field in fields(ModelFields)}
 
 _LLAMA_ONLY: Final = {
     "rotary_base": "learned positions",
     "qk_norm": "no norms of queries and keys",
     "num_experts": "dense feed-forwards alone",
 } | dict.fromkeys(
-    _NAMES[_NAMES.index("layer_kinds") : _NAMES.index("lacks")],
+    NAMES[NAMES.index("layer_kinds") : NAMES.index("lacks")],
     "layers of GPT-2 alone",
 )
 """Fields that other families lack, each with what these have instead."""
@@ -46,7 +43,7 @@ def contradictions(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
     yield from _of_heads(model)
     for name, instead in _LLAMA_ONLY.items():
         value = getattr(model, name)
-        if model.family != "llama" and value != _DEFAULTS[name]:
+        if model.family != "llama" and value != DEFAULTS[name]:
             yield _refused(
                 name,
                 f"{name}={_text(value)} has no meaning for family={model.family}, which has "
@@ -130,7 +127,7 @@ def _of_latents(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
         *("window_num_heads", "window_num_kv_heads", "attention_sinks"),
     ):
         value = getattr(model, name)
-        if value != _DEFAULTS[name] and not (name == "biases" and value == "none"):
+        if value != DEFAULTS[name] and not (name == "biases" and value == "none"):
             yield _refused(
                 name, f"{name}={_text(value)} has no meaning with latent attention; leave it out"
             )
@@ -169,7 +166,7 @@ def _of_stated_kinds(
             "name each layer, or a pattern that is repeated whole",
         )
     for name in _SHORT_FORMS:
-        if (value := getattr(model, name)) != _DEFAULTS[name]:
+        if (value := getattr(model, name)) != DEFAULTS[name]:
             yield _refused(
                 name, f"{name}={value} and layer_kinds both say the kinds; leave {name} out"
             )
@@ -232,7 +229,7 @@ def _of_experts(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
     experts, chosen = model.num_experts, model.experts_per_token
     if not experts:
         for name in (*EXPERT_FIELDS[1:], *ROUTING_FIELDS):
-            if (value := getattr(model, name)) != _DEFAULTS[name]:
+            if (value := getattr(model, name)) != DEFAULTS[name]:
                 yield _refused(name, f"{name}={_text(value)} needs experts: state num_experts")
         return
     if not 1 <= chosen <= experts:

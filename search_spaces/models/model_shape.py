@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
@@ -23,9 +23,11 @@ from layout_tuner.search_spaces.models.layer_kinds import (
 from layout_tuner.search_spaces.models.model_document import read_model_fields
 from layout_tuner.search_spaces.models.model_fields import (
     ATTENTION_FIELDS,
+    DEFAULTS,
     EXPERT_FIELDS,
     LINEAR_FIELDS,
     MAMBA_FIELDS,
+    NAMES,
     ROUTING_FIELDS,
     Activation,
     Biases,
@@ -480,8 +482,8 @@ class ModelShape(ModelFields):
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values, without later fields at their defaults."""
-        later = {field.name: field.default for field in fields(self)[_NUM_FIRST_FIELDS:]}
-        said = {n: v for n, v in asdict(self).items() if n not in later or v != later[n]}
+        first = NAMES[:_NUM_FIRST_FIELDS]
+        said = {n: v for n, v in asdict(self).items() if n in first or v != DEFAULTS[n]}
         if self.layer_kinds:
             said["layer_kinds"] = write_layer_kinds(self.layer_kinds)
         return said
@@ -564,8 +566,7 @@ def _dense(model: ModelShape) -> ModelShape:
 
 
 def _no_experts() -> dict[str, Any]:
-    defaults = {field.name: field.default for field in fields(ModelFields)}
-    return {name: defaults[name] for name in (*EXPERT_FIELDS, *ROUTING_FIELDS)}
+    return {name: DEFAULTS[name] for name in (*EXPERT_FIELDS, *ROUTING_FIELDS)}
 
 
 @lru_cache(maxsize=2048)
