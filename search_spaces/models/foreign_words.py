@@ -105,7 +105,6 @@ NESTED: Final = (
 WINDOWS: Final = "attention windows in other layers than all, or all but every n-th"
 OTHER_LAYERS: Final = "layers of other kinds than attention, full or with a window"
 MLA: Final = "multi-head latent attention"
-MTP: Final = "multi-token prediction"
 WIDTHS: Final = "layers or embeddings of different widths, or that share weights"
 
 NOT_COVERED: Final[Mapping[str, str]] = (
