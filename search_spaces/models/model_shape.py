@@ -36,6 +36,7 @@ from layout_tuner.search_spaces.models.model_fields import (
 )
 from layout_tuner.search_spaces.models.sublayers import (
     MixerParts,
+    dense_width,
     mixer_of,
     num_beside_routed_parameters,
     num_dense_parameters,
@@ -243,6 +244,11 @@ class ModelShape(ModelFields):
         return self.num_key_heads * self.head_size
 
     @property
+    def routed_width(self) -> int:
+        """Width of the rows that routed experts take."""
+        return self.expert_latent_size or self.hidden_size
+
+    @property
     def linear_value_size(self) -> int:
         """Width of all value heads of a gated delta net or KDA."""
         return self.linear_num_value_heads * self.linear_value_head_dim
@@ -297,13 +303,12 @@ class ModelShape(ModelFields):
         h, mixer = self.hidden_size, self.num_attention_matrix_parameters
         if self.feed_forward is None:
             return mixer
+        whole = mixer + (self.num_ups + 1) * h * dense_width(self)
         if self.num_experts:
             m = (self.num_ups + 1) * self.num_experts * self.moe_ffn_hidden_size
-            routed = m * (self.expert_latent_size or h) + h * self.num_experts
-            beside = 2 * h * self.expert_latent_size + (h if self.shared_expert_gate else 0)
-            shared = (self.num_ups + 1) * h * self.shared_expert_ffn_hidden_size
-            return mixer + routed + beside + shared
-        return mixer + (self.num_ups + 1) * h * self.ffn_hidden_size
+            whole += m * self.routed_width + h * self.num_experts
+            whole += 2 * h * self.expert_latent_size + (h if self.shared_expert_gate else 0)
+        return whole
 
     @property
     def num_layer_parameters(self) -> int:
@@ -314,11 +319,8 @@ class ModelShape(ModelFields):
         own = self.mixer_parts.num_parameters + self.num_layer_norms * self.norm_parameters
         if self.feed_forward is None:
             return own
-        if self.num_experts:
-            shared = num_dense_parameters(self, self.shared_expert_ffn_hidden_size)
-            beside = num_beside_routed_parameters(self)
-            return own + self.num_expert_parameters + shared + beside
-        return own + num_dense_parameters(self, self.ffn_hidden_size)
+        routed = self.num_expert_parameters + num_beside_routed_parameters(self)
+        return own + routed + num_dense_parameters(self, dense_width(self))
 
     @property
     def num_embedding_parameters(self) -> int:
@@ -406,9 +408,8 @@ class ModelShape(ModelFields):
         """Forward operations of a token in a layer's matrices, and in states of its mixer."""
         active = self.num_layer_matrix_parameters
         if self.num_experts:
-            latent = self.expert_latent_size or self.hidden_size
             idle = self.num_experts - self.experts_per_token
-            active -= idle * (self.num_ups + 1) * latent * self.moe_ffn_hidden_size
+            active -= idle * (self.num_ups + 1) * self.routed_width * self.moe_ffn_hidden_size
         return 2 * active + self.mixer_parts.flops_of_token
 
     @property
