@@ -116,16 +116,23 @@ class ModelShape(ModelFields):
 
     @property
     def mtp_kinds(self) -> tuple[str, ...]:
-        """The layers of a depth of multi-token prediction: one like the last layer.
+        """The layers of a depth of multi-token prediction, if there are any: one like the last.
 
         Where layers have one sublayer they are the attention and feed-forward that come last.
         """
+        if not self.num_mtp_layers:
+            return ()
         kinds = self.kind_of_layers
         if "+" in kinds[-1]:
             return (kinds[-1],)
         mixers = [kind for kind in kinds if sublayers_of(kind)[0] in ("full", "window")]
         inner = [kind for kind in kinds if sublayers_of(kind)[0] is None]
         return (*mixers[-1:], *inner[-1:]) or kinds[-1:]
+
+    @property
+    def mtp_shapes(self) -> list[ModelShape]:
+        """The shapes of these layers."""
+        return [self.of_kind(kind) for kind in self.mtp_kinds]
 
     def of_kind(self, kind: str) -> ModelShape:
         """The shape with all layers of one kind."""
@@ -340,7 +347,7 @@ class ModelShape(ModelFields):
 
         Beside its layers they are a projection of 2 H to H and three norms.
         """
-        layers = sum(self.of_kind(kind).num_layer_parameters for kind in self.mtp_kinds)
+        layers = sum(each.num_layer_parameters for each in self.mtp_shapes)
         return layers + 2 * self.hidden_size**2 + 3 * self.norm_parameters
 
     @property
@@ -355,8 +362,7 @@ class ModelShape(ModelFields):
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, each counted once."""
-        beside = self.num_mtp_layers * self.num_mtp_parameters if self.num_mtp_layers else 0
-        return self.num_main_parameters + beside
+        return self.num_main_parameters + self.num_mtp_layers * self.num_mtp_parameters
 
     @property
     def num_active_parameters(self) -> int:
@@ -365,9 +371,7 @@ class ModelShape(ModelFields):
         The embedding counts as a whole, as in the totals of Mixtral (arXiv:2401.04088) and Qwen3.
         """
         idle = sum(len(each.layers) * each.shape.idle_parameters for each in self.kinds)
-        if self.num_mtp_layers:
-            depth = sum(self.of_kind(kind).idle_parameters for kind in self.mtp_kinds)
-            idle += self.num_mtp_layers * depth
+        idle += self.num_mtp_layers * sum(each.idle_parameters for each in self.mtp_shapes)
         return self.num_parameters - idle
 
     @property
@@ -391,11 +395,9 @@ class ModelShape(ModelFields):
         A depth of multi-token prediction adds its layers, 4 H^2 and an output projection.
         """
         forward = self.layers_forward_flops_per_token + self.logit_forward_flops_per_token
-        if self.num_mtp_layers:
-            depth = sum(self.of_kind(kind).forward_flops_of_layer for kind in self.mtp_kinds)
-            depth += 4 * self.hidden_size**2 + self.logit_forward_flops_per_token
-            forward += self.num_mtp_layers * depth
-        return 3 * forward
+        depth = sum(each.forward_flops_of_layer for each in self.mtp_shapes)
+        depth += 4 * self.hidden_size**2 + self.logit_forward_flops_per_token
+        return 3 * (forward + self.num_mtp_layers * depth)
 
     @property
     def layers_forward_flops_per_token(self) -> int:

@@ -58,8 +58,7 @@ def rank_memory(
     layers = stage_layers(layout, model, by_work=machine.software.splits_by_work)
     held = held_parameters(layout, model, layers)
     is_fused = model.fuses_attention(machine.software.fused_attention)
-    shapes = [each.shape for each in model.cost_kinds]
-    shapes += map(model.of_kind, model.mtp_kinds) if model.num_mtp_layers else ()
+    shapes = [*(each.shape for each in model.cost_kinds), *model.mtp_shapes]
     of = {shape: _Tensors(layout, shape, is_fused) for shape in shapes}
     first = of[shapes[0]]
     lost = machine.fragmentation * zlib.crc32(f"{seed} {layout.without_job.key}".encode()) / 2**32

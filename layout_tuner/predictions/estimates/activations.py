@@ -377,7 +377,7 @@ def mtp_elements(
     which the projection gathers; the hidden state before its norm is the input of a head, which
     counts there. The last stage has one micro-batch in flight, and with GPipe all of them.
     """
-    shapes = [model.of_kind(kind) for kind in model.mtp_kinds]
+    shapes = model.mtp_shapes
     part = residual_elements(columns, model)
     kept = sum((kept_elements(columns, shape, storage) for shape in shapes), start=3.0 * part)
     beyond = 2.0 * (_features(columns, model) - part)
