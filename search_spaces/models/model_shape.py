@@ -120,11 +120,9 @@ class ModelShape(ModelFields):
 
         Where layers have one sublayer they are the attention and feed-forward that come last.
         """
-        if not self.num_mtp_layers:
-            return ()
-        kinds = self.kind_of_layers
-        if "+" in kinds[-1]:
-            return (kinds[-1],)
+        kinds = self.kind_of_layers if self.num_mtp_layers else ()
+        if not kinds or "+" in kinds[-1]:
+            return kinds[-1:]
         mixers = [kind for kind in kinds if sublayers_of(kind)[0] in ("full", "window")]
         inner = [kind for kind in kinds if sublayers_of(kind)[0] is None]
         return (*mixers[-1:], *inner[-1:]) or kinds[-1:]
@@ -307,14 +305,13 @@ class ModelShape(ModelFields):
 
         With experts: of a layer that has them, all of them, their router, latents and gate.
         """
-        h, mixer = self.hidden_size, self.num_attention_matrix_parameters
+        h, mixer, n = self.hidden_size, self.num_attention_matrix_parameters, self.num_ups + 1
         if self.feed_forward is None:
             return mixer
-        whole = mixer + (self.num_ups + 1) * h * dense_width(self)
+        whole = mixer + n * h * dense_width(self)
         if self.num_experts:
-            m = (self.num_ups + 1) * self.num_experts * self.moe_ffn_hidden_size
-            whole += m * self.routed_width + h * self.num_experts
-            whole += 2 * h * self.expert_latent_size + (h if self.shared_expert_gate else 0)
+            whole += n * self.num_experts * self.moe_ffn_hidden_size * self.routed_width
+            whole += h * (self.num_experts + 2 * self.expert_latent_size + self.shared_expert_gate)
         return whole
 
     @property
