@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from layout_tuner.documents.reading import word_of
 from layout_tuner.search_spaces.models.layer_kinds import Mixer, sublayers_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -17,21 +18,19 @@ def _has(mixer: Mixer) -> Callable[[ModelShape], str]:
     return words
 
 
+def _states(name: str) -> Callable[[ModelShape], str]:
+    return lambda model: f"{name}={word_of(value)}" if (value := getattr(model, name)) else ""
+
+
 UNTRAINED: Final[Mapping[str, Callable[[ModelShape], str]]] = {
     "gated_delta_net": _has("gated_delta_net"),
     "kda": _has("kda"),
     "mamba2": _has("mamba2"),
-    "multi_token_prediction": lambda model: (
-        f"num_mtp_layers={model.num_mtp_layers}" if model.num_mtp_layers else ""
-    ),
-    "attention_sinks": lambda model: "attention_sinks=true" if model.attention_sinks else "",
-    "router_bias": lambda model: "router_bias=true" if model.router_bias else "",
-    "latent_experts": lambda model: (
-        f"expert_latent_size={model.expert_latent_size}" if model.expert_latent_size else ""
-    ),
-    "packed_documents": lambda model: (
-        f"mean_document_length={model.mean_document_length}" if model.mean_document_length else ""
-    ),
+    "multi_token_prediction": _states("num_mtp_layers"),
+    "attention_sinks": _states("attention_sinks"),
+    "router_bias": _states("router_bias"),
+    "latent_experts": _states("expert_latent_size"),
+    "packed_documents": _states("mean_document_length"),
 }
 """Features by name: what a model states of each; empty: it has none of it."""
 

@@ -144,7 +144,7 @@ def decoder_of_config(document: Mapping[str, Any], *, seq_length: int | None) ->
     shape = ModelShape(name="custom", **fields)
     depth = words.get("mtp_hybrid_override_pattern") or words.get("mtp_layers_block_type")
     kinds = tuple(kind_named(str(each)) for each in depth) if isinstance(depth, (str, list)) else ()
-    if shape.num_mtp_layers and depth and kinds != shape.mtp_kinds:
+    if shape.mtp_kinds and depth and kinds != shape.mtp_kinds:
         raise _refusal(kind, "other layers of multi-token prediction than its last ones")
     features = (*layers.features(shape), *_features(words, family, shape, left))
     others = (*towers, *_costless(words, family), *words.unknown(kind, bool(family.linear)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from layout_tuner.search_spaces.models.config_families import ConfigFamily
 from layout_tuner.search_spaces.models.config_features import Feature
 from layout_tuner.search_spaces.models.config_words import EXPERTS, ConfigWords
 from layout_tuner.search_spaces.models.foreign_words import OTHER_LAYERS, WINDOWS
-from layout_tuner.search_spaces.models.layer_kinds import kinds_of_short_forms
+from layout_tuner.search_spaces.models.layer_kinds import stated_kinds
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
 _FULL, _WINDOW, _CHUNK, _LINEAR = "full", "window", "chunked_attention", "linear_attention"
@@ -75,7 +75,9 @@ def config_layers(
     sparse = _layers_with_experts(words, layers) if has_experts else [False] * layers
     inner = ["experts" if each else "dense" for each in sparse]
     whole = kinds if is_alone else [f"{a}+{b}" for a, b in zip(kinds, inner, strict=True)]
-    fields = {"attention_window": window if _WINDOW in kinds else None, **_said(whole)}
+    said = stated_kinds(whole)
+    said |= {"layer_kinds": tuple(whole)} if "layer_kinds" in said else {}
+    fields = {"attention_window": window if _WINDOW in kinds else None, **said}
     note = ""
     if family.kind == "gpt" and fields.pop("layer_kinds", ()):  # which only llama has
         fields["full_attention_every"] = every = layers // kinds.count(_FULL)
@@ -84,30 +86,6 @@ def config_layers(
         note = WINDOWS
     chunk = window if is_chunked and window else 0
     return ConfigLayers(kinds=tuple(whole), fields=fields, window=chunk, note=note)
-
-
-def _said(kinds: Sequence[str]) -> dict[str, Any]:
-    """The short forms of these kinds of layers, or else the kinds."""
-    is_full = [kind.startswith(_FULL) for kind in kinds]
-    sparse = [layer for layer, kind in enumerate(kinds) if kind.endswith("experts")]
-    every = is_full.index(True) + 1 if 0 < sum(is_full) < len(kinds) else None
-    gap = sparse[1] - sparse[0] if len(sparse) > 1 else len(kinds)
-    for num_dense, experts_every in ((sparse[0] if sparse else 0, 0), (0, gap)):
-        own = kinds_of_short_forms(
-            len(kinds),
-            has_window=not all(is_full),
-            full_every=every,
-            has_experts=bool(sparse),
-            num_dense=num_dense,
-            experts_every=experts_every,
-        )
-        if list(own) == list(kinds):
-            return {
-                "full_attention_every": every,
-                "num_dense_layers": num_dense,
-                "experts_every": experts_every,
-            }
-    return {"layer_kinds": tuple(kinds)}
 
 
 def _kinds_of_layers(words: ConfigWords, family: ConfigFamily, layers: int) -> list[str]:

@@ -18,6 +18,7 @@ from layout_tuner.search_spaces.models.foreign_words import (
     WIDTHS,
     WITHOUT_EFFECT,
     WITHOUT_EFFECT_ALIKE,
+    alike,
     words_of,
 )
 from layout_tuner.search_spaces.models.model_fields import LINEAR_FIELDS, MAMBA_FIELDS
@@ -116,8 +117,7 @@ _ROTARY_PARTS: Final = ("rope_parameters", "rope_scaling")
 _ROTARY_KINDS: Final = ("full_attention", "global", "sliding_attention", "local")
 _ROTARY_OTHERS: Final = words_of(
     """
-    factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow
-    mscale mscale_all_dim attention_factor long_factor short_factor mrope_section truncate
+    long_factor short_factor mrope_section truncate
     """
 )
 
@@ -132,28 +132,26 @@ _HARMLESS: Final = words_of(
     repetition_penalty diversity_penalty num_beams num_beam_groups num_return_sequences
     no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values num_labels
-    layer_types mlp_layer_types no_rope_layers no_rope_layer_interval max_window_layers
-    use_sliding_window sliding_window attention_chunk_size use_qk_norm router_jitter_noise
-    input_jitter_noise router_aux_loss_coef z_loss_coefficient norm_topk_prob topk_group
-    rope_interleave rope_interleaved rope_theta rms_norm layernorm rmsnorm post_layer_norm
-    query_pre_attn_scalar cache_implementation hidden_act hidden_activation model_max_length
+    layer_types mlp_layer_types no_rope_layers no_rope_layer_interval sliding_window
+    attention_chunk_size use_qk_norm router_jitter_noise input_jitter_noise router_aux_loss_coef
+    z_loss_coefficient topk_group rope_interleave rope_interleaved rope_theta rms_norm layernorm
+    rmsnorm post_layer_norm cache_implementation hidden_act hidden_activation model_max_length
     seq_length embd_pdrop layerdrop rope_local_base_freq logn_list use_dynamic_ntk use_logn_attn
-    fp16 bf16 fp32 no_bias onnx_safe mask_type moe_router_activation_func
-    commit_hash enable_moe_fp32_combine attention_softmax_in_fp32 scale_attention_softmax_in_fp32
+    fp16 bf16 fp32 no_bias onnx_safe mask_type moe_router_activation_func commit_hash
+    enable_moe_fp32_combine attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     apply_query_key_layer_scaling quantization_bit pre_seq_len prefix_projection original_rope
     apply_residual_connection_post_layernorm fp32_residual_connection interleaved_qkv
     scale_attn_by_inverse_layer_idx floor_scale attn_scale scale_embedding extra_positions
     cla_share_factor dense_list norm_type org_vocab_size pool_type use_rotary_pos_emb moe_gate
     moe_loss_weight moe_jitter_eps validate_runner_input inference_runner pre_allocate_kv_cache
-    sliding_window_size bias_dropout_fusion vocab_size max_sequence_length
-    first_k_dense_replace interleave_moe_layer_step decoder_sparse_step moe_layer_freq
-    moe_layer_start_index moe_layer_end_index moe_layer_interval ffn_act_fn
-    moe_normalize_expert_weights swiglu_alpha layer_rope_theta time_step_limit init_std
-    context_window_size prefill_chunk_size is_composition predict_special_tokens is_llama_config
-    use_mixed_mlp_moe interpolate_factor full_attn_mod attention_types embed_dropout n_ctx
-    moe_gate_act moe_capacity moe_norm_min moe_use_aux_free mtp_loss_scaling_factor mtp_share_layers
-    use_mtp mtp_transformer_layers rotary_type rope_ratio vision_feature_layer
-    moe_intermediate_size shared_intermediate_size
+    sliding_window_size bias_dropout_fusion vocab_size first_k_dense_replace
+    interleave_moe_layer_step decoder_sparse_step moe_layer_freq moe_layer_start_index
+    moe_layer_end_index moe_layer_interval ffn_act_fn moe_normalize_expert_weights swiglu_alpha
+    layer_rope_theta time_step_limit init_std context_window_size prefill_chunk_size is_composition
+    predict_special_tokens is_llama_config use_mixed_mlp_moe interpolate_factor full_attn_mod
+    attention_types embed_dropout moe_gate_act moe_capacity moe_norm_min moe_use_aux_free
+    mtp_loss_scaling_factor mtp_share_layers use_mtp mtp_transformer_layers rotary_type rope_ratio
+    vision_feature_layer moe_intermediate_size shared_intermediate_size
     """
 )
 """Words beside those of `foreign_words` that say nothing about a shape, and those that other parts
@@ -176,7 +174,7 @@ class ConfigWords:
             ModelShapeInvalidError: two words state two values.
         """
         self._asked.update(words)
-        found = [(word, _alike(self._values.get(word))) for word in words]
+        found = [(word, alike(self._values.get(word))) for word in words]
         if words == ROTARY_BASE:
             found += self._rotary_bases()
         found = [(word, value) for word, value in found if value is not None]
@@ -334,9 +332,3 @@ class ConfigWords:
         word = self.stated(*words)
         said = word_of(value) if isinstance(value, bool) else shown(value)
         return ModelShapeInvalidError(f"{word}={said} is not {what}")
-
-
-def _alike(value: Any) -> Any:
-    """The value that a list has for every layer, or the value."""
-    is_alike = isinstance(value, list) and value and all(each == value[0] for each in value)
-    return value[0] if is_alike else value

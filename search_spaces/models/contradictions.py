@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.layer_kinds import FeedForward, Mixer, sublayers_of
 from layout_tuner.search_spaces.models.model_fields import (
+    DEFAULTS,
     EXPERT_FIELDS,
     LINEAR_FIELDS,
     MAMBA_FIELDS,
     MODEL_RANGES,
+    NAMES,
     ROUTING_FIELDS,
-    ModelFields,
 )
 
 if TYPE_CHECKING:
     from layout_tuner.search_spaces.models.model_shape import ModelShape
-
-_NAMES: Final = tuple(field.name for field in fields(ModelFields))
-_DEFAULTS: Final = {field.name: field.default for field in fields(ModelFields)}
 
 _LLAMA_ONLY: Final = {
     "rotary_base": "learned positions",
     "qk_norm": "no norms of queries and keys",
     "num_experts": "dense feed-forwards alone",
 } | dict.fromkeys(
-    _NAMES[_NAMES.index("layer_kinds") : _NAMES.index("lacks")],
+    NAMES[NAMES.index("layer_kinds") : NAMES.index("lacks")],
     "layers of GPT-2 alone",
 )
 """Fields that other families lack, each with what these have instead."""
@@ -41,32 +38,29 @@ _SHORT_FORMS: Final = ("full_attention_every", "num_dense_layers", "experts_ever
 _refused = ModelShapeInvalidError.of_field
 
 
+def _wrong(model: ModelShape, name: str, why: str) -> ModelShapeInvalidError:
+    """A refusal of the value of a field; `why` follows it."""
+    value = getattr(model, name)
+    said = f"{value:g}" if isinstance(value, float) else word_of(value)
+    return _refused(name, f"{name}={'[...]' if isinstance(value, tuple) else said}{why}")
+
+
 def contradictions(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
     """What is wrong with fields that are each in their range."""
     yield from _of_heads(model)
     for name, instead in _LLAMA_ONLY.items():
-        value = getattr(model, name)
-        if model.family != "llama" and value != _DEFAULTS[name]:
-            yield _refused(
-                name,
-                f"{name}={_text(value)} has no meaning for family={model.family}, which has "
-                f"{instead}; leave it out",
-            )
+        if model.family != "llama" and getattr(model, name) != DEFAULTS[name]:
+            why = f" has no meaning for family={model.family}, which has {instead}; leave it out"
+            yield _wrong(model, name, why)
     if model.full_attention_every and not model.attention_window:
-        yield _refused(
-            "full_attention_every",
-            f"full_attention_every={model.full_attention_every} needs attention_window: without "
-            "a window every layer attends to all positions",
-        )
+        why = " needs attention_window: without a window every layer attends to all positions"
+        yield _wrong(model, "full_attention_every", why)
     yield from _of_latents(model)
     yield from _of_kinds(model)
     yield from _of_experts(model)
-    length = model.mean_document_length
-    if length is not None and length > model.seq_length:
-        yield _refused(
-            "mean_document_length",
-            f"mean_document_length={length} is more than seq_length={model.seq_length}",
-        )
+    if (model.mean_document_length or 0) > model.seq_length:
+        why = f" is more than seq_length={model.seq_length}"
+        yield _wrong(model, "mean_document_length", why)
 
 
 def _of_heads(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
@@ -89,17 +83,11 @@ def _of_heads(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
         )
     if model.family == "llama" and model.rotary_size % 2:
         if model.kv_lora_rank:
-            yield _refused(
-                "qk_rope_head_dim",
-                f"qk_rope_head_dim={model.qk_rope_head_dim} is odd; rotary positions need an even one",
-            )
+            yield _wrong(model, "qk_rope_head_dim", " is odd; rotary positions need an even one")
             return
         if model.rotary_fraction not in (0.0, 1.0):
-            yield _refused(
-                "rotary_fraction",
-                f"rotary_fraction={model.rotary_fraction:g} rotates {model.rotary_size} of "
-                f"{model.head_size} features of a head; rotary positions need an even number",
-            )
+            why = f" rotates {model.rotary_size} of {model.head_size} features of a head; rotary"
+            yield _wrong(model, "rotary_fraction", f"{why} positions need an even number")
             return
         stated = "" if model.head_dim else f"(hidden_size={size} over "
         stated += f"num_heads={heads}) " if stated else ""
@@ -111,29 +99,24 @@ def _of_heads(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
 def _of_latents(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
     if not model.kv_lora_rank:
         for name in _LATENT:
-            if value := getattr(model, name):
-                yield _refused(
-                    name, f"{name}={value} is of latent attention: state kv_lora_rank too"
-                )
+            if getattr(model, name):
+                yield _wrong(model, name, " is of latent attention: state kv_lora_rank too")
         return
     for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         if not getattr(model, name):
             yield _refused(name, f"the model's {name} is missing, which latent attention needs")
     if model.num_kv_heads != model.num_heads:
-        yield _refused(
-            "num_kv_heads",
-            f"num_kv_heads={model.num_kv_heads}: latent attention has as many key heads as "
-            f"num_heads={model.num_heads}; leave it out",
+        why = (
+            f": latent attention has as many key heads as num_heads={model.num_heads}; leave it out"
         )
+        yield _wrong(model, "num_kv_heads", why)
     for name in (
         *("head_dim", "qk_norm", "attention_output_gate", "rotary_fraction", "biases"),
         *("window_num_heads", "window_num_kv_heads", "attention_sinks"),
     ):
         value = getattr(model, name)
-        if value != _DEFAULTS[name] and not (name == "biases" and value == "none"):
-            yield _refused(
-                name, f"{name}={_text(value)} has no meaning with latent attention; leave it out"
-            )
+        if value != DEFAULTS[name] and not (name == "biases" and value == "none"):
+            yield _wrong(model, name, " has no meaning with latent attention; leave it out")
 
 
 def _of_kinds(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
@@ -145,8 +128,8 @@ def _of_kinds(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
         yield from _of_stated_kinds(model, mixers, inner)
     if "window" not in mixers:
         for name in ("window_num_heads", "window_num_kv_heads"):
-            if value := getattr(model, name):
-                yield _refused(name, f"{name}={value}, and no layer has a window; leave it out")
+            if getattr(model, name):
+                yield _wrong(model, name, ", and no layer has a window; leave it out")
     yield from _of_states(model, mixers)
     if model.parallel_block and any(None in each for each in sublayers):
         yield _refused("parallel_block", "parallel_block needs layers with both sublayers")
@@ -169,17 +152,12 @@ def _of_stated_kinds(
             "name each layer, or a pattern that is repeated whole",
         )
     for name in _SHORT_FORMS:
-        if (value := getattr(model, name)) != _DEFAULTS[name]:
-            yield _refused(
-                name, f"{name}={value} and layer_kinds both say the kinds; leave {name} out"
-            )
+        if getattr(model, name) != DEFAULTS[name]:
+            yield _wrong(model, name, f" and layer_kinds both say the kinds; leave {name} out")
     if "window" in mixers and model.attention_window is None:
         yield _refused("attention_window", "layers with a window need attention_window")
     if model.attention_window is not None and "window" not in mixers:
-        yield _refused(
-            "attention_window",
-            f"attention_window={model.attention_window}, and no layer of layer_kinds is a window",
-        )
+        yield _wrong(model, "attention_window", ", and no layer of layer_kinds is a window")
     if "experts" in inner and not model.num_experts:
         yield _refused("layer_kinds", "layer_kinds has experts: state num_experts")
     if model.num_experts and "experts" not in inner:
@@ -197,21 +175,16 @@ def _of_states(model: ModelShape, mixers: set[Mixer | None]) -> Iterator[ModelSh
     if of_delta_nets and all(getattr(model, name) for name in LINEAR_FIELDS):
         keys, values = model.linear_num_key_heads, model.linear_num_value_heads
         if values % keys:
-            yield _refused(
-                "linear_num_value_heads",
-                f"linear_num_value_heads={values} is not divisible by linear_num_key_heads={keys}",
-            )
+            why = f" is not divisible by linear_num_key_heads={keys}"
+            yield _wrong(model, "linear_num_value_heads", why)
         widths = model.linear_key_head_dim, model.linear_value_head_dim
         if "kda" in mixers and (keys != values or widths[0] != widths[1]):
             yield _refused(
                 "linear_num_key_heads", "key and value heads of kda are alike in number and width"
             )
     if "mamba2" in mixers and model.mamba_num_heads % (model.mamba_num_groups or 1):
-        yield _refused(
-            "mamba_num_heads",
-            f"mamba_num_heads={model.mamba_num_heads} is not divisible by "
-            f"mamba_num_groups={model.mamba_num_groups}",
-        )
+        why = f" is not divisible by mamba_num_groups={model.mamba_num_groups}"
+        yield _wrong(model, "mamba_num_heads", why)
 
 
 def _belong_together(
@@ -223,59 +196,35 @@ def _belong_together(
             yield _refused(name, f"the model's {name} is missing, which {needed_by} needs")
         if value and not needed_by:
             kind = "mamba2" if name in MAMBA_FIELDS else "gated_delta_net or kda"
-            yield _refused(
-                name, f"{name}={value}, and no layer of layer_kinds is {kind}; leave it out"
-            )
+            yield _wrong(model, name, f", and no layer of layer_kinds is {kind}; leave it out")
 
 
 def _of_experts(model: ModelShape) -> Iterator[ModelShapeInvalidError]:
     experts, chosen = model.num_experts, model.experts_per_token
     if not experts:
         for name in (*EXPERT_FIELDS[1:], *ROUTING_FIELDS):
-            if (value := getattr(model, name)) != _DEFAULTS[name]:
-                yield _refused(name, f"{name}={_text(value)} needs experts: state num_experts")
+            if getattr(model, name) != DEFAULTS[name]:
+                yield _wrong(model, name, " needs experts: state num_experts")
         return
     if not 1 <= chosen <= experts:
-        yield _refused(
-            "experts_per_token",
-            f"experts_per_token={chosen} is not from 1 to num_experts={experts}",
-        )
+        yield _wrong(model, "experts_per_token", f" is not from 1 to num_experts={experts}")
     if not model.moe_ffn_hidden_size:
         yield _refused("moe_ffn_hidden_size", "the model's moe_ffn_hidden_size is missing")
-    if model.num_dense_layers >= model.num_layers:
-        yield _refused(
-            "num_dense_layers",
-            f"num_dense_layers={model.num_dense_layers} leaves none of "
-            f"num_layers={model.num_layers} with experts",
-        )
-    elif not model.num_expert_layers:
-        yield _refused(
-            "experts_every",
-            f"experts_every={model.experts_every} leaves none of num_layers={model.num_layers} with "
-            "experts",
-        )
+    too_many = model.num_dense_layers >= model.num_layers
+    if too_many or not model.num_expert_layers:
+        name = "num_dense_layers" if too_many else "experts_every"
+        yield _wrong(model, name, f" leaves none of num_layers={model.num_layers} with experts")
     has_dense = any(sublayers_of(kind)[1] == "dense" for kind in model.kind_of_layers)
     if not has_dense and model.ffn_hidden_size != model.moe_ffn_hidden_size:
-        yield _refused(
-            "ffn_hidden_size",
-            f"ffn_hidden_size={model.ffn_hidden_size} is the width of dense layers and there are "
-            "none; leave it out",
-        )
+        why = " is the width of dense layers and there are none; leave it out"
+        yield _wrong(model, "ffn_hidden_size", why)
     groups, taken = model.router_groups, model.router_topk_groups
     divides = bool(groups) and experts % groups == 0 and 1 <= taken <= groups
     if (groups or taken) and not (divides and experts // groups * taken >= chosen):
-        yield _refused(
-            "router_groups",
-            f"router_groups={groups} must divide num_experts={experts}, and router_topk_groups="
-            f"{taken} be from 1 to router_groups and have experts_per_token={chosen} of them",
-        )
+        why = f" must divide num_experts={experts}, and router_topk_groups={taken} be from 1 to"
+        why += f" router_groups and have experts_per_token={chosen} of them"
+        yield _wrong(model, "router_groups", why)
     if model.shared_expert_gate and not model.shared_expert_ffn_hidden_size:
         yield _refused(
             "shared_expert_gate", "shared_expert_gate=true needs shared_expert_ffn_hidden_size"
         )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[...]"
-    return f"{value:g}" if isinstance(value, float) else word_of(value)

@@ -34,6 +34,7 @@ from layout_tuner.search_spaces.models.foreign_words import (
     WIDTHS,
     WITHOUT_EFFECT,
     WITHOUT_EFFECT_ALIKE,
+    alike,
     words_of,
 )
 from layout_tuner.search_spaces.models.model_fields import EXPERT_FIELDS, ROUTING_FIELDS
@@ -258,7 +259,7 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
     if name in _FROM_TWO and value in (0, 1):  # one group, or experts in every layer
         return _NOTHING
     if ours := OUR_FIELDS.get(name):
-        value = _alike(value)
+        value = alike(value)
         if isinstance(value, list) and value:
             return _Said(not_covered=WIDTHS)
         if name == "intermediate_size" and values.get("model_type") == "qwen":
@@ -270,12 +271,6 @@ def _meaning(name: str, value: Any, values: _Document) -> _Said | None:
     if name in WITHOUT_EFFECT or WITHOUT_EFFECT_ALIKE.fullmatch(name):
         return _NOTHING
     return None
-
-
-def _alike(value: Any) -> Any:
-    """The value that a list has for every layer, or the list."""
-    is_alike = isinstance(value, list) and value and all(each == value[0] for each in value)
-    return value[0] if is_alike else value
 
 
 def _dense_first(is_dense: Sequence[bool]) -> _Said:
@@ -326,8 +321,8 @@ def _last_expert_layer(value: Any, values: _Document) -> _Said:
 def _whole(values: _Document, ours: str) -> int:
     """The value of a field of ours under any name; 0: it is not stated as a whole number."""
     names = (ours, *SAME_VALUE[ours].split())
-    alike = (_alike(values.get(name)) for name in names)
-    found = [value for value in alike if isinstance(value, int)]
+    stated = (alike(values.get(name)) for name in names)
+    found = [value for value in stated if isinstance(value, int)]
     return min(found[0], 1 << 20) if found else 0
 
 
@@ -416,7 +411,7 @@ def _shared_experts(value: Any, values: _Document) -> _Said:
     """A number of shared experts; ours is the width of all of them together."""
     if not value:
         return _NOTHING
-    value = _alike(value)
+    value = alike(value)
     width = _whole(values, "moe_ffn_hidden_size") or _whole(values, "ffn_hidden_size")
     is_known = width and isinstance(value, int)
     return _Said(

@@ -16,6 +16,12 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def alike(value: Any) -> Any:
+    """The value that a list has for every layer, or the value."""
+    is_alike = isinstance(value, list) and value and all(each == value[0] for each in value)
+    return value[0] if is_alike else value
+
+
 HUGGING_FACE: Final = "a config.json of Hugging Face"
 MEGATRON_LM: Final = "the options of Megatron-LM"
 
@@ -105,7 +111,6 @@ NESTED: Final = (
 WINDOWS: Final = "attention windows in other layers than all, or all but every n-th"
 OTHER_LAYERS: Final = "layers of other kinds than attention, full or with a window"
 MLA: Final = "multi-head latent attention"
-MTP: Final = "multi-token prediction"
 WIDTHS: Final = "layers or embeddings of different widths, or that share weights"
 
 NOT_COVERED: Final[Mapping[str, str]] = (

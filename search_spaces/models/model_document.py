@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import Any
 
 from layout_tuner.documents.not_covered import known_word
@@ -11,16 +11,15 @@ from layout_tuner.documents.reading import Problems, read_mapping, unknown_names
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.foreign_model import read_foreign
 from layout_tuner.search_spaces.models.layer_kinds import read_layer_kinds, sublayers_of
-from layout_tuner.search_spaces.models.model_fields import ModelFields, wrong_fields
+from layout_tuner.search_spaces.models.model_fields import DEFAULTS, NAMES, wrong_fields
 
 
 def read_model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a model by name, of its document; see `ModelShape.from_mapping`."""
-    known = tuple(field.name for field in fields(ModelFields))
     given = read_mapping(mapping, ModelShapeInvalidError, "the model")
-    foreign = read_foreign(given, known)
+    foreign = read_foreign(given, NAMES)
     values = dict(foreign.fields)  # what they state is not missing
-    values |= {name: value for name, value in given.items() if name in known}
+    values |= {name: value for name, value in given.items() if name in NAMES}
     values.setdefault("name", "custom")
     values.setdefault("num_kv_heads", values.get("num_heads"))
     values.setdefault("tied_embeddings", values.get("family") == "gpt")
@@ -28,16 +27,14 @@ def read_model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
         values.setdefault("moe_ffn_hidden_size", values["ffn_hidden_size"])
     elif values.get("num_experts") and not _has_dense_layers(values):
         values["ffn_hidden_size"] = values.get("moe_ffn_hidden_size")
-    optional = {
-        field.name: field.default for field in fields(ModelFields) if field.default is not MISSING
-    }
+    optional = {name: value for name, value in DEFAULTS.items() if value is not MISSING}
     values = optional | values
     if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
         values.setdefault("ffn_hidden_size", 4 * values["hidden_size"])
     problems = Problems()
     missing = [
         name
-        for name in known
+        for name in NAMES
         if values.get(name) is None
         and optional.get(name, "") is not None
         and (name != "num_kv_heads" or name in given)
@@ -48,7 +45,7 @@ def read_model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
         problems.add(
             *unknown_names(
                 given,
-                known,
+                NAMES,
                 ModelShapeInvalidError,
                 "model field",
                 known_as=lambda name: foreign.hint(name) or known_word(name),

@@ -74,21 +74,17 @@ MODEL_RANGES: Final[Mapping[str, Range]] = {
     "moe_ffn_hidden_size": Range(1, 1 << 20),
     "shared_expert_ffn_hidden_size": Range(1, 1 << 20),
     "num_dense_layers": Range(1, 1 << 14),
-    "q_lora_rank": Range(1, 1 << 20),
-    "kv_lora_rank": Range(1, 1 << 20),
-    "qk_nope_head_dim": Range(1, 1 << 16),
-    "qk_rope_head_dim": Range(1, 1 << 16),
-    "v_head_dim": Range(1, 1 << 16),
-    "window_num_heads": Range(1, 1 << 16),
-    "window_num_kv_heads": Range(1, 1 << 16),
-    "linear_num_key_heads": Range(1, 1 << 16),
-    "linear_num_value_heads": Range(1, 1 << 16),
-    "linear_key_head_dim": Range(1, 1 << 16),
-    "linear_value_head_dim": Range(1, 1 << 16),
-    "mamba_num_heads": Range(1, 1 << 16),
-    "mamba_head_dim": Range(1, 1 << 16),
-    "mamba_state_dim": Range(1, 1 << 16),
-    "mamba_num_groups": Range(1, 1 << 16),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), Range(1, 1 << 20)),
+    **dict.fromkeys(
+        (
+            *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+            *("window_num_heads", "window_num_kv_heads"),
+            *("linear_num_key_heads", "linear_num_value_heads"),
+            *("linear_key_head_dim", "linear_value_head_dim"),
+            *("mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups"),
+        ),
+        Range(1, 1 << 16),
+    ),
     "num_mtp_layers": Range(1, 16),
     "rotary_fraction": Range(1e-3, 1.0),
     "router_groups": Range(2, 1 << 12),
@@ -101,27 +97,6 @@ MODEL_RANGES: Final[Mapping[str, Range]] = {
     "hidden_dropout": Range(1e-6, 0.999),
 }
 """The range of each number; `_MOST` bounds the products that ranges do not."""
-
-EXPERT_FIELDS: Final = (
-    "num_experts",
-    "experts_per_token",
-    "moe_ffn_hidden_size",
-    "shared_expert_ffn_hidden_size",
-    "num_dense_layers",
-)
-"""The first fields of a mixture of experts; all are 0 in a dense model."""
-
-ROUTING_FIELDS: Final = (
-    "router_score",
-    "router_groups",
-    "router_topk_groups",
-    "router_bias",
-    "router_scaling_factor",
-    "expert_latent_size",
-    "shared_expert_gate",
-    "experts_every",
-)
-"""The later ones, which have their defaults in a dense model."""
 
 ATTENTION_FIELDS: Final = ("attention", "attention_dropout", "hidden_dropout")
 """The fields of how a model is trained, which leave its parameters and FLOPs as they are."""
@@ -272,14 +247,7 @@ _UNSTATED: Final[Mapping[str, tuple[int | None, ...]]] = {
 }
 """Numbers that a model may lack, each with the values outside of its range that it may have."""
 
-SWITCHES: Final = (
-    "tied_embeddings",
-    "attention_output_gate",
-    "attention_sinks",
-    "parallel_block",
-    "router_bias",
-    "shared_expert_gate",
-)
+SWITCHES: Final = tuple(field.name for field in fields(ModelFields) if field.type == "bool")
 
 
 def wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
@@ -317,12 +285,20 @@ _ZERO_UNSTATED: Final = frozenset(
 )
 """Numbers that are 0 where a model does not state them."""
 
-LINEAR_FIELDS: Final = tuple(
-    field.name for field in fields(ModelFields) if field.name.startswith("linear_")
-)
+NAMES: Final = tuple(field.name for field in fields(ModelFields))
+"""The names of all fields."""
+
+EXPERT_FIELDS: Final = NAMES[NAMES.index("num_experts") : NAMES.index("attention")]
+"""The first fields of a mixture of experts; all are 0 in a dense model."""
+
+ROUTING_FIELDS: Final = NAMES[NAMES.index("router_score") : NAMES.index("num_mtp_layers")]
+"""The later ones, which have their defaults in a dense model."""
+
+LINEAR_FIELDS: Final = tuple(name for name in NAMES if name.startswith("linear_"))
 """The fields of a gated delta net and of KDA."""
 
-MAMBA_FIELDS: Final = tuple(
-    field.name for field in fields(ModelFields) if field.name.startswith("mamba_")
-)
+MAMBA_FIELDS: Final = tuple(name for name in NAMES if name.startswith("mamba_"))
 """The fields of Mamba-2."""
+
+DEFAULTS: Final = {field.name: field.default for field in fields(ModelFields)}
+"""By name; fields that a model states have none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
@@ -23,9 +23,11 @@ from layout_tuner.search_spaces.models.layer_kinds import (
 from layout_tuner.search_spaces.models.model_document import read_model_fields
 from layout_tuner.search_spaces.models.model_fields import (
     ATTENTION_FIELDS,
+    DEFAULTS,
     EXPERT_FIELDS,
     LINEAR_FIELDS,
     MAMBA_FIELDS,
+    NAMES,
     OF_FAMILY,
     ROUTING_FIELDS,
     Activation,
@@ -35,6 +37,7 @@ from layout_tuner.search_spaces.models.model_fields import (
 )
 from layout_tuner.search_spaces.models.sublayers import (
     MixerParts,
+    dense_width,
     mixer_of,
     num_beside_routed_parameters,
     num_dense_parameters,
@@ -117,16 +120,21 @@ class ModelShape(ModelFields):
 
     @property
     def mtp_kinds(self) -> tuple[str, ...]:
-        """The layers of a depth of multi-token prediction: one like the last layer.
+        """The layers of a depth of multi-token prediction, if there are any: one like the last.
 
         Where layers have one sublayer they are the attention and feed-forward that come last.
         """
-        kinds = self.kind_of_layers
-        if "+" in kinds[-1]:
-            return (kinds[-1],)
+        kinds = self.kind_of_layers if self.num_mtp_layers else ()
+        if not kinds or "+" in kinds[-1]:
+            return kinds[-1:]
         mixers = [kind for kind in kinds if sublayers_of(kind)[0] in ("full", "window")]
         inner = [kind for kind in kinds if sublayers_of(kind)[0] is None]
         return (*mixers[-1:], *inner[-1:]) or kinds[-1:]
+
+    @property
+    def mtp_shapes(self) -> list[ModelShape]:
+        """The shapes of these layers."""
+        return [self.of_kind(kind) for kind in self.mtp_kinds]
 
     def of_kind(self, kind: str) -> ModelShape:
         """The shape with all layers of one kind."""
@@ -245,6 +253,11 @@ class ModelShape(ModelFields):
         return self.num_key_heads * self.head_size
 
     @property
+    def routed_width(self) -> int:
+        """Width of the rows that routed experts take."""
+        return self.expert_latent_size or self.hidden_size
+
+    @property
     def linear_value_size(self) -> int:
         """Width of all value heads of a gated delta net or KDA."""
         return self.linear_num_value_heads * self.linear_value_head_dim
@@ -296,16 +309,14 @@ class ModelShape(ModelFields):
 
         With experts: of a layer that has them, all of them, their router, latents and gate.
         """
-        h, mixer = self.hidden_size, self.num_attention_matrix_parameters
+        h, mixer, n = self.hidden_size, self.num_attention_matrix_parameters, self.num_ups + 1
         if self.feed_forward is None:
             return mixer
+        whole = mixer + n * h * dense_width(self)
         if self.num_experts:
-            m = (self.num_ups + 1) * self.num_experts * self.moe_ffn_hidden_size
-            routed = m * (self.expert_latent_size or h) + h * self.num_experts
-            beside = 2 * h * self.expert_latent_size + (h if self.shared_expert_gate else 0)
-            shared = (self.num_ups + 1) * h * self.shared_expert_ffn_hidden_size
-            return mixer + routed + beside + shared
-        return mixer + (self.num_ups + 1) * h * self.ffn_hidden_size
+            whole += n * self.num_experts * self.moe_ffn_hidden_size * self.routed_width
+            whole += h * (self.num_experts + 2 * self.expert_latent_size + self.shared_expert_gate)
+        return whole
 
     @property
     def num_layer_parameters(self) -> int:
@@ -316,11 +327,8 @@ class ModelShape(ModelFields):
         own = self.mixer_parts.num_parameters + self.num_layer_norms * self.norm_parameters
         if self.feed_forward is None:
             return own
-        if self.num_experts:
-            shared = num_dense_parameters(self, self.shared_expert_ffn_hidden_size)
-            beside = num_beside_routed_parameters(self)
-            return own + self.num_expert_parameters + shared + beside
-        return own + num_dense_parameters(self, self.ffn_hidden_size)
+        routed = self.num_expert_parameters + num_beside_routed_parameters(self)
+        return own + routed + num_dense_parameters(self, dense_width(self))
 
     @property
     def num_embedding_parameters(self) -> int:
@@ -340,7 +348,7 @@ class ModelShape(ModelFields):
 
         Beside its layers they are a projection of 2 H to H and three norms.
         """
-        layers = sum(self.of_kind(kind).num_layer_parameters for kind in self.mtp_kinds)
+        layers = sum(each.num_layer_parameters for each in self.mtp_shapes)
         return layers + 2 * self.hidden_size**2 + 3 * self.norm_parameters
 
     @property
@@ -355,8 +363,7 @@ class ModelShape(ModelFields):
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, each counted once."""
-        beside = self.num_mtp_layers * self.num_mtp_parameters if self.num_mtp_layers else 0
-        return self.num_main_parameters + beside
+        return self.num_main_parameters + self.num_mtp_layers * self.num_mtp_parameters
 
     @property
     def num_active_parameters(self) -> int:
@@ -365,9 +372,7 @@ class ModelShape(ModelFields):
         The embedding counts as a whole, as in the totals of Mixtral (arXiv:2401.04088) and Qwen3.
         """
         idle = sum(len(each.layers) * each.shape.idle_parameters for each in self.kinds)
-        if self.num_mtp_layers:
-            depth = sum(self.of_kind(kind).idle_parameters for kind in self.mtp_kinds)
-            idle += self.num_mtp_layers * depth
+        idle += self.num_mtp_layers * sum(each.idle_parameters for each in self.mtp_shapes)
         return self.num_parameters - idle
 
     @property
@@ -391,11 +396,9 @@ class ModelShape(ModelFields):
         A depth of multi-token prediction adds its layers, 4 H^2 and an output projection.
         """
         forward = self.layers_forward_flops_per_token + self.logit_forward_flops_per_token
-        if self.num_mtp_layers:
-            depth = sum(self.of_kind(kind).forward_flops_of_layer for kind in self.mtp_kinds)
-            depth += 4 * self.hidden_size**2 + self.logit_forward_flops_per_token
-            forward += self.num_mtp_layers * depth
-        return 3 * forward
+        depth = sum(each.forward_flops_of_layer for each in self.mtp_shapes)
+        depth += 4 * self.hidden_size**2 + self.logit_forward_flops_per_token
+        return 3 * (forward + self.num_mtp_layers * depth)
 
     @property
     def layers_forward_flops_per_token(self) -> int:
@@ -408,9 +411,8 @@ class ModelShape(ModelFields):
         """Forward operations of a token in a layer's matrices, and in states of its mixer."""
         active = self.num_layer_matrix_parameters
         if self.num_experts:
-            latent = self.expert_latent_size or self.hidden_size
             idle = self.num_experts - self.experts_per_token
-            active -= idle * (self.num_ups + 1) * latent * self.moe_ffn_hidden_size
+            active -= idle * (self.num_ups + 1) * self.routed_width * self.moe_ffn_hidden_size
         return 2 * active + self.mixer_parts.flops_of_token
 
     @property
@@ -484,8 +486,8 @@ class ModelShape(ModelFields):
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values, without later fields at their defaults."""
-        later = {field.name: field.default for field in fields(self)[_NUM_FIRST_FIELDS:]}
-        said = {n: v for n, v in asdict(self).items() if n not in later or v != later[n]}
+        first = NAMES[:_NUM_FIRST_FIELDS]
+        said = {n: v for n, v in asdict(self).items() if n in first or v != DEFAULTS[n]}
         if self.layer_kinds:
             said["layer_kinds"] = write_layer_kinds(self.layer_kinds)
         return said
@@ -568,8 +570,7 @@ def _dense(model: ModelShape) -> ModelShape:
 
 
 def _no_experts() -> dict[str, Any]:
-    defaults = {field.name: field.default for field in fields(ModelFields)}
-    return {name: defaults[name] for name in (*EXPERT_FIELDS, *ROUTING_FIELDS)}
+    return {name: DEFAULTS[name] for name in (*EXPERT_FIELDS, *ROUTING_FIELDS)}
 
 
 @lru_cache(maxsize=2048)

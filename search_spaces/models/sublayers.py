@@ -256,11 +256,7 @@ def num_dense_parameters(shape: ModelShape, width: int) -> int:
 
 def num_routed_parameters(shape: ModelShape) -> int:
     """Parameters of all routed experts of a layer."""
-    h, width, ups = (
-        shape.expert_latent_size or shape.hidden_size,
-        shape.moe_ffn_hidden_size,
-        shape.num_ups,
-    )
+    h, width, ups = shape.routed_width, shape.moe_ffn_hidden_size, shape.num_ups
     biases = ups * width + h if shape.biases_of == "all" else 0
     return shape.num_experts * ((ups + 1) * h * width + biases)
 

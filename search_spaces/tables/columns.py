@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Final
 
 from layout_tuner.search_spaces.layouts.layout import KNOBS
-from layout_tuner.search_spaces.models.model_fields import (
-    ATTENTION_FIELDS,
-    EXPERT_FIELDS,
-    ModelFields,
-)
+from layout_tuner.search_spaces.models.model_fields import NAMES
 
 COLUMNS: Final = (
     "source",
@@ -45,19 +40,11 @@ COLUMNS: Final = (
 )
 """The columns that every written table has, in this order."""
 
-EXTRA_MODEL_COLUMNS: Final = (
-    "head_dim",
-    "qk_norm",
-    "attention_window",
-    "full_attention_every",
-    *EXPERT_FIELDS,
-    *ATTENTION_FIELDS,
-)
+EXTRA_MODEL_COLUMNS: Final = NAMES[NAMES.index("head_dim") : NAMES.index("layer_kinds")]
 """Fields of the model's shape that a table has if some model states them."""
 
-_FIELDS: Final = [field.name for field in fields(ModelFields)]
 LATER_MODEL_COLUMNS: Final = {
-    f"model.{name}": name for name in _FIELDS[_FIELDS.index("layer_kinds") : -1]
+    f"model.{name}": name for name in NAMES[NAMES.index("layer_kinds") : NAMES.index("lacks")]
 }
 """The later ones by column, with a prefix: tables of others have such words in other meanings."""
 

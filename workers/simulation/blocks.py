@@ -23,7 +23,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.narrow_formats import NARROW, wide_precision
 from layout_tuner.search_spaces.layouts.recomputation import modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.models.sublayers import Split
+from layout_tuner.search_spaces.models.sublayers import Split, dense_width
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.placement import ALONE, Axis, Place, Placement
 
@@ -123,8 +123,7 @@ class BlockTimes:
     def _inside(self) -> list[_TokenProduct]:
         """The products of a dense feed-forward, or of a shared expert."""
         m, t = self.model, self.layout.tp
-        width = m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
-        if not width:
+        if not (width := dense_width(m)):
             return []
         return [
             _TokenProduct("columns", m.num_ups * width / t, self._width),
@@ -147,7 +146,7 @@ class BlockTimes:
         m, etp = self.model, self.layout.etp
         if not m.num_experts:
             return []
-        inner, wide = m.moe_ffn_hidden_size / etp, m.expert_latent_size or m.hidden_size
+        inner, wide = m.moe_ffn_hidden_size / etp, m.routed_width
         return [(m.num_ups * inner, wide), (wide, inner)]
 
     @cached_property
@@ -308,15 +307,14 @@ class BlockTimes:
         """Norms, residual sums, activations, rotations, and the sorting of tokens by expert."""
         m, layout = self.model, self.layout
         here = self.residual_bytes / (layout.tp if self._is_cut else 1)
-        dense = m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
-        inside = (m.num_ups + 1) * dense / layout.tp * self.tokens
+        inside = (m.num_ups + 1) * dense_width(m) / layout.tp * self.tokens
         projected = sum(each.columns for each in m.mixer_parts.matrices if each.split == "columns")
         inside += 2.0 * projected / layout.tp * self.tokens
         here *= m.num_sublayers / 2
         kernels = 9
         if m.num_experts:
             width = (m.num_ups + 1) * m.moe_ffn_hidden_size / layout.etp
-            width += 4 * (m.expert_latent_size or m.hidden_size)
+            width += 4 * m.routed_width
             inside += self._expert_rows * width
             kernels += 8
         moved = self.machine.software.elementwise * (8 * here + self._size * inside)
@@ -381,7 +379,7 @@ class BlockTimes:
         collectives = self.machine.collectives
         if not self.model.num_experts:
             return seconds()
-        row_bytes = self._size * (self.model.expert_latent_size or self.model.hidden_size)
+        row_bytes = self._size * self.model.routed_width
         gathered = row_bytes * self._expert_rows / self.model.experts_per_token
         etp = self._places["etp"]
         over_etp = collectives.gather_s(etp, gathered) + collectives.scatter_s(etp, gathered)

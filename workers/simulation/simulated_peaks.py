@@ -20,6 +20,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.recomputation import modules_of
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import dense_width
 from layout_tuner.workers.simulation.knob_effects import NO_EFFECTS, HiddenEffects
 from layout_tuner.workers.simulation.machine import Machine, element_bytes
 from layout_tuner.workers.simulation.steps import (
@@ -57,8 +58,7 @@ def rank_memory(
     layers = stage_layers(layout, model, by_work=machine.software.splits_by_work)
     held = held_parameters(layout, model, layers)
     is_fused = model.fuses_attention(machine.software.fused_attention)
-    shapes = [each.shape for each in model.cost_kinds]
-    shapes += map(model.of_kind, model.mtp_kinds) if model.num_mtp_layers else ()
+    shapes = [*(each.shape for each in model.cost_kinds), *model.mtp_shapes]
     of = {shape: _Tensors(layout, shape, is_fused) for shape in shapes}
     first = of[shapes[0]]
     lost = machine.fragmentation * zlib.crc32(f"{seed} {layout.without_job.key}".encode()) / 2**32
@@ -161,7 +161,7 @@ class _Tensors:
     @property
     def _part(self) -> float:
         """Features of the residual stream for each token of a micro-batch."""
-        return self._width / (self.layout.tp if self.layout.sequence_parallel else 1)
+        return self._width / self._cut
 
     @property
     def _cut(self) -> int:
@@ -171,23 +171,11 @@ class _Tensors:
     @property
     def _rows(self) -> float:
         """Rows in the rank's experts for each token of a micro-batch."""
-        here = 1 / (self.layout.tp if self.layout.sequence_parallel else 1)
-        return self.model.experts_per_token * here * self.layout.etp
+        return self.model.experts_per_token * (1 / self._cut) * self.layout.etp
 
     def _bytes(self, elements: list[float]) -> Floats:
         sizes = [self._size * self._tokens * each for each in elements]
         return np.array((sum(sizes), sum(map(_block, sizes))))
-
-    @property
-    def _feed_forward(self) -> float:
-        """Width of the dense feed-forward, or of the shared expert."""
-        m = self.model
-        return m.shared_expert_ffn_hidden_size if m.num_experts else m.ffn_hidden_size
-
-    @property
-    def _wide(self) -> float:
-        """Features of a row in the experts."""
-        return self.model.expert_latent_size or self.model.hidden_size
 
     @property
     def _stored(self) -> float:
@@ -232,12 +220,12 @@ class _Tensors:
         """Elements per token of each tensor that a layer keeps, if modules recompute."""
         m, t, part, stored = self.model, self.layout.tp, self._part, self._stored
         attention = self._mixer(modules)
-        width, gathered = self._feed_forward / t, self._width
+        width, gathered = dense_width(self.model) / t, self._width
         inside = [*[width] * m.num_ups, stored * width]
         if "mlp" in modules and not m.num_experts:
             inside, gathered = [], part
         if m.num_experts:
-            came = [stored * self._wide * self._rows] if self.layout.ep > 1 else []
+            came = [stored * self.model.routed_width * self._rows] if self.layout.ep > 1 else []
             inside += [m.moe_ffn_hidden_size / self.layout.etp * self._rows] * 2 + came
         normed = [] if "layernorm" in modules else [stored * self._width, stored * gathered]
         masks = [part / self._size] * (2 if m.hidden_dropout else 0)  # of two sums, a byte each
@@ -257,7 +245,7 @@ class _Tensors:
     def late(self) -> Floats:
         """Bytes that products put off need: their inputs, and the gradients of their outputs."""
         m, t, width = self.model, self.layout.tp, self._width
-        dense = self._feed_forward / t
+        dense = dense_width(self.model) / t
         inputs, outputs = [], []
         for each in m.mixer_parts.matrices:
             is_row, is_column = each.split == "rows", each.split == "columns"
@@ -268,8 +256,8 @@ class _Tensors:
             outputs += [m.num_ups * dense, width]
         if m.num_experts:
             inner = m.moe_ffn_hidden_size / self.layout.etp
-            inputs += [self._wide * self._rows, inner * self._rows]
-            outputs += [m.num_ups * inner * self._rows, self._wide * self._rows]
+            inputs += [self.model.routed_width * self._rows, inner * self._rows]
+            outputs += [m.num_ups * inner * self._rows, self.model.routed_width * self._rows]
         return self._bytes([self._stored * each for each in inputs + outputs])
 
     def passing(self, again: bool) -> Floats:
@@ -278,7 +266,7 @@ class _Tensors:
         The feed-forward is where the most is there: of two norms one is made again by then.
         """
         m, layout = self.model, self.layout
-        widest = self._feed_forward / layout.tp
+        widest = dense_width(self.model) / layout.tp
         if m.feed_forward is None:
             widest = max(each.columns for each in m.mixer_parts.matrices) / layout.tp
         if m.num_experts:

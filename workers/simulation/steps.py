@@ -108,8 +108,8 @@ def layers_by_kind(
     kinds = _kind_of_layers(model)
     found = Counter((kinds[layer], layer < first) for layer in layers)
     if model.num_mtp_layers and stage == layout.pp * layout.vpp - 1:
-        for kind in model.mtp_kinds:
-            found[model.of_kind(kind), first > layers.start] += model.num_mtp_layers
+        for kind in model.mtp_shapes:
+            found[kind, first > layers.start] += model.num_mtp_layers
     return found
 
 
@@ -374,8 +374,7 @@ def _built(
         layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 or placement.units else (),
     )  # fmt: skip
     if key not in shared:
-        shapes = [each.shape for each in model.cost_kinds]
-        shapes += map(model.of_kind, model.mtp_kinds) if model.num_mtp_layers else ()
+        shapes = [*(each.shape for each in model.cost_kinds), *model.mtp_shapes]
         shared[key] = {shape: BlockTimes(layout, shape, machine, crosses) for shape in shapes}
     stages = StagePasses(layout, model, machine, shared[key])
     sums = stages.sums(placement)

@@ -137,7 +137,7 @@ def _selectively_repeated(
         kept = kept + whole * _token_share(columns)
     kept = kept + np.where(wide, float(model.num_sublayers) * part, 0.0)
     if model.num_experts:
-        rows = _expert_rows(columns, model, part) * _expert_width(model)
+        rows = _expert_rows(columns, model, part) * model.routed_width
         kept = kept + np.where(columns.ep > 1, 2.0 * rows, 0.0)
     return np.maximum(_layer_elements(columns, model, storage) - kept, 0.0)
 
@@ -245,7 +245,7 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
     parts = _inside_parts(model, storage)
     feed_forward = parts * dense_width(model)
     if model.num_experts:
-        width = _expert_width(model)
+        width = model.routed_width
         beside = 2.0 * model.expert_latent_size * _token_share(columns)
         beside = beside + (part if model.shared_expert_gate else 0.0)
         came, again = columns.ep > 1, storage.sorts_experts_again
@@ -269,7 +269,7 @@ def _product_inputs(columns: LayoutColumns, model: ModelShape, part: Floats) -> 
     if not model.num_experts:
         inputs = inputs + part if model.feed_forward else inputs
         return np.asarray(inputs + model.ffn_hidden_size / columns.tp, dtype=np.float64)
-    row = _expert_width(model) + model.moe_ffn_hidden_size / columns.etp
+    row = model.routed_width + model.moe_ffn_hidden_size / columns.etp
     shared = model.shared_expert_ffn_hidden_size / columns.tp
     if latent := model.expert_latent_size:
         shared = shared + latent * _token_share(columns)  # into the matrix that leads out of it
@@ -292,7 +292,7 @@ def late_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
         inner = h if model.feed_forward else 0.0
         late = inputs + mixer + inner + ups * float(model.ffn_hidden_size) / columns.tp
         return np.asarray(late, dtype=np.float64)
-    row = _expert_width(model) / columns.tp_columns + ups * model.moe_ffn_hidden_size / columns.etp
+    row = model.routed_width / columns.tp_columns + ups * model.moe_ffn_hidden_size / columns.etp
     experts = part + _expert_rows(columns, model, part) * row  # the router has the tokens unsorted
     if latent := model.expert_latent_size:
         experts = experts + part + latent * _token_share(columns)
@@ -322,7 +322,7 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     made = _features(columns, model) + (3.0 if model.is_gated else 1.0) * f / columns.tp
     if model.num_experts:
         count = _expert_rows(columns, model, part)
-        width, inside = _expert_width(model), count * model.moe_ffn_hidden_size / columns.etp
+        width, inside = model.routed_width, count * model.moe_ffn_hidden_size / columns.etp
         rows, ups = count * width, float(model.num_ups)
         one_is_fp32 = (columns.precision != _FP32) & model.is_gated  # a product of two
         wide = np.where(one_is_fp32, 6.0, 3.0)
@@ -377,7 +377,7 @@ def mtp_elements(
     which the projection gathers; the hidden state before its norm is the input of a head, which
     counts there. The last stage has one micro-batch in flight, and with GPipe all of them.
     """
-    shapes = [model.of_kind(kind) for kind in model.mtp_kinds]
+    shapes = model.mtp_shapes
     part = residual_elements(columns, model)
     kept = sum((kept_elements(columns, shape, storage) for shape in shapes), start=3.0 * part)
     beyond = 2.0 * (_features(columns, model) - part)
@@ -430,11 +430,6 @@ def _sequence_shares(columns: LayoutColumns) -> Ints:
 
 def _token_share(columns: LayoutColumns) -> Floats:
     return np.asarray(1.0 / _sequence_shares(columns), dtype=np.float64)
-
-
-def _expert_width(model: ModelShape) -> int:
-    """Width of the rows that routed experts take."""
-    return model.expert_latent_size or model.hidden_size
 
 
 def _features(columns: LayoutColumns, model: ModelShape) -> Floats:

@@ -92,8 +92,8 @@ class DistinctBlocks:
         layer_s = sum(expected[name] * term for name, term in blocks.items()) / model.num_layers
         head_s: Any = sum(expected[name] * term for name, term in ends.items())
         seconds = blocks | ends | dict(host_terms(step))
-        for kind in model.mtp_kinds if model.num_mtp_layers else ():
-            beside = replace(step, model=model.of_kind(kind))
+        for shape in model.mtp_shapes:
+            beside = replace(step, model=shape)
             share = model.num_mtp_layers / model.num_layers
             mtp = dict(block_terms(beside))
             head_s = head_s + share * sum(expected[name] * term for name, term in mtp.items())

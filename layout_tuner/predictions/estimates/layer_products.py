@@ -14,7 +14,7 @@ from layout_tuner.predictions.estimates.products import ProductRates, product_ra
 from layout_tuner.predictions.estimates.step_shape import StepShape, mean_of_layers
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.search_spaces.models.sublayers import Matrix
+from layout_tuner.search_spaces.models.sublayers import Matrix, dense_width
 
 _HALF_SPEED: Final = 100.0
 """Inner dimension at which a matrix product takes twice the time of its operations: each tile of
@@ -60,7 +60,7 @@ def products_of(step: StepShape, model: ModelShape) -> Iterator[LayerProduct]:
     of routed experts, whose grouped products are one operator each, it repeats all. That of `mlp`
     repeats both products of a dense feed-forward.
     """
-    wide = model.shared_expert_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
+    wide = dense_width(model)
     mixer = model.num_attention_matrix_parameters / model.hidden_size
     again = (mixer / 2.0 + wide) / max(mixer + (model.num_ups + 1.0) * wide, 1.0)
     forward = step.forward_passes + again * step.repeats_operators
@@ -71,7 +71,7 @@ def products_of(step: StepShape, model: ModelShape) -> Iterator[LayerProduct]:
     for count, rows, f, ranks, is_grouped in _feed_forwards(step, model):
         times = step.forward_passes + step.repeats_operators if is_grouped else forward
         times = times if model.num_experts else times + step.recomputes["mlp"]
-        h = (routed_width(model) if is_grouped else model.hidden_size) / step.tp_columns
+        h = (model.routed_width if is_grouped else model.hidden_size) / step.tp_columns
         yield LayerProduct(count, rows, h, model.num_ups * f / ranks, times, is_grouped)
         yield LayerProduct(count, rows, f / ranks, h, times, is_grouped)
     if latent := model.expert_latent_size:
@@ -89,11 +89,6 @@ def _matrix_product(step: StepShape, of: Matrix, forward: Floats) -> LayerProduc
         held = step.tokens * step.token_share
         return LayerProduct(1.0, held, float(of.rows), float(of.columns), forward, False)
     return LayerProduct(1.0, step.tokens, inner, columns, forward, False)
-
-
-def routed_width(model: ModelShape) -> int:
-    """Width of the rows that routed experts take."""
-    return model.expert_latent_size or model.hidden_size
 
 
 def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:

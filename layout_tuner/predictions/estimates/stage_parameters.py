@@ -50,7 +50,7 @@ def _mtp_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, 
 
     Megatron-LM divides the projection by columns (core/transformer/multi_token_prediction.py).
     """
-    shapes, depths = [model.of_kind(kind) for kind in model.mtp_kinds], model.num_mtp_layers
+    shapes, depths = model.mtp_shapes, model.num_mtp_layers
     *_, norm = _end_parameters(columns, model)
     others = 2.0 * model.hidden_size**2 / columns.tp_ranks + 3.0 * norm
     others = sum((_layer_parameters(columns, shape) for shape in shapes), start=others)

@@ -322,8 +322,6 @@ def has_kinds(model: ModelShape) -> bool:
 
 def num_mtp_parameters(model: ModelShape) -> int:
     """Parameters of all depths of multi-token prediction, without their experts."""
-    if not model.num_mtp_layers:
-        return 0
     routed = model.num_expert_parameters * sum("experts" in kind for kind in model.mtp_kinds)
     return model.num_mtp_layers * (model.num_mtp_parameters - routed)
 

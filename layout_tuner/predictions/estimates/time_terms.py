@@ -20,7 +20,6 @@ from layout_tuner.predictions.estimates.layer_products import (
     product_seconds,
     products_of,
     rates_of,
-    routed_width,
     rows_and_width,
     sorted_rows,
 )
@@ -213,7 +212,7 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     residual_passes = residual_passes + 0.4 * step.recomputes["layernorm"]
     streams = 5.0 * model.num_sublayers - 3.0 * model.parallel_block
     residual = residual_passes * streams * model.hidden_size * step.residual_share
-    residual = residual + (forward + 2.0) * 4.0 * sorted_rows(step, model) * routed_width(model)
+    residual = residual + (forward + 2.0) * 4.0 * sorted_rows(step, model) * model.routed_width
     moved: Floats = step.element_bytes * step.tokens * (residual + inside / step.tp)
     if (casts := of_narrow(step.precision, lambda of: of.cast_bytes)).any():
         moved = moved + casts * sum(
@@ -265,7 +264,7 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     rows = step.expert_tokens * step.model.experts_per_token
     count = np.where(n > 1, step.expert_slots, 0.0)
     passes = 1.0 + step.forward_passes
-    sent = 2.0 * passes * count * step.element_bytes * rows * routed_width(step.model) / n
+    sent = 2.0 * passes * count * step.element_bytes * rows * step.model.routed_width / n
     yield "exchange_inside", sent * (g - 1.0) / links.near_bytes_per_s
     yield "exchange_across", links.across_s(sent, n)
     yield "exchange_latency", count * _exchanges(step) * (COLLECTIVE_S + links.latency_s)
