@@ -29,7 +29,12 @@ from layout_tuner.search_spaces.layouts.layout import (
     split_of,
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT, SPLIT, layout_text, stage_layers
+from layout_tuner.search_spaces.layouts.pipeline_layout import (
+    MAX_TEXT,
+    SPLIT,
+    layout_text,
+    stage_layers,
+)
 from layout_tuner.search_spaces.layouts.recomputation import (
     ALL_LAYERS,
     MAX_LAYERS_TEXT,
