@@ -39,7 +39,7 @@ class ModelRead(CatalogueEntry):
     """A model that campaign files can name."""
 
     num_parameters: int
-    """Number of parameters; shared ones count once."""
+    """Number of parameters, those of multi-token prediction too; shared ones count once."""
 
     @classmethod
     def of_preset(cls, name: str) -> Self:

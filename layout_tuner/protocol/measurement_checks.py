@@ -132,4 +132,5 @@ def least_memory_bytes(request: ProbeRequest, *, is_sampled: bool = False) -> fl
     layout, model = request.layout, request.model
     if request.trainer == EMBEDDED_TRAINER:
         return float(parts_by_stage(layout, model).states.max())
-    return 0.0 if is_sampled else model.num_layer_parameters / layout.num_devices
+    largest = max(each.shape.num_layer_parameters for each in model.kinds)
+    return 0.0 if is_sampled else largest / layout.num_devices

@@ -29,7 +29,12 @@ from layout_tuner.search_spaces.layouts.layout import (
     split_of,
 )
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.layouts.pipeline_layout import MAX_TEXT, SPLIT, layout_text
+from layout_tuner.search_spaces.layouts.pipeline_layout import (
+    MAX_TEXT,
+    SPLIT,
+    layout_text,
+    stage_layers,
+)
 from layout_tuner.search_spaces.layouts.recomputation import (
     ALL_LAYERS,
     MAX_LAYERS_TEXT,
@@ -221,6 +226,9 @@ class _Choices:
         # Few numbers of layers, such as 61, have no even split: their stages are written out.
         says = {"pipeline_layout", "pipeline_split"} & set(self._stated)
         is_written = "pipeline_layout" in self._asked or (max(split) <= 2 < max(every) and not says)
+        layouts = (each for each in self._stated.get("pipeline_layout", ()) if each != SPLIT)
+        stages, vpps = {len(stage_layers(each)) for each in layouts}, self._stated.get("vpp", (1,))
+        split = [pp for pp in every if pp in split or any(pp * vpp in stages for vpp in vpps)]
         degrees = every if is_written else split
         return _needed(degrees, lambda pp: self._suffices(tp, pp))
 

@@ -193,7 +193,8 @@ youtu  tie_word_embeddings=true latent=[1536,512,128,64,128] | mla
 bamba  linear="mamba2" windows="indices" num_key_value_heads=8 partial_rotary_factor=0.5 \
   mamba_n_heads=128 mamba_n_groups=1 mamba_d_state=256 | attn mlp
 kimi_linear  kind="experts" linear="kda" windows="stated" latent=[null,512,128,64,128] \
-  num_shared_experts=1 first_k_dense_replace=1 routed_scaling_factor=2.446 | free unrotated mla
+  num_shared_experts=1 first_k_dense_replace=1 routed_scaling_factor=2.446 mla_use_nope=true \
+  | free unrotated:mla_use_nope mla
 lara_mini  kind="experts" linear="gated_delta_net" windows="stated" num_key_value_heads=4 \
   tie_word_embeddings=true head_dim=128 sliding_window=512 shared_expert_intermediate_size=512 \
   delta=[8,16,128,128] | head_norm attn

@@ -254,7 +254,14 @@ def _renamed_of_hybrids(kind: str, values: dict[str, Any]) -> dict[str, Any]:
         stated = values.pop("hybrid_override_pattern", None) or values.get("layers_block_type")
         values["layer_types"] = stated = stated or values.get("layer_types")
         if isinstance(stated, (str, list)):
-            values |= {"layer_types": list(stated), "num_hidden_layers": len(stated)}
+            number = len(stated)
+            if (also := values.get("num_hidden_layers")) not in (number, None):
+                raise ModelShapeInvalidError(
+                    f"num_hidden_layers={shown(also)} and a pattern of {number} layers contradict "
+                    "each other: look up which one is right, and take num_hidden_layers out"
+                )
+            values |= {"layer_types": list(stated), "num_hidden_layers": number}
+        values.pop("n_shared_experts", None)  # the width is that of all of them
     part, layers = values.get("linear_attn_config"), values.get("num_hidden_layers")
     if kind == "kimi_linear" and isinstance(part, Mapping):  # it counts layers from 1
         del values["linear_attn_config"]

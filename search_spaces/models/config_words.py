@@ -152,6 +152,7 @@ _HARMLESS: Final = words_of(
     attention_types embed_dropout moe_gate_act moe_capacity moe_norm_min moe_use_aux_free
     mtp_loss_scaling_factor mtp_share_layers use_mtp mtp_transformer_layers rotary_type rope_ratio
     vision_feature_layer moe_intermediate_size shared_intermediate_size
+    moe_renormalize use_grouped_topk expand chunk_size
     """
 )
 """Words beside those of `foreign_words` that say nothing about a shape, and those that other parts

@@ -109,7 +109,7 @@ NESTED: Final = (
 """Parts of a config.json whose fields count as its own."""
 
 WINDOWS: Final = "attention windows in other layers than all, or all but every n-th"
-OTHER_LAYERS: Final = "layers of other kinds than attention, full or with a window"
+OTHER_LAYERS: Final = "layers of other kinds than attention, gated delta nets, KDA and Mamba-2"
 MLA: Final = "multi-head latent attention"
 WIDTHS: Final = "layers or embeddings of different widths, or that share weights"
 

@@ -369,11 +369,11 @@ class ModelShape(ModelFields):
     def num_active_parameters(self) -> int:
         """Parameters that one token uses: all but the experts that it does not take.
 
-        The embedding counts as a whole, as in the totals of Mixtral (arXiv:2401.04088) and Qwen3.
+        The embedding counts as a whole, as in the totals of Mixtral (arXiv:2401.04088) and Qwen3,
+        and multi-token prediction does not, as in those of DeepSeek-V3 (arXiv:2412.19437).
         """
         idle = sum(len(each.layers) * each.shape.idle_parameters for each in self.kinds)
-        idle += self.num_mtp_layers * sum(each.idle_parameters for each in self.mtp_shapes)
-        return self.num_parameters - idle
+        return self.num_main_parameters - idle
 
     @property
     def idle_parameters(self) -> int:

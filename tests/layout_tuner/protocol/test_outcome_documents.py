@@ -15,7 +15,10 @@ from layout_tuner.protocol.measurement import (
     Measurement,
     routing_words,
 )
-from layout_tuner.protocol.measurement_checks import refuse_contradictions
+from layout_tuner.protocol.measurement_checks import (
+    least_memory_bytes,
+    refuse_contradictions,
+)
 from layout_tuner.protocol.metrics import METRICS
 from layout_tuner.protocol.outcome import Outcome, ProbeRequest
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
@@ -326,6 +329,19 @@ def test_a_measurement_of_other_routing_than_asked_for_is_refused() -> None:
     dense = ProbeRequest(model=model_preset("tiny"), layout=Layout(), iterations=1)
     with pytest.raises(OutcomeInvalidError, match=r"is not what the probe was to do, none"):
         refuse(make_measurement(balanced_routing=True, expert_load=1.0), dense)
+
+
+def test_a_rank_holds_the_largest_of_several_kinds_of_layers() -> None:
+    """A layer of experts of Nemotron-3 Nano: the experts, the shared one, the router and a norm."""
+    request = ProbeRequest(
+        model=model_preset("nemotron-3-nano-30b-a3b"),
+        layout=Layout(dp=4),
+        iterations=1,
+        trainer="megatron-lm",
+    )
+    layer = 2 * 2688 * (128 * 1856 + 3712) + 128 * 2688 + 2688
+    assert least_memory_bytes(request) == layer / 4
+    assert least_memory_bytes(request, is_sampled=True) == 0.0
 
 
 def refuse(measured: Measurement, request: ProbeRequest) -> None:

@@ -478,3 +478,13 @@ def test_stages_are_written_out_where_no_split_divides_the_layers() -> None:
     assert (space.values("pp"), space.values("pipeline_layout")) == ((1, 2), ("split",))
     space = spec_of(model="kimi-k2", cluster=cluster, space={**BATCH, "pp": 2}).space
     assert space.values("pipeline_layout") == ("split",)
+
+
+def test_stages_that_are_stated_get_their_pipelines() -> None:
+    """As the campaign of a job states them, beside those of the job."""
+    cluster = {"preset": "h100-sxm", "num_nodes": 64}
+    stated = {"global_batch_size": 512, "pipeline_layout": ["split", "Et*7|(t*8|)*5t*7|t*7L"]}
+    space = spec_of(model="deepseek-v3", cluster=cluster, space=stated).space
+    assert (space.values("pp"), space.values("vpp")) == ((1, 2, 8), (1,))
+    space = spec_of(model="deepseek-v3", cluster=cluster, space=stated | {"vpp": [1, 2]}).space
+    assert space.values("pp") == (1, 2, 4, 8)

@@ -92,9 +92,14 @@ def test_kimi_linear_counts_its_layers_from_one() -> None:
     assert (model.linear_num_value_heads, model.linear_key_head_dim) == (4, 64)
     assert model.kv_lora_rank == 512
     assert model.lacks == "no rotary positions"
+    words = {"mla_use_nope": True, "moe_renormalize": True, "use_grouped_topk": True}
+    stated = {"linear_attn_config": kda, "qk_nope_head_dim": 64, **words}
+    assert read("kimi_linear", SPARSE, **stated) == model
+    assert read("kimi_linear", SPARSE, **stated | {"mla_use_nope": False}).lacks == ""
 
 
 NEMOTRON: Final = {
+    "num_hidden_layers": 7,
     "hybrid_override_pattern": "MEM*-ME",
     "moe_latent_size": 128,
     "moe_shared_expert_intermediate_size": 300,
@@ -118,6 +123,15 @@ def test_the_letters_of_nemotron_are_layers() -> None:
     assert "use_conv_bias=false' has other biases of Mamba-2" in refusal(
         {**config, "use_conv_bias": False}
     )
+
+
+def test_layers_that_contradict_a_pattern_of_letters_are_refused() -> None:
+    config = {"model_type": "nemotron_h", **SPARSE, **NEMOTRON}
+    said = refusal({**config, "num_hidden_layers": 12})
+    assert said.startswith("num_hidden_layers=12 and a pattern of 7 layers contradict each other")
+    assert "Mamba-2" in refusal({**config, "hybrid_override_pattern": "MEM*XME"})
+    published = {"expand": 2, "chunk_size": 128, "n_shared_experts": 1}
+    assert read("nemotron_h", config, **published) == read("nemotron_h", config)
 
 
 def test_bamba_names_its_layers_with_attention() -> None:
