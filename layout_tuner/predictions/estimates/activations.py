@@ -186,30 +186,46 @@ def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.
     if not columns.recomputes_modules.any():
         return np.zeros(())
     has_norms, norms = columns.repeats("layernorm"), min(norms, float(model.num_layer_norms))
-    beyond = _inputs_beyond(columns, model) / max(float(model.num_layer_norms), 1.0)
-    again = np.where(has_norms, norms * beyond, 0.0)
+    of_input, of_latents = _beyond_of_mixer(columns, model)
+    beyond = _inputs_beyond(columns, model) - of_latents
+    again = np.where(has_norms, norms * (beyond / max(float(model.num_layer_norms), 1.0)), 0.0)
     if not model.num_experts:
         of_feed_forward = _features(columns, model) - residual_elements(columns, model)
         of_feed_forward = of_feed_forward * float(dense_width(model) > 0)
         again = np.where(columns.repeats("mlp") & ~has_norms, of_feed_forward, again)
+    if model.kv_lora_rank:
+        of_mixer = of_latents + np.where(has_norms, 0.0, of_input)
+        again = again + np.where(columns.repeats("mla_up_proj"), of_mixer, 0.0)
     return np.where(columns.recomputes_modules, again, 0.0)
 
 
 def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token by which gathered inputs of column-parallel matrices exceed a part.
 
-    Over tp there is one of the mixer (latent attention gathers its latents), and one of a dense
-    feed-forward or shared expert. Experts gather theirs over etp.
+    Over tp there is one of the mixer, and one of a dense feed-forward or shared expert. Experts
+    gather theirs over etp.
     """
-    h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
-    width = mixer.gathered - mixer.gathered_not_kept
-    is_whole, has_inner = width == model.hidden_size, dense_width(model) > 0
-    beyond = float(is_whole + (has_inner and not model.parallel_block)) * (h - part)
-    if width and not is_whole:
-        beyond = beyond + width * (1.0 - _token_share(columns))
+    h, part = _features(columns, model), residual_elements(columns, model)
+    of_input, of_latents = _beyond_of_mixer(columns, model)
+    has_inner = dense_width(model) > 0 and not model.parallel_block
+    beyond = of_input + of_latents + float(has_inner) * (h - part)
     if model.num_experts:
         beyond = beyond + (columns.etp - 1.0) * part
     return np.asarray(beyond, dtype=np.float64)
+
+
+def _beyond_of_mixer(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, Floats]:
+    """Of those, what the mixer gathers of the normed input, and of latents.
+
+    Latent attention gathers its latents. Without one of queries it also gathers the input, of which
+    the matrix that leads to the latents keeps the rank's part.
+    """
+    h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
+    if not mixer.latents:
+        return np.asarray(float(mixer.gathered > 0) * (h - part), dtype=np.float64), np.zeros(())
+    share = _token_share(columns)
+    of_input = float(model.q_lora_rank == 0) * model.hidden_size * (share < 1.0)
+    return np.asarray(of_input, dtype=np.float64), mixer.latents * (1.0 - share)
 
 
 def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
