@@ -223,6 +223,11 @@ def _has_unlike_stages(model: ModelShape) -> bool:
     return bool(is_new) and len(layer_shapes(model).shapes) > 1
 
 
+def _is_without_short_form(model: ModelShape) -> bool:
+    """Whether a model has latents, or layers of a mixer or a feed-forward alone."""
+    return model.kv_lora_rank > 0 or any(each.shape.num_sublayers < 2 for each in model.kinds)
+
+
 def memory_terms(
     layouts: Layout | LayoutColumns,
     model: ModelShape,
@@ -425,7 +430,11 @@ def _of_a_layer(
     columns: LayoutColumns, layers: StageLayers, storage: TrainerStorage
 ) -> tuple[Floats, Floats, Floats]:
     """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
-    few, places = columns, None
+    few, places, freed = columns, None, np.zeros(())
+    if layers.behind:  # the inputs of later layers are gone when an earlier one runs again
+        part = residual_elements(columns, layers.shapes[0])
+        is_freed = (columns.recompute == _FULL) & ~columns.splits_backward
+        freed = np.where(is_freed, part, 0.0)
     if columns.tp.ndim == 1 and columns.tp.size > 1:  # many layouts have few different layers
         places, examples = distinct(columns, _LAYER_KNOBS)
         few = columns.rows(examples)
@@ -436,7 +445,7 @@ def _of_a_layer(
     return (
         layers.mean(on_all(lambda shape: kept_elements(few, shape, storage))),
         layers.mean(on_all(lambda shape: gathered_elements(few, shape))),
-        layers.largest(on_all(lambda shape: backward_elements(few, shape, storage))),
+        layers.largest(on_all(lambda shape: backward_elements(few, shape, storage)), freed),
     )
 
 
@@ -548,8 +557,10 @@ def _scheduled_bytes(
         late = layers.mean(lambda shape: late_elements(columns, shape))
         of_output = model.vocab_size / columns.tp_ranks + model.hidden_size
         of_output = (1 + model.num_mtp_layers) * of_output
-        # With full recomputation the peak comes later, when the last micro-batch's have been added.
-        ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)
+        # With full recomputation the peak comes later, when the last micro-batch's have been added;
+        # with latents or lone sublayers too, for which alone it was measured.
+        has_last = (columns.recompute == _FULL) | _is_without_short_form(model)
+        ended = np.minimum(stage, m - 1.0) + has_last
         elements = _beside_late_gradients(columns, stage, layers.number, kept, late)
         elements = elements + np.where(is_last, ended * of_output, 0.0)
         is_late = columns.schedule == _ZERO_BUBBLE
