@@ -204,11 +204,9 @@ def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     Over tp there is one of the mixer, and one of a dense feed-forward or shared expert. Experts
     gather theirs over etp. Both matrices of a parallel block gather and keep the one normed input.
     """
-    h, part = _features(columns, model), residual_elements(columns, model)
-    of_input, of_latents = _beyond_of_mixer(columns, model)
-    beyond = of_input + of_latents + _beyond_of_feed_forward(columns, model)
+    beyond = sum(_beyond_of_mixer(columns, model), start=_beyond_of_feed_forward(columns, model))
     if model.num_experts:
-        beyond = beyond + (columns.etp - 1.0) * part
+        beyond = beyond + (columns.etp - 1.0) * residual_elements(columns, model)
     return np.asarray(beyond, dtype=np.float64)
 
 
@@ -222,15 +220,14 @@ def _beyond_of_feed_forward(columns: LayoutColumns, model: ModelShape) -> Floats
 def _beyond_of_mixer(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, Floats]:
     """Of those, what the mixer gathers of the normed input, and of latents.
 
-    Latent attention gathers its latents. Without one of queries it also gathers the input, of which
-    the matrix that leads to the latents keeps the rank's part.
+    Without a latent of queries both are gathered, and the rank's part of the input is kept too.
     """
     h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
     if not mixer.latents:
         return np.asarray(float(mixer.gathered > 0) * (h - part), dtype=np.float64), np.zeros(())
     share = _token_share(columns)
-    of_input = float(model.q_lora_rank == 0) * model.hidden_size * (share < 1.0)
-    return np.asarray(of_input, dtype=np.float64), mixer.latents * (1.0 - share)
+    of_input = np.where((share < 1.0) & (model.q_lora_rank == 0), h, 0.0)
+    return of_input, mixer.latents * (1.0 - share)
 
 
 def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:

@@ -223,11 +223,6 @@ def _has_unlike_stages(model: ModelShape) -> bool:
     return bool(is_new) and len(layer_shapes(model).shapes) > 1
 
 
-def _is_without_short_form(model: ModelShape) -> bool:
-    """Whether a model has latents, or layers of a mixer or a feed-forward alone."""
-    return model.kv_lora_rank > 0 or any(each.shape.num_sublayers < 2 for each in model.kinds)
-
-
 def memory_terms(
     layouts: Layout | LayoutColumns,
     model: ModelShape,
@@ -430,11 +425,7 @@ def _of_a_layer(
     columns: LayoutColumns, layers: StageLayers, storage: TrainerStorage
 ) -> tuple[Floats, Floats, Floats]:
     """Elements per token of a stage's layer that recomputes: kept, gathered, of a backward pass."""
-    few, places, freed = columns, None, np.zeros(())
-    if layers.behind:  # the inputs of later layers are gone when an earlier one runs again
-        part = residual_elements(columns, layers.shapes[0])
-        is_freed = (columns.recompute == _FULL) & ~columns.splits_backward
-        freed = np.where(is_freed, part, 0.0)
+    few, places = columns, None
     if columns.tp.ndim == 1 and columns.tp.size > 1:  # many layouts have few different layers
         places, examples = distinct(columns, _LAYER_KNOBS)
         few = columns.rows(examples)
@@ -442,11 +433,13 @@ def _of_a_layer(
     def on_all(of: Callable[[ModelShape], Floats]) -> Callable[[ModelShape], Floats]:
         return of if places is None else lambda shape: np.broadcast_to(of(shape), few.shape)[places]
 
-    return (
-        layers.mean(on_all(lambda shape: kept_elements(few, shape, storage))),
-        layers.mean(on_all(lambda shape: gathered_elements(few, shape))),
-        layers.largest(on_all(lambda shape: backward_elements(few, shape, storage)), freed),
-    )
+    kept = layers.mean(on_all(lambda shape: kept_elements(few, shape, storage)))
+    gathered = layers.mean(on_all(lambda shape: gathered_elements(few, shape)))
+    backward = on_all(lambda shape: backward_elements(few, shape, storage))
+    # A layer's backward pass comes when those behind it have freed what they kept.
+    is_freed = ~columns.splits_backward & (columns.offload != _ACTIVATIONS)
+    freed = np.where(is_freed, kept + gathered * storage.gathered_share, 0.0)
+    return kept, gathered, layers.largest(backward, freed)
 
 
 def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
@@ -559,8 +552,8 @@ def _scheduled_bytes(
         of_output = (1 + model.num_mtp_layers) * of_output
         # With full recomputation the peak comes later, when the last micro-batch's have been added;
         # with latents or lone sublayers too, for which alone it was measured.
-        has_last = (columns.recompute == _FULL) | _is_without_short_form(model)
-        ended = np.minimum(stage, m - 1.0) + has_last
+        is_measured = model.kv_lora_rank > 0 or len(layers.behind) > 0
+        ended = np.minimum(stage, m - 1.0) + (is_measured | (columns.recompute == _FULL))
         elements = _beside_late_gradients(columns, stage, layers.number, kept, late)
         elements = elements + np.where(is_last, ended * of_output, 0.0)
         is_late = columns.schedule == _ZERO_BUBBLE

@@ -77,8 +77,8 @@ class StageLayers:
     of_shape: tuple[Floats, ...]
     """Layers of each shape but the last one, which the others are of."""
     behind: tuple[Floats, ...] = ()
-    """Layers behind the last one of each shape, of models with layers of one sublayer alone; 0:
-    nor of stages that are no even split or have several chunks."""
+    """Layers behind the last one of each shape, of a model that has lone sublayers. They are taken
+    to be 0 on ranks with several chunks, and where a split is not even."""
 
     @classmethod
     def of(
@@ -116,12 +116,10 @@ class StageLayers:
             mean = mean + held / np.maximum(self.number, 1) * (of(shape) - last)
         return mean
 
-    def largest(
-        self, of: Callable[[ModelShape], Floats], freed: Floats | float = 0.0
-    ) -> Floats:
+    def largest(self, of: Callable[[ModelShape], Floats], freed: Floats | float = 0.0) -> Floats:
         """The largest of a quantity over the layers; of a stage without one that of the last.
 
-        Each layer `behind` has freed so much.
+        It is less what layers behind have `freed` each.
         """
         each = [of(shape) for shape in self.shapes]
         if self.behind:
