@@ -190,7 +190,8 @@ def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.
     beyond = _inputs_beyond(columns, model) - of_latents
     again = np.where(has_norms, norms * (beyond / max(float(model.num_layer_norms), 1.0)), 0.0)
     if not model.num_experts:
-        of_feed_forward = _beyond_of_feed_forward(columns, model)
+        of_feed_forward = _features(columns, model) - residual_elements(columns, model)
+        of_feed_forward = of_feed_forward * float(dense_width(model) > 0)
         again = np.where(columns.repeats("mlp") & ~has_norms, of_feed_forward, again)
     if model.kv_lora_rank:
         of_mixer = of_latents + np.where(has_norms, 0.0, of_input)
