@@ -186,30 +186,49 @@ def _gathered_again(columns: LayoutColumns, model: ModelShape, norms: float = 2.
     if not columns.recomputes_modules.any():
         return np.zeros(())
     has_norms, norms = columns.repeats("layernorm"), min(norms, float(model.num_layer_norms))
-    beyond = _inputs_beyond(columns, model) / max(float(model.num_layer_norms), 1.0)
-    again = np.where(has_norms, norms * beyond, 0.0)
+    of_input, of_latents = _beyond_of_mixer(columns, model)
+    beyond = _inputs_beyond(columns, model) - of_latents
+    again = np.where(has_norms, norms * (beyond / max(float(model.num_layer_norms), 1.0)), 0.0)
     if not model.num_experts:
         of_feed_forward = _features(columns, model) - residual_elements(columns, model)
         of_feed_forward = of_feed_forward * float(dense_width(model) > 0)
         again = np.where(columns.repeats("mlp") & ~has_norms, of_feed_forward, again)
+    if model.kv_lora_rank:
+        of_mixer = of_latents + np.where(has_norms, 0.0, of_input)
+        again = again + np.where(columns.repeats("mla_up_proj"), of_mixer, 0.0)
     return np.where(columns.recomputes_modules, again, 0.0)
 
 
 def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token by which gathered inputs of column-parallel matrices exceed a part.
 
-    Over tp there is one of the mixer (latent attention gathers its latents), and one of a dense
-    feed-forward or shared expert. Experts gather theirs over etp.
+    Over tp there is one of the mixer, and one of a dense feed-forward or shared expert. Experts
+    gather theirs over etp. Both matrices of a parallel block gather and keep the one normed input.
+    """
+    beyond = sum(_beyond_of_mixer(columns, model), start=_beyond_of_feed_forward(columns, model))
+    if model.num_experts:
+        beyond = beyond + (columns.etp - 1.0) * residual_elements(columns, model)
+    return np.asarray(beyond, dtype=np.float64)
+
+
+def _beyond_of_feed_forward(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Of those, the input of a dense feed-forward or shared expert."""
+    h, part = _features(columns, model), residual_elements(columns, model)
+    beyond = np.where(part < h, h, 0.0) if model.parallel_block else h - part
+    return beyond * float(dense_width(model) > 0)
+
+
+def _beyond_of_mixer(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, Floats]:
+    """Of those, what the mixer gathers of the normed input, and of latents.
+
+    Without a latent of queries both are gathered, and the rank's part of the input is kept too.
     """
     h, part, mixer = _features(columns, model), residual_elements(columns, model), model.mixer_parts
-    width = mixer.gathered - mixer.gathered_not_kept
-    is_whole, has_inner = width == model.hidden_size, dense_width(model) > 0
-    beyond = float(is_whole + (has_inner and not model.parallel_block)) * (h - part)
-    if width and not is_whole:
-        beyond = beyond + width * (1.0 - _token_share(columns))
-    if model.num_experts:
-        beyond = beyond + (columns.etp - 1.0) * part
-    return np.asarray(beyond, dtype=np.float64)
+    if not mixer.latents:
+        return np.asarray(float(mixer.gathered > 0) * (h - part), dtype=np.float64), np.zeros(())
+    share = _token_share(columns)
+    of_input = np.where((share < 1.0) & (model.q_lora_rank == 0), h, 0.0)
+    return of_input, mixer.latents * (1.0 - share)
 
 
 def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -289,7 +308,9 @@ def late_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     for matrix in reversed(model.mixer_parts.matrices):
         mixer = mixer + matrix.columns * shares.get(matrix.split, _token_share(columns))
     if not model.num_experts:
-        inner = h if model.feed_forward else 0.0
+        inner = h if model.feed_forward else np.zeros(())
+        if model.parallel_block:  # the input, and where it is whole the gradient, are the mixer's
+            inner = np.where(part < h, h, 0.0) - part
         late = inputs + mixer + inner + ups * float(model.ffn_hidden_size) / columns.tp
         return np.asarray(late, dtype=np.float64)
     row = model.routed_width / columns.tp_columns + ups * model.moe_ffn_hidden_size / columns.etp
@@ -360,10 +381,14 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
         # Of the layer that comes last, attention may have the peak: the rest has freed nothing.
         # Beside it are the gradients of two blocks' inputs, and an activation that has come.
         q, kv = model.query_size / columns.tp, model.kv_hidden_size / columns.tp
-        late = columns.splits_backward
-        made = np.where(
-            late, np.maximum(made, _features(columns, model) + 3.0 * q + 4.0 * kv + part), made
-        )
+        late, own = columns.splits_backward, _features(columns, model) + 3.0 * q + 4.0 * kv + part
+        if mixer.latents:  # the factors of its own late products are not there yet
+            kept = gathered_elements(columns, model) * storage.gathered_share
+            kept = kept + kept_elements(columns, model, storage)
+            still = np.maximum(late_elements(columns, model) - kept, 0.0)
+            plain = _features(columns, model) + part + mixer.kept_divided / columns.tp - still
+            own = np.where(columns.recompute == _FULL, own, plain)
+        made = np.where(late, np.maximum(made, own), made)
         under_way = np.where(late, 3.0 * part, under_way)
     return np.asarray(made + revived + under_way, dtype=np.float64)
 

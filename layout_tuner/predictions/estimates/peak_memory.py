@@ -433,11 +433,13 @@ def _of_a_layer(
     def on_all(of: Callable[[ModelShape], Floats]) -> Callable[[ModelShape], Floats]:
         return of if places is None else lambda shape: np.broadcast_to(of(shape), few.shape)[places]
 
-    return (
-        layers.mean(on_all(lambda shape: kept_elements(few, shape, storage))),
-        layers.mean(on_all(lambda shape: gathered_elements(few, shape))),
-        layers.largest(on_all(lambda shape: backward_elements(few, shape, storage))),
-    )
+    kept = layers.mean(on_all(lambda shape: kept_elements(few, shape, storage)))
+    gathered = layers.mean(on_all(lambda shape: gathered_elements(few, shape)))
+    backward = on_all(lambda shape: backward_elements(few, shape, storage))
+    # A layer's backward pass comes when those behind it have freed what they kept.
+    is_freed = ~columns.splits_backward & (columns.offload != _ACTIVATIONS)
+    freed = np.where(is_freed, kept + gathered * storage.gathered_share, 0.0)
+    return kept, gathered, layers.largest(backward, freed)
 
 
 def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
@@ -548,8 +550,10 @@ def _scheduled_bytes(
         late = layers.mean(lambda shape: late_elements(columns, shape))
         of_output = model.vocab_size / columns.tp_ranks + model.hidden_size
         of_output = (1 + model.num_mtp_layers) * of_output
-        # With full recomputation the peak comes later, when the last micro-batch's have been added.
-        ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)
+        # With full recomputation the peak comes later, when the last micro-batch's have been added;
+        # with latents or lone sublayers too, for which alone it was measured.
+        is_measured = model.kv_lora_rank > 0 or len(layers.behind) > 0
+        ended = np.minimum(stage, m - 1.0) + (is_measured | (columns.recompute == _FULL))
         elements = _beside_late_gradients(columns, stage, layers.number, kept, late)
         elements = elements + np.where(is_last, ended * of_output, 0.0)
         is_late = columns.schedule == _ZERO_BUBBLE

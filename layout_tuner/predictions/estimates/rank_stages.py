@@ -76,6 +76,9 @@ class StageLayers:
     shapes: tuple[ModelShape, ...]
     of_shape: tuple[Floats, ...]
     """Layers of each shape but the last one, which the others are of."""
+    behind: tuple[Floats, ...] = ()
+    """Layers behind the last one of each shape, of a model that has lone sublayers. They are taken
+    to be 0 on ranks with several chunks, and where a split is not even."""
 
     @classmethod
     def of(
@@ -89,14 +92,22 @@ class StageLayers:
         """`number` are the layers of each stage, in an even split."""
         if ranks is not None:
             number = np.where(ranks.is_own, ranks.layers(stage), number)
-        shapes, _, until = layer_shapes(model)
+        shapes, codes, until = layer_shapes(model)
         held = []
         for place, before in enumerate(until):
             each = _held(columns, stage, before)
             if ranks is not None:
                 each = np.where(ranks.is_own, ranks.of_shape(place, stage), each)
             held.append(each)
-        return cls(number, shapes, tuple(held))
+        behind: list[Floats] = []
+        if any(shape.num_sublayers < 2 for shape in shapes):
+            is_even = (columns.vpp == 1) & (ranks is None or ~ranks.is_own)
+            _, end = _bounds(columns, stage, model.num_layers)
+            for place in range(len(shapes)):
+                last = [-1, *(number if code == place else -1 for number, code in enumerate(codes))]
+                beyond = end - 1.0 - np.maximum.accumulate(last)[end]
+                behind.append(np.where(is_even, beyond, 0.0))
+        return cls(number, shapes, tuple(held), tuple(behind))
 
     def mean(self, of: Callable[[ModelShape], Floats]) -> Floats:
         """The mean of a quantity over the layers."""
@@ -105,14 +116,20 @@ class StageLayers:
             mean = mean + held / np.maximum(self.number, 1) * (of(shape) - last)
         return mean
 
-    def largest(self, of: Callable[[ModelShape], Floats]) -> Floats:
-        """The largest of a quantity over the layers; of a stage without one that of the last."""
-        largest = of(self.shapes[-1])
+    def largest(self, of: Callable[[ModelShape], Floats], freed: Floats | float = 0.0) -> Floats:
+        """The largest of a quantity over the layers; of a stage without one that of the last.
+
+        It is less what layers behind have `freed` each.
+        """
+        each = [of(shape) for shape in self.shapes]
+        if self.behind:
+            each = [found - freed * far for found, far in zip(each, self.behind, strict=True)]
+        largest = each[-1]
         if not self.of_shape:
             return largest
         largest = np.where(self.has_last, largest, -np.inf)
-        for shape, held in zip(self.shapes, self.of_shape, strict=False):
-            largest = np.where(held > 0, np.maximum(of(shape), largest), largest)
+        for found, held in zip(each, self.of_shape, strict=False):
+            largest = np.where(held > 0, np.maximum(found, largest), largest)
         return largest
 
     @property
@@ -161,17 +178,20 @@ class StageCounts:
 
 def _held(columns: LayoutColumns, stage: NDArray[Any], until: Ints) -> Floats:
     """Layers of a shape on stages of an even split, over all chunks of a rank."""
-    embedding, head = columns.counted_ends
-    num_layers = len(until) - 1
-    each, more = np.divmod(num_layers + embedding + head, columns.pp * columns.vpp)
     held = np.zeros(())
     for chunk in range(int(columns.vpp.max())):
-        part = stage + chunk * columns.pp
-        begin = part * each + np.minimum(part, more) - embedding
-        end = np.clip(begin + each + (part < more), 0, num_layers)
-        own = until[end] - until[np.clip(begin, 0, num_layers)]
-        held = held + np.where(chunk < columns.vpp, own, 0)
+        begin, end = _bounds(columns, stage + chunk * columns.pp, len(until) - 1)
+        held = held + np.where(chunk < columns.vpp, until[end] - until[begin], 0)
     return np.asarray(held, dtype=np.float64)
+
+
+def _bounds(columns: LayoutColumns, part: NDArray[Any], num_layers: int) -> tuple[Ints, Ints]:
+    """The first layer of a part of an even split, and the one behind its last."""
+    embedding, head = columns.counted_ends
+    each, more = np.divmod(num_layers + embedding + head, columns.pp * columns.vpp)
+    begin = part * each + np.minimum(part, more) - embedding
+    end = begin + each + (part < more)
+    return np.clip(begin, 0, num_layers), np.clip(end, 0, num_layers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -455,6 +455,7 @@ LATENT = {
     "v_head_dim": 32,
 }
 UP: dict[str, Any] = {"recompute": "mla_up_proj"}
+LATE: dict[str, Any] = PP | {"schedule": "zero_bubble"}
 
 
 @pytest.mark.sampled(6)
@@ -464,6 +465,7 @@ UP: dict[str, Any] = {"recompute": "mla_up_proj"}
         *({}, TP, CUT, PP, VPP, ZERO_3, FULL, BF16, UP, PP | UP, CUT | UP, PP | FULL),
         *({"cp": 2, "cp_comm_type": each} for each in CP_COMM_TYPES),
         {"recompute": "mlp+layernorm+mla_up_proj"},
+        *(LATE, CUT | LATE, CUT | PP | UP, CUT | LATE | UP, LATE | UP),
     ],
     [
         {},

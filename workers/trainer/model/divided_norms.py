@@ -122,4 +122,6 @@ class WidthNorm(nn.Module):
         sizes = [len(norm.weight) for norm in (self.query, self.key)]
         sizes.append(qkv_TM.shape[1] - sum(sizes))
         query, key, others = torch.split(qkv_TM, sizes, dim=1)
-        return torch.cat((self.query(query), self.key(key), others), dim=1)
+        # Copies, since the norms keep their inputs: views would keep all of the projection.
+        normal = self.query(query.contiguous()), self.key(key.contiguous())
+        return torch.cat((*normal, others), dim=1)
