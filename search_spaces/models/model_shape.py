@@ -74,19 +74,21 @@ class ModelShape(ModelFields):
         refuse_all(wrong_fields(asdict(self)))
         if self.layer_kinds and self.num_layers % len(self.layer_kinds) == 0:
             own = repeated(self.layer_kinds, self.num_layers)
-            same = own == tuple(self._kinds_of_short_forms())
-            object.__setattr__(self, "layer_kinds", () if same else shortest_pattern(own))
+            kinds = () if own == tuple(self._kinds_of_short_forms()) else shortest_pattern(own)
+            object.__setattr__(self, "layer_kinds", kinds)
         refuse_all(contradictions(self))
-        for name, of_family in OF_FAMILY[self.family].items():
-            if getattr(self, name) == of_family:
-                object.__setattr__(self, name, None)
-        if self.head_size * self.num_heads == self.hidden_size:
-            object.__setattr__(self, "head_dim", None)  # equal shapes are equal
-        if max(self.num_parameters, self.model_flops_per_token) >= _MOST:
+        # Equal shapes are equal.
+        same = [
+            name for name, word in OF_FAMILY[self.family].items() if getattr(self, name) == word
+        ]
+        same += ["head_dim"] if self.head_size * self.num_heads == self.hidden_size else []
+        for name in same:
+            object.__setattr__(self, name, None)
+        parameters, flops = self.num_parameters, self.model_flops_per_token
+        if max(parameters, flops) >= _MOST:
             raise ModelShapeInvalidError(
-                f"the model has {self.num_parameters:.3g} parameters and takes "
-                f"{self.model_flops_per_token:.3g} FLOPs per token; at most {_MOST:.3g} of each are "
-                "accepted"
+                f"the model has {parameters:.3g} parameters and takes {flops:.3g} FLOPs per token; "
+                f"at most {_MOST:.3g} of each are accepted"
             )
 
     def _kinds_of_short_forms(self) -> Iterator[str]:
@@ -437,12 +439,6 @@ class ModelShape(ModelFields):
         """
         return _attention_positions(self)
 
-    def positions_of(self, layer: int) -> int:
-        """Positions that a token's products are counted over in a layer, counted from 0."""
-        if sublayers_of(self.kind_of_layers[layer])[0] not in ("full", "window"):
-            return 0
-        return self._positions(self.window_of(layer))
-
     def _positions(self, window: int | None) -> int:
         s = min(self.seq_length, self.mean_document_length or self.seq_length)
         return s if window is None or window >= s else window * (2 * s - window) // s
@@ -598,6 +594,6 @@ def _attention_flops(model: ModelShape, layers: Collection[int]) -> int:
     chosen = {*layers}
     return sum(
         each.shape.mixer_parts.flops_of_position
-        * sum(model.positions_of(layer) for layer in each.layers if layer in chosen)
+        * sum(model._positions(model.window_of(i)) for i in each.layers if i in chosen)
         for each in kinds
     )
