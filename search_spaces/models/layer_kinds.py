@@ -53,7 +53,12 @@ def sublayers_of(kind: str) -> tuple[Mixer | None, FeedForward | None]:
 
 
 def read_layer_kinds(value: object) -> tuple[str, ...] | str:
-    """The kinds that a document lists as words or `{kind: number}`, or what is wrong with it."""
+    """The kinds that a document lists as words or `{kind: number}`, or what is wrong with it.
+
+    Options and the placeholder of a command write words with commas between them.
+    """
+    if isinstance(value, str) and value:
+        value = value.split(",")
     if not isinstance(value, list | tuple) or not value:
         return f"{shown(value)} is not a list of kinds of layers, such as [full+dense] or [{{mamba2+dense: 3}}, full+dense]"
     kinds: list[str] = []

@@ -213,7 +213,8 @@ def _later_fields(pick: Callable[..., Any], layout: Layout, shape: dict[str, Any
             "shared_expert_gate": shared > 0 and pick(False, True),
         }
         if experts % 2 == 0:
-            fields |= pick({}, {"router_groups": 2, "router_topk_groups": pick(1, 2)})
+            least = 1 if 2 * shape["experts_per_token"] <= experts else 2
+            fields |= pick({}, {"router_groups": 2, "router_topk_groups": pick(least, 2)})
     return fields
 
 
@@ -243,7 +244,8 @@ def _of_kinds(pick: Callable[..., Any], kinds: str, ranks: int, shape: dict[str,
     if kinds == "hybrid":
         states = {"mamba_num_heads": 4 * ranks, "mamba_num_groups": ranks}
         states |= {"mamba_head_dim": 64, "mamba_state_dim": 16}
-        layers = pick(["mamba2", inner, "full"], [f"mamba2+{inner}", "mamba2", f"full+{inner}"])
+        # Layers of two sublayers become two of Megatron's: `test_layers_of_kinds` has those.
+        layers = pick(["mamba2", inner, "full"], [inner, "mamba2", "mamba2", "full"])
         return {**nothing, **states, "layer_kinds": _whole(layers, shape), **_width(inner)}
     return {}
 

@@ -63,6 +63,11 @@ def test_written_kinds_are_read_back_and_patterns_repeat(kinds: list[str]) -> No
     assert shortest_pattern(pattern) == pattern
 
 
+def test_an_option_states_kinds_with_commas() -> None:
+    assert shape(layer_kinds="full,dense") == shape(layer_kinds=["full", "dense"])
+    assert shape(layer_kinds="full+dense") == shape()
+
+
 @pytest.mark.parametrize(
     ("kinds", "short"),
     [
@@ -90,7 +95,8 @@ def test_kinds_and_short_forms_are_the_same_model(kinds: list[Any], short: dict[
     ("fields", "said"),
     [
         ({"layer_kinds": []}, "layer_kinds=[] is not a list of kinds of layers"),
-        ({"layer_kinds": "full+dense"}, "is not a list of kinds of layers"),
+        ({"layer_kinds": ""}, "is not a list of kinds of layers"),
+        ({"layer_kinds": "full+dense,"}, "layer_kinds='' is not a kind of layer"),
         ({"layer_kinds": {"full+dense": 8}}, "is not a list of kinds of layers"),
         ({"layer_kinds": ["full+dens"]}, "did you mean 'full+dense'?"),
         ({"layer_kinds": [None]}, "layer_kinds=None is not a kind of layer"),
