@@ -20,7 +20,7 @@ from layout_tuner.search_spaces.clusters.cluster import CLUSTER_RANGES, Cluster
 from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import PRECISIONS, Layout
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODES
-from layout_tuner.search_spaces.models.model_fields import EXPERT_FIELDS, MODEL_RANGES
+from layout_tuner.search_spaces.models.model_fields import DEFAULTS, MODEL_RANGES, SWITCHES
 from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from tests.kit.hostile_texts import walk
@@ -140,8 +140,10 @@ def test_constants_of_a_cluster_outside_of_their_range_are_refused_with_it(name:
 
 @pytest.mark.parametrize("name", MODEL_RANGES)
 def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) -> None:
-    may_be_zero = (*EXPERT_FIELDS, "attention_dropout", "hidden_dropout")
-    zero = () if name in may_be_zero else (0,)  # 0 experts: a dense model
+    # 0 experts: a dense model; no share of a head's features is rotated.
+    may_be_zero = {each for each, default in DEFAULTS.items() if default == 0}
+    may_be_zero |= {"attention_dropout", "rotary_fraction"}
+    zero = () if name in may_be_zero else (0,)
     for value in (2**63, -1, 10**400, *zero):
         with pytest.raises(SearchSpaceError) as refused:
             ModelShape.from_mapping(MODEL | {name: value})
@@ -152,7 +154,8 @@ def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) 
 def test_every_number_of_a_cluster_and_a_model_has_a_range() -> None:
     words = {"name", "device", "source", "shared_intra_node_path", "levels"}
     assert {field.name for field in fields(Cluster)} - words == set(CLUSTER_RANGES)
-    words = {"name", "family", "tied_embeddings", "qk_norm", "attention", "lacks"}
+    words = {"name", "family", "qk_norm", "attention", "lacks", "layer_kinds", *SWITCHES}
+    words |= {"activation", "norm", "biases", "router_score"}
     assert {field.name for field in fields(ModelShape)} - words == set(MODEL_RANGES)
     for preset in CLUSTER_PRESETS.values():
         assert Cluster.from_mapping(preset.to_mapping()) == preset
