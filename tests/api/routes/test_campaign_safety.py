@@ -37,6 +37,7 @@ FULL = CampaignSpec.from_mapping({**CAMPAIGN, "start_from": []}).to_mapping()
 TEXTS_OF_REQUESTS = {
     "model.name",
     "model.lacks",  # a line for people, which pages escape and exports print as a note
+    "model.layer_kinds",  # words of one list (`LAYER_KINDS`)
     "trainer",  # looked up among the names that the worker's owner has listed
     "parameters",  # checked by the owner's declarations; no shell reads them
     # Words and digits of a grammar each, in one canonical text (`Knob.parse`).
@@ -46,7 +47,7 @@ TEXTS_OF_REQUESTS = {
 TEXTS_OF_CAMPAIGNS = {
     *("name", "model.name", "cluster.name", "cluster.device", "cluster.source", "warnings"),
     "cluster.levels.name",  # a name, which pages escape
-    "model.lacks",  # as above
+    *("model.lacks", "model.layer_kinds"),  # as above
     "cluster.peak_flops_per_s",  # its keys: the precisions
     "start_from",
     "probe.trainer",  # as above

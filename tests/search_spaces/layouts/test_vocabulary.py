@@ -469,7 +469,7 @@ DENSE = {"preset": "tiny"}
         ({"head_dim": 31}, "head size 31 is odd"),
         ({"num_heads": 6, "num_kv_heads": 6}, "state head_dim if heads have a width of their own"),
         ({"full_attention_every": 2}, "full_attention_every=2 needs attention_window"),
-        ({"qk_norm": 1}, "qk_norm=1 is not true or false"),
+        ({"qk_norm": 1}, "qk_norm=1 is not true, false or width"),
         ({"lacks": "a\nb"}, "is not a line of text"),
         (
             {"num_layers": 1 << 14, "num_experts": 4096}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from layout_tuner.search_spaces.layouts.layout import Layout, Precision
 from layout_tuner.search_spaces.layouts.rank_mesh import Coordinates
+from layout_tuner.search_spaces.models.layer_kinds import repeated
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.workers.trainer.comm.mesh import Mesh, build_mesh
 from layout_tuner.workers.trainer.model.model import Stage
@@ -152,7 +153,10 @@ def make_shape(family: str = "llama", **changes: Any) -> ModelShape:
         "vocab_size": 64,
         "tied_embeddings": False,
     }
-    return ModelShape(**{**fields, **changes})
+    sizes: dict[str, Any] = {**fields, **changes}
+    if kinds := sizes.get("layer_kinds"):  # as many of the pattern as there are layers
+        sizes["layer_kinds"] = repeated(kinds, sizes["num_layers"])
+    return ModelShape(**sizes)
 
 
 def make_layout(**changes: Any) -> Layout:

@@ -32,7 +32,7 @@ from layout_tuner.predictions.estimates.trainer_storage import (
 )
 from layout_tuner.search_spaces.layouts.layout import PIPELINE_SPLITS, Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
-from layout_tuner.search_spaces.models.layer_kinds import sublayers_of
+from layout_tuner.search_spaces.models.layer_kinds import repeated, sublayers_of
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
@@ -362,7 +362,7 @@ def test_stages_count_the_layers_of_each_kind(
 
 def hybrid_of(kinds: list[str], num_layers: int, **fields: Any) -> ModelShape:
     """A model with these kinds of layers, repeated, and with what they need."""
-    kinds = kinds[:num_layers]
+    kinds = list(repeated(kinds, num_layers))
     mixers = {sublayers_of(kind)[0] for kind in kinds}
     inner = {sublayers_of(kind)[1] for kind in kinds}
     needed = dict(MAMBA) if "mamba2" in mixers else {}
