@@ -56,7 +56,9 @@ def read_model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
             problems.add(ModelShapeInvalidError.of_field(name, said))
     stated = {name: value for name, value in values.items() if given.get(name) is not None}
     problems.add(*wrong_fields(stated))
-    if isinstance(kinds := read_layer_kinds(given.get("layer_kinds")), tuple):
+    if given.get("layer_kinds") == []:  # as documents with all fields write it
+        values["layer_kinds"] = ()
+    elif isinstance(kinds := read_layer_kinds(given.get("layer_kinds")), tuple):
         values["layer_kinds"] = kinds
         if not any(sublayers_of(kind)[1] for kind in kinds):
             said = f"no layer of layer_kinds has a feed-forward: write for example {kinds[0]}+dense"

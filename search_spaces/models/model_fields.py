@@ -273,7 +273,7 @@ def _problem(name: str, value: object) -> str | None:
     if name in SWITCHES:
         return switch_problem(value)
     if name == "layer_kinds":
-        read = read_layer_kinds(value) if value != () else ()
+        read = read_layer_kinds(value) if value not in ((), []) else ()
         return read if isinstance(read, str) else None
     unstated = _UNSTATED.get(name, (0,) if name in _ZERO_UNSTATED else ())
     is_unstated = value in unstated and not isinstance(value, bool)
