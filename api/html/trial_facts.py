@@ -22,6 +22,7 @@ from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.jobs.job_knob import JobKnob
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
+from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import counted
 from layout_tuner.trainers.embedded import EMBEDDED_TRAINER
 
@@ -108,9 +109,7 @@ class TrialFacts:
 
     def schedule(self) -> Plot | None:
         """The pipeline schedule; None: it has too many stages to be drawn."""
-        trial, model = self.trial, self.campaign.stored.model
-        if model is not None and trial.num_layers is not None:
-            model = with_layers(model, trial.num_layers)
+        trial, model = self.trial, _model_that_ran(self.campaign, self.trial)
         layers = trial.num_layers if model is None else model.num_layers
         return schedule_plot(trial.layout, num_layers=layers, compute_s=self.compute_s, model=model)
 
@@ -125,6 +124,12 @@ class TrialFacts:
         return static_plot(data, "Peak memory by pipeline stage")
 
 
+def _model_that_ran(campaign: CampaignRecord, trial: TrialRecord) -> ModelShape | None:
+    """The campaign's model, with the layers of a cheap probe; None: it is not described whole."""
+    model, layers = campaign.stored.model, trial.num_layers
+    return model if model is None or layers is None else with_layers(model, layers)
+
+
 def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
     """The measured peak of each pipeline stage; empty: not measured."""
     measured = trial.measurement
@@ -134,11 +139,9 @@ def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
 def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float]:
     """The estimated peak of each stage; empty where the embedded estimate does not apply."""
     layout = trial.layout
-    model = campaign.stored.model
+    model = _model_that_ran(campaign, trial)
     if model is None or campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
         return []
-    if trial.num_layers is not None:
-        model = with_layers(model, trial.num_layers)
     return [stage.total_bytes for stage in stage_memory(layout, model)]
 
 
