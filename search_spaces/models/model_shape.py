@@ -38,6 +38,7 @@ from layout_tuner.search_spaces.models.model_fields import (
 from layout_tuner.search_spaces.models.sublayers import (
     MixerParts,
     dense_width,
+    has_kinds,
     mixer_of,
     num_beside_routed_parameters,
     num_dense_parameters,
@@ -533,8 +534,7 @@ def _kinds(model: ModelShape) -> tuple[LayerKind, ...]:
 
 @lru_cache(maxsize=512)
 def _cost_kinds(model: ModelShape) -> tuple[LayerKind, ...]:
-    has_own_windows = model.window_num_heads or model.window_num_kv_heads
-    if model.layer_kinds or model.experts_every or has_own_windows:
+    if has_kinds(model):
         return model.kinds
     dense = model.num_layers - model.num_expert_layers
     both = ((model, range(dense, model.num_layers)), (model.dense, range(dense)))

@@ -222,6 +222,12 @@ _HEADS: Final[Mapping[Mixer, tuple[str, str]]] = {
 }
 
 
+def has_kinds(model: ModelShape) -> bool:
+    """Whether layers differ in more than a window and dense first feed-forwards."""
+    own_heads = model.window_num_heads or model.window_num_kv_heads
+    return bool(model.layer_kinds or model.experts_every or own_heads)
+
+
 def heads_of(model: ModelShape, *mixers: Mixer) -> dict[str, int]:
     """Heads and groups of heads by field, of the layers with these mixers; without any: of all."""
     own = {each.shape.mixer for each in model.kinds}

@@ -20,7 +20,6 @@ from layout_tuner.predictions.estimates.links import GroupLinks, level_links
 from layout_tuner.predictions.estimates.rank_stages import RankStages
 from layout_tuner.predictions.estimates.step_shape import (
     forward_passes,
-    has_kinds,
     mean_of_layers,
     recomputing_share,
 )
@@ -29,6 +28,7 @@ from layout_tuner.predictions.estimates.tensor_sums import layer_sums
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import has_kinds
 from layout_tuner.tuner.strategies.search_problem import SearchProblem
 
 _OTHER_AXES: Final = [

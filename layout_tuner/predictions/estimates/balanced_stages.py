@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats
-from layout_tuner.predictions.estimates.step_shape import has_kinds
 from layout_tuner.predictions.estimates.step_time import block_and_head_s
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import has_kinds
 
 _EARLY: Final = 1e-6
 """Weight by which, of cuts that are as good, the one with the smaller early stages is taken: under

@@ -17,7 +17,7 @@ from layout_tuner.array_types import Floats, Ints
 from layout_tuner.predictions.estimates.distinct_rows import distinct
 from layout_tuner.predictions.estimates.links import level_links
 from layout_tuner.predictions.estimates.rank_stages import StageCounts, layer_shapes
-from layout_tuner.predictions.estimates.step_shape import StepShape, has_kinds
+from layout_tuner.predictions.estimates.step_shape import StepShape
 from layout_tuner.predictions.estimates.time_terms import (
     block_terms,
     head_terms,
@@ -28,6 +28,7 @@ from layout_tuner.predictions.estimates.trainer_kernels import TrainerKernels
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import has_kinds
 
 _BLOCK_KNOBS: Final = (
     *("tp", "tp_columns", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel"),

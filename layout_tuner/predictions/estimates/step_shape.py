@@ -24,6 +24,7 @@ from layout_tuner.search_spaces.layouts.layout import PRECISIONS
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns, code_of, wide_codes
 from layout_tuner.search_spaces.layouts.recomputation import RECOMPUTE_MODULES
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import has_kinds
 
 _FP32: Final = code_of("precision", "fp32")
 _FULL: Final = code_of("recompute", "full")
@@ -312,12 +313,6 @@ def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Flo
 def mean_of_kinds(model: ModelShape, of: Callable[[ModelShape], float]) -> float:
     """The mean of a number over the layers."""
     return sum(len(each.layers) * of(each.shape) for each in model.kinds) / model.num_layers
-
-
-def has_kinds(model: ModelShape) -> bool:
-    """Whether layers differ in more than a window and dense first feed-forwards."""
-    own_heads = model.window_num_heads or model.window_num_kv_heads
-    return bool(model.layer_kinds or model.experts_every or own_heads)
 
 
 def num_mtp_parameters(model: ModelShape) -> int:

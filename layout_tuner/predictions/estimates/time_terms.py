@@ -27,7 +27,6 @@ from layout_tuner.predictions.estimates.products import attention_flops_per_s, f
 from layout_tuner.predictions.estimates.step_shape import (
     StepShape,
     SummedParameters,
-    has_kinds,
     mean_of_kinds,
     mean_of_layers,
 )
@@ -39,6 +38,7 @@ from layout_tuner.predictions.estimates.tensor_sums import (
 )
 from layout_tuner.search_spaces.layouts.layout_columns import code_of, of_narrow, wide_codes
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.models.sublayers import has_kinds
 
 _FP32: Final = code_of("precision", "fp32")
 _P2P: Final = code_of("cp_comm_type", "p2p")
