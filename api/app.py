@@ -54,7 +54,7 @@ from layout_tuner.api.security.access_check import (
 )
 from layout_tuner.api.security.authentication import Authentication
 from layout_tuner.api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
-from layout_tuner.api.security.roles import Owners, refuse_undeclared
+from layout_tuner.api.security.roles import OwnersOfThings, refuse_undeclared
 from layout_tuner.api.security.session_cookie import SessionCookie
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.store import Store
@@ -112,7 +112,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
             is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
         ),
     )
-    app.state.owners = Owners(store)
+    app.state.owners = OwnersOfThings(store)
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
     app.router.routes.extend(_ROUTES)

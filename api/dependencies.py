@@ -15,7 +15,7 @@ from layout_tuner.api.process.metrics import Metrics
 from layout_tuner.api.schemas.text_types import campaign_reference
 from layout_tuner.api.security.authentication import Credential
 from layout_tuner.api.security.holders import Holder
-from layout_tuner.api.security.roles import Owners, whose
+from layout_tuner.api.security.roles import OwnersOfThings, whose
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.records import CampaignRecord
@@ -46,7 +46,7 @@ BatchesDep = Annotated[WorkerBatches, _from("app.state.batches")]
 ChangesDep = Annotated[DatabaseChanges, _from("app.state.changes")]
 HubDep = Annotated[EventHub, _from("app.state.hub")]
 MetricsDep = Annotated[Metrics, _from("app.state.metrics")]
-OwnersDep = Annotated[Owners, _from("app.state.owners")]
+OwnersDep = Annotated[OwnersOfThings, _from("app.state.owners")]
 SettingsDep = Annotated[Settings, _from("app.state.settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
 ActorDep = Annotated[Actor, _from("state.actor")]
@@ -78,8 +78,8 @@ async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRe
     Raises:
         CampaignOwnedError: the actor is neither its owner nor an admin.
     """
-    if actor.role != "admin" and campaign.created_by != actor.name:
-        raise CampaignOwnedError(whose("campaign", campaign.name, campaign.created_by, actor.name))
+    if actor.role != "admin" and campaign.created_by != actor.owner:
+        raise CampaignOwnedError(whose("campaign", campaign.name, campaign.created_by, actor.owner))
     return campaign
 
 

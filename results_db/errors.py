@@ -107,6 +107,14 @@ class TokenDuplicateError(ResultsDbError):
     """A valid token has this name already."""
 
 
+class OwnerInvalidError(ResultsDbError):
+    """The weight of an owner or a group, or the members of a group, cannot be."""
+
+
+class OwnerNotFoundError(ResultsDbError):
+    """There is no owner, or no group, of this name."""
+
+
 class TokenInvalidError(ResultsDbError):
     """The name or the expiry of a new token is invalid."""
 

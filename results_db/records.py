@@ -74,6 +74,10 @@ class Cost:
         )
 
 
+Visibility = Literal["private", "group", "everyone"]
+"""Who sees a campaign: its owner alone, the members of its group too, or everyone."""
+VISIBILITIES: Final[tuple[Visibility, ...]] = get_args(Visibility)
+
 CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
 
 AttemptEnding = Literal["reported", "lost", "returned", "superseded"]
@@ -192,7 +196,13 @@ class CampaignRecord:
     wall_time_s: float
     """Seconds in state RUNNING with an active driver, and a worker that could serve it."""
     created_by: str = ""
-    """Name of the token that submitted it."""
+    """Its owner."""
+    visibility: Visibility = "everyone"
+    """Who sees it beside its owner and administrators."""
+    group: str | None = None
+    """The group that its node-hours count for, and that sees it if `visibility` is group."""
+    priority: int = 0
+    """Of an owner's campaigns, those of a higher priority get devices first."""
     notes: str = ""
     """Notes of its users."""
     waiting_because: str = ""

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, case, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
@@ -59,6 +59,19 @@ def columns_of(record: Any, **named: Any) -> dict[str, Any]:
 @cache
 def _names_of(kind: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cast("Any", kind)))
+
+
+def campaign_named(reference: int | str) -> tuple[ColumnElement[bool], ...]:
+    """The condition of a campaign with an id or a name."""
+    return ((Campaign.id if isinstance(reference, int) else Campaign.name) == reference,)
+
+
+def own_first(owner: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
+    """The order in which a name finds campaigns: an owner's own, then the oldest.
+
+    Owners do not see all names that are taken, so campaigns of several owners may have one name.
+    """
+    return case((Campaign.created_by == owner, 0), else_=1), Campaign.id.expression
 
 
 def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Self
 
+from layout_tuner.results_db.access import visibility as visibility  # its conditions are set here
+from layout_tuner.results_db.access.owners import Owners
 from layout_tuner.results_db.access.sign_ins import SignIns
 from layout_tuner.results_db.access.tokens import Access
 from layout_tuner.results_db.actor import SYSTEM, Actor
@@ -83,13 +85,18 @@ class Store:
         self.events = EventLog(*parts)
         self.live = LiveStates(*parts)
         self.access = Access(*parts)
+        self.owners = Owners(*parts)
         self.sign_ins = SignIns(*parts)
         self.retention = Pruning(*parts)
         self.statistics = Statistics(*parts)
 
     def by(self, actor: Actor) -> Self:
-        """The same store, whose changes are recorded for an actor."""
-        return self._copy(self._db, actor)
+        """The same store for an actor: changes are recorded for it, and it sees what it may."""
+        return self._copy(self._db.seen_by(None if actor.sees_all else actor.owner), actor)
+
+    def seen_by(self, owner: str) -> Self:
+        """The same store, in which queries find what an owner may see as a member, not as admin."""
+        return self._copy(self._db.seen_by(owner), self._actor)
 
     def as_driver(self, fence: int) -> Self:
         """The same store, whose writes raise `DriverLeaseLostError` after a takeover."""

@@ -143,7 +143,7 @@ async def post_outcome(
     device or the service's clock.
     """
     if actor.role != "admin":
-        why = await owners.why_not("worker", {"worker_id": body.worker_id}, actor.name)
+        why = await owners.why_not("worker", {"worker_id": body.worker_id}, actor)
         if why is not None:
             raise AttemptNotFoundError(why)
     return await batches.outcomes.ask(OutcomeReport.of(trial_id, body))

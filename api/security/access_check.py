@@ -28,7 +28,7 @@ from layout_tuner.api.security.authentication import (
     is_api,
 )
 from layout_tuner.api.security.holders import Holder
-from layout_tuner.api.security.roles import ACCESS, OPEN, AccessRule, Owners
+from layout_tuner.api.security.roles import ACCESS, OPEN, AccessRule, OwnersOfThings
 from layout_tuner.api.security.session_cookie import FORM_FIELD, form_token, is_form_token
 from layout_tuner.results_db.actor import Actor, TokenRole
 from layout_tuner.results_db.errors import DatabaseUnavailableError
@@ -51,7 +51,7 @@ class AccessCheck:
         *,
         routes: RouteMap,
         authentication: Authentication,
-        owners: Owners,
+        owners: OwnersOfThings,
         limits: Mapping[TokenRole, Throttle],
     ) -> None:
         self._app = app
@@ -93,27 +93,32 @@ class AccessCheck:
         if wait_s > 0:
             return too_many(f"the token {holder.name!r} asks too often", wait_s)
         if asked is not None and rule is not None:
-            why = await self._why_not(holder, asked, rule)
+            why = await self._why_not(_actor(scope, holder), asked, rule)
             if why is not None:
                 return problem_response(HTTPStatus.FORBIDDEN, why)
         return credential
 
-    async def _why_not(self, holder: Holder, asked: Asked, rule: AccessRule) -> str | None:
-        if not rule.admits(holder.role):
+    async def _why_not(self, actor: Actor, asked: Asked, rule: AccessRule) -> str | None:
+        assert actor.role != "system"  # no request has it
+        if not rule.admits(actor.role):
             return (
-                f"the token {holder.name!r} has the role {holder.role}, and {asked.operation} takes "
+                f"the token {actor.name!r} has the role {actor.role}, and {asked.operation} takes "
                 f"{rule.admitted()}; ask an admin of the service for another token"
             )
-        if rule.owned is None or holder.role == "admin":
+        if rule.owned is None or actor.role == "admin":
             return None
-        return await self._owners.why_not(rule.owned, asked.path_parameters, holder.name)
+        return await self._owners.why_not(rule.owned, asked.path_parameters, actor)
+
+
+def _actor(scope: Scope, holder: Holder) -> Actor:
+    return record_of(Actor, holder, address=address_of(scope)[:64])
 
 
 def _note(scope: Scope, credential: Credential) -> None:
     holder = credential.holder
     state = scope.setdefault("state", {})
     state["credential"], state["holder"] = credential, holder
-    state["actor"] = record_of(Actor, holder, address=address_of(scope)[:64])
+    state["actor"] = _actor(scope, holder)
     if credential.session_secret is not None and not is_api(scope):
         state["csrf_token"] = form_token(credential.session_secret)
 

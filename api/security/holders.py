@@ -41,6 +41,8 @@ class Holder:
 
     name: str
     role: TokenRole
+    owner: str
+    """The owner whom it acts for."""
     token_id: int | None = None
     """None: the token is in a file of the data directory."""
     expires_at: datetime | None = None
@@ -55,15 +57,19 @@ class Holder:
 
     def may_change(self, campaign: CampaignRecord) -> bool:
         """Whether it may change a campaign and its trials; pages have buttons for this alone."""
-        return self.is_admin or (self.role == "submitter" and self.name == campaign.created_by)
+        return self.is_admin or (self.role == "submitter" and self.owner == campaign.created_by)
 
 
 def local_holders(admin_token: str, worker_token: str | None) -> Mapping[str, Holder]:
     """The holders of the tokens in the data directory's files, by the hash of the token."""
-    holders = {hash_of_token(admin_token.encode()): Holder(name=LOCAL_ADMIN, role="admin")}
+    holders = {
+        hash_of_token(admin_token.encode()): Holder(
+            name=LOCAL_ADMIN, owner=LOCAL_ADMIN, role="admin"
+        )
+    }
     if worker_token is not None:
         hashed = hash_of_token(worker_token.encode())
-        holders[hashed] = Holder(name=LOCAL_WORKER, role="worker")
+        holders[hashed] = Holder(name=LOCAL_WORKER, owner=LOCAL_WORKER, role="worker")
     return holders
 
 

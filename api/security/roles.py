@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from layout_tuner.api.errors import AccessUndeclaredError
 from layout_tuner.api.schemas.text_types import campaign_reference
 from layout_tuner.protocol.worker_messages import TrialId
-from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.actor import Actor, TokenRole
 from layout_tuner.results_db.errors import ValueUnstorableError
 from layout_tuner.results_db.store import Store
 
@@ -25,7 +25,8 @@ MOST_WORKERS: Final = 4096
 """Sessions of workers whose owners a process keeps."""
 
 Owned = Literal["campaign", "trial", "model", "cluster", "worker"]
-"""Things with an owner: the name of the token that made them. A trial has its campaign's owner."""
+"""Things with an owner. A trial has its campaign's; a worker belongs to the token that registered
+it, the other things to the owner whom a token acts for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,47 +124,54 @@ def refuse_undeclared(operations: Iterable[str]) -> None:
         )
 
 
-class Owners:
+class OwnersOfThings:
     """Finds the owner of the resource in a path."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[str], str | None]]] = {
-            "campaign": ("campaign", self._of_campaign),
-            "trial": ("trial_id", self._of_trial),
-            "model": ("name", partial(store.catalogue.owner_of, "model")),
-            "cluster": ("name", partial(store.catalogue.owner_of, "cluster")),
-            # A session's owner never changes, and workers ask every second.
-            "worker": ("worker_id", lru_cache(MOST_WORKERS)(store.workers.owner_of)),
+        self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[Store, str], str | None]]]
+        # A session's owner never changes, and workers ask every second.
+        of_worker = lru_cache(MOST_WORKERS)(store.workers.owner_of)
+        self._parameter_and_owner = {
+            "campaign": ("campaign", _of_campaign),
+            "trial": ("trial_id", _of_trial),
+            "model": ("name", lambda store, name: store.catalogue.owner_of("model", name)),
+            "cluster": ("name", lambda store, name: store.catalogue.owner_of("cluster", name)),
+            "worker": ("worker_id", lambda _, worker_id: of_worker(worker_id)),
         }
 
-    async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
-        """Why the token may not change the resource; None: it may, or there is no such resource."""
+    async def why_not(self, owned: Owned, named: Mapping[str, str], actor: Actor) -> str | None:
+        """Why the actor may not change the resource.
+
+        None: it may, or there is no such resource, or none that the actor may see.
+        """
         parameter, find_owner = self._parameter_and_owner[owned]
-        name = named[parameter]
+        name, asker = named[parameter], actor.name if owned == "worker" else actor.owner
         try:
-            owner = await run_in_threadpool(find_owner, name)
+            owner = await run_in_threadpool(find_owner, self._store.by(actor), name)
         except ValueUnstorableError:
             return None  # there is none of this name, and the route answers so
         return None if owner is None or owner == asker else whose(owned, name, owner, asker)
 
-    def _of_campaign(self, named: str) -> str | None:
-        return self._store.access.owner_of_campaign(campaign_reference(named))
 
-    def _of_trial(self, named: str) -> str | None:
-        """None also if it is not a number: the route refuses it."""
-        try:
-            trial_id = _TRIAL_ID.validate_python(named)
-        except ValidationError:
-            return None
-        return self._store.access.owner_of_trial(trial_id)
+def _of_campaign(store: Store, named: str) -> str | None:
+    return store.access.owner_of_campaign(campaign_reference(named))
+
+
+def _of_trial(store: Store, named: str) -> str | None:
+    """None also if it is not a number: the route refuses it."""
+    try:
+        trial_id = _TRIAL_ID.validate_python(named)
+    except ValidationError:
+        return None
+    return store.access.owner_of_trial(trial_id)
 
 
 def whose(owned: Owned, name: str, owner: str, asker: str) -> str:
     """Why a token may not change a resource of another user."""
     return (
-        f"the {owned} {name[:80]!r} belongs to {owner!r}, and the token {asker!r} changes only "
-        f"things of its own name; ask {owner!r} or an admin"
+        f"the {owned} {name[:80]!r} belongs to {owner!r}, and {asker!r} changes only things of its "
+        f"own; ask {owner!r} or an admin"
     )
 
 

@@ -325,7 +325,10 @@ def _mesh_and_split_flags(layout: Layout, model: ModelShape) -> list[list[str]]:
     if layout.rank_order == "tp_cp_pp_dp":
         flags.append([PIPELINE_FIRST_FLAG])
     if core_fields.is_hybrid(model):  # with it the options of stages are refused
-        return [*flags, [PATTERN_FLAG, core_fields.hybrid_pattern(layout, model)]]
+        pattern = core_fields.hybrid_pattern(layout, model)
+        # The letter of a dense layer is a dash: a word that begins with one would be a flag.
+        is_flag = pattern.startswith("-")
+        return [*flags, [f"{PATTERN_FLAG}={pattern}"] if is_flag else [PATTERN_FLAG, pattern]]
     if layout.is_written_out:
         flags.append([STAGES_FLAG, core_fields.stages_text(layout, model)])
     counted_ends = zip(SPLIT_FLAGS, layout.counted_ends, strict=True)

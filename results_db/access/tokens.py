@@ -11,11 +11,14 @@ import hashlib
 import re
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Unpack
 
 from sqlalchemy import delete, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.actor import TokenRole
 from layout_tuner.results_db.database.database import refused_unless_unique
@@ -25,9 +28,14 @@ from layout_tuner.results_db.errors import (
     TokenInvalidError,
     TokenNotFoundError,
 )
-from layout_tuner.results_db.models.service_tables import AuditRow, BrowserSignIn, TokenRow
+from layout_tuner.results_db.models.service_tables import (
+    AuditRow,
+    BrowserSignIn,
+    OwnerRow,
+    TokenRow,
+)
 from layout_tuner.results_db.models.tables import Campaign, Trial
-from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.rows import campaign_named, own_first, record_of
 from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead
 
 
@@ -37,7 +45,9 @@ class TokenRecord:
 
     id: int
     name: str
-    """The name in which it acts; campaigns belong to a name."""
+    """Its name in the audit log."""
+    owner: str
+    """The owner whom it acts for: campaigns belong to owners."""
     role: TokenRole
     created_at: datetime
     created_by: str
@@ -78,9 +88,16 @@ class Access(StoreSection):
     """The store's methods for tokens, owners and the audit log."""
 
     def create_token(
-        self, name: str, role: TokenRole, *, expires_at: datetime | None = None
+        self,
+        name: str,
+        role: TokenRole,
+        *,
+        owner: str | None = None,
+        expires_at: datetime | None = None,
     ) -> tuple[TokenRecord, str]:
         """Creates a token; returns its record and the secret, which cannot be read again.
+
+        It acts for an owner, who is noted if new; without one for an owner of the token's name.
 
         An expired token of the same name is revoked. The name has 1 to 64 letters, digits, dots,
         dashes, underscores and @.
@@ -92,9 +109,12 @@ class Access(StoreSection):
         """
         now = self._clock()
         _refuse_invalid(name, expires_at, now)
+        owner = name if owner is None else owner
+        refuse_bad_name(owner, "owner")
         token = f"lt_{secrets.token_urlsafe(32)}"  # 256 random bits as one word of ASCII
         row = TokenRow(
             name=name,
+            owner=owner,
             role=role,
             secret_hash=hash_of_token(token.encode()),
             created_at=now,
@@ -105,12 +125,15 @@ class Access(StoreSection):
             live = (TokenRow.name == name, TokenRow.revoked_at.is_(None))
             expired = update(TokenRow).where(*live, TokenRow.expires_at <= now)
             session.execute(expired.values(revoked_at=now))
+            note_owner(session, owner, now, self._actor.name)
             session.add(row)
             taken = f"a token named {name!r} is valid; revoke it first, or choose another name"
             with refused_unless_unique(TokenDuplicateError(taken), "tokens", "name", only="live"):
                 session.flush()
             until = expires_at.isoformat() if expires_at else None
-            self._audit(session, "token.create", "token", name, role=role, expires_at=until)
+            self._audit(
+                session, "token.create", "token", name, role=role, owner=owner, expires_at=until
+            )
             return record_of(TokenRecord, row), token
 
     def tokens(self, *, revoked: bool = False) -> list[TokenRecord]:
@@ -165,8 +188,8 @@ class Access(StoreSection):
 
     def owner_of_campaign(self, reference: int | str) -> str | None:
         """The owner of a campaign with an id or a name; None: no such campaign."""
-        column = Campaign.id if isinstance(reference, int) else Campaign.name
-        return self._scalar(select(Campaign.created_by).where(column == reference))
+        query = select(Campaign.created_by).where(*campaign_named(reference))
+        return self._scalar(query.order_by(*own_first(self._actor.owner)).limit(1))
 
     def owner_of_trial(self, trial_id: int) -> str | None:
         """The owner of a trial's campaign; None: no such trial."""
@@ -192,12 +215,25 @@ class Access(StoreSection):
             return [record_of(AuditEntryRead, row) for row in session.scalars(query)]
 
 
-def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> None:
+def note_owner(session: Session, name: str, now: datetime, by: str) -> None:
+    """Adds an owner unless there is one of this name."""
+    if session.get(OwnerRow, name) is None:
+        with suppress(IntegrityError), session.begin_nested():  # another transaction was first
+            session.add(OwnerRow(name=name, weight=1.0, created_at=now, created_by=by))
+            session.flush()
+
+
+def refuse_bad_name(name: str, field: str = "name") -> None:
+    """Raises TokenInvalidError for what is no name of a token, an owner or a group."""
     if not _NAME.fullmatch(name):
         raise TokenInvalidError(
-            f"name={name[:80]!r} is not 1 to 64 characters of A-Z a-z 0-9 . _ @ - that begin with a "
+            f"{field}={name[:80]!r} is not 1 to 64 characters of A-Z a-z 0-9 . _ @ - that begin with a "
             "letter or digit"
         )
+
+
+def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> None:
+    refuse_bad_name(name)
     if name in _RESERVED:
         raise TokenInvalidError(
             f"name={name!r} is one of {', '.join(sorted(_RESERVED))}, which the service gives itself; "

@@ -21,6 +21,8 @@ from layout_tuner.documents.reading import MAX_TEXT_LENGTH
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TRIAL_STATES, TrialState
+from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing, share
+from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
 from layout_tuner.results_db.campaigns.start_from import may_calibrate
@@ -42,7 +44,7 @@ from layout_tuner.results_db.records import (
     CampaignState,
     EventKind,
 )
-from layout_tuner.results_db.rows import campaign_record
+from layout_tuner.results_db.rows import campaign_record, own_first
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
 from layout_tuner.results_db.wall_time import stop_clock
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
@@ -90,8 +92,14 @@ def name_taken(name: str) -> CampaignDuplicateError:
 
 def add_campaign(session: Session, row: Campaign) -> None:
     """Writes a campaign, whose row gets an id; CampaignDuplicateError if the name is taken."""
+    taken = name_taken(row.name)
+    if session.scalar(select(Campaign.id).where(Campaign.name == row.name).limit(1)) is not None:
+        raise taken
     session.add(row)
-    with refused_unless_unique(name_taken(row.name), "campaigns", "name"):
+    with (
+        refused_unless_unique(taken, "campaigns", "created_by", "name"),
+        refused_unless_unique(taken, "campaigns", "name", only="everyone"),
+    ):
         session.flush()
 
 
@@ -125,6 +133,7 @@ class Campaigns(StoreSection):
         request: RequestKey | None = None,
         notes: str = "",
         names: Sequence[str] = (),
+        sharing: Sharing = DEFAULT_SHARING,
     ) -> CampaignRecord:
         """Creates a campaign, RUNNING.
 
@@ -134,7 +143,7 @@ class Campaigns(StoreSection):
         Raises:
             CampaignDuplicateError: the name is taken, or all of the names are.
             CampaignInvalidError: a campaign that it starts from does not exist, or was measured
-                with another trainer.
+                with another trainer, or its owner is not in its group.
             IdempotencyKeyInUseError: the same request has just created one.
         """
         choosing = Retrying(
@@ -142,7 +151,9 @@ class Campaigns(StoreSection):
             stop=stop_after_attempt(MOST_CHOICES),
             reraise=True,
         )
-        return choosing(self._create_campaign, spec, num_legal_layouts, request, notes, names)
+        return choosing(
+            self._create_campaign, spec, num_legal_layouts, request, notes, names, sharing
+        )
 
     def _create_campaign(
         self,
@@ -151,6 +162,7 @@ class Campaigns(StoreSection):
         request: RequestKey | None,
         notes: str,
         names: Sequence[str],
+        sharing: Sharing,
     ) -> CampaignRecord:
         now = self._clock()
         stored = StoredCampaign(document=spec)
@@ -159,10 +171,12 @@ class Campaigns(StoreSection):
             state="RUNNING",
             num_legal_layouts=num_legal_layouts,
             created_at=now,
-            created_by=self._actor.name,
+            created_by=self._actor.owner,
             notes=notes,
         )
         with self._db.write() as session:
+            note_owner(session, self._actor.owner, now, self._actor.name)
+            share(session, row, sharing)
             _hold_sources(session, stored.start_from, row.trainer)
             if names:
                 row.name = _first_free(session, names)
@@ -175,7 +189,7 @@ class Campaigns(StoreSection):
                 # On PostgreSQL another transaction may have taken the name since the query.
                 raise _NameTakenMeanwhileError(str(error)) from error
             if request is not None:
-                keep_key(session, self._actor.name, request, row.id, now)
+                keep_key(session, self._actor.owner, request, row.id, now)
             emit(session, row.id, "campaign.created", now=now, state=row.state)
             self._audit(session, "campaign.create", "campaign", row.name)
             return campaign_record(row, now)
@@ -191,7 +205,7 @@ class Campaigns(StoreSection):
             IdempotencyKeyReusedError: the key was sent with another request.
         """
         with self._db.read() as session:
-            row = campaign_of_key(session, self._actor.name, request)
+            row = campaign_of_key(session, self._actor.owner, request)
             return None if row is None else campaign_record(row, self._clock())
 
     def own_warnings(self, texts: Sequence[str]) -> set[str]:
@@ -207,7 +221,8 @@ class Campaigns(StoreSection):
 
     def by_name(self, name: str) -> CampaignRecord:
         with self._db.read() as session:
-            row = session.scalar(select(Campaign).where(Campaign.name == name))
+            query = select(Campaign).where(Campaign.name == name)
+            row = session.scalar(query.order_by(*own_first(self._actor.owner)).limit(1))
             if row is None:
                 raise campaign_not_found(name)
             return campaign_record(row, self._clock())
@@ -403,7 +418,7 @@ class Campaigns(StoreSection):
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
             session.execute(delete(EventRow).where(EventRow.campaign_id == campaign_id))
             session.execute(delete(Campaign).where(Campaign.id == campaign_id))
-            emit(session, campaign_id, "campaign.deleted", now=now, name=campaign.name)
+            emit(session, campaign_id, "campaign.deleted", now=now, of=campaign, name=campaign.name)
             self._audit(
                 session,
                 "campaign.delete",

@@ -64,7 +64,7 @@ class Imports(StoreSection):
         """Stores all cells as ended campaigns, or none; CampaignDuplicateError for a taken name."""
         now = self._clock()
         with self._db.write() as session:
-            campaigns = [_import(session, new, now, self._actor.name) for new in imports]
+            campaigns = [_import(session, new, now, self._actor.owner) for new in imports]
             for campaign in campaigns:
                 self._audit(session, "campaign.import", "campaign", campaign.name)
             return campaigns

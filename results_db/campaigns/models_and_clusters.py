@@ -92,7 +92,7 @@ class Descriptions(StoreSection):
                         f"there are {MAX_DESCRIPTIONS} {kind}s already, the most that are kept; "
                         "delete one first"
                     )
-                row = table(name=name, created_by=self._actor.name, created_at=now)
+                row = table(name=name, created_by=self._actor.owner, created_at=now)
                 session.add(row)
             self._refuse_others(kind, row)
             row.description, row.notes, row.updated_at = dict(description), notes, now
@@ -120,10 +120,10 @@ class Descriptions(StoreSection):
 
     def _refuse_others(self, kind: DescriptionKind, row: OwnDescription) -> None:
         """Checks the owner in the transaction: it may have changed since the API checked it."""
-        if self._actor.role not in ("admin", "system") and row.created_by != self._actor.name:
+        if self._actor.role not in ("admin", "system") and row.created_by != self._actor.owner:
             raise DescriptionOwnedError(
-                f"the {kind} {row.name!r} belongs to {row.created_by!r}, and the token "
-                f"{self._actor.name!r} changes only what was made in its own name; take another name"
+                f"the {kind} {row.name!r} belongs to {row.created_by!r}, and {self._actor.owner!r} "
+                "changes only what is its own; take another name"
             )
 
 

@@ -124,16 +124,16 @@ class Plans(EarlierTrials):
         now = self._clock()
         with self._db.write() as session:
             session.execute(delete(PlanRow).where(PlanRow.created_at < now - KEPT))
-            own = (PlanRow.state == "WAITING") & (PlanRow.created_by == self._actor.name)
+            own = (PlanRow.state == "WAITING") & (PlanRow.created_by == self._actor.owner)
             waiting = select(func.count()).where(own)
             if (session.scalar(waiting) or 0) >= MAX_WAITING:
                 raise PlanLimitError(
-                    f"{MAX_WAITING} plans of {self._actor.name!r} wait for the driver, and no more may; try again "
+                    f"{MAX_WAITING} plans of {self._actor.owner!r} wait for the driver, and no more may; try again "
                     "later, or use `layout-tuner plan FILE` on your own machine"
                 )
             row = PlanRow(
                 state="WAITING",
-                created_by=self._actor.name,
+                created_by=self._actor.owner,
                 created_at=now,
                 spec=dict(spec),
                 options=asdict(options),

@@ -38,6 +38,9 @@ one."""
 
 _log: Final = logging.getLogger(__name__)
 
+EYES_OF: Final = "owner"
+"""In the `info` of a session, the owner whose visible campaigns its queries find; missing: all."""
+
 FirstStatement = Callable[[Session], None]
 """Runs at the start of a writing transaction; if it raises, nothing is written."""
 
@@ -53,6 +56,7 @@ class Database:
         self._reader = self.engine.execution_options(**kind.READS)
         self._writer = self.engine.execution_options(**kind.WRITES)
         self._first: FirstStatement | None = None
+        self._owner: str | None = None
         self._outage: OutageLog | None = None
 
     @property
@@ -64,6 +68,12 @@ class Database:
         """The same database, whose writing transactions begin with `first`."""
         other = copy.copy(self)
         other._first = first
+        return other
+
+    def seen_by(self, owner: str | None) -> Self:
+        """The same database, in which queries find what an owner may see; None: everything."""
+        other = copy.copy(self)
+        other._owner = owner
         return other
 
     def log_outages(self) -> None:
@@ -78,17 +88,21 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent view; changes in it are discarded."""
-        with self._usable(writes=False), Session(self._reader) as session:
+        with self._usable(writes=False), Session(self._reader, info=self._info()) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that commits at the end, or rolls back on an exception."""
-        with self._usable(writes=True), Session(self._writer) as session, session.begin():
+        session = Session(self._writer, info=self._info())
+        with self._usable(writes=True), session, session.begin():
             if self._first is not None:
                 self._first(session)
             yield session
             write_events(session)
+
+    def _info(self) -> dict[str, Any]:
+        return {} if self._owner is None else {EYES_OF: self._owner}
 
     @contextmanager
     def _usable(self, *, writes: bool) -> Iterator[None]:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, object_session
 
 from layout_tuner.results_db.models.service_tables import EventCounter, EventRow
 from layout_tuner.results_db.models.table_base import insert_many
-from layout_tuner.results_db.models.tables import Trial
+from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.records import EventKind
 
 COUNTER_ID: Final = 1
@@ -50,15 +50,22 @@ def emit(
     *,
     now: datetime,
     trial_id: int | None = None,
+    of: Campaign | None = None,
     **data: Any,
 ) -> None:
-    """Appends an event to the transaction; readers see it after the commit."""
+    """Appends an event to the transaction; readers see it after the commit.
+
+    `of` is a campaign that this transaction deletes: who saw it may see the event.
+    """
     event = {
         "campaign_id": campaign_id,
         "trial_id": trial_id,
         "kind": kind,
         "at": now,
         "data": data,
+        "owner": None if of is None else of.created_by,
+        "visibility": None if of is None else of.visibility,
+        "group_name": None if of is None else of.group,
     }
     session.info.setdefault(_UNWRITTEN, []).append(event)
 

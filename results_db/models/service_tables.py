@@ -18,13 +18,27 @@ from sqlalchemy import (
     Integer,
     String,
     Text,
+    UniqueConstraint,
     false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from layout_tuner.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
-from layout_tuner.results_db.actor import TOKEN_ROLES
-from layout_tuner.results_db.models.table_base import Base, index_where, one_of, part_of, sum_column
+from layout_tuner.results_db.actor import (
+    MEMBER_SOURCES,
+    QUOTA_ACTIONS,
+    QUOTA_KINDS,
+    QUOTA_PERIODS,
+    TOKEN_ROLES,
+)
+from layout_tuner.results_db.models.table_base import (
+    Base,
+    index_where,
+    is_over_zero,
+    one_of,
+    part_of,
+    sum_column,
+)
 from layout_tuner.results_db.records import PLAN_STATES
 
 
@@ -40,7 +54,9 @@ class TokenRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(64))
-    """Its holder, as in the audit log and `campaigns.created_by`."""
+    """Its name, as in the audit log."""
+    owner: Mapped[str] = mapped_column(String(64), server_default="")
+    """The owner whom it acts for, as in `campaigns.created_by`."""
     role: Mapped[str] = mapped_column(String(16))
     secret_hash: Mapped[str] = mapped_column(String(64), unique=True)
     """SHA-256 of the token, in hexadecimal; tokens are random, so no slower hash is needed."""
@@ -49,6 +65,83 @@ class TokenRow(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+
+
+class OwnerRow(Base):
+    """Somebody to whom campaigns belong; a token or a sign-in acts for an owner."""
+
+    __tablename__ = "owners"
+    __table_args__ = (CheckConstraint(is_over_zero("weight"), name="weight"),)
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
+    created_at: Mapped[datetime]
+    created_by: Mapped[str] = mapped_column(String(64))
+
+
+class GroupRow(Base):
+    """A group of owners."""
+
+    __tablename__ = "owner_groups"
+    __table_args__ = (CheckConstraint(is_over_zero("weight"), name="weight"),)
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
+    created_at: Mapped[datetime]
+    created_by: Mapped[str] = mapped_column(String(64))
+
+
+class GroupMember(Base):
+    """An owner in a group."""
+
+    __tablename__ = "group_members"
+    __table_args__ = (
+        CheckConstraint(one_of("source", MEMBER_SOURCES), name="source"),
+        Index(None, "owner", "group_name"),
+    )
+
+    group_name: Mapped[str] = part_of("owner_groups.name")
+    owner: Mapped[str] = part_of("owners.name")
+    source: Mapped[str] = mapped_column(String(8))
+    """Who says so: an administrator, or a claim of the sign-in, which the next sign-in renews."""
+
+
+class QuotaRow(Base):
+    """Most node-hours of an owner or a group in a period."""
+
+    __tablename__ = "quotas"
+    __table_args__ = (
+        CheckConstraint(one_of("kind", QUOTA_KINDS), name="kind"),
+        CheckConstraint(one_of("period", QUOTA_PERIODS), name="period"),
+        CheckConstraint(one_of("beyond", QUOTA_ACTIONS), name="beyond"),
+        CheckConstraint(is_over_zero("node_hours"), name="node_hours"),
+        UniqueConstraint("kind", "name", "period"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(8))
+    name: Mapped[str] = mapped_column(String(64))
+    """Of the owner or the group."""
+    period: Mapped[str] = mapped_column(String(8))
+    node_hours: Mapped[float]
+    beyond: Mapped[str] = mapped_column(String(8))
+    until: Mapped[datetime | None]
+    """None: until it is removed."""
+    created_at: Mapped[datetime]
+    created_by: Mapped[str] = mapped_column(String(64))
+
+
+class RecentUse(Base):
+    """Node-seconds of an owner on a cluster that fair shares count: a sum that decays."""
+
+    __tablename__ = "recent_use"
+    __table_args__ = (CheckConstraint("node_seconds >= 0", name="not_negative"),)
+
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    cluster: Mapped[str] = mapped_column(String(200), primary_key=True)
+    node_seconds: Mapped[float]
+    """As of `at`; it halves in each half-life after that."""
+    at: Mapped[datetime]
 
 
 class BrowserSignIn(Base):
@@ -307,6 +400,10 @@ class EventRow(Base):
     kind: Mapped[str] = mapped_column(String(40))
     at: Mapped[datetime]
     data: Mapped[dict[str, Any]]
+    owner: Mapped[str | None] = mapped_column(String(64))
+    """Of a deleted campaign, whose row is gone: whom it belonged to; the next two are of it too."""
+    visibility: Mapped[str | None] = mapped_column(String(8))
+    group: Mapped[str | None] = mapped_column("group_name", String(64))
 
 
 class EventCounter(Base):

@@ -47,6 +47,7 @@ from layout_tuner.results_db.records import (
     STEP_DIRECTIONS,
     STEP_SOURCES,
     STEP_STATES,
+    VISIBILITIES,
     Cost,
     MeasurementRecord,
 )
@@ -90,8 +91,13 @@ class WithCosts:
 class Campaign(WithCosts, Base):
     __tablename__ = "campaigns"
     __table_args__ = (
-        UniqueConstraint("name"),
+        UniqueConstraint("created_by", "name"),
+        # Owners do not learn the names of campaigns that they may not see: those may be alike.
+        index_where("uq_campaigns_name_everyone", "name", "visibility = 'everyone'"),
+        Index(None, "name"),
         CheckConstraint(one_of("state", CAMPAIGN_STATES), name="state"),
+        CheckConstraint(one_of("visibility", VISIBILITIES), name="visibility"),
+        CheckConstraint("visibility <> 'group' OR group_name IS NOT NULL", name="group_has_a_name"),
         CheckConstraint(
             "(state IN ('RUNNING', 'PAUSED')) = (ended_at IS NULL)", name="ended_has_a_time"
         ),
@@ -143,6 +149,11 @@ class Campaign(WithCosts, Base):
     allocation_idle_node_seconds: Mapped[float] = sum_column()
     """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
+    visibility: Mapped[str] = mapped_column(
+        String(8), default="everyone", server_default="everyone"
+    )
+    group: Mapped[str | None] = mapped_column("group_name", String(64))
+    priority: Mapped[int] = mapped_column(default=0, server_default="0")
     notes: Mapped[str] = mapped_column(Text, server_default="")
     waiting_because: Mapped[str] = mapped_column(Text, server_default="")
     host_failures: Mapped[int] = mapped_column(default=0, server_default="0")

@@ -44,7 +44,7 @@ _CATALOG: Final = "SELECT " + ", ".join(
     f"(SELECT sum(xmin::text::bigint) FROM {table})"
     for table in (
         *("pg_class", "pg_attribute", "pg_attrdef", "pg_constraint", "pg_index", "pg_proc"),
-        *("pg_trigger", "pg_type"),
+        *("pg_trigger", "pg_type", "pg_namespace"),
         "(SELECT xmin FROM pg_database WHERE datname = current_database()) AS own",
         "(SELECT s.xmin FROM pg_db_role_setting s JOIN pg_database d ON s.setdatabase = d.oid"
         " WHERE d.datname = current_database()) AS settings",

@@ -65,7 +65,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     connection = op.get_bind()
-    METADATA.drop_all(connection, checkfirst=False)
+    METADATA.drop_all(connection)
     if connection.dialect.name != "sqlite":
         for name in (*_ENDED_ONCE, *_OF_MEASUREMENTS):
             op.execute(f"DROP FUNCTION {name}()")

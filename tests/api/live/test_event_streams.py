@@ -267,7 +267,7 @@ UNUSED: Any = None
 
 
 def credential(token_hash: str, session: str | None = None) -> Credential:
-    holder = Holder(name=token_hash, role="viewer")
+    holder = Holder(name=token_hash, owner=token_hash, role="viewer")
     return Credential(holder=holder, token_hash=token_hash, session_secret=session)
 
 

@@ -288,7 +288,7 @@ def test_ownership_is_checked_again_with_the_change(
     monkeypatch.setattr(store.access, "owner_of_campaign", answered_too_early)
     url, notes = operation.url(name), {"notes": "mine"}
     refused = service.ask("submitter", operation.method, url, json=notes)
-    answered(refused, 403, "belongs to 'other', and the token 'a-submitter' changes only")
+    answered(refused, 403, "belongs to 'other', and 'a-submitter' changes only")
     theirs = store.campaigns.by_name(name)
     expected = "CANCELLED" if operation.name == "delete_campaign" else "RUNNING"
     assert (theirs.state, theirs.notes) == (expected, "")

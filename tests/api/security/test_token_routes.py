@@ -134,8 +134,10 @@ def test_tokens_of_the_data_directory_need_no_database_and_each_use_is_reported_
     nowhere: Any = None
     local = local_holders("lt_admin", "lt_worker")
     book = TokenBook(nowhere, local)
-    assert find(book, "lt_admin") == Holder(name="local", role="admin")
-    assert find(book, "lt_worker") == Holder(name="local-worker", role="worker")
+    assert find(book, "lt_admin") == Holder(name="local", owner="local", role="admin")
+    assert find(book, "lt_worker") == Holder(
+        name="local-worker", owner="local-worker", role="worker"
+    )
 
     book = TokenBook(store, local)
     record, token = store.access.create_token("ci", "viewer")

@@ -134,6 +134,13 @@ def test_a_hybrid_s_pattern_has_stages_and_predictions() -> None:
     assert {"--squared-relu", "--no-bias-gelu-fusion", "--moe-latent-size"} <= set(said)
 
 
+def test_a_pattern_that_begins_with_a_dash_is_no_flag() -> None:
+    model = changed(LLAMA, layer_kinds=["dense", "mamba2"], **_mamba(2, 2))
+    written = MEGATRON_LM.placement_arguments(TrainerJob(model=model, layout=Layout()))
+    assert "--hybrid-layer-pattern=-M-M" in written
+    assert "--hybrid-layer-pattern" not in written
+
+
 def test_uneven_stages_of_a_hybrid_are_in_its_pattern() -> None:
     model = changed(LLAMA, layer_kinds=["mamba2", "full", "dense", "mamba2+dense"], **_mamba(2, 2))
     written = Layout(pp=2, pipeline_layout="Et*3|tL")

@@ -235,7 +235,7 @@ def test_the_audit_says_who_changed_what_where_and_when(
     created, revoked = changes
     assert (created.actor, created.role, created.address) == ("operations", "admin", "192.0.2.7")
     assert (created.action, created.target_kind, created.target) == ("token.create", "token", "ci")
-    assert created.details == {"role": "viewer", "expires_at": None}
+    assert created.details == {"role": "viewer", "owner": "ci", "expires_at": None}
     assert (created.at, revoked.at) == (START, clock())
     assert (revoked.actor, revoked.action) == ("system", "token.revoke")
 

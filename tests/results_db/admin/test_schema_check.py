@@ -288,7 +288,7 @@ def test_an_operator_upgrades_and_restores(
     made = run_db("backup", backup, *place)
     assert made.exit_code == 0
     assert made.output.startswith(
-        f"{backup}: 7 campaigns, 35 trials, 0.4 MB, schema {THIS}; checked"
+        f"{backup}: 7 campaigns, 35 trials, 0.5 MB, schema {THIS}; checked"
     )
     outdated = run_db("check", *place)
     assert outdated.exit_code == 1

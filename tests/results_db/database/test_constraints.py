@@ -109,7 +109,11 @@ NEVER = {
     "ck_campaigns_clock_runs_with_it": "UPDATE campaigns SET clock_at = created_at WHERE id = 2",
     "ck_campaigns_parts_not_negative": "UPDATE campaigns SET lost_node_seconds = -1 WHERE id = 1",
     "ck_campaigns_counters": "UPDATE campaigns SET last_number = -1 WHERE id = 1",
-    "uq_campaigns_name": "UPDATE campaigns SET name = 'ended' WHERE id = 1",
+    "ck_campaigns_visibility": "UPDATE campaigns SET visibility = 'friends' WHERE id = 1",
+    "ck_campaigns_group_has_a_name": "UPDATE campaigns SET visibility = 'group' WHERE id = 1",
+    "uq_campaigns_name_everyone": "UPDATE campaigns SET name = 'ended', created_by = 'x' "
+    "WHERE id = 1",
+    "uq_campaigns_created_by_name": "UPDATE campaigns SET name = 'ended' WHERE id = 1",
     "ck_trials_state": "UPDATE trials SET state = 'LOST', ended_at = created_at, ended_seq = 9 "
     "WHERE id = 4",
     "ck_trials_ended_has_a_time": "UPDATE trials SET state = 'FAILED', reason = 'x' WHERE id = 4",

@@ -375,7 +375,7 @@ def test_an_upgrade_keeps_every_value_and_a_downgrade_too(written: str, tmp_path
             assert {(table, name) for name in changed} <= CHANGED
     assert sum(map(len, before.values())) > 150
     assert {row["notes"] for row in after["campaigns"]} == {"no notes"}
-    assert all(row["priority"] == row["last_number"] > 0 for row in after["campaigns"])
+    assert all(row["importance"] == row["last_number"] > 0 for row in after["campaigns"])
     layouts: dict[int, set[str]] = {}
     for trial in after["trials"]:
         layouts.setdefault(trial["campaign_id"], set()).add(trial["layout_key"])

@@ -25,9 +25,9 @@ CHECK = "ck_workers_devices_are_few"
 
 def upgrade() -> None:
     op.add_column(
-        "campaigns", sa.Column("priority", sa.Integer(), server_default="0", nullable=False)
+        "campaigns", sa.Column("importance", sa.Integer(), server_default="0", nullable=False)
     )
-    op.execute("UPDATE campaigns SET priority = last_number")
+    op.execute("UPDATE campaigns SET importance = last_number")
     op.execute("UPDATE campaigns SET notes = 'no notes' WHERE notes = ''")
     # SQLite rebuilds the table, which holds the checks and indexes of the definition given here.
     with op.batch_alter_table("workers", copy_from=WORKERS) as workers:
@@ -53,4 +53,4 @@ def downgrade() -> None:
     else:
         op.drop_constraint(CHECK, "workers")
     op.execute("UPDATE campaigns SET notes = '' WHERE notes = 'no notes'")
-    op.drop_column("campaigns", "priority")
+    op.drop_column("campaigns", "importance")

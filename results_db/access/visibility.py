@@ -1,0 +1,67 @@
+"""Which campaigns an owner may see: one condition, which every query in the owner's name gets.
+
+What an owner may not see does not exist: queries find it no more than what was never there. An
+owner sees the campaigns that are for everyone, the owner's own, and those that are for a group of
+which the owner is a member at that moment. Administrators, workers and the service see all.
+
+The condition is added to the tables below wherever a SELECT names them, in joins, subqueries and
+aliases too. A query for other tables of a campaign (attempts, measurements) has to join one of
+these, or to be asked for the id of a row that was found with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, event, or_, select
+from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+
+from layout_tuner.results_db.database.database import EYES_OF
+from layout_tuner.results_db.models.service_tables import EventRow, GroupMember, PlanRow
+from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Import, Trial
+
+
+def may_see(owner: str, table: type[Campaign] | type[EventRow] = Campaign) -> ColumnElement[bool]:
+    """Whether the owner may see a campaign; of events, whether that of a deleted campaign."""
+    of: Any = table  # both have the columns
+    groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
+    belongs = of.owner if table is EventRow else of.created_by
+    return or_(
+        of.visibility == "everyone",
+        belongs == owner,
+        and_(of.visibility == "group", of.group.in_(groups)),
+    )
+
+
+def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
+    # A table of its own: the condition of campaigns must not be added to it again.
+    campaigns = Campaign.__table__.alias("seen")
+    groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
+    seen = select(campaigns.c.id).where(
+        or_(
+            campaigns.c.visibility == "everyone",
+            campaigns.c.created_by == owner,
+            and_(campaigns.c.visibility == "group", campaigns.c.group_name.in_(groups)),
+        )
+    )
+    return {
+        Campaign: may_see(owner),
+        Trial: Trial.campaign_id.in_(seen),
+        AnalysisRow: AnalysisRow.campaign_id.in_(seen),
+        Import: Import.campaign_id.in_(seen),
+        EventRow: or_(EventRow.campaign_id.in_(seen), may_see(owner, EventRow)),
+        PlanRow: PlanRow.created_by == owner,
+    }
+
+
+@event.listens_for(Session, "do_orm_execute")
+def _hide(state: ORMExecuteState) -> None:
+    owner = state.session.info.get(EYES_OF)
+    if owner is None or not state.is_select or state.is_column_load:
+        return
+    state.statement = state.statement.options(
+        *(
+            with_loader_criteria(table, condition, include_aliases=True)
+            for table, condition in _conditions(owner).items()
+        )
+    )
