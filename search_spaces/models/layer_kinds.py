@@ -95,20 +95,27 @@ def shortest_pattern(kinds: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(next(found, kinds))
 
 
+SHORT_FORMS: Final = ("full_attention_every", "num_dense_layers", "experts_every")
+"""Fields of a model that say the kinds of its layers without a list."""
+
+
 def kinds_of_short_forms(
     num_layers: int,
     *,
     has_window: bool,
-    full_every: int | None,
     has_experts: bool,
-    num_dense: int,
-    experts_every: int,
+    full_attention_every: int | None = None,
+    num_dense_layers: int = 0,
+    experts_every: int = 0,
 ) -> Iterator[str]:
     """The kind of each layer of a model that states none."""
     for layer in range(num_layers):
-        is_full = not has_window or (full_every is not None and (layer + 1) % full_every == 0)
-        is_expert = has_experts and layer >= num_dense and (layer + 1) % (experts_every or 1) == 0
-        yield f"{'full' if is_full else 'window'}+{'experts' if is_expert else 'dense'}"
+        is_full = full_attention_every is not None and (layer + 1) % full_attention_every == 0
+        is_expert = layer >= num_dense_layers and (layer + 1) % (experts_every or 1) == 0
+        yield (
+            f"{'full' if is_full or not has_window else 'window'}"
+            f"+{'experts' if is_expert and has_experts else 'dense'}"
+        )
 
 
 def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
@@ -116,16 +123,11 @@ def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
     window, experts = ([part in kind for kind in kinds] for part in ("window", "+experts"))
     every = window.index(False) + 1 if True in window and False in window else 0
     first = experts.index(True) if True in experts else 0
-    for dense, step in ((first, 0), (0, first + 1)):
-        forms = kinds_of_short_forms(
-            len(kinds),
-            has_window=True in window,
-            full_every=every or None,
-            has_experts=True in experts,
-            num_dense=dense,
-            experts_every=step,
-        )
-        if tuple(forms) == tuple(kinds):
-            names = ("full_attention_every", "num_dense_layers", "experts_every")
-            return {name: n for name, n in zip(names, (every, dense, step), strict=True) if n}
+    step = experts.index(True, first + 1) - first if sum(experts) > 1 else 0
+    for dense, each in ((first, 0), (0, first + 1), (first, step)):
+        values = zip(SHORT_FORMS, (every, dense, each), strict=True)
+        said = {name: value for name, value in values if value}
+        own = {"has_window": True in window, "has_experts": True in experts, **said}
+        if tuple(kinds_of_short_forms(len(kinds), **own)) == tuple(kinds):
+            return said
     return {"layer_kinds": write_layer_kinds(shortest_pattern(tuple(kinds)))}

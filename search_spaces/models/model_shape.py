@@ -12,11 +12,13 @@ from layout_tuner.documents.reading import refuse_all, switch_problem
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.contradictions import contradictions
 from layout_tuner.search_spaces.models.layer_kinds import (
+    SHORT_FORMS,
     FeedForward,
     Mixer,
     kinds_of_short_forms,
     repeated,
     shortest_pattern,
+    stated_kinds,
     sublayers_of,
     write_layer_kinds,
 )
@@ -75,8 +77,12 @@ class ModelShape(ModelFields):
         refuse_all(wrong_fields(asdict(self)))
         if self.layer_kinds and self.num_layers % len(self.layer_kinds) == 0:
             own = repeated(self.layer_kinds, self.num_layers)
-            kinds = () if own == tuple(self._kinds_of_short_forms()) else shortest_pattern(own)
-            object.__setattr__(self, "layer_kinds", kinds)
+            is_alone = all(getattr(self, name) == DEFAULTS[name] for name in SHORT_FORMS)
+            said: dict[str, Any] = {"layer_kinds": ()} | (stated_kinds(own) if is_alone else {})
+            if said["layer_kinds"] or tuple(self._kinds_of_short_forms(said)) != own:
+                said = {"layer_kinds": shortest_pattern(own)}
+            for name, value in said.items():
+                object.__setattr__(self, name, value)
         refuse_all(contradictions(self))
         # Equal shapes are equal.
         same = [
@@ -92,14 +98,13 @@ class ModelShape(ModelFields):
                 f"at most {_MOST:.3g} of each are accepted"
             )
 
-    def _kinds_of_short_forms(self) -> Iterator[str]:
+    def _kinds_of_short_forms(self, said: Mapping[str, Any]) -> Iterator[str]:
+        """With some short forms in place of the shape's own."""
         return kinds_of_short_forms(
             self.num_layers,
             has_window=self.attention_window is not None,
-            full_every=self.full_attention_every,
             has_experts=self.num_experts > 0,
-            num_dense=self.num_dense_layers,
-            experts_every=self.experts_every,
+            **{name: said.get(name, getattr(self, name)) for name in SHORT_FORMS},
         )
 
     @property
@@ -518,7 +523,7 @@ _NUM_FIRST_FIELDS: Final = 11
 def _kind_of_layers(model: ModelShape) -> tuple[str, ...]:
     if model.layer_kinds:
         return repeated(model.layer_kinds, model.num_layers)
-    return tuple(model._kinds_of_short_forms())
+    return tuple(model._kinds_of_short_forms({}))
 
 
 @lru_cache(maxsize=512)

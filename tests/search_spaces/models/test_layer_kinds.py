@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.layer_kinds import (
     LAYER_KINDS,
+    SHORT_FORMS,
     read_layer_kinds,
     repeated,
     shortest_pattern,
@@ -30,6 +31,7 @@ SHAPE: Final = {
     "vocab_size": 1000,
 }
 EXPERTS: Final = {"num_experts": 8, "experts_per_token": 2, "moe_ffn_hidden_size": 64}
+WINDOWS: Final = {"attention_window": 32}
 LATENT: Final = {
     "kv_lora_rank": 64,
     "qk_nope_head_dim": 16,
@@ -75,20 +77,37 @@ def test_an_option_states_kinds_with_commas() -> None:
         ([{"full+dense": 2}, {"full+experts": 6}], EXPERTS | {"num_dense_layers": 2}),
         (["full+dense", "full+experts"], EXPERTS | {"experts_every": 2}),
         (
-            [{"window+dense": 3}, "full+dense"],
-            {"attention_window": 32, "full_attention_every": 4},
+            [{"full+dense": 5}, "full+experts", "full+dense", "full+experts"],
+            EXPERTS | {"num_dense_layers": 5, "experts_every": 2},
+        ),
+        ([{"window+dense": 3}, "full+dense"], WINDOWS | {"full_attention_every": 4}),
+        (["window+dense"], WINDOWS),
+        (
+            ["window+dense", "full+dense", *["window+experts", "full+experts"] * 3],
+            WINDOWS | EXPERTS | {"num_dense_layers": 2, "full_attention_every": 2},
         ),
     ],
 )
-def test_kinds_and_short_forms_are_the_same_model(kinds: list[Any], short: dict[str, Any]) -> None:
-    dense = "num_dense_layers", "experts_every", "full_attention_every"
-    stated = shape(layer_kinds=kinds, **{k: v for k, v in short.items() if k not in dense})
-    shortly = shape(**short)
-    assert stated.kind_of_layers == shortly.kind_of_layers
-    for name in ("num_parameters", "num_active_parameters", "model_flops_per_token"):
-        assert getattr(stated, name) == getattr(shortly, name)
-    assert ModelShape.from_mapping(stated.to_mapping()) == stated
-    assert ("layer_kinds" in stated.to_mapping()) == (len(kinds) > 1)
+def test_a_list_becomes_the_short_form_that_says_it(
+    kinds: list[Any], short: dict[str, Any]
+) -> None:
+    stated = shape(layer_kinds=kinds, **{k: v for k, v in short.items() if k not in SHORT_FORMS})
+    assert stated == shape(**short)
+    assert stated.to_mapping() == shape(**short).to_mapping()
+    assert shape(layer_kinds=kinds, **short) == stated
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fields"),
+    [
+        (["full+experts", "full+dense"], EXPERTS),
+        (["full+dense", "window+dense"], WINDOWS),
+        (["full+dense", "dense"], {}),
+        ([{"window+dense": 5}, "full+dense", "window+dense", "full+dense"], WINDOWS),
+    ],
+)
+def test_a_list_that_no_short_form_says_is_kept(kinds: list[Any], fields: dict[str, Any]) -> None:
+    assert shape(layer_kinds=kinds, **fields).to_mapping()["layer_kinds"] == kinds
 
 
 @pytest.mark.parametrize(
