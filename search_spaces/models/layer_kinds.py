@@ -99,23 +99,14 @@ SHORT_FORMS: Final = ("full_attention_every", "num_dense_layers", "experts_every
 """Fields of a model that say the kinds of its layers without a list."""
 
 
-def kinds_of_short_forms(
-    num_layers: int,
-    *,
-    has_window: bool,
-    has_experts: bool,
-    full_attention_every: int | None = None,
-    num_dense_layers: int = 0,
-    experts_every: int = 0,
-) -> Iterator[str]:
-    """The kind of each layer of a model that states none."""
-    for layer in range(num_layers):
-        is_full = full_attention_every is not None and (layer + 1) % full_attention_every == 0
-        is_expert = layer >= num_dense_layers and (layer + 1) % (experts_every or 1) == 0
-        yield (
-            f"{'full' if is_full or not has_window else 'window'}"
-            f"+{'experts' if is_expert and has_experts else 'dense'}"
-        )
+def kinds_of_short_forms(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The kind of each layer of a model that states none, from its fields."""
+    every, has_experts = fields.get("full_attention_every"), fields["num_experts"] > 0
+    first, step = fields.get("num_dense_layers", 0), fields.get("experts_every") or 1
+    for layer in range(fields["num_layers"]):
+        is_full = fields["attention_window"] is None or (every and (layer + 1) % every == 0)
+        is_expert = has_experts and layer >= first and (layer + 1) % step == 0
+        yield f"{'full' if is_full else 'window'}+{'experts' if is_expert else 'dense'}"
 
 
 def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
@@ -127,7 +118,8 @@ def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
     for dense, each in ((first, 0), (0, first + 1), (first, step)):
         values = zip(SHORT_FORMS, (every, dense, each), strict=True)
         said = {name: value for name, value in values if value}
-        own = {"has_window": True in window, "has_experts": True in experts, **said}
-        if tuple(kinds_of_short_forms(len(kinds), **own)) == tuple(kinds):
+        own: dict[str, int | None] = {"num_layers": len(kinds), "num_experts": sum(experts), **said}
+        own["attention_window"] = len(kinds) if True in window else None
+        if tuple(kinds_of_short_forms(own)) == tuple(kinds):
             return said
     return {"layer_kinds": write_layer_kinds(shortest_pattern(tuple(kinds)))}

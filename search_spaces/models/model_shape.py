@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
@@ -74,12 +74,13 @@ class ModelShape(ModelFields):
     """
 
     def __post_init__(self) -> None:
-        refuse_all(wrong_fields(asdict(self)))
+        fields = asdict(self)
+        refuse_all(wrong_fields(fields))
         if self.layer_kinds and self.num_layers % len(self.layer_kinds) == 0:
             own = repeated(self.layer_kinds, self.num_layers)
-            is_alone = all(getattr(self, name) == DEFAULTS[name] for name in SHORT_FORMS)
+            is_alone = all(fields[name] == DEFAULTS[name] for name in SHORT_FORMS)
             said: dict[str, Any] = {"layer_kinds": ()} | (stated_kinds(own) if is_alone else {})
-            if said["layer_kinds"] or tuple(self._kinds_of_short_forms(said)) != own:
+            if said["layer_kinds"] or tuple(kinds_of_short_forms(fields | said)) != own:
                 said = {"layer_kinds": shortest_pattern(own)}
             for name, value in said.items():
                 object.__setattr__(self, name, value)
@@ -97,15 +98,6 @@ class ModelShape(ModelFields):
                 f"the model has {parameters:.3g} parameters and takes {flops:.3g} FLOPs per token; "
                 f"at most {_MOST:.3g} of each are accepted"
             )
-
-    def _kinds_of_short_forms(self, said: Mapping[str, Any]) -> Iterator[str]:
-        """With some short forms in place of the shape's own."""
-        return kinds_of_short_forms(
-            self.num_layers,
-            has_window=self.attention_window is not None,
-            has_experts=self.num_experts > 0,
-            **{name: said.get(name, getattr(self, name)) for name in SHORT_FORMS},
-        )
 
     @property
     def title(self) -> str:
@@ -523,7 +515,7 @@ _NUM_FIRST_FIELDS: Final = 11
 def _kind_of_layers(model: ModelShape) -> tuple[str, ...]:
     if model.layer_kinds:
         return repeated(model.layer_kinds, model.num_layers)
-    return tuple(model._kinds_of_short_forms({}))
+    return tuple(kinds_of_short_forms(asdict(model)))
 
 
 @lru_cache(maxsize=512)
