@@ -114,9 +114,8 @@ def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
     window, experts = ([part in kind for kind in kinds] for part in ("window", "+experts"))
     every = window.index(False) + 1 if True in window and False in window else 0
     first = experts.index(True) if True in experts else 0
-    step = experts.index(True, first + 1) - first if sum(experts) > 1 else 0
-    for dense, each in ((first, 0), (0, first + 1), (first, step)):
-        values = zip(SHORT_FORMS, (every, dense, each), strict=True)
+    for dense, step in ((first, 0), (0, first + 1)):
+        values = zip(SHORT_FORMS, (every, dense, step), strict=True)
         said = {name: value for name, value in values if value}
         own: dict[str, int | None] = {"num_layers": len(kinds), "num_experts": sum(experts), **said}
         own["attention_window"] = len(kinds) if True in window else None

@@ -79,9 +79,11 @@ class ModelShape(ModelFields):
         if self.layer_kinds and self.num_layers % len(self.layer_kinds) == 0:
             own = repeated(self.layer_kinds, self.num_layers)
             is_alone = all(fields[name] == DEFAULTS[name] for name in SHORT_FORMS)
-            said: dict[str, Any] = {"layer_kinds": ()} | (stated_kinds(own) if is_alone else {})
-            if said["layer_kinds"] or tuple(kinds_of_short_forms(fields | said)) != own:
-                said = {"layer_kinds": shortest_pattern(own)}
+            name = "full_attention_every"  # estimates differ with the other short forms
+            short = {name: stated_kinds(own).get(name)} if is_alone else {}
+            is_said = tuple(kinds_of_short_forms(fields | short)) == own
+            said = {"layer_kinds": () if is_said else shortest_pattern(own)}
+            said |= short if is_said else {}
             for name, value in said.items():
                 object.__setattr__(self, name, value)
         refuse_all(contradictions(self))
