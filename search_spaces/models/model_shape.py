@@ -82,7 +82,7 @@ class ModelShape(ModelFields):
             name = "full_attention_every"  # estimates differ with the other short forms
             short = {name: stated_kinds(own).get(name)} if is_alone else {}
             is_said = tuple(kinds_of_short_forms(fields | short)) == own
-            said = {"layer_kinds": () if is_said else shortest_pattern(own)}
+            said: dict[str, Any] = {"layer_kinds": () if is_said else shortest_pattern(own)}
             said |= short if is_said else {}
             for name, value in said.items():
                 object.__setattr__(self, name, value)
