@@ -147,7 +147,6 @@ def memory_by_stage(
             words.append(f"{memory(int(peak))} estimated")
             marks.append(Spot(peak / GIB, row, words[-1], 0))
             if mtp:
-                words.append(f"{memory(int(mtp))} of it MTP")
                 ends = (peak - mtp) / GIB, peak / GIB
                 depths.append(line(_MTP, ends, (row, row), color="--ink", width=3))
         names.append(f"stage {stage}: {', '.join(words)}")
@@ -159,9 +158,10 @@ def memory_by_stage(
     if not measured:
         notes = ["Nothing was measured: the triangles are the uncalibrated estimates."]
     elif not estimated:
-        notes = ["The bars are the measured peaks; there is no estimate of this trainer's."]
+        notes = ["The bars are the measured peaks; what the trainer keeps is not known."]
     if depths:
-        notes.append(f"The line left of a triangle is what {_MTP} adds to it.")
+        added = memory(int(max(each.mtp_bytes for each in estimated)))
+        notes.append(f"The line left of a triangle is what {_MTP} adds to it: {added}.")
     if num_stages > MAX_STAGES:
         notes.append(f"Drawn are the first and the last {MAX_STAGES // 2} of {num_stages} stages.")
     peaks_bytes = (*measured, *(stage.total_bytes for stage in estimated))

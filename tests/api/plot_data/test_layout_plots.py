@@ -328,9 +328,9 @@ def test_memory_of_multi_token_prediction_is_a_line_up_to_the_estimate() -> None
     assert (depth["x"], depth["y"]) == ([6, 9], [1, 1])
     assert plot.layout["yaxis"]["ticktext"] == [
         "stage 0: 5 GiB estimated",
-        "stage 1: 9 GiB estimated, 3 GiB of it MTP",
+        "stage 1: 9 GiB estimated",
     ]
-    assert "what multi-token prediction (MTP) adds" in plot.says[-1]
+    assert plot.says[-1].endswith("what multi-token prediction (MTP) adds to it: 3 GiB.")
 
 
 def test_memory_of_stages_stands_beside_the_estimate_and_many_stages_are_folded() -> None:

@@ -96,7 +96,7 @@ def test_memory_of_other_trainers_is_drawn_where_known(
     trial = store.trials.add(campaign, Layout(dp=4, num_microbatches=2))
     plot = TrialFacts.of(store, trial.id).memory()
     assert (plot is not None) == is_known
-    assert plot is None or "MiB of it MTP" in plot.svg
+    assert plot is None or "multi-token prediction (MTP)" in plot.svg
 
 
 def page_of(store: Store, campaign: int) -> Page:
