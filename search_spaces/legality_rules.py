@@ -116,6 +116,8 @@ def _layers_sentence(layout: Layout, x: RuleContext) -> str:
     by_split = ((split, replace(layout, pipeline_split=split)) for split in PIPELINE_SPLITS)
     others = [split for split, other in by_split if other.counted_layers(layers) % stages == 0]
     hint = f"; it would be with pipeline_split={' or '.join(others)}" if others else ""
+    if stages <= layers:
+        hint += f"; {'or ' * bool(others)}state unequal stages as pipeline_layout, if the trainer takes it"
     return f"{what} is not divisible by pp*vpp={layout.pp}*{layout.vpp}={stages}{hint}"
 
 

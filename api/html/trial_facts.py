@@ -15,7 +15,8 @@ from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.plots.svg import Plot
 from layout_tuner.api.ranked_columns import COLUMNS, device_peak_words
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
-from layout_tuner.predictions.estimates.peak_memory import stage_memory
+from layout_tuner.predictions.estimates.peak_memory import StageMemory, stage_memory
+from layout_tuner.predictions.estimates.trainer_storage import storage_hypotheses
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from layout_tuner.results_db.store import Store
@@ -104,7 +105,8 @@ class TrialFacts:
     @property
     def most_bytes(self) -> float:
         """The largest number in the plot of its memory."""
-        peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
+        stages = _estimated_stages(self.campaign, self.trial)
+        peaks = (*_measured_bytes(self.trial), *(stage.total_bytes for stage in stages))
         return max((*peaks, self.campaign.stored.device_memory_bytes or 0))
 
     def schedule(self) -> Plot | None:
@@ -116,7 +118,7 @@ class TrialFacts:
     def memory(self, *, top_bytes: float | None = None) -> Plot | None:
         """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
         measured = _measured_bytes(self.trial)
-        estimated = _estimated_bytes(self.campaign, self.trial)
+        estimated = _estimated_stages(self.campaign, self.trial)
         if not measured and not estimated:
             return None
         capacity = self.campaign.stored.device_memory_bytes
@@ -136,13 +138,18 @@ def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
     return () if measured is None else measured.peak_memory_bytes_by_stage
 
 
-def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float]:
-    """The estimated peak of each stage; empty where the embedded estimate does not apply."""
-    layout = trial.layout
+def _estimated_stages(campaign: CampaignRecord, trial: TrialRecord) -> list[StageMemory]:
+    """The estimated memory of each stage; empty where it is not known what the trainer stores."""
+    layout, stored = trial.layout, campaign.stored
     model = _model_that_ran(campaign, trial)
-    if model is None or campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
+    if model is None or layout.pp > _MAX_ESTIMATED:
         return []
-    return [stage.total_bytes for stage in stage_memory(layout, model)]
+    if campaign.trainer == EMBEDDED_TRAINER:
+        return stage_memory(layout, model)
+    if stored.cluster is None or campaign.trainer != stored.software:  # imported or simulated
+        return []
+    storages = storage_hypotheses(stored.software, stored.cluster)
+    return stage_memory(layout, model, storages[0].storage) if len(storages) == 1 else []
 
 
 def knob_pairs(layout: Layout, knobs: Mapping[str, JobKnob]) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from layout_tuner.api.plot_data.plot_data import (
     rounded,
     rows_layout,
 )
+from layout_tuner.predictions.estimates.peak_memory import StageMemory
 from layout_tuner.results_db.records import PredictedTrial
 from layout_tuner.search_spaces.campaigns.fidelity import is_cheap
 from layout_tuner.terminal.plurals import counted
@@ -33,6 +34,7 @@ from layout_tuner.units import GIB, NORMAL_95
 
 MAX_STAGES: Final = 32
 """Pipeline stages whose memory is drawn; of more, the first and the last."""
+_MTP: Final = "multi-token prediction (MTP)"
 
 
 def estimated_time(
@@ -114,16 +116,18 @@ def estimated_memory(
 
 def memory_by_stage(
     measured: Sequence[int],
-    estimated: Sequence[float],
+    estimated: Sequence[StageMemory],
     *,
     capacity_bytes: int | None,
     top_bytes: float | None = None,
 ) -> PlottedData:
     """Peak memory of each pipeline stage in GiB, measured and estimated, with the capacity.
 
+    What multi-token prediction adds to an estimate is a line that ends at it.
+
     Args:
         measured: bytes by stage; empty: not measured.
-        estimated: bytes by stage; empty: there is no estimate.
+        estimated: by stage; empty: there is no estimate.
         capacity_bytes: memory of a device; None: not known.
         top_bytes: the end of the scale, for several plots on one; None: the largest number.
     """
@@ -132,14 +136,19 @@ def memory_by_stage(
     names: list[str] = []
     peaks: list[Bar] = []
     marks: list[Spot] = []
+    depths: list[Trace] = []
     for row, stage in enumerate(stages):
         words = []
         if stage < len(measured):
             words.append(f"{memory(measured[stage])} measured")
             peaks.append(Bar(row, 0, measured[stage] / GIB, words[-1], 0))
         if stage < len(estimated):
-            words.append(f"{memory(int(estimated[stage]))} estimated")
-            marks.append(Spot(estimated[stage] / GIB, row, words[-1], 0))
+            peak, mtp = estimated[stage].total_bytes, estimated[stage].mtp_bytes
+            words.append(f"{memory(int(peak))} estimated")
+            marks.append(Spot(peak / GIB, row, words[-1], 0))
+            if mtp:
+                ends = (peak - mtp) / GIB, peak / GIB
+                depths.append(line(_MTP, ends, (row, row), color="--ink", width=3))
         names.append(f"stage {stage}: {', '.join(words)}")
     capacity: list[Trace] = []
     if capacity_bytes:
@@ -149,14 +158,19 @@ def memory_by_stage(
     if not measured:
         notes = ["Nothing was measured: the triangles are the uncalibrated estimates."]
     elif not estimated:
-        notes = ["The bars are the measured peaks; the embedded estimate does not apply."]
+        notes = ["The bars are the measured peaks; what the trainer keeps is not known."]
+    if depths:
+        added = memory(int(max(each.mtp_bytes for each in estimated)))
+        notes.append(f"The line left of a triangle is what {_MTP} adds to it: {added}.")
     if num_stages > MAX_STAGES:
         notes.append(f"Drawn are the first and the last {MAX_STAGES // 2} of {num_stages} stages.")
-    top = top_bytes or max(*measured, *estimated, capacity_bytes or 0, 1)
+    peaks_bytes = (*measured, *(stage.total_bytes for stage in estimated))
+    top = top_bytes or max(*peaks_bytes, capacity_bytes or 0, 1)
     return PlottedData(
         traces=[
             *bars("measured", peaks, color="--part1"),
             *capacity,
+            *depths,
             *points("estimated", marks, symbol="triangle-down", size=10, color="--ink"),
         ],
         layout=rows_layout("peak memory, GiB", 1.04 * top / GIB, names),

@@ -17,6 +17,7 @@ from layout_tuner.search_spaces.layouts.narrow_formats import NARROW
 from layout_tuner.search_spaces.layouts.recomputation import ALL_LAYERS, RECOMPUTE_MODES
 from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
 from layout_tuner.search_spaces.models.model_shape import ModelShape
+from layout_tuner.search_spaces.untrained_models import UNTRAINED
 from layout_tuner.trainers.log_patterns import NO_PATTERNS, LogPatterns
 from layout_tuner.trainers.trainer_knob import (
     RanCheck,
@@ -193,6 +194,18 @@ def shape_rules(
     return tuple(map(rule, names))
 
 
+def or_embedded(model: ModelShape) -> str:
+    """The advice to take the embedded trainer; empty where it does not train the model."""
+    stated = model.to_mapping()
+    has_other = any(stated.get(name) not in (None, "fused", 0) for name in ATTENTION_FIELDS)
+    is_untrained = has_other or any(words(model) for words in UNTRAINED.values())
+    return "" if is_untrained else ", or use the format embedded"
+
+
+_PLAIN: Final = Layout(precision="bf16")
+"""A layout that breaks no rule about layouts."""
+
+
 def _no_groups(_job: TrainerJob) -> Sequence[Sequence[str]]:
     return ()
 
@@ -345,14 +358,19 @@ class TrainerAdapter:
         """All groups of arguments."""
         return [word for group in self.argument_groups(job) for word in group]
 
-    def refusals(self, job: TrainerJob) -> list[str]:
-        """Why the trainer cannot have the job, with its numbers; empty if it can."""
-        broken = (rule for rule in self.rules if rule.broken(job.layout, job.model))
-        reasons = [rule.sentence(job.layout, job.model) for rule in broken]
-        if job.layout.tp_columns > 1 and not self.has_columns:
+    def refusals(self, job: TrainerJob, *, of_model: bool = False) -> list[str]:
+        """Why the trainer cannot have the job, with its numbers; empty if it can.
+
+        What a plain layout breaks too comes first, or alone with `of_model`.
+        """
+        broken = [rule for rule in self.rules if rule.broken(job.layout, job.model)]
+        first = [rule for rule in broken if rule.broken(_PLAIN, job.model)]
+        others = [rule for rule in broken if rule not in first and not of_model]
+        reasons = [rule.sentence(job.layout, job.model) for rule in (*first, *others)]
+        if job.layout.tp_columns > 1 and not (self.has_columns or of_model):
             reasons.append(
                 f"tp_columns={job.layout.tp_columns} has no counterpart in {self.name}; export a "
-                "trial with tp_columns=1, or use the format embedded"
+                f"trial with tp_columns=1{or_embedded(job.model)}"
             )
         return reasons
 

@@ -18,6 +18,7 @@ from layout_tuner.trainers.adapter import (
     TrainerJob,
     TrainerRule,
     narrow_rule,
+    or_embedded,
     shape_rules,
 )
 
@@ -42,9 +43,9 @@ def _axis_rule(name: str) -> TrainerRule:
         name=name,
         source="axonn.py, init",
         broken=lambda layout, _: getattr(layout, name) > 1,
-        sentence=lambda layout, _: (
+        sentence=lambda layout, model: (
             f"{name}={getattr(layout, name)}: AxoNN's layers have rows, columns, depth and data "
-            f"alone; export a trial with {name}=1, or use the format embedded"
+            f"alone; export a trial with {name}=1{or_embedded(model)}"
         ),
     )
 

@@ -74,7 +74,7 @@ def _checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
     yield (
         counted % (pp * vpp) != 0 and not layout.is_written_out,
         f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
-        f"={pp * vpp}",
+        f"={pp * vpp}; Megatron-LM and Megatron-Bridge take unequal stages as pipeline_layout",
     )
     yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"
     yield (

@@ -197,7 +197,8 @@ _RULES: Final = (
         sentence=lambda layout, model: (
             f"num_layers{'+1' * sum(layout.counted_ends)}="
             f"{layout.counted_layers(model.num_layers)} is not divisible by "
-            f"pp*vpp={layout.pp}*{layout.vpp}: torchtitan would cut uneven stages"
+            f"pp*vpp={layout.pp}*{layout.vpp}: torchtitan would cut uneven stages; "
+            "state them as pipeline_layout"
         ),
     ),
     TrainerRule(

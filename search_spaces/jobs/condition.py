@@ -41,6 +41,7 @@ MODEL_NAMES: Final = (
     "experts_per_token",
     "num_dense_layers",
     "shared_expert_ffn_hidden_size",
+    "num_mtp_layers",
 )
 """Fields of the model that conditions may name; family is a word, the others are numbers."""
 DEVICE: Final = "device"

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.errors import ModelShapeInvalidError
-from layout_tuner.search_spaces.models.layer_kinds import FeedForward, Mixer, sublayers_of
+from layout_tuner.search_spaces.models.layer_kinds import (
+    SHORT_FORMS,
+    FeedForward,
+    Mixer,
+    sublayers_of,
+)
 from layout_tuner.search_spaces.models.model_fields import (
     DEFAULTS,
     EXPERT_FIELDS,
@@ -32,8 +37,6 @@ _LLAMA_ONLY: Final = {
 """Fields that other families lack, each with what these have instead."""
 
 _LATENT: Final = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_SHORT_FORMS: Final = ("full_attention_every", "num_dense_layers", "experts_every")
-"""What `layer_kinds` says too."""
 
 _refused = ModelShapeInvalidError.of_field
 
@@ -151,7 +154,7 @@ def _of_stated_kinds(
             f"layer_kinds names {number} layers, which do not divide num_layers={model.num_layers}: "
             "name each layer, or a pattern that is repeated whole",
         )
-    for name in _SHORT_FORMS:
+    for name in SHORT_FORMS:
         if getattr(model, name) != DEFAULTS[name]:
             yield _wrong(model, name, f" and layer_kinds both say the kinds; leave {name} out")
     if "window" in mixers and model.attention_window is None:

@@ -175,6 +175,7 @@ CLASS_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": _GEMMA | _WINDOW | {"full_attention_every": 2},
     "gemma3": _GEMMA | _WINDOW | {"full_attention_every": 6, "qk_norm": True},
     "mistral": _WINDOW,
+    "phimoe": {"norm": "layer"},
     "qwen3": {"qk_norm": True, "head_dim": 128},
     "qwen3_moe": {"qk_norm": True},
 }

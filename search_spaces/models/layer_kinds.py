@@ -95,19 +95,17 @@ def shortest_pattern(kinds: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(next(found, kinds))
 
 
-def kinds_of_short_forms(
-    num_layers: int,
-    *,
-    has_window: bool,
-    full_every: int | None,
-    has_experts: bool,
-    num_dense: int,
-    experts_every: int,
-) -> Iterator[str]:
-    """The kind of each layer of a model that states none."""
-    for layer in range(num_layers):
-        is_full = not has_window or (full_every is not None and (layer + 1) % full_every == 0)
-        is_expert = has_experts and layer >= num_dense and (layer + 1) % (experts_every or 1) == 0
+SHORT_FORMS: Final = ("full_attention_every", "num_dense_layers", "experts_every")
+"""Fields of a model that say the kinds of its layers without a list."""
+
+
+def kinds_of_short_forms(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The kind of each layer of a model that states none, from its fields."""
+    every, has_experts = fields.get("full_attention_every"), fields["num_experts"] > 0
+    first, step = fields.get("num_dense_layers", 0), fields.get("experts_every") or 1
+    for layer in range(fields["num_layers"]):
+        is_full = fields["attention_window"] is None or (every and (layer + 1) % every == 0)
+        is_expert = has_experts and layer >= first and (layer + 1) % step == 0
         yield f"{'full' if is_full else 'window'}+{'experts' if is_expert else 'dense'}"
 
 
@@ -117,15 +115,10 @@ def stated_kinds(kinds: Sequence[str]) -> dict[str, Any]:
     every = window.index(False) + 1 if True in window and False in window else 0
     first = experts.index(True) if True in experts else 0
     for dense, step in ((first, 0), (0, first + 1)):
-        forms = kinds_of_short_forms(
-            len(kinds),
-            has_window=True in window,
-            full_every=every or None,
-            has_experts=True in experts,
-            num_dense=dense,
-            experts_every=step,
-        )
-        if tuple(forms) == tuple(kinds):
-            names = ("full_attention_every", "num_dense_layers", "experts_every")
-            return {name: n for name, n in zip(names, (every, dense, step), strict=True) if n}
+        values = zip(SHORT_FORMS, (every, dense, step), strict=True)
+        said = {name: value for name, value in values if value}
+        own: dict[str, int | None] = {"num_layers": len(kinds), "num_experts": sum(experts), **said}
+        own["attention_window"] = len(kinds) if True in window else None
+        if tuple(kinds_of_short_forms(own)) == tuple(kinds):
+            return said
     return {"layer_kinds": write_layer_kinds(shortest_pattern(tuple(kinds)))}

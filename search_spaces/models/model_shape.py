@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
@@ -12,11 +12,13 @@ from layout_tuner.documents.reading import refuse_all, switch_problem
 from layout_tuner.errors import ModelShapeInvalidError
 from layout_tuner.search_spaces.models.contradictions import contradictions
 from layout_tuner.search_spaces.models.layer_kinds import (
+    SHORT_FORMS,
     FeedForward,
     Mixer,
     kinds_of_short_forms,
     repeated,
     shortest_pattern,
+    stated_kinds,
     sublayers_of,
     write_layer_kinds,
 )
@@ -72,11 +74,18 @@ class ModelShape(ModelFields):
     """
 
     def __post_init__(self) -> None:
-        refuse_all(wrong_fields(asdict(self)))
+        fields = asdict(self)
+        refuse_all(wrong_fields(fields))
         if self.layer_kinds and self.num_layers % len(self.layer_kinds) == 0:
             own = repeated(self.layer_kinds, self.num_layers)
-            kinds = () if own == tuple(self._kinds_of_short_forms()) else shortest_pattern(own)
-            object.__setattr__(self, "layer_kinds", kinds)
+            is_alone = all(fields[name] == DEFAULTS[name] for name in SHORT_FORMS)
+            name = "full_attention_every"  # estimates differ with the other short forms
+            short = {name: stated_kinds(own).get(name)} if is_alone else {}
+            is_said = tuple(kinds_of_short_forms(fields | short)) == own
+            said: dict[str, Any] = {"layer_kinds": () if is_said else shortest_pattern(own)}
+            said |= short if is_said else {}
+            for name, value in said.items():
+                object.__setattr__(self, name, value)
         refuse_all(contradictions(self))
         # Equal shapes are equal.
         same = [
@@ -91,16 +100,6 @@ class ModelShape(ModelFields):
                 f"the model has {parameters:.3g} parameters and takes {flops:.3g} FLOPs per token; "
                 f"at most {_MOST:.3g} of each are accepted"
             )
-
-    def _kinds_of_short_forms(self) -> Iterator[str]:
-        return kinds_of_short_forms(
-            self.num_layers,
-            has_window=self.attention_window is not None,
-            full_every=self.full_attention_every,
-            has_experts=self.num_experts > 0,
-            num_dense=self.num_dense_layers,
-            experts_every=self.experts_every,
-        )
 
     @property
     def title(self) -> str:
@@ -518,7 +517,7 @@ _NUM_FIRST_FIELDS: Final = 11
 def _kind_of_layers(model: ModelShape) -> tuple[str, ...]:
     if model.layer_kinds:
         return repeated(model.layer_kinds, model.num_layers)
-    return tuple(model._kinds_of_short_forms())
+    return tuple(kinds_of_short_forms(asdict(model)))
 
 
 @lru_cache(maxsize=512)

@@ -150,12 +150,16 @@ CASES = [
          tp=8, sequence_parallel=True, model=EXPERTS | {"shared_expert_ffn_hidden_size": 100}),
     case("vocab_over_tp", "vocab_size=1001 is not divisible by tp=8",
          tp=8, model={"vocab_size": 1001}),
-    case("layers_over_stages", "num_layers=12 is not divisible by pp*vpp=4*2=8",
-         pp=4, vpp=2, num_microbatches=4),
+    case("layers_over_stages", "num_layers=12 is not divisible by pp*vpp=4*2=8; state unequal "
+         "stages as pipeline_layout, if the trainer takes it", pp=4, vpp=2, num_microbatches=4),
+    case("layers_over_stages", "num_layers=3 is not divisible by pp*vpp=8*1=8", pp=8,
+         model={"num_layers": 3}),
     case("layers_over_stages", "num_layers=126 is not divisible by pp*vpp=8*1=8; it would be with "
-         "pipeline_split=embedding_and_head", pp=8, model={"num_layers": 126}),
+         "pipeline_split=embedding_and_head; or state unequal stages as pipeline_layout, if the "
+         "trainer takes it", pp=8, model={"num_layers": 126}),
     case("layers_over_stages", "num_layers+embedding+head=7+1+1=9 is not divisible by "
-         "pp*vpp=2*2=4; it would be with pipeline_split=embedding or head",
+         "pp*vpp=2*2=4; it would be with pipeline_split=embedding or head; or state unequal stages "
+         "as pipeline_layout, if the trainer takes it",
          pp=2, dp=4, vpp=2, num_microbatches=2, pipeline_split="embedding_and_head",
          model={"num_layers": 7}),
     case("layout_over_stages", "pipeline_layout=Et*5|t*4|t*3L has 3 stages, and pp*vpp=4*1=4",

@@ -110,7 +110,7 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         ResultRefusedError: the trainer refuses the layout.
     """
     job, adapter = job_of(request), trainer.of
-    if reasons := [*adapter.all_lacking(job).values(), *adapter.refusals(job)]:
+    if reasons := [*adapter.refusals(job), *adapter.all_lacking(job).values()]:
         raise ResultRefusedError("unsupported", "; ".join(reasons))
     items = {ARGUMENTS: adapter.arguments, LAYOUT_ARGUMENTS: adapter.placement_arguments}
     given: dict[str, str] = {}

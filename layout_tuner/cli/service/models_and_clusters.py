@@ -58,12 +58,15 @@ _CLUSTER_COLUMNS: Final = {
 @click.command("list")
 @answers(
     lambda page: _print_list(
-        page.models, _MODEL_COLUMNS, ">parameters", lambda each: f"{each.num_parameters:,}"
+        page.models, _MODEL_COLUMNS, ">parameters with MTP", lambda each: f"{each.num_parameters:,}"
     )
 )
 @service_when_called
 def list_models(service: Callable[[], Client]) -> ModelPage:
-    """List presets, then the models of users; without a service the presets alone."""
+    """List presets, then the models of users; without a service the presets alone.
+
+    Parameters count multi-token prediction (MTP), which published totals leave out.
+    """
     return without_service(lambda: service().models(), ModelPage.of_presets)
 
 

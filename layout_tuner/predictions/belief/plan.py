@@ -333,7 +333,7 @@ def _refused(layout: Layout, predictions: LayoutPredictions) -> tuple[str, ...]:
     adapter, trained = adapter_named(predictions.trainer), predictions.spec.job_of(layout)
     if adapter is None:
         return ()
-    return (*adapter.all_lacking(trained).values(), *adapter.refusals(trained))
+    return (*adapter.refusals(trained), *adapter.all_lacking(trained).values())
 
 
 def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures:

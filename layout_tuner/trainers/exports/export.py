@@ -55,6 +55,8 @@ def export(format_name: str, source: ExportSource, *, without: Collection[str] =
             f"unknown export format {format_name!r}; the formats are {', '.join(FORMATS)}"
         )
     adapter = form.adapter
+    if refusals := adapter.refusals(source.job, of_model=True):  # no knob to leave out changes it
+        raise ExportImpossibleError("; ".join(refusals))
     source = _with_knobs_dropped(adapter, source, without)
     if refusals := adapter.refusals(source.job):
         raise ExportImpossibleError("; ".join(refusals))

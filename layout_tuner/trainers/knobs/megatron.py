@@ -229,7 +229,7 @@ _KNOBS: Final = (
         "model_parallel_config.py, overlap_moe_expert_parallel_comm",
         fields={"model.overlap_moe_expert_parallel_comm": True},
         when="ep > 1 and (pp == 1 or vpp > 1) and recompute != full and precision != fp32 and "
-        "moe_dispatcher != allgather",
+        "moe_dispatcher != allgather and num_mtp_layers <= 1",
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},  # arguments.py, validate_args
         touches=("ep",),
         effects={

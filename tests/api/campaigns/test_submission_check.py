@@ -30,7 +30,8 @@ def test_the_count_is_the_one_that_submission_stores(submission: Submission) -> 
     sentences = {exclusion.rule: exclusion.example for exclusion in check.counts.legal.exclusions}
     assert sentences["layers_over_stages"] == (
         "num_layers=4 is not divisible by pp*vpp=3*1=3; it would be with "
-        "pipeline_split=embedding_and_head"
+        "pipeline_split=embedding_and_head; or state unequal stages as pipeline_layout, if the "
+        "trainer takes it"
     )
 
 

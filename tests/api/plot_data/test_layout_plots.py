@@ -23,6 +23,7 @@ from layout_tuner.api.plot_data.plot_data import (
     round_ticks,
     safe,
 )
+from layout_tuner.predictions.estimates.peak_memory import StageMemory
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.results_db.campaigns.history_and_timeline import BestSoFar, HistoryPoint
 from layout_tuner.results_db.leaderboard.leaderboard_records import KnobCell
@@ -310,8 +311,31 @@ def test_memory_has_the_capacity_and_what_ran_out_of_it() -> None:
     assert named(estimated_memory(facts, trials).traces, "baseline")["x"] == [16.0]
 
 
+def stage_of(gib: float, mtp_gib: float = 0.0) -> StageMemory:
+    """A stage of weights alone."""
+    none = ("gradients", "optimizer", "activations", "backward", "head", "workspace")
+    return StageMemory(
+        stage=0,
+        weights_bytes=gib * GIB,
+        mtp_bytes=mtp_gib * GIB,
+        **dict.fromkeys((f"{name}_bytes" for name in none), 0.0),
+    )
+
+
+def test_memory_of_multi_token_prediction_is_a_line_up_to_the_estimate() -> None:
+    plot = memory_by_stage([], [stage_of(5), stage_of(9, mtp_gib=3)], capacity_bytes=None)
+    depth = named(plot.traces, "multi-token prediction (MTP)")
+    assert (depth["x"], depth["y"]) == ([6, 9], [1, 1])
+    assert plot.layout["yaxis"]["ticktext"] == [
+        "stage 0: 5 GiB estimated",
+        "stage 1: 9 GiB estimated",
+    ]
+    assert plot.says[-1].endswith("what multi-token prediction (MTP) adds to it: 3 GiB.")
+
+
 def test_memory_of_stages_stands_beside_the_estimate_and_many_stages_are_folded() -> None:
-    plot = memory_by_stage([6 * GIB, 4 * GIB], [5 * GIB, 4 * GIB], capacity_bytes=8 * GIB)
+    estimated = [stage_of(5), stage_of(4)]
+    plot = memory_by_stage([6 * GIB, 4 * GIB], estimated, capacity_bytes=8 * GIB)
     for name, gib in (("measured", [6, 4]), ("estimated", [5, 4]), ("capacity 8 GiB", [8, 8])):
         assert named(plot.traces, name)["x"] == gib
     axis = plot.layout["yaxis"]

@@ -14,6 +14,7 @@ import yaml
 from fastapi.testclient import TestClient
 
 from layout_tuner.api.html.result_sentences import CampaignFinding, gain_over_median, ratio_interval
+from layout_tuner.api.html.trial_facts import TrialFacts
 from layout_tuner.api.plots import static_plot
 from layout_tuner.api.report import document
 from layout_tuner.api.report.document import POLICY, report
@@ -28,7 +29,7 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import TableCell, read_table
 from tests.api.dashboard.plotted_campaign import plotted_store
-from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered
+from tests.kit.api import CAMPAIGN, CLUSTER, Api, answered, space_of
 from tests.kit.page import Page
 from tests.kit.store import (
     START,
@@ -83,6 +84,19 @@ def run_all(
     for layout, speed, gib in zip(LAYOUTS, speeds, peaks_gib, strict=True):
         outcome = completed(layout, tokens_per_s=speed, peak_memory_bytes=gib << 30)
         run(store, campaign, outcome, layout)
+
+
+@pytest.mark.parametrize(("trainer", "is_known"), [("megatron-lm", True), ("deepspeed", False)])
+def test_memory_of_other_trainers_is_drawn_where_known(
+    store: Store, trainer: str, is_known: bool
+) -> None:
+    model = {"preset": "tiny-llama", "num_mtp_layers": 1}
+    space = space_of(global_batch_size=8, tp=1, pp=1, dp=4)
+    campaign = make(store, model=model, probe={"trainer": trainer}, space=space)
+    trial = store.trials.add(campaign, Layout(dp=4, num_microbatches=2))
+    plot = TrialFacts.of(store, trial.id).memory()
+    assert (plot is not None) == is_known
+    assert plot is None or "multi-token prediction (MTP)" in plot.svg
 
 
 def page_of(store: Store, campaign: int) -> Page:
@@ -356,6 +370,12 @@ def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
     assert "Nothing was spent here" in page.text
     assert f"{len(cell.rows)} rows of a measurement table" in page.text
     assert "layout-tuner campaign import theirs.csv" in page.text
+
+
+def test_memory_of_an_imported_trial_has_no_estimate(store: Store) -> None:
+    campaign = imported(store, read_table(TABLE).cells[0])
+    plot = TrialFacts.of(store, store.trials.find(campaign)[0].id).memory()
+    assert plot is None or "estimated" not in plot.svg
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,15 @@ def test_values_that_a_layout_a_model_or_a_device_does_not_have_are_not_searched
     assert settings(replace(piped, vpp=2), "perlmutter") == {"moe_dispatcher", "ep_overlap"}
 
 
+@pytest.mark.parametrize(("depths", "is_had"), [(0, True), (1, True), (2, False)])
+def test_experts_overlap_with_one_depth_at_most(depths: int, is_had: bool) -> None:
+    """megatron/core/transformer/transformer_config.py, `__post_init__`."""
+    choices = JobChoices.of({"ep_overlap": [False, True]}, MEGATRON_LM.job_knobs, "megatron-lm")
+    overlapped = replace(WITH_EXPERTS, job=JobSettings({"ep_overlap": True}))
+    model = replace(MOE, num_mtp_layers=depths)
+    assert choices.holds(overlapped, model, CLUSTER_PRESETS["perlmutter"]) == is_had
+
+
 def test_the_priors_of_the_exchange_follow_from_the_four_times() -> None:
     plain, overlapped, hybrid, both = 41.25, 31.31, 24.71, 20.99
     gain, gain_of_hybrid = 1 - overlapped / plain, (hybrid - both) / plain

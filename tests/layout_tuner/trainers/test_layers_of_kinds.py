@@ -12,7 +12,11 @@ from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.adapter import SHAPE_FIELDS, TrainerJob
 from layout_tuner.trainers.exports.export import export
-from layout_tuner.trainers.exports.export_source import ExportSource
+from layout_tuner.trainers.exports.export_source import (
+    ExportImpossibleError,
+    ExportSource,
+    KnobsLackingError,
+)
 from layout_tuner.trainers.megatron_bridge import MEGATRON_BRIDGE, recipe_of
 from layout_tuner.trainers.megatron_lm import MEGATRON_LM
 from layout_tuner.trainers.placeholders import environment_values, placeholder_values
@@ -347,6 +351,40 @@ def test_fields_that_say_the_family_s_own_are_no_refusal(name: str) -> None:
     assert ADAPTERS[name].refusals(TrainerJob(model=model, **job)) == (
         ADAPTERS[name].refusals(TrainerJob(model=usual, **job))
     )
+
+
+def test_an_export_refuses_the_model_before_a_knob() -> None:
+    layout = Layout(dp=8, zero_stage=1, sequence_parallel=True, tp=2, precision="bf16")
+    source = ExportSource(campaign="c", trial=1, job=TrainerJob(model=NANO, layout=layout))
+    with pytest.raises(ExportImpossibleError, match=r"layer_kinds=\[...\] has no counterpart"):
+        export("axonn", source)
+    with pytest.raises(KnobsLackingError, match="zero_stage"):
+        export("axonn", replace(source, job=replace(source.job, model=LLAMA)))
+
+
+def test_refusals_name_the_model_before_the_layout() -> None:
+    layout = Layout(pp=2, cp=2, precision="bf16")
+    said = ADAPTERS["axonn"].refusals(TrainerJob(model=changed(LLAMA, norm="layer"), layout=layout))
+    assert [each.partition("=")[0] for each in said] == ["norm", "pp", "cp"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_trained"),
+    [
+        ({}, True),
+        ({"norm": "layer"}, True),
+        ({"num_mtp_layers": 1}, False),
+        ({"attention": "unfused"}, False),
+        ({"attention": "fused"}, True),
+    ],
+)
+def test_the_embedded_trainer_is_advised_for_its_models(
+    fields: dict[str, Any], is_trained: bool
+) -> None:
+    model = changed(LLAMA, **fields)
+    assert ("format embedded" in refusals("axonn", model, Layout(pp=2))) == is_trained
+    assert ("format embedded" in refusals("nanotron", model, Layout(tp_columns=2))) == is_trained
+    assert bool(refusals("embedded", model)) != is_trained
 
 
 def test_fields_that_others_lack_are_those_of_models() -> None:

@@ -149,7 +149,11 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(adapter: TrainerAda
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({}, {"tp": 5}, "num_heads=48 is not divisible by tp=5"),
         ({"num_kv_heads": 8}, {"tp": 16}, "num_kv_heads=8 is not divisible by tp=16"),
-        ({}, {"pp": 5}, "num_layers=48 is not divisible by pp*vpp=5*1=5"),
+        (
+            {},
+            {"pp": 5},
+            "pp*vpp=5*1=5; Megatron-LM and Megatron-Bridge take unequal stages as pipeline_layout",
+        ),
         ({}, {"vpp": 2}, "vpp=2 needs a pipeline, and pp=1"),
         ({}, interleaved, "num_microbatches=6 is not divisible by pp=4"),
         ({}, {"sequence_parallel": True}, "sequence_parallel=true needs tp over 1"),

@@ -10,6 +10,7 @@ import pytest
 
 from layout_tuner.errors import ModelShapeInvalidError, SearchSpaceError
 from layout_tuner.search_spaces.models.config_families import FAMILIES, REFUSED, SAME_FAMILY
+from layout_tuner.search_spaces.models.config_features import Feature, refused_features
 from layout_tuner.search_spaces.models.config_json import shape_of_config
 from layout_tuner.search_spaces.models.model_files import described_model
 from layout_tuner.search_spaces.models.model_presets import resolve_model
@@ -386,6 +387,28 @@ def test_other_blocks_of_the_family_gpt() -> None:
     local = read("gpt_neo", neo, attention_layers=["global", "local"] * 2, window_size=64)
     assert (local.attention_window, local.full_attention_every) == (64, 2)
     assert "attention windows in other layers" in local.lacks
+
+
+def test_windows_that_no_field_says_are_refused() -> None:
+    neo = {"hidden_size": 256, "num_layers": 5, "num_heads": 4, "vocab_size": 9000}
+    uneven = {**neo, "attention_layers": ["global", "local", "global", "local", "global"]}
+    said = refusal({"model_type": "gpt_neo", **uneven, "window_size": 64})
+    assert said.startswith("no field of the family gpt says attention windows in other layers")
+    said = refusal({"model_type": "llama", **DENSE, "use_sliding_window": True})
+    assert said.startswith("use_sliding_window=true: no field of a model says attention windows")
+
+
+def test_refused_features_are_the_large_ones_or_together_all() -> None:
+    model = read("llama")
+
+    def refused(*shares: float) -> list[str]:
+        numbers = (int(share * model.num_parameters) for share in shares)
+        features = [Feature(name=str(n), parameters=each) for n, each in enumerate(numbers)]
+        return [each.name for each in refused_features(model, features)]
+
+    assert refused(0.0, 0.01, 0.003) == ["1"]
+    assert refused(0.003, 0.0, 0.003) == ["0", "2"]
+    assert refused(0.001, 0.003) == []
 
 
 def test_a_part_about_rotary_positions_is_a_mapping() -> None:

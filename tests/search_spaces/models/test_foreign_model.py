@@ -231,6 +231,17 @@ def test_layers_without_a_short_form_are_kinds(said: dict[str, Any], short: dict
     assert re.search(r"\blayer_kinds( for|\))", str(refusal({"preset": "tiny-moe", **said})))
 
 
+def test_two_matrices_beside_rms_norms_are_of_llama() -> None:
+    words = {"hidden_act": "gelu", "rms_norm_eps": 1e-5}
+    assert read_foreign(words, KNOWN).fields == {"activation": "gelu"}
+
+
+def test_layer_norms_of_a_class_are_told_beside_its_rms_word() -> None:
+    words = {"model_type": "phimoe", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+    assert read_foreign(words, KNOWN).fields == {"family": "llama", "norm": "layer"}
+    assert "norm=layer for 'model_type'" in str(refusal({"preset": "tiny-moe", **words}))
+
+
 def test_two_matrices_beside_rotary_positions_are_fields_of_llama() -> None:
     neox = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_pct": 0.25}
     told = {"activation": "gelu", "norm": "layer", "rotary_fraction": 0.25}
@@ -322,6 +333,7 @@ def test_a_dense_model_has_no_experts_and_their_widths_have_no_effect() -> None:
         ("activation_func", "fast-swiglu", {"family": "llama"}),
         ("decoder_sparse_step", 2, {"experts_every": 2}),
         ("interleave_moe_layer_step", 1, {}),
+        ("interleave_moe_layer_step", 2, {"experts_every": 2}),
         ("num_nextn_predict_layers", 0, {}),
         ("mtp_num_layers", 2, {"num_mtp_layers": 2}),
         ("qk_pos_emb_head_dim", 64, {"qk_rope_head_dim": 64}),
@@ -346,6 +358,7 @@ def test_a_value_means_what_it_means_there(word: str, value: Any, told: dict[str
         ({"hidden_act": "relu2"}, {"activation": "relu2"}),
         ({"squared_relu": True}, {"activation": "relu2"}),
         ({"gated_linear_unit": False}, {"activation": "gelu"}),
+        ({"swiglu": False}, {"activation": "gelu", "tied_embeddings": True}),
         ({"normalization": "LayerNorm"}, {"norm": "layer"}),
         ({"hidden_act": "silu", "rms_norm_eps": 1e-5}, {"family": "llama"}),
         ({"hidden_act": "silu", "layer_norm_eps": 1e-5}, {"family": "llama", "norm": "layer"}),

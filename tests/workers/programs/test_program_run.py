@@ -335,7 +335,7 @@ def test_what_a_trainers_adapter_refuses_is_not_run(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ResultRefusedError) as refused:
         program_task(make_request(), TRAINER)
     assert refused.value.reason == "unsupported"
-    assert str(refused.value) == "it has no vpp=1; 2 layers are too few"
+    assert str(refused.value) == "2 layers are too few; it has no vpp=1"
 
 
 def test_patterns_read_what_trainers_print() -> None:

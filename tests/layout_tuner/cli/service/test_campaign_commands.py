@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from layout_tuner.cli.predictions.estimate import estimate
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.search_spaces.models.model_presets import MODEL_PRESETS
 from tests.kit.api import CAMPAIGN, Command, ends
 from tests.kit.page import Page
 from tests.kit.python_process import ROOT
@@ -143,6 +144,15 @@ def test_a_model_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -
     assert done(run("model", "delete", "six")) == "model six deleted\n"
     file = write(tmp_path / "m.yaml", [1, 2])
     ends(run("model", "put", "mine", file), 2, "the model is [1, 2], not a mapping")
+
+
+def test_listed_parameters_count_multi_token_prediction(run: Command) -> None:
+    model = MODEL_PRESETS["deepseek-v3"]
+    head, *lines = done(run("model", "list")).splitlines()
+    assert head.endswith("parameters with MTP")
+    (line,) = [each for each in lines if each.split()[0] == model.name]
+    counted = model.num_main_parameters + model.num_mtp_layers * model.num_mtp_parameters
+    assert line.split()[-1] == f"{counted:,}" != f"{model.num_main_parameters:,}"
 
 
 def test_a_cluster_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:

@@ -83,7 +83,11 @@ def test_a_stated_job_is_exported_with_its_settings_or_they_are_named_as_lacking
     script = run(*words, "--format", "torchtitan-0.3", "--json").stdout
     assert "config.compile.enable = True" in script
     assert "config.compile.enable_async_tensor_parallel = True" in script
-    ends(run(*words, "--format", "nanotron"), 2, "nanotron lacks knobs of this layout; async_tp: ")
+    ends(
+        run(*words, "--format", "megatron-lm"),
+        2,
+        "megatron-lm lacks knobs of this layout; async_tp: ",
+    )
 
 
 def test_the_settings_of_a_plan_are_named_where_another_trainer_lacks_them(

@@ -400,7 +400,7 @@ def test_kinds_say_what_dense_first_layers_say() -> None:
 
 
 def test_windows_change_no_memory_but_by_their_heads() -> None:
-    mixed = hybrid_of(["window+dense", "full+dense"], 12)
+    mixed = hybrid_of(["full+dense", "window+dense"], 12)
     assert layer_shapes(mixed).shapes == (mixed.of_kind("full+dense"),)
     fewer = replace(mixed, window_num_heads=2, window_num_kv_heads=1)
     assert len(layer_shapes(fewer).shapes) == 2

@@ -135,6 +135,7 @@ def test_its_experts_are_read_and_their_places_are_named() -> None:
         "--moe-expert-parallel-size 4 --enable-expert-tensor-parallelism"
     )
     assert (job.value("ep"), job.value("etp"), job.value("model.experts_per_token")) == (4, 2, 2)
+    assert job.value("model.experts_every") is None, "experts in every layer"
     default = found(f"{OPTIONS} --swiglu --num-experts 8")
     assert default.value("model.experts_every") == 2
     assert (default.value("etp"), default.value("model.experts_per_token")) == (1, 1)
