@@ -131,8 +131,9 @@ def do_change_owners(
 
 def _owners(request: Request, store: Store, refusal: str = "", given: Any = None) -> HTMLResponse:
     owners, groups = store.owners.all(), store.owners.groups()
-    said = {"refusal": refusal, "given": given or {}}
-    return render(request, "owners.html", owners=owners, groups=groups, **said)
+    return render(
+        request, "owners.html", owners=owners, groups=groups, refusal=refusal, given=given or {}
+    )
 
 
 @router.get("/audit")

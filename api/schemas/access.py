@@ -13,14 +13,15 @@ from layout_tuner.results_db.actor import TokenRole
 from layout_tuner.results_db.service_records import AuditEntryRead, GroupRead, OwnerRead
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class TokenCreate(Request):
     """A new token."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Name
     """Its name in the audit. Each name has at most one valid token."""
-    owner: str | None = None
+    owner: Name | None = None
     """The owner whom it acts for, to whom its campaigns belong, and who is added if new; null: an
     owner of the token's name."""
     role: TokenRole
@@ -103,7 +104,7 @@ class GroupPut(Request):
 
     weight: float | None = None
     """In fair shares, from 0.001 to 1000; null: it stays, and is 1 for a new group."""
-    members: list[str] | None = None
+    members: list[Name] | None = None
     """Its owners instead of those it had; null: they stay."""
 
 
