@@ -1,0 +1,69 @@
+"""`layout-tuner owner` and `group`, and tokens of owners, against a real service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.kit.api import Command, ends, refused_line
+from tests.kit.services import ServeProcess
+
+
+def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_path: Path) -> None:
+    for name in ("ann", "bob"):
+        options = ("--role", "submitter", "--owner", name, "--out", tmp_path / name)
+        ends(
+            run("token", "create", f"{name}-pc", *options),
+            0,
+            f"of {name}-pc: submitter, for {name}",
+        )
+    assert run("owner", "set", "bob", "--weight", "2.5").stdout == "bob: weight 2.5\n"
+    made = run("group", "create", "lab", "--weight", "4", "--member", "ann", "--member", "bob")
+    assert made.stdout == "lab: weight 4, 2 members\n"
+    ends(run("group", "create", "lab", "--weight", "9"), 1, "there is a group lab already")
+    assert run("group", "create", "site").stdout == "site: weight 1, 0 members\n"
+    assert run("group", "set", "lab", "--weight", "3").stdout == "lab: weight 3, 2 members\n"
+    assert run("group", "remove", "lab", "bob").stdout == "lab: weight 3, 1 member\n"
+    assert run("group", "add", "site", "bob", "ann").stdout == "site: weight 1, 2 members\n"
+    assert run("group", "set", "site", "--member", "bob", "--json").exit_code == 0
+
+    owners = {
+        each["name"]: each for each in json.loads(run("owner", "list", "--json").stdout)["owners"]
+    }
+    assert owners["bob"] == {"name": "bob", "weight": 2.5, "groups": ["site"]}
+    (row,) = [line for line in run("owner", "list").stdout.splitlines() if line.startswith("ann ")]
+    assert row.split() == ["ann", "1", "lab"]
+    groups = json.loads(run("group", "list", "--json").stdout)["groups"]
+    assert [each["members"] for each in groups] == [["ann"], ["bob"]]
+    (row,) = [line for line in run("token", "list").stdout.splitlines() if " ann-pc " in line]
+    assert row.split()[1:4] == ["ann-pc", "ann", "submitter"]
+
+    of_ann = ("--url", service.service["url"], "--token-file", tmp_path / "ann")
+    assert run("whoami", *of_ann).stdout == "ann-pc: submitter, for ann, in lab\n"
+    listed = run("group", "list", *of_ann).stdout
+    assert "lab" in listed
+    assert "site" not in listed
+    ends(run("owner", "list", *of_ann), 1, "list_owners takes admin")
+    assert run("group", "delete", "site").stdout == "the group site is deleted\n"
+    assert "there is no group 'site'" in refused_line(run("group", "delete", "site"))
+
+
+def test_nobody_joins_where_one_name_is_wrong(run: Command) -> None:
+    run("owner", "set", "cid", "--weight", "1")
+    run("group", "create", "odd")
+    for call, code, said in (
+        (("group", "add", "odd", "cid", "sid"), 1, "there is no owner 'sid'"),
+        (("group", "set", "odd", "--member", "cid", "--member", "x,y"), 1, "no owner 'x,y'"),
+        (("group", "remove", "odd", "cid"), 1, "'cid' is not in the group 'odd'"),
+        (("group", "set", "odd", "--weight", "0"), 2, "weight=0.0 is not from 0.001 to 1000"),
+        (("owner", "set", "cid", "--weight", "1e9"), 2, "weight=1000000000.0 is not from 0.001"),
+        (("owner", "set", "a b", "--weight", "1"), 2, "owner='a b' is not 1 to 64 characters"),
+    ):
+        refused = ends(run(*call), code, said)
+        assert (refused.stdout, len(refused.stderr.splitlines())) == ("", 1)
+    (odd,) = [
+        each
+        for each in json.loads(run("group", "list", "--json").stdout)["groups"]
+        if each["name"] == "odd"
+    ]
+    assert odd == {"name": "odd", "weight": 1.0, "members": []}
