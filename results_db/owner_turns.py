@@ -1,6 +1,6 @@
 """Whose turn it is among owners: leases, openings of searches and plans all ask here.
 
-An owner is the name of a token (`created_by`). Without turns, an owner with 97 of 100 campaigns
+The owner of a campaign is its `created_by`. Without turns, an owner with 97 of 100 campaigns
 would get 97 % of the devices.
 """
 

@@ -237,7 +237,7 @@ class PlanRecord:
     id: int
     state: PlanState
     created_by: str
-    """Name of the token that requested it."""
+    """The owner for whom it was requested."""
     created_at: datetime
     ended_at: datetime | None
     spec: Mapping[str, Any]

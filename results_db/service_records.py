@@ -1,4 +1,4 @@
-"""Records of nodes and of the audit, with which the API answers as they are; see `records`."""
+"""Records of nodes, owners and the audit, with which the API answers as they are; see `records`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,27 @@ class ClusterNodeRead:
     """Its status in that allocation. An order shows here once its worker has followed it."""
     quarantine: QuarantineRead | None
     """null: it never was in quarantine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerRead:
+    """Somebody to whom campaigns belong."""
+
+    name: str
+    weight: float
+    """In fair shares: twice the weight gets twice the node-hours while others wait too."""
+    groups: tuple[str, ...]
+    """By name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRead:
+    """A group of owners, who see each other's campaigns that are for the group."""
+
+    name: str
+    weight: float
+    members: tuple[str, ...]
+    """Owners, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

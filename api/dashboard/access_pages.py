@@ -1,4 +1,4 @@
-"""The pages of admins: tokens and the audit."""
+"""The pages of admins: tokens, owners and groups, the audit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from layout_tuner.api.routes.access import Word, list_audit, revoke_token
 from layout_tuner.api.schemas.access import TokenId
 from layout_tuner.api.schemas.text_types import Moment
 from layout_tuner.documents.duration import read_duration_s
+from layout_tuner.documents.numbers import read_number
 from layout_tuner.documents.reading import read_choice
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
 from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
-from layout_tuner.results_db.errors import TokenDuplicateError, TokenInvalidError
+from layout_tuner.results_db.errors import ResultsDbError, TokenDuplicateError, TokenInvalidError
 from layout_tuner.results_db.store import Store
 
 router = APIRouter()
@@ -45,7 +46,12 @@ def show_tokens(
 
 @router.post("/tokens")
 def do_create_token(
-    request: Request, store: StoreDep, name: _Field = "", role: _Field = "", expires_in: _Field = ""
+    request: Request,
+    store: StoreDep,
+    name: _Field = "",
+    role: _Field = "",
+    owner: _Field = "",
+    expires_in: _Field = "",
 ) -> HTMLResponse:
     """Makes a token. Only this answer contains it, and no cache keeps it."""
     created, secret, refusal = None, "", ""
@@ -57,10 +63,14 @@ def do_create_token(
         if expires_in.strip():
             span = read_duration_s(expires_in.strip(), field="expires in")
             until = store.now() + timedelta(seconds=span)
-        created, secret = store.access.create_token(name.strip(), chosen, expires_at=until)
+        created, secret = store.access.create_token(
+            name.strip(), chosen, owner=owner.strip() or None, expires_at=until
+        )
     except (SearchSpaceError, TokenInvalidError, TokenDuplicateError) as error:
         refusal = str(error)
-    given = {} if created else {"name": name, "role": role, "expires_in": expires_in}
+    given = (
+        {} if created else {"name": name, "role": role, "owner": owner, "expires_in": expires_in}
+    )
     page = _tokens(request, store, created=created, secret=secret, refusal=refusal, given=given)
     page.headers["Cache-Control"] = "no-store"
     return page
@@ -82,7 +92,47 @@ def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any
         now=store.now(),
         is_all=is_all,
         roles=TOKEN_ROLES,
+        owners=store.owners.all(),
         **{"created": None, "secret": "", "refusal": "", "given": {}} | said,
+    )
+
+
+@router.get("/owners")
+def show_owners(request: Request, store: StoreDep) -> HTMLResponse:
+    """The owners and the groups, with forms to change them."""
+    return _owners(request, store)
+
+
+@router.post("/owners")
+def do_change_owners(
+    request: Request,
+    store: StoreDep,
+    act: _Field = "",
+    name: _Field = "",
+    weight: _Field = "",
+    members: Annotated[str, Form(max_length=4000)] = "",
+) -> Response:
+    """Sets the weight of an owner or a group, or changes a group's members, or deletes it."""
+    owners, of, named = store.owners, name.strip(), members.replace(",", " ").split()
+    acts: dict[str, Callable[[], object]] = {
+        "owner": lambda: owners.put_owner(of, weight=read_number(weight.strip())),
+        "group": lambda: owners.put_group(of, weight=read_number(weight.strip())),
+        "join": lambda: owners.change_members(of, join=named),
+        "leave": lambda: owners.change_members(of, leave=named),
+        "delete": lambda: owners.delete_group(of),
+    }
+    try:
+        acts[read_choice(act, acts, CampaignInvalidError, field="act")]()
+    except (SearchSpaceError, ResultsDbError, ValueError) as error:
+        given = {"act": act, "name": name, "weight": weight, "members": members}
+        return _owners(request, store, refusal=str(error), given=given)
+    return go_to(request, "/owners", done="owners-changed")
+
+
+def _owners(request: Request, store: Store, refusal: str = "", given: Any = None) -> HTMLResponse:
+    owners, groups = store.owners.all(), store.owners.groups()
+    return render(
+        request, "owners.html", owners=owners, groups=groups, refusal=refusal, given=given or {}
     )
 
 

@@ -43,6 +43,7 @@ BODY_LIMITS: Final[Mapping[str, BodyLimits]] = {
     "clone_campaign": _DOCUMENT,
     "plan_campaign": _DOCUMENT,
     "put_model": _DOCUMENT,
+    "put_group": BodyLimits(2 << 20, 25_000),  # members are at most 10,000
     "put_cluster": _DOCUMENT,
     "do_submit": _FORM,
     "do_check": _FORM,

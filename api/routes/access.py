@@ -1,4 +1,4 @@
-"""Tokens and the audit."""
+"""Tokens, owners, groups and the audit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from layout_tuner.api.http.cursors import read_cursor, write_cursor
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.schemas.access import (
     AuditPage,
+    GroupPage,
+    GroupPut,
+    OwnerPage,
+    OwnerPut,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -25,6 +29,7 @@ from layout_tuner.api.schemas.access import (
 )
 from layout_tuner.api.schemas.text_types import Moment
 from layout_tuner.results_db.access.tokens import TokenRecord
+from layout_tuner.results_db.service_records import GroupRead, OwnerRead
 from layout_tuner.results_db.store import Store
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
@@ -34,9 +39,9 @@ Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x
 
 
 @router.get("/whoami")
-async def read_whoami(holder: HolderDep) -> WhoAmI:
-    """Read the name and the role of the request's token."""
-    return WhoAmI.of(holder)
+def read_whoami(holder: HolderDep, store: StoreDep) -> WhoAmI:
+    """Read the name and the role of the request's token, and its owner with the groups."""
+    return WhoAmI.of(holder, groups=store.owners.groups_of(holder.owner))
 
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
@@ -59,7 +64,9 @@ def create_token(body: TokenCreate, store: StoreDep) -> TokenCreated:
 
     409 if the name already has a valid token.
     """
-    record, token = store.access.create_token(body.name, body.role, expires_at=body.expires_at)
+    record, token = store.access.create_token(
+        body.name, body.role, owner=body.owner, expires_at=body.expires_at
+    )
     return TokenCreated.of(record, is_valid=record.is_valid(store.now()), token=token)
 
 
@@ -84,6 +91,51 @@ async def revoke_token(
     record = await run_in_threadpool(store.access.revoke_token, token_id)
     hub.streams.check_soon()
     return _token(store, record)
+
+
+@router.get("/owners")
+def list_owners(store: StoreDep) -> OwnerPage:
+    """List owners, to whom campaigns belong, by name."""
+    return OwnerPage(owners=store.owners.all())
+
+
+@router.put("/owners/{name}")
+def put_owner(name: str, body: OwnerPut, store: StoreDep) -> OwnerRead:
+    """Set the weight of an owner, who is added if new."""
+    return store.owners.put_owner(name, weight=body.weight)
+
+
+@router.get("/groups")
+def list_groups(holder: HolderDep, store: StoreDep) -> GroupPage:
+    """List groups by name: an admin all of them, others those of which they are members."""
+    return GroupPage(groups=store.owners.groups(of=None if holder.is_admin else holder.owner))
+
+
+@router.put("/groups/{name}")
+def put_group(name: str, body: GroupPut, store: StoreDep) -> GroupRead:
+    """Set the weight and the members of a group, which is added if new.
+
+    404 if a member is no owner; nothing is changed then.
+    """
+    return store.owners.put_group(name, **body.model_dump(), known_members=True)
+
+
+@router.delete("/groups/{name}", status_code=HTTPStatus.NO_CONTENT)
+def delete_group(name: str, store: StoreDep) -> None:
+    """Delete a group; campaigns that were for it are then private."""
+    store.owners.delete_group(name)
+
+
+@router.put("/groups/{name}/members/{owners}")
+def add_members(name: str, owners: str, store: StoreDep) -> GroupRead:
+    """Put owners, with commas between, into a group: all or none. Repeating it is harmless."""
+    return store.owners.change_members(name, join=owners.split(","))
+
+
+@router.delete("/groups/{name}/members/{owners}")
+def remove_members(name: str, owners: str, store: StoreDep) -> GroupRead:
+    """Take owners, with commas between, out of a group; 404 if one is no member."""
+    return store.owners.change_members(name, leave=owners.split(","))
 
 
 @router.get("/audit")

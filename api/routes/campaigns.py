@@ -144,9 +144,7 @@ def list_campaigns(
     objective: Annotated[
         AnyObjective | None, Query(description="One of the campaign's objectives.")
     ] = None,
-    created_by: Annotated[
-        QueryText | None, Query(description="Name of the token that submitted it.")
-    ] = None,
+    created_by: Annotated[QueryText | None, Query(description="Its owner.")] = None,
     name_contains: Annotated[
         QueryText | None, Query(description="Part of the name; upper and lower case are equal.")
     ] = None,

@@ -1,4 +1,4 @@
-"""The documents of tokens and of the audit."""
+"""The documents of tokens, owners, groups and the audit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from pydantic import Field
 from layout_tuner.api.schemas.campaigns_and_trials import Document, Request
 from layout_tuner.api.schemas.text_types import Moment
 from layout_tuner.results_db.actor import TokenRole
-from layout_tuner.results_db.service_records import AuditEntryRead
+from layout_tuner.results_db.service_records import AuditEntryRead, GroupRead, OwnerRead
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class TokenCreate(Request):
     """A new token."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    """The owner of what it submits; also in the audit. Each name has at most one valid token."""
+    name: Name
+    """Its name in the audit. Each name has at most one valid token."""
+    owner: Name | None = None
+    """The owner whom it acts for, to whom its campaigns belong, and who is added if new; null: an
+    owner of the token's name."""
     role: TokenRole
     """viewer: reads. submitter: also submits campaigns and changes its own. admin: everything.
     worker: leases and reports trials, and nothing else."""
@@ -33,6 +37,8 @@ class TokenRead(Document):
 
     id: int
     name: str
+    owner: str
+    """The owner whom it acts for."""
     role: TokenRole
     created_at: datetime
     created_by: str
@@ -72,8 +78,40 @@ class WhoAmI(Document):
 
     name: str
     role: TokenRole
+    owner: str
+    """The owner whom the token acts for."""
+    groups: tuple[str, ...]
+    """Those of the owner, by name."""
     expires_at: datetime | None
     """null: it does not expire."""
+
+
+class OwnerPut(Request):
+    """What an owner gets."""
+
+    weight: float
+    """In fair shares, from 0.001 to 1000; that of a new owner is usually 1."""
+
+
+class OwnerPage(Document):
+    """Owners, by name."""
+
+    owners: list[OwnerRead]
+
+
+class GroupPut(Request):
+    """What a group has."""
+
+    weight: float | None = None
+    """In fair shares, from 0.001 to 1000; null: it stays, and is 1 for a new group."""
+    members: list[Name] | None = None
+    """Its owners instead of those it had; null: they stay."""
+
+
+class GroupPage(Document):
+    """Groups, by name."""
+
+    groups: list[GroupRead]
 
 
 class AuditPage(Document):

@@ -128,7 +128,7 @@ class CampaignRead(Document):
     wall_time_s: float
     """Seconds in state RUNNING with an active driver."""
     created_by: str
-    """Name of the token that submitted it."""
+    """Its owner, for whom the token acted that submitted it."""
     notes: str
     """Notes of its users."""
     progress: Progress

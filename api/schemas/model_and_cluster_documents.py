@@ -30,7 +30,7 @@ class CatalogueEntry(Document):
     description: dict[str, Any]
     """All fields, in the form of campaign files."""
     created_by: str | None
-    """Name of the token that stored it first; null for a preset."""
+    """Its owner, for whom it was stored first; null for a preset."""
     created_at: datetime | None
     updated_at: datetime | None
 

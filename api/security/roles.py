@@ -83,6 +83,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
         list_allocations read_allocation list_nodes list_workers
+        list_groups
     """,
     SUBMITTER: """
         show_submit do_submit do_check do_read_job do_clone_campaign
@@ -98,10 +99,12 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     """,
     OWN_MODEL: "put_model delete_model",
     OWN_CLUSTER: "put_cluster delete_cluster",
-    # Tokens and the audit; allocations and nodes, since a quarantine affects all users.
+    # Tokens, owners and the audit; allocations and nodes, since a quarantine affects all users.
     ADMIN: """
         show_tokens do_create_token do_revoke_token show_audit
         create_token list_tokens revoke_token list_audit
+        show_owners do_change_owners
+        list_owners put_owner put_group delete_group add_members remove_members
         do_remove_allocation do_quarantine do_release
         remove_allocation quarantine_node release_node
     """,
@@ -168,7 +171,7 @@ def _of_trial(store: Store, named: str) -> str | None:
 
 
 def whose(owned: Owned, name: str, owner: str, asker: str) -> str:
-    """Why a token may not change a resource of another user."""
+    """Why an owner may not change a resource of another."""
     return (
         f"the {owned} {name[:80]!r} belongs to {owner!r}, and {asker!r} changes only things of its "
         f"own; ask {owner!r} or an admin"

@@ -29,6 +29,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "export": "layout_tuner.cli.service.export:export",
     "db": "layout_tuner.cli.processes.database:db",
     "token": "layout_tuner.cli.command_table:token",
+    "owner": "layout_tuner.cli.command_table:owner",
+    "group": "layout_tuner.cli.command_table:group",
     "login": "layout_tuner.cli.service.login:login",
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
@@ -166,6 +168,8 @@ _CLUSTER: Final = ("delete_cluster", "list_clusters", "put_cluster", "show_clust
 _TRAINER: Final = ("list_trainers", "show_trainer")
 _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
+_OWNER: Final = ("list_owners", "set_owner")
+_GROUP: Final = ("add", "create_group", "delete", "list_groups", "remove", "set_group")
 
 
 def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -209,3 +213,13 @@ def trial() -> None:
 @click.group(cls=LazyGroup, sources=_sources({"token": _TOKEN}))
 def token() -> None:
     """Make, list and revoke the tokens of people and workers."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"owners": _OWNER}))
+def owner() -> None:
+    """List and weigh owners, to whom campaigns belong."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"owners": _GROUP}))
+def group() -> None:
+    """List, set and delete groups of owners."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
 from layout_tuner.api.schemas.access import (
     AuditPage,
+    GroupPage,
+    OwnerPage,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -30,7 +32,13 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
 )
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
 from layout_tuner.client.calls import PAGE, Calls, segment
-from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
+from layout_tuner.results_db.service_records import (
+    AuditChoice,
+    AuditEntryRead,
+    ClusterNodeRead,
+    GroupRead,
+    OwnerRead,
+)
 
 
 class ServiceCalls(Calls):
@@ -141,10 +149,10 @@ class AllocationCalls(Calls):
 
 
 class AccessCalls(Calls):
-    """Tokens and the audit log."""
+    """Tokens, owners, groups and the audit log."""
 
     def whoami(self) -> WhoAmI:
-        """The name and the role of the client's own token."""
+        """The name and the role of the client's own token, and its owner with the groups."""
         return self._get("/whoami", WhoAmI)
 
     def create_sign_in_code(self) -> SignInCodeCreated:
@@ -163,6 +171,40 @@ class AccessCalls(Calls):
         """Revokes a token for good; revoking it twice has no further effect."""
         answer = self._send("DELETE", f"/v1/tokens/{token_id}", is_repeatable=True)
         return self._read(answer, TokenRead)
+
+    def owners(self) -> OwnerPage:
+        """Owners, to whom campaigns belong, by name."""
+        return self._get("/owners", OwnerPage)
+
+    def put_owner(self, name: str, weight: float) -> OwnerRead:
+        """Sets the weight of an owner, who is added if new."""
+        return self._put(f"/owners/{segment(name)}", OwnerRead, {"weight": weight})
+
+    def groups(self) -> GroupPage:
+        """All groups by name, for an admin; for others, those of which they are members."""
+        return self._get("/groups", GroupPage)
+
+    def put_group(
+        self, name: str, *, weight: float | None = None, members: Sequence[str] | None = None
+    ) -> GroupRead:
+        """Sets the weight and the members of a group, which is added if new; None: they stay."""
+        wanted = {"weight": weight, "members": members}
+        return self._put(f"/groups/{segment(name)}", GroupRead, wanted)
+
+    def delete_group(self, name: str) -> None:
+        """Deletes a group; campaigns that were for it are then private."""
+        self._delete(f"/groups/{segment(name)}")
+
+    def add_members(self, group: str, owners: Sequence[str]) -> GroupRead:
+        """Puts owners into a group: all of them, or none."""
+        return self._put(
+            f"/groups/{segment(group)}/members/{segment(','.join(owners))}", GroupRead, None
+        )
+
+    def remove_members(self, group: str, owners: Sequence[str]) -> GroupRead:
+        """Takes owners out of a group: all of them, or none."""
+        path = f"/v1/groups/{segment(group)}/members/{segment(','.join(owners))}"
+        return self._read(self._send("DELETE", path), GroupRead)
 
     def audit_page(
         self, *, limit: int | None = None, cursor: str | None = None, **chosen: Unpack[AuditChoice]

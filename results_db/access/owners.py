@@ -8,23 +8,29 @@ gets, where both wait.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.results_db.access.tokens import note_owner, refuse_bad_name
-from layout_tuner.results_db.actor import MemberSource
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import OwnerInvalidError, OwnerNotFoundError
-from layout_tuner.results_db.models.service_tables import GroupMember, GroupRow, OwnerRow
+from layout_tuner.results_db.models.service_tables import (
+    EventRow,
+    GroupMember,
+    GroupRow,
+    OwnerRow,
+)
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import Visibility
+from layout_tuner.results_db.rows import record_of
+from layout_tuner.results_db.service_records import GroupRead, OwnerRead
 
 MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
@@ -32,30 +38,6 @@ MAX_WEIGHT: Final = 1000.0
 
 MAX_MEMBERS: Final = 10_000
 """Most owners that a group has."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnerRecord:
-    """Somebody to whom campaigns belong."""
-
-    name: str
-    weight: float
-    created_at: datetime
-    created_by: str
-    groups: tuple[str, ...]
-    """By name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupRecord:
-    """A group of owners."""
-
-    name: str
-    weight: float
-    created_at: datetime
-    created_by: str
-    members: tuple[str, ...]
-    """By name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,37 +56,20 @@ DEFAULT_SHARING: Final = Sharing()
 class Owners(StoreSection):
     """The store's methods for owners and groups."""
 
-    def all(self) -> list[OwnerRecord]:
+    def all(self) -> list[OwnerRead]:
         """Every owner, by name."""
         with self._db.read() as session:
             groups = _by(session, GroupMember.owner, GroupMember.group_name)
             rows = session.scalars(select(OwnerRow).order_by(OwnerRow.name))
-            return [
-                OwnerRecord(
-                    name=row.name,
-                    weight=row.weight,
-                    created_at=row.created_at,
-                    created_by=row.created_by,
-                    groups=tuple(groups.get(row.name, ())),
-                )
-                for row in rows
-            ]
+            return [record_of(OwnerRead, row, groups=tuple(groups[row.name])) for row in rows]
 
-    def groups(self) -> list[GroupRecord]:
-        """Every group, by name."""
+    def groups(self, *, of: str | None = None) -> list[GroupRead]:
+        """Every group, by name; or those of an owner."""
         with self._db.read() as session:
             members = _by(session, GroupMember.group_name, GroupMember.owner)
             rows = session.scalars(select(GroupRow).order_by(GroupRow.name))
-            return [
-                GroupRecord(
-                    name=row.name,
-                    weight=row.weight,
-                    created_at=row.created_at,
-                    created_by=row.created_by,
-                    members=tuple(members.get(row.name, ())),
-                )
-                for row in rows
-            ]
+            found = [record_of(GroupRead, row, members=tuple(members[row.name])) for row in rows]
+        return [group for group in found if of is None or of in group.members]
 
     def groups_of(self, owner: str) -> tuple[str, ...]:
         """The groups of an owner, by name; of an owner who does not exist, none."""
@@ -112,8 +77,8 @@ class Owners(StoreSection):
             return tuple(_groups_of(session, owner))
 
     @retried
-    def put_owner(self, name: str, *, weight: float) -> bool:
-        """Sets an owner's weight, and adds an owner who is new; returns whether so.
+    def put_owner(self, name: str, *, weight: float) -> OwnerRead:
+        """Sets an owner's weight, and adds an owner who is new.
 
         Raises:
             TokenInvalidError: the name is not one.
@@ -122,58 +87,74 @@ class Owners(StoreSection):
         refuse_bad_name(name, "owner")
         _refuse_weight(weight)
         with self._db.write() as session:
-            is_new = session.get(OwnerRow, name) is None
-            note_owner(session, name, self._clock(), self._actor.name)
+            is_new = note_owner(session, name, self._clock(), self._actor.name)
             row = session.get_one(OwnerRow, name)
             if is_new or row.weight != weight:
                 self._audit(session, "owner.put", "owner", name, weight=weight, new=is_new)
             row.weight = weight
-            return is_new
+            return record_of(OwnerRead, row, groups=tuple(_groups_of(session, name)))
 
     @retried
     def put_group(
-        self, name: str, *, weight: float | None = None, members: Collection[str] | None = None
-    ) -> bool:
-        """Sets the weight and the members of a group, and adds one that is new; returns whether so.
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        members: Collection[str] | None = None,
+        known_members: bool = False,
+    ) -> GroupRead:
+        """Sets the weight and the members of a group, and adds one that is new.
 
-        A weight of None stays, and members of None stay; owners who are new are noted.
+        A weight of None stays, and members of None stay. With `known_members` they have to be
+        owners already; otherwise owners who are new are noted.
 
         Raises:
             TokenInvalidError: the group's name, or that of a member, is not one.
             OwnerInvalidError: the weight is out of range, or there are too many members.
+            OwnerNotFoundError: a member is no owner, and has to be one.
         """
         refuse_bad_name(name, "group")
-        for member in members or ():
-            refuse_bad_name(member, "members")
         if weight is not None:
             _refuse_weight(weight)
-        if members is not None and len(members) > MAX_MEMBERS:
-            raise OwnerInvalidError(
-                f"members has {len(members)} owners; a group has at most {MAX_MEMBERS}"
-            )
-        now = self._clock()
+        now, by = self._clock(), self._actor.name
         with self._db.write() as session:
-            row = session.get(GroupRow, name)
-            is_new = row is None
-            if row is None:
-                row = GroupRow(name=name, weight=1.0, created_at=now, created_by=self._actor.name)
-                session.add(row)
-                session.flush()
-            if weight is not None:
-                row.weight = weight
+            is_new = note_owner(session, name, now, by, GroupRow)
+            row = session.get_one(GroupRow, name, with_for_update={"key_share": True})
+            row.weight = row.weight if weight is None else weight
+            changed: dict[str, Any] = {"weight": row.weight}
             if members is not None:
-                session.execute(delete(GroupMember).where(GroupMember.group_name == name))
-                for member in sorted(set(members)):
-                    _join(session, name, member, "admin", now, self._actor.name)
-            changed = {"weight": row.weight} | (
-                {} if members is None else {"members": sorted(set(members))}
-            )
+                for member in () if known_members else members:
+                    refuse_bad_name(member, "members")
+                    note_owner(session, member, now, by)
+                changed |= _move(session, name, members, _members(session, name) - set(members))
             self._audit(session, "group.put", "group", name, new=is_new, **changed)
-            return is_new
+            return record_of(GroupRead, row, members=tuple(sorted(_members(session, name))))
+
+    @retried
+    def change_members(
+        self, name: str, *, join: Collection[str] = (), leave: Collection[str] = ()
+    ) -> GroupRead:
+        """Puts owners into a group and takes others out of it: all of them, or none.
+
+        Raises:
+            OwnerNotFoundError: there is no such group; or one who joins is no owner, or one who
+                leaves is no member.
+            OwnerInvalidError: the group would have too many members.
+        """
+        with self._db.write() as session:
+            row = session.get(GroupRow, name, with_for_update={"key_share": True})
+            if row is None:
+                raise no_group(name)
+            moved = _move(session, name, join, leave)
+            self._audit(session, "group.members", "group", name, **moved)
+            return record_of(GroupRead, row, members=tuple(sorted(_members(session, name))))
 
     @retried
     def delete_group(self, name: str) -> None:
-        """Deletes a group; its campaigns are then seen by their owners alone.
+        """Deletes a group; campaigns that were for it are then private.
+
+        They keep its name, for which their node-hours were counted. A later group of this name does
+        not see them.
 
         Raises:
             OwnerNotFoundError: there is no group of this name.
@@ -182,11 +163,14 @@ class Owners(StoreSection):
             row = session.get(GroupRow, name)
             if row is None:
                 raise no_group(name)
-            num_campaigns = session.scalar(
-                select(func.count()).where(Campaign.group == name, Campaign.visibility == "group")
-            )
             session.delete(row)
-            self._audit(session, "group.delete", "group", name, campaigns_hidden=num_campaigns)
+            session.flush()  # first: it waits for campaigns that are being made for the group
+            for table in (EventRow, Campaign):
+                hide = update(table).where(table.group == name, table.visibility == "group")
+                hidden = session.scalars(
+                    hide.values(visibility="private").returning(table.id)
+                ).all()
+            self._audit(session, "group.delete", "group", name, campaigns_hidden=len(hidden))
 
     @retried
     def note_claimed_groups(self, owner: str, groups: Collection[str]) -> None:
@@ -206,35 +190,60 @@ class Owners(StoreSection):
             before = set(session.scalars(select(GroupMember.group_name).where(*own)))
             session.execute(delete(GroupMember).where(*own, GroupMember.group_name.not_in(groups)))
             for name in sorted(groups):
-                if session.get(GroupRow, name) is None:
-                    session.add(
-                        GroupRow(name=name, weight=1.0, created_at=now, created_by=self._actor.name)
-                    )
+                note_owner(session, name, now, self._actor.name, GroupRow)
+                if session.get(GroupMember, (name, owner)) is None:
+                    session.add(GroupMember(group_name=name, owner=owner, source="claim"))
                     session.flush()
-                _join(session, name, owner, "claim", now, self._actor.name)
             if before != set(groups):
                 self._audit(session, "owner.groups", "owner", owner, groups=sorted(groups))
 
 
-def _by(session: Session, key: object, value: object) -> dict[str, Sequence[str]]:
-    found: dict[str, list[str]] = {}
-    for each, other in session.execute(select(key, value).order_by(value)):  # type: ignore[call-overload]
-        found.setdefault(each, []).append(other)
-    return dict(found)
+def _by(session: Session, key: Any, value: Any) -> defaultdict[str, list[str]]:
+    """The values of each key, in order."""
+    found = defaultdict(list)
+    for each, other in session.execute(select(key, value).order_by(value)):
+        found[each].append(other)
+    return found
 
 
-def _groups_of(session: Session, owner: str) -> Sequence[str]:
+def _groups_of(session: Session, owner: str, *, held: bool = False) -> Sequence[str]:
     query = select(GroupMember.group_name).where(GroupMember.owner == owner)
+    if held:
+        query = query.with_for_update(read=True, key_share=True)
     return session.scalars(query.order_by(GroupMember.group_name)).all()
 
 
-def _join(
-    session: Session, group: str, owner: str, source: MemberSource, now: datetime, by: str
-) -> None:
-    note_owner(session, owner, now, by)
-    if session.get(GroupMember, (group, owner)) is None:
-        session.add(GroupMember(group_name=group, owner=owner, source=source))
-        session.flush()
+def _members(session: Session, group: str) -> set[str]:
+    return set(session.scalars(select(GroupMember.owner).where(GroupMember.group_name == group)))
+
+
+def _move(
+    session: Session, group: str, join: Collection[str], leave: Collection[str]
+) -> dict[str, list[str]]:
+    """Changes members by an administrator's word; returns who joined and who left.
+
+    A membership by a claim becomes one by an administrator, which later sign-ins keep.
+    """
+    before = _members(session, group)
+    if strangers := sorted(set(leave) - before):
+        raise OwnerNotFoundError(f"{strangers[0][:80]!r} is not in the group {group!r}")
+    after = before.difference(leave).union(join)
+    if len(after) > MAX_MEMBERS:
+        raise OwnerInvalidError(
+            f"the group {group!r} would have {len(after)} members; a group has at most {MAX_MEMBERS}"
+        )
+    if unknown := sorted(
+        set(join).difference(session.scalars(select(OwnerRow.name).where(OwnerRow.name.in_(join))))
+    ):
+        raise OwnerNotFoundError(
+            f"there is no owner {unknown[0][:80]!r}; `layout-tuner owner set` adds one"
+        )
+    moved = GroupMember.owner.in_({*join, *leave})
+    session.execute(delete(GroupMember).where(GroupMember.group_name == group, moved))
+    rows = [{"group_name": group, "owner": each, "source": "admin"} for each in set(join)]
+    if rows:
+        session.execute(insert(GroupMember), rows)
+    return {"joined": sorted(after - before), "left": sorted(before - after)}
 
 
 def _refuse_weight(weight: float) -> None:
@@ -258,7 +267,7 @@ def share(session: Session, campaign: Campaign, sharing: Sharing) -> None:
             it is to be for a group, and the owner is in none.
     """
     owner, group = campaign.created_by, sharing.group
-    groups = _groups_of(session, owner)
+    groups = _groups_of(session, owner, held=True)  # the group is not deleted meanwhile
     if group is not None and group not in groups:
         raise CampaignInvalidError(
             f"{owner!r} is not in a group {group[:80]!r}"

@@ -31,6 +31,7 @@ from layout_tuner.results_db.errors import (
 from layout_tuner.results_db.models.service_tables import (
     AuditRow,
     BrowserSignIn,
+    GroupRow,
     OwnerRow,
     TokenRow,
 )
@@ -215,12 +216,20 @@ class Access(StoreSection):
             return [record_of(AuditEntryRead, row) for row in session.scalars(query)]
 
 
-def note_owner(session: Session, name: str, now: datetime, by: str) -> None:
-    """Adds an owner unless there is one of this name."""
-    if session.get(OwnerRow, name) is None:
+def note_owner(
+    session: Session,
+    name: str,
+    now: datetime,
+    by: str,
+    table: type[OwnerRow | GroupRow] = OwnerRow,
+) -> bool:
+    """Adds an owner, or a group, unless there is one of this name; returns whether it did."""
+    if session.get(table, name) is None:
         with suppress(IntegrityError), session.begin_nested():  # another transaction was first
-            session.add(OwnerRow(name=name, weight=1.0, created_at=now, created_by=by))
+            session.add(table(name=name, weight=1.0, created_at=now, created_by=by))
             session.flush()
+            return True
+    return False
 
 
 def refuse_bad_name(name: str, field: str = "name") -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, and_, case, exists, func, not_, or_, select
 from sqlalchemy.orm import aliased
 
-from layout_tuner.results_db.models.service_tables import WorkerRow
+from layout_tuner.results_db.models.service_tables import GroupRow, OwnerRow, WorkerRow
 from layout_tuner.results_db.models.tables import (
     Attempt,
     Campaign,
@@ -169,6 +169,20 @@ RULES: Final[dict[str, tuple[str, Select[*tuple[Any, ...]]]]] = {
     "trial-costs": (
         "trials whose cost is not that of their attempts",
         _costs_off(Trial, Attempt, Attempt.trial_id == Trial.id),
+    ),
+    "owners": (
+        "campaigns whose owner is not in the list of owners",
+        # Very old campaigns have nobody's name.
+        select(Campaign.id).where(
+            Campaign.created_by != "", ~exists().where(OwnerRow.name == Campaign.created_by)
+        ),
+    ),
+    "groups": (
+        # Those of a deleted group are private, and keep its name.
+        "campaigns that are for a group that does not exist",
+        select(Campaign.id).where(
+            Campaign.visibility == "group", ~exists().where(GroupRow.name == Campaign.group)
+        ),
     ),
     "campaign-costs": (
         "campaigns whose cost is not that of their trials",

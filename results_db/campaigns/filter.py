@@ -21,7 +21,7 @@ class CampaignFilter:
     objective: str | None = None
     """Any of the campaign's objectives."""
     created_by: str | None = None
-    """Name of the token that submitted it."""
+    """Its owner."""
     name_contains: str | None = None
     """A part of the campaign's name, without regard to case."""
     created_after: datetime | None = None

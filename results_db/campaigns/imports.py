@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.campaigns.campaigns import add_campaign
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -64,6 +65,7 @@ class Imports(StoreSection):
         """Stores all cells as ended campaigns, or none; CampaignDuplicateError for a taken name."""
         now = self._clock()
         with self._db.write() as session:
+            note_owner(session, self._actor.owner, now, self._actor.name)
             campaigns = [_import(session, new, now, self._actor.owner) for new in imports]
             for campaign in campaigns:
                 self._audit(session, "campaign.import", "campaign", campaign.name)

@@ -43,7 +43,7 @@ class DescriptionRecord:
     notes: str
     """Values that were assumed; empty: none."""
     created_by: str
-    """Name of the token that stored it first."""
+    """Its owner, for whom it was stored first."""
     created_at: datetime
     updated_at: datetime
 

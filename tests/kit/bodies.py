@@ -56,9 +56,15 @@ BODIES = [
         "/v1/trials/1/outcome",
     ),
     Body("PATCH", "/v1/campaigns/{campaign}", {"budget": {"wall_time": "5m"}, "notes": "n"}),
-    Body("POST", "/v1/tokens", {"name": "ci", "role": "viewer", "expires_at": "2030-01-01T00:00Z"}),
+    Body(
+        "POST",
+        "/v1/tokens",
+        {"name": "ci", "role": "viewer", "owner": "ann", "expires_at": "2030-01-01T00:00Z"},
+    ),
     Body(
         "POST", "/v1/nodes/{cluster}/{node}/quarantine", {"reason": "r"}, "/v1/nodes/c/n/quarantine"
     ),
     Body("POST", "/v1/trials/{trial_id}/repeat", {"times": 1}, "/v1/trials/1/repeat"),
+    Body("PUT", "/v1/owners/{name}", {"weight": 1.0}, "/v1/owners/ann"),
+    Body("PUT", "/v1/groups/{name}", {"weight": 1.0, "members": ["ann"]}, "/v1/groups/lab"),
 ]

@@ -12,6 +12,7 @@ from typing import Any, Final
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import AllocationBody, BeatBody, NodeBody
 from layout_tuner.results_db.migrations import migrate
+from layout_tuner.results_db.models.service_tables import QuotaRow, RecentUse
 from layout_tuner.results_db.records import LeaseRecord, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
@@ -94,6 +95,7 @@ class _Writer:
         self.analysed()
         self.imported()
         self.allocated()
+        self.shared()
         self.ended()
         self.stopped()
         self.running()
@@ -193,6 +195,17 @@ class _Writer:
     def imported(self) -> None:
         """A table that was imported."""
         self.store.imports.add([make_import("theirs", *varied_rows())])
+
+    def shared(self) -> None:
+        """Owners in a group, one by a claim; what they may use, and what they have used."""
+        self.store.access.create_token("ann-laptop", "submitter", owner="ann")
+        self.store.owners.put_group("lab", weight=2.0, members=["ann", "bob"])
+        self.store.owners.note_claimed_groups("cid", ["lab", "site"])
+        of = {"kind": "group", "name": "lab", "period": "month", "created_by": "system"}
+        with self.store._db.write() as session:
+            now = self.clock()
+            session.add(QuotaRow(**of, node_hours=10.5, beyond="wait", created_at=now))
+            session.add(RecentUse(owner="ann", cluster="box", node_seconds=0.1 + 0.2, at=now))
 
     def allocated(self) -> None:
         """An allocation with nodes: one of them in quarantine, one released again."""

@@ -21,7 +21,7 @@ _OPTIONS: Final = {
     "max_open_layouts_of_owner": (
         _AT_LEAST_ONE,
         _DEFAULT.of_owner,
-        "The same of the searches of one owner, the token that submitted them.",
+        "The same of the searches of one owner of campaigns.",
     ),
 }
 """By option its type, its default and its help."""

@@ -80,7 +80,7 @@ def _moment(
 @click.option("--cluster", help="Name of the cluster.")
 @click.option("--strategy", type=click.Choice((*STRATEGIES, "imported")))
 @click.option("--objective", type=click.Choice(ALL_OBJECTIVES), help="Any of the objectives.")
-@click.option("--created-by", help="Name of the token that submitted it.")
+@click.option("--created-by", help="Its owner.")
 @click.option("--name-contains", help="A part of the name, in upper or lower case.")
 @click.option(
     "--created-after",

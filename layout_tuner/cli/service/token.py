@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     help="What it may do: viewer reads; submitter also submits campaigns, and changes its own; admin does "
     "everything; worker leases trials and reports them, and nothing else.",
 )
+@click.option("--owner", help="To whom its campaigns belong.  [default: the token's name]")
 @click.option("--expires-in", metavar="TIME", help="When it expires, such as 12h or 90d.")
 @click.option(
     "--out",
@@ -43,12 +44,18 @@ if TYPE_CHECKING:
 @json_option
 @service_options
 def create(
-    name: str, role: str, expires_in: str | None, out: Path | None, as_json: bool, client: Client
+    name: str,
+    role: str,
+    owner: str | None,
+    expires_in: str | None,
+    out: Path | None,
+    as_json: bool,
+    client: Client,
 ) -> None:
-    """Make a token in the NAME of a person or a worker; it is shown this once."""
+    """Make a token with the NAME of a person or a worker; it is shown this once."""
     until = None if expires_in is None else datetime.now(UTC) + _span(expires_in, "--expires-in")
     try:
-        wanted = TokenCreate(name=name, role=cast("TokenRole", role), expires_at=until)
+        wanted = TokenCreate(name=name, role=cast("TokenRole", role), owner=owner, expires_at=until)
     except ValidationError as error:
         raise click.UsageError(f"the name of a token: {error.errors()[0]['msg']}") from error
     if out is not None and out.exists():
@@ -61,8 +68,7 @@ def create(
     if as_json:
         print_json(TokenRead(**created.model_dump(exclude={"token"})) if out else created)
         return
-    end = _until(created.expires_at)
-    click.echo(f"token {created.id} of {created.name}: {created.role}{end}", err=True)
+    click.echo(f"token {created.id} of {created.name}: {_role(created)}", err=True)
     click.echo(f"it is in {out}" if out else created.token, err=out is not None)
 
 
@@ -77,11 +83,12 @@ def list_tokens(revoked: bool, client: Client) -> TokenPage:
 
 def _print_tokens(page: TokenPage) -> None:
     print_table(
-        (">id", "name", "role", "state", "made", "by", "last used"),
+        (">id", "name", "owner", "role", "state", "made", "by", "last used"),
         [
             (
                 str(each.id),
                 each.name,
+                each.owner,
                 each.role,
                 _state(each),
                 moment(each.created_at),
@@ -103,15 +110,21 @@ def revoke(token_name: str, client: Client) -> TokenRead:
 
 
 @click.command()
-@answers(lambda found: click.echo(f"{found.name}: {found.role}{_until(found.expires_at)}"))
+@answers(
+    lambda found: click.echo(
+        f"{found.name}: {_role(found)}"
+        + (f", in {', '.join(found.groups)}" if found.groups else "")
+    )
+)
 @service_options
 def whoami(client: Client) -> WhoAmI:
-    """Show the name and the role of the token in use."""
+    """Show the name and the role of the token in use, its owner and the owner's groups."""
     return client.whoami()
 
 
-def _until(end: datetime | None) -> str:
-    return f" until {moment(end)}" if end else ""
+def _role(token: TokenRead | WhoAmI) -> str:
+    role = f"{token.role} until {moment(token.expires_at)}" if token.expires_at else token.role
+    return role if token.owner == token.name else f"{role}, for {token.owner}"
 
 
 @click.command()

@@ -150,7 +150,7 @@ def _second_campaign(
         if error.status != 404:
             raise
         return client.clone_campaign(source.name, changes)
-    if found.created_by != client.whoami().name:
+    if found.created_by != client.whoami().owner:
         other = f"of {found.created_by}"
     else:
         spec = found.stored.spec

@@ -30,6 +30,7 @@ CLUSTER = {"preset": "frontier", "num_nodes": 2}
 NODE = {"cluster": "local-cpu", "node": "n1"}
 CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
+CHANGED_OWNER = {"act": "owner", "name": "ann", "weight": "3"}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
 
 EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
@@ -55,6 +56,11 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "drain_worker": ("worker.drain", "worker", "DELETE /v1/workers/{}", None),
     "create_token": ("token.create", "", "POST /v1/tokens", TOKEN_OF_CI),
     "revoke_token": ("token.revoke", "token", "DELETE /v1/tokens/{}", None),
+    "put_owner": ("owner.put", "", "PUT /v1/owners/ann", {"weight": 2.5}),
+    "put_group": ("group.put", "", "PUT /v1/groups/lab", {"weight": 2.0}),
+    "delete_group": ("group.delete", "group", "DELETE /v1/groups/{}", None),
+    "add_members": ("group.members", "group", "PUT /v1/groups/{}/members/ann", None),
+    "remove_members": ("group.members", "group", "DELETE /v1/groups/{}/members/bob", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),
@@ -70,6 +76,7 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "do_quarantine": ("node.quarantine", "node", "POST /nodes/quarantine", NODE),
     "do_release": ("node.release", "quarantined", "POST /nodes/release", NODE),
     "do_create_token": ("token.create", "", "POST /tokens", TOKEN_OF_CI),
+    "do_change_owners": ("owner.put", "", "POST /owners", CHANGED_OWNER),
     "do_revoke_token": ("token.revoke", "token", "POST /tokens/{}/revoke", None),
 }
 """By route: what the audit calls its change, what must be there before, and the request."""
@@ -88,6 +95,10 @@ def made_ready(api: Api, what: str) -> str:
         if what == "quarantined":
             api.post("/nodes/local-cpu/n1/quarantine")
         return "local-cpu/n1"
+    if what == "group":
+        api.store.owners.put_owner("ann", weight=1.0)
+        api.store.owners.put_group("lab", members=["bob"])
+        return "lab"
     if what == "token":
         return str(api.post("/tokens", TOKEN_OF_CI, 201)["id"])
     campaign = api.submit()

@@ -429,7 +429,7 @@ def service(lasting: TestClient) -> Odd:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [8, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [10, pytest.param(30, marks=pytest.mark.slow)])
 def test_no_batch_of_odd_documents_is_a_fault_or_breaks_a_list(service: Odd, number: int) -> None:
     @settings(asking, max_examples=number)
     @given(batch=batches())

@@ -37,7 +37,8 @@ def make(api: Api, name: str, role: str, **more: Any) -> dict[str, Any]:
 def test_a_token_works_and_is_shown_once(api: Api) -> None:
     made = make(api, "ci", "viewer")
     answer = api.http.get("/v1/whoami", headers=bearer(made["token"]))
-    assert answer.json() == {"name": "ci", "role": "viewer", "expires_at": None}
+    who = {"name": "ci", "role": "viewer", "owner": "ci", "groups": [], "expires_at": None}
+    assert answer.json() == who
     (listed,) = api.get("/tokens")["tokens"]
     assert listed == {key: value for key, value in made.items() if key != "token"}
     assert listed["created_by"] == "local"

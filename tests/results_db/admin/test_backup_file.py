@@ -112,6 +112,24 @@ def test_backups_of_every_schema_are_made_and_restored_into_both_kinds(
 
 
 @pytest.mark.sqlite_is_enough
+def test_owners_groups_and_quotas_go_between_databases(
+    empty_postgres_url: str, other: Path, tmp_path: Path
+) -> None:
+    restore_into_postgresql(other, empty_postgres_url)
+    back_up(empty_postgres_url, tmp_path / "again.sqlite3")
+    before, after = rows(str(other)), rows(str(tmp_path / "again.sqlite3"))
+    for table in ("owners", "owner_groups", "group_members", "quotas", "recent_use"):
+        assert before[table], table
+        assert after[table] == before[table]
+    with closing(Store(empty_postgres_url)) as store:
+        lab, site = store.owners.groups()
+        assert (lab.members, site.members, lab.weight) == (("ann", "bob", "cid"), ("cid",), 2.0)
+        assert [each.owner for each in store.access.tokens()] == ["ann"]
+        store.owners.note_claimed_groups("cid", [])
+        assert [each.members for each in store.owners.groups()] == [("ann", "bob"), ()]
+
+
+@pytest.mark.sqlite_is_enough
 def test_the_wall_time_of_a_restored_campaign_stands_until_a_worker_is_there(
     store: Store, database_url: str, clock: TurnableClock, tmp_path: Path
 ) -> None:

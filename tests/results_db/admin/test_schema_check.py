@@ -171,6 +171,8 @@ BROKEN = {
     "job-settings": ("UPDATE trials SET job = '{\"compile\": true}' WHERE id = 4",),
     "stages": ("INSERT INTO stage_memories (trial_id, stage, peak_memory_bytes) VALUES (1, 1, 5)",),
     "trial-costs": ("UPDATE trials SET lost_node_seconds = 3 WHERE id = 4",),
+    "owners": ("UPDATE campaigns SET created_by = 'nobody' WHERE id = 1",),
+    "groups": ("UPDATE campaigns SET visibility = 'group', group_name = 'gone' WHERE id = 1",),
     "campaign-costs": ("UPDATE campaigns SET idle_node_seconds = 3 WHERE id = 1",),
 }
 """By rule: what breaks it, and what else that breaks."""

@@ -16,9 +16,12 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
 
 from layout_tuner.protocol.worker_messages import BeatBody, NodeBody, NodeStatusBody, StatusBody
+from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.admin.backup_file import back_up
 from layout_tuner.results_db.admin.integrity import check_database
 from layout_tuner.results_db.admin.restore import restore_into_postgresql
+from layout_tuner.results_db.campaigns.filter import CampaignFilter
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.database import Database
 from layout_tuner.results_db.errors import (
@@ -37,6 +40,7 @@ from tests.kit.store import (
     TurnableClock,
     completed,
     make_campaign,
+    make_spec,
     make_worker,
     post_outcome,
     send_beats,
@@ -105,6 +109,9 @@ def test_the_migrations_build_what_the_models_describe(database_url: str) -> Non
         ("r014", "trials", "recompute_layers"),
         ("r014", "trials", "offload"),
         ("r016", "trials", "pipeline_layout"),
+        ("r017", "tokens", "owner"),
+        ("r017", "campaigns", "visibility"),
+        ("r017", "events", "owner"),
     ],
 )
 def test_an_older_database_gets_the_column_that_it_lacks(
@@ -197,6 +204,40 @@ def test_an_older_database_keeps_its_quarantines_and_counts_the_nodes(
         kept = (node.quarantine.reason, node.quarantine.reported_by, node.quarantine.scope)
         assert kept == ("loud", "", "")
         assert store.workers.find()[0].num_unusable == 1
+
+
+def test_tokens_and_campaigns_of_before_have_owners(database_url: str) -> None:
+    with closing(Store(database_url)) as store:
+        store.access.create_token("ann", "submitter")
+        bob = store.by(Actor(name="bob", role="submitter"))
+        make_campaign(bob, "of-bob")
+        make_campaign(store, "of-the-service")
+    migrate.downgrade(database_url, "r017")
+    with closing(Database(database_url)) as database:
+        assert not {"owners", "quotas"} & set(inspect(database.engine).get_table_names())
+    migrate.upgrade(database_url)
+    assert check_database(database_url).findings == ()
+    with closing(Store(database_url)) as store:
+        found = {each.name: (each.weight, each.groups) for each in store.owners.all()}
+        assert found == dict.fromkeys(("ann", "bob", "system"), (1.0, ()))
+        assert [each.owner for each in store.access.tokens()] == ["ann"]
+        assert {each.visibility for each in store.campaigns.find()} == {"everyone"}
+        (own,) = store.seen_by("bob").campaigns.find(chosen=CampaignFilter(created_by="bob"))
+        assert own.name == "of-bob"
+
+
+@pytest.mark.parametrize("visibility", ["private", "group"])
+def test_a_downgrade_shows_nobody_what_is_hidden(database_url: str, visibility: Any) -> None:
+    with closing(Store(database_url)) as store:
+        store.owners.put_group("lab", members=["ann"])
+        ann = store.by(Actor(name="ann", role="submitter"))
+        sharing = Sharing(visibility=visibility)
+        ann.campaigns.create(make_spec("hidden"), num_legal_layouts=1, sharing=sharing)
+    with pytest.raises(DatabaseInvalidError, match=rf"visibility={visibility}, which the earlier"):
+        migrate.downgrade(database_url, "r017")
+    assert_as_described(database_url)
+    with closing(Store(database_url)) as store:
+        assert store.seen_by("bob").campaigns.find() == []
 
 
 @pytest.mark.parametrize("how", ["garbage", "directory", "damaged"])

@@ -1,0 +1,78 @@
+"""`layout-tuner owner` and `group`, and tokens of owners, against a real service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import Result
+
+from tests.kit.api import Command, ends, refused_line
+from tests.kit.services import ServeProcess
+
+
+def row_of(result: Result, name: str) -> list[str]:
+    """The words after a name in the table that a command has printed."""
+    rows = [line.split() for line in ends(result, 0).stdout.splitlines()]
+    (found,) = [row[1:] for row in rows if row[0] == name]
+    return found
+
+
+def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_path: Path) -> None:
+    for name in ("ann", "bob"):
+        options = ("--role", "submitter", "--owner", name, "--out", tmp_path / name)
+        ends(
+            run("token", "create", f"{name}-pc", *options),
+            0,
+            f"of {name}-pc: submitter, for {name}",
+        )
+    assert row_of(run("owner", "set", "bob", "--weight", "2.5"), "bob") == ["2.5"]
+    made = run("group", "create", "lab", "--weight", "4", "--member", "ann", "--member", "bob")
+    assert row_of(made, "lab") == ["4", "ann,", "bob"]
+    ends(run("group", "create", "lab", "--weight", "9"), 1, "there is a group lab already")
+    assert row_of(run("group", "create", "site"), "site") == ["1"]
+    assert row_of(run("group", "set", "lab", "--weight", "3"), "lab") == ["3", "ann,", "bob"]
+    assert row_of(run("group", "remove", "lab", "bob"), "lab") == ["3", "ann"]
+    assert row_of(run("group", "add", "site", "bob", "ann"), "site") == ["1", "ann,", "bob"]
+    site = json.loads(run("group", "set", "site", "--member", "bob", "--json").stdout)
+    assert site == {"name": "site", "weight": 1.0, "members": ["bob"]}
+
+    owners = {
+        each["name"]: each for each in json.loads(run("owner", "list", "--json").stdout)["owners"]
+    }
+    assert owners["bob"] == {"name": "bob", "weight": 2.5, "groups": ["site"]}
+    assert row_of(run("owner", "list"), "ann") == ["1", "lab"]
+    groups = json.loads(run("group", "list", "--json").stdout)["groups"]
+    assert [each["members"] for each in groups] == [["ann"], ["bob"]]
+    (row,) = [line for line in run("token", "list").stdout.splitlines() if " ann-pc " in line]
+    assert row.split()[1:4] == ["ann-pc", "ann", "submitter"]
+
+    of_ann = ("--url", service.service["url"], "--token-file", tmp_path / "ann")
+    assert run("whoami", *of_ann).stdout == "ann-pc: submitter, for ann, in lab\n"
+    listed = run("group", "list", *of_ann).stdout
+    assert "lab" in listed
+    assert "site" not in listed
+    ends(run("owner", "list", *of_ann), 1, "list_owners takes admin")
+    assert run("group", "delete", "site").stdout == "the group site is deleted\n"
+    assert "there is no group 'site'" in refused_line(run("group", "delete", "site"))
+
+
+def test_nobody_joins_where_one_name_is_wrong(run: Command) -> None:
+    run("owner", "set", "cid", "--weight", "1")
+    run("group", "create", "odd")
+    for call, code, said in (
+        (("group", "add", "odd", "cid", "sid"), 1, "there is no owner 'sid'"),
+        (("group", "set", "odd", "--member", "cid", "--member", "x,y"), 1, "no owner 'x,y'"),
+        (("group", "remove", "odd", "cid"), 1, "'cid' is not in the group 'odd'"),
+        (("group", "set", "odd", "--weight", "0"), 2, "weight=0.0 is not from 0.001 to 1000"),
+        (("owner", "set", "cid", "--weight", "1e9"), 2, "weight=1000000000.0 is not from 0.001"),
+        (("owner", "set", "a b", "--weight", "1"), 2, "owner='a b' is not 1 to 64 characters"),
+    ):
+        refused = ends(run(*call), code, said)
+        assert (refused.stdout, len(refused.stderr.splitlines())) == ("", 1)
+    (odd,) = [
+        each
+        for each in json.loads(run("group", "list", "--json").stdout)["groups"]
+        if each["name"] == "odd"
+    ]
+    assert odd == {"name": "odd", "weight": 1.0, "members": []}
