@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from layout_tuner.api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
+from layout_tuner.api.dependencies import ActorDep, CampaignDep, HubDep, SettingsDep, StoreDep
 from layout_tuner.api.errors import EventNumberInvalidError
 from layout_tuner.api.live.event_stream import EventStream
 from layout_tuner.api.schemas.text_types import id_in
@@ -56,6 +56,7 @@ async def open_stream(
     hub: HubDep,
     store: StoreDep,
     settings: SettingsDep,
+    actor: ActorDep,
     last_event_id: LastEventId = None,
     after: After = None,
 ) -> Callable[[int | None], Response]:
@@ -67,7 +68,8 @@ async def open_stream(
             raise EventNumberInvalidError(
                 f"Last-Event-ID {last_event_id!r} is not the number of an event of this service"
             )
-    return lambda id_: EventStream(hub, store, settings, campaign_id=id_, after=number)
+    owner = None if actor.sees_all else actor.owner
+    return lambda id_: EventStream(hub, store, settings, campaign_id=id_, owner=owner, after=number)
 
 
 StreamDep = Annotated[Callable[[int | None], Response], Depends(open_stream)]
@@ -86,7 +88,7 @@ def stream_campaign_events(campaign: CampaignDep, stream: StreamDep) -> Response
 
 @router.get("/events", response_class=Response, response_model=None, responses=_STREAM)
 def stream_events(stream: StreamDep) -> Response:
-    """Stream the events of all campaigns.
+    """Stream the events of all campaigns that the token's owner sees.
 
     A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """

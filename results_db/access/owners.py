@@ -8,7 +8,7 @@ gets, where both wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -22,7 +22,7 @@ from layout_tuner.results_db.actor import MemberSource
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import OwnerInvalidError, OwnerNotFoundError
-from layout_tuner.results_db.models.service_tables import GroupMember, GroupRow, OwnerRow
+from layout_tuner.results_db.models.service_tables import EventRow, GroupMember, GroupRow, OwnerRow
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import Visibility
 
@@ -71,6 +71,30 @@ class Sharing:
 DEFAULT_SHARING: Final = Sharing()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audience:
+    """Which of some owners may see which of some campaigns, as of one moment."""
+
+    sharings: Mapping[int, tuple[str, str, str | None]]
+    """By the campaign's id: its owner, visibility and group."""
+    groups: Mapping[str, Set[str]]
+    """By owner."""
+
+    def may_see(self, owner: str | None, campaign_id: int | None) -> bool:
+        """Whether an owner may see a campaign's events; None: it sees all, or is of no campaign."""
+        if owner is None or campaign_id is None:
+            return True
+        if campaign_id not in self.sharings:
+            return False
+        belongs_to, visibility, group = self.sharings[campaign_id]
+        if visibility == "group" and group in self.groups.get(owner, ()):
+            return True
+        return visibility == "everyone" or belongs_to == owner
+
+
+NOBODY: Final = Audience(sharings={}, groups={})
+
+
 class Owners(StoreSection):
     """The store's methods for owners and groups."""
 
@@ -105,6 +129,22 @@ class Owners(StoreSection):
                 )
                 for row in rows
             ]
+
+    def audience(self, owners: Collection[str], campaign_ids: Collection[int]) -> Audience:
+        """Which of these owners may see which of these campaigns, deleted ones too."""
+        of = (Campaign.id, Campaign.created_by, Campaign.visibility, Campaign.group)
+        deleted = (EventRow.campaign_id, EventRow.owner, EventRow.visibility, EventRow.group)
+        is_deleted = EventRow.campaign_id.in_(campaign_ids) & EventRow.owner.is_not(None)
+        members = select(GroupMember.owner, GroupMember.group_name).where(
+            GroupMember.owner.in_(owners)
+        )
+        with self._db.read() as session:
+            rows = session.execute(select(*of).where(Campaign.id.in_(campaign_ids))).all()
+            gone = session.execute(select(*deleted).where(is_deleted)).all()
+            groups = {owner: set[str]() for owner in owners}
+            for owner, group in session.execute(members):
+                groups[owner].add(group)
+        return Audience(sharings={id_: (*of,) for id_, *of in (*gone, *rows)}, groups=groups)
 
     def groups_of(self, owner: str) -> tuple[str, ...]:
         """The groups of an owner, by name; of an owner who does not exist, none."""

@@ -56,12 +56,12 @@ def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
 
 @event.listens_for(Session, "do_orm_execute")
 def _hide(state: ORMExecuteState) -> None:
-    owner = state.session.info.get(EYES_OF)
-    if owner is None or not state.is_select or state.is_column_load:
+    if not state.is_select or state.is_column_load:
         return
-    state.statement = state.statement.options(
-        *(
-            with_loader_criteria(table, condition, include_aliases=True)
-            for table, condition in _conditions(owner).items()
+    for owner in state.session.info.get(EYES_OF, ()):
+        state.statement = state.statement.options(
+            *(
+                with_loader_criteria(table, condition, include_aliases=True)
+                for table, condition in _conditions(owner).items()
+            )
         )
-    )

@@ -176,13 +176,15 @@ class Reports(StoreSection):
                 for column in columns
             }
 
-    def campaigns_from(self, name: str) -> list[tuple[str, CampaignState]]:
-        """Names and states of the campaigns that start from a campaign, the newest first."""
-        query = select(Campaign.name, Campaign.state, Campaign.spec).order_by(Campaign.id.desc())
+    def campaigns_from(self, name: str) -> list[tuple[int, str, CampaignState]]:
+        """Ids, names and states of the campaigns that start from a campaign, the newest first."""
+        columns = (Campaign.id, Campaign.name, Campaign.state, Campaign.spec)
         with self._db.read() as session:
             return [
-                (other, state)
-                for other, state, document in session.execute(query)
+                (id_, other, state)
+                for id_, other, state, document in session.execute(
+                    select(*columns).order_by(Campaign.id.desc())
+                )
                 if name in StoredCampaign(document=document).start_from
             ]
 

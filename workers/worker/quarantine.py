@@ -6,6 +6,7 @@ One failure may be the fault of the layout or of a node. So the probe is run aga
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,8 @@ DOUBTFUL: Final[frozenset[FailureReason]] = frozenset(
 )
 """Reasons of failures that may be the node's fault as well as the layout's."""
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strike:
@@ -30,7 +33,7 @@ class Strike:
     probe: Hashable
     """The trial's id."""
     why: str
-    """How it failed, as text."""
+    """The reason of its failure."""
     is_alone: bool
     """Whether the node was the only suspect."""
 
@@ -67,8 +70,7 @@ class NodeHistory:
         if outcome.reason not in DOUBTFUL:
             return frozenset()
         suspects = frozenset({outcome.node} if outcome.node in nodes else set(nodes))
-        why = f"{outcome.reason}: {outcome.message}"
-        self._doubts[probe] = _Doubt(suspects=suspects, why=why)
+        self._doubts[probe] = _Doubt(suspects=suspects, why=outcome.reason)
         return suspects
 
     def completed(self, probe: Hashable, nodes: Sequence[str]) -> dict[str, str]:
@@ -98,8 +100,9 @@ class NodeHistory:
         if len(strikes) != STRIKES_OUT:  # with more, it is in quarantine
             return None
         last = strikes[-1]
-        trials = ", ".join(str(strike.probe) for strike in strikes)
-        return f"failed trials {trials} that other nodes completed; last {last.why}"
+        _LOG.info("node %s failed %s", node, ", ".join(str(strike.probe) for strike in strikes))
+        # Without names and messages: everybody reads it, and not everybody sees the campaigns.
+        return f"failed {len(strikes)} trials that other nodes completed; the last: {last.why}"
 
 
 @dataclass(kw_only=True)

@@ -185,6 +185,7 @@ def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_no
         cluster_name="box",
         trainer="embedded",
         created_at=lab.store.now(),
+        created_by="system",
     )
     known = lab.store.plans.known_trials(planned)
     submitted = lab.campaign("planned")

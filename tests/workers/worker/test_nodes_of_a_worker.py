@@ -352,7 +352,7 @@ def strike(history: NodeHistory, probe: int, node: str, *, elsewhere: str = "z")
 def test_a_node_that_fails_two_probes_which_others_complete_is_quarantined() -> None:
     history = NodeHistory()
     assert strike(history, 7, "a") == {}
-    why = "failed trials 7, 9 that other nodes completed; last crashed: rank 3 was killed"
+    why = "failed 2 trials that other nodes completed; the last: crashed"
     assert strike(history, 9, "a", elsewhere="b") == {"a": why}
     assert strike(history, 11, "a") == {}, "it is in quarantine"
 
