@@ -98,6 +98,10 @@ class Store:
         """The same store, in which queries find what an owner may see as a member, not as admin."""
         return self._copy(self._db.seen_by(owner), self._actor)
 
+    def as_member(self) -> Self:
+        """The same store in the eyes of the actor's owner as a member: administrators see more."""
+        return self.seen_by(self._actor.owner)
+
     def as_driver(self, fence: int) -> Self:
         """The same store, whose writes raise `DriverLeaseLostError` after a takeover."""
         return self._copy(fenced(self._db, fence), self._actor)

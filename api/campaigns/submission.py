@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,8 @@ from layout_tuner.documents.reading import MAX_NAME_LENGTH, Problems, read_mappi
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError, SpaceInvalidError
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.protocol.worker_messages import declared_knobs
-from layout_tuner.results_db.campaigns.campaigns import name_taken
+from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing
+from layout_tuner.results_db.campaigns.campaigns import NOTHING, name_taken
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import (
@@ -61,9 +62,13 @@ MAX_AT_ONCE: Final = 50_000
 class Submission:
     """Makes campaigns and plans of documents and of earlier campaigns."""
 
-    def __init__(self, store: Store, data_dir: Path | None) -> None:
+    def __init__(
+        self, store: Store, data_dir: Path | None, sharing: Sharing = DEFAULT_SHARING
+    ) -> None:
         self._store = store
         self._data_dir = data_dir
+        self.sharing = sharing
+        """Who sees its campaigns, their group and their priority."""
 
     def create(
         self, document: Any, key: str | None, *, returns_equal: bool = False
@@ -75,7 +80,7 @@ class Submission:
         Returns:
             The campaign, and whether an earlier request made it.
         """
-        request = _request_key(key, "create", document)
+        request = self._request_key(key, "create", document)
         try:
             return self._once(request, lambda: self._keep(self.resolve(document), request))
         except CampaignDuplicateError:
@@ -94,10 +99,20 @@ class Submission:
         return found
 
     def clone(
-        self, original: CampaignRecord, changes: Any, key: str | None
+        self,
+        original: CampaignRecord,
+        changes: Any,
+        key: str | None,
+        sharing: Mapping[str, Any] = NOTHING,
     ) -> tuple[CampaignRecord, bool]:
-        """Makes a campaign like another one, with changes in some fields of its document."""
-        request = _request_key(key, f"clone {original.id}", changes)
+        """Makes a campaign like another one, with changes in some fields of its document.
+
+        Those who see the original see it, unless `sharing`, fields of a `Sharing`, says otherwise.
+        """
+        group = original.group if original.visibility == "group" else None
+        like = {"visibility": original.visibility, "group": group}
+        self.sharing = Sharing(**{**like, **sharing})
+        request = self._request_key(key, f"clone {original.id}", changes)
         return self._once(request, lambda: self._keep_clone(original, changes, request))
 
     def _keep_clone(
@@ -327,7 +342,16 @@ class Submission:
             request=request,
             notes=notes,
             names=names,
+            sharing=self.sharing,
         )
+
+    def _request_key(self, key: str | None, what: str, document: Any) -> RequestKey | None:
+        """The key of the request, and a hash of its content."""
+        if key is None:
+            return None
+        shared = [] if self.sharing == DEFAULT_SHARING else [asdict(self.sharing)]
+        content = json.dumps([what, document, *shared], sort_keys=True)
+        return RequestKey(key=key, request_hash=hashlib.sha256(content.encode()).hexdigest())
 
     def refuse_taken(self, name: str) -> None:
         """Refuses a taken name (CampaignDuplicateError) early; the database checks it again."""
@@ -338,7 +362,7 @@ class Submission:
         raise name_taken(name)
 
     def refuse_unknown_sources(self, spec: CampaignSpec) -> None:
-        """Refuses campaigns in `start_from` that do not exist, or that are simulated.
+        """Refuses campaigns in `start_from` that its owner does not see, or that are simulated.
 
         Raises:
             CampaignInvalidError: there is no campaign of such a name, or it is simulated and this
@@ -346,7 +370,7 @@ class Submission:
         """
         for name in spec.start_from:
             try:
-                found = self._store.campaigns.by_name(name)
+                found = self._store.as_member().campaigns.by_name(name)
                 if found.is_simulated != (spec.simulated is not None):
                     which = "simulated" if found.is_simulated else "measured"
                     problem = f"campaign {name!r} is {which}, and this one is not"
@@ -359,14 +383,6 @@ def numbered(name: str) -> tuple[str, ...]:
     """Names for further campaigns like one of this name, in order of preference."""
     suffixes = [f"-{number}" for number in range(2, MAX_CLONES + 2)]
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
-
-
-def _request_key(key: str | None, what: str, document: Any) -> RequestKey | None:
-    """The key of the request, and a hash of its content."""
-    if key is None:
-        return None
-    content = json.dumps([what, document], sort_keys=True)
-    return RequestKey(key=key, request_hash=hashlib.sha256(content.encode()).hexdigest())
 
 
 def _with_measured_constants(document: Any, data_dir: Path | None) -> Any:

@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from functools import cache, partial
 from typing import Final
 
 from fastapi.sse import format_sse_event
@@ -29,7 +28,7 @@ from layout_tuner.api.live.open_streams import OpenStreams
 from layout_tuner.api.security.authentication import Authentication, Credential
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.owners import NOBODY, Audience
+from layout_tuner.results_db.access.owners import Audience
 from layout_tuner.results_db.events.live_state import LiveState
 from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.store import Store
@@ -68,7 +67,10 @@ class Subscription:
             return False
         if event.owner is not None and self.owner not in (None, event.owner):
             return False
-        return audience.may_see(self.owner, event.campaign_id)
+        return event.campaign_id is None or self.sees(event.campaign_id, audience)
+
+    def sees(self, campaign_id: int, audience: Audience) -> bool:
+        return self.owner is None or (self.owner, campaign_id) in audience
 
     def put(self, seq: int, event: bytes) -> None:
         """Adds an event unless it was sent before; with too many unread events, closes instead."""
@@ -222,15 +224,17 @@ class EventHub:
             if self._live_state is None:
                 return
             self._live_state = now
-        audience = await self._audience({event.campaign_id for event in events} - {None})
+        audience = await self._audience({event.campaign_id for event in events})
         for event in events:
             for subscription in self._subscriptions:
                 if subscription.gets(event, audience):
                     subscription.put_live(event.content)
 
-    async def _audience(self, campaign_ids: Set[int | None]) -> Audience:
+    async def _audience(self, of: Set[int | None]) -> Audience:
         """Which of the watchers' owners may see which campaigns, read once for all watchers."""
-        audience, known = NOBODY, set[str]()
+        campaign_ids = {id_ for id_ in of if id_ is not None}
+        audience: Audience = frozenset()
+        known = set[str]()
         while campaign_ids and not known.issuperset(self._owners()):  # a watcher may come meanwhile
             known = self._owners()
             audience = await run_in_threadpool(self._store.owners.audience, known, campaign_ids)
@@ -256,8 +260,7 @@ class EventHub:
             if event.seq <= self._handed_out:
                 # During the read all watchers left, and a new one came that begins later.
                 continue
-            may_see = cache(partial(audience.may_see, campaign_id=event.campaign_id))
             for subscription in (*listeners.get(None, ()), *listeners.get(event.campaign_id, ())):
-                if may_see(subscription.owner):
+                if subscription.sees(event.campaign_id, audience):
                     subscription.put(event.seq, written)
             self._handed_out = event.seq

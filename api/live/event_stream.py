@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from layout_tuner.api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
 from layout_tuner.api.live.open_streams import CLOSING_S
 from layout_tuner.api.settings import Settings
-from layout_tuner.results_db.access.owners import NOBODY
+from layout_tuner.results_db.access.owners import Audience
 from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.events.live_state import LiveState
 from layout_tuner.results_db.store import Store
@@ -58,7 +58,8 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._hub, self._store, self._settings = hub, store, settings
         self._campaign_id, self._owner, self._after = campaign_id, owner, after
-        self._opened, self._audience = LiveState(), NOBODY
+        self._opened = LiveState()
+        self._audience: Audience = frozenset()
         self._end: int | None = None
         """The number of the last event of a campaign that has ended; None: more may come."""
 

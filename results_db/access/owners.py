@@ -8,16 +8,17 @@ gets, where both wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, union
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.results_db.access.tokens import note_owner, refuse_bad_name
+from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.actor import MemberSource
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -29,6 +30,9 @@ from layout_tuner.results_db.records import Visibility
 MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
 """Least and largest weight: with others a share would be too small to see, or all of it."""
+
+MAX_PRIORITY: Final = 1000
+"""Largest priority of a campaign; the least is its negative."""
 
 MAX_MEMBERS: Final = 10_000
 """Most owners that a group has."""
@@ -70,29 +74,8 @@ class Sharing:
 
 DEFAULT_SHARING: Final = Sharing()
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Audience:
-    """Which of some owners may see which of some campaigns, as of one moment."""
-
-    sharings: Mapping[int, tuple[str, str, str | None]]
-    """By the campaign's id: its owner, visibility and group."""
-    groups: Mapping[str, Set[str]]
-    """By owner."""
-
-    def may_see(self, owner: str | None, campaign_id: int | None) -> bool:
-        """Whether an owner may see a campaign's events; None: it sees all, or is of no campaign."""
-        if owner is None or campaign_id is None:
-            return True
-        if campaign_id not in self.sharings:
-            return False
-        belongs_to, visibility, group = self.sharings[campaign_id]
-        if visibility == "group" and group in self.groups.get(owner, ()):
-            return True
-        return visibility == "everyone" or belongs_to == owner
-
-
-NOBODY: Final = Audience(sharings={}, groups={})
+Audience = Set[tuple[str, int]]
+"""Owners with the ids of campaigns that they may see, as of one moment."""
 
 
 class Owners(StoreSection):
@@ -132,19 +115,13 @@ class Owners(StoreSection):
 
     def audience(self, owners: Collection[str], campaign_ids: Collection[int]) -> Audience:
         """Which of these owners may see which of these campaigns, deleted ones too."""
-        of = (Campaign.id, Campaign.created_by, Campaign.visibility, Campaign.group)
-        deleted = (EventRow.campaign_id, EventRow.owner, EventRow.visibility, EventRow.group)
-        is_deleted = EventRow.campaign_id.in_(campaign_ids) & EventRow.owner.is_not(None)
-        members = select(GroupMember.owner, GroupMember.group_name).where(
-            GroupMember.owner.in_(owners)
-        )
+        of = OwnerRow.name
+        there = select(of, Campaign.id).where(Campaign.id.in_(campaign_ids), may_see(of))
+        is_gone = EventRow.campaign_id.in_(campaign_ids) & may_see(of, EventRow)
+        gone = select(of, EventRow.campaign_id).where(is_gone)
+        query = union(there.where(of.in_(owners)), gone.where(of.in_(owners)))
         with self._db.read() as session:
-            rows = session.execute(select(*of).where(Campaign.id.in_(campaign_ids))).all()
-            gone = session.execute(select(*deleted).where(is_deleted)).all()
-            groups = {owner: set[str]() for owner in owners}
-            for owner, group in session.execute(members):
-                groups[owner].add(group)
-        return Audience(sharings={id_: (*of,) for id_, *of in (*gone, *rows)}, groups=groups)
+            return {(owner, id_) for owner, id_ in session.execute(query)}
 
     def groups_of(self, owner: str) -> tuple[str, ...]:
         """The groups of an owner, by name; of an owner who does not exist, none."""

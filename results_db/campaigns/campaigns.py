@@ -520,6 +520,7 @@ def _change_sharing(
 ) -> dict[str, Any]:
     """Sets what changes of a campaign's sharing; returns the old and the new value of each."""
     before = {each.name: getattr(campaign, each.name) for each in fields(Sharing)}
+    changes = {name: value for name, value in changes.items() if value != before[name]}
     wanted = Sharing(**{**before, **changes})
     if "group" in changes or changes.get("visibility") == "group":
         share(session, campaign, wanted)

@@ -162,9 +162,10 @@ class Reports(StoreSection):
     def campaign_choices(self) -> Mapping[str, Mapping[str, int]]:
         """The values that campaigns have, with their numbers of campaigns, by column.
 
-        The columns are state, model_name, cluster_name and created_by; values are sorted.
+        The columns are state, model_name, cluster_name, created_by, visibility; values are sorted.
         """
-        columns = (Campaign.state, Campaign.model_name, Campaign.cluster_name, Campaign.created_by)
+        of = Campaign
+        columns = (of.state, of.model_name, of.cluster_name, of.created_by, of.visibility)
         with self._db.read() as session:
             return {
                 column.key: {
