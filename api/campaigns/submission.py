@@ -137,7 +137,10 @@ class Submission:
             document["name"] = names[0]
         keeps_knobs = not given.keys() & {"space", "probe"}
         spec = self.resolve(document, keeps_knobs=keeps_knobs)
-        return self._keep(spec, request, notes=f"clone of {original.name}", names=names)
+        # Not where more people see the clone than the original.
+        is_named = self.sharing.visibility in ("private", original.visibility)
+        notes = f"clone of {original.name}" if is_named else ""
+        return self._keep(spec, request, notes=notes, names=names)
 
     def free_name(self, name: str) -> str:
         """The first free name for a campaign like another one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -27,7 +27,7 @@ from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
 from layout_tuner.results_db.campaigns.start_from import may_calibrate
-from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.database import EYES_OF, refused_unless_unique
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign, lock_rows
 from layout_tuner.results_db.database.retry import retried
@@ -201,7 +201,7 @@ class Campaigns(StoreSection):
 
     def get(self, campaign_id: int) -> CampaignRecord:
         with self._db.read() as session:
-            return campaign_record(by_id(session, campaign_id), self._clock())
+            return _shown(session, by_id(session, campaign_id), self._clock())
 
     def of_request(self, request: RequestKey) -> CampaignRecord | None:
         """The campaign that an earlier request of this sender and key created; None: there is none.
@@ -230,7 +230,7 @@ class Campaigns(StoreSection):
             row = session.scalar(query.order_by(*own_first(self._actor.owner)).limit(1))
             if row is None:
                 raise campaign_not_found(name)
-            return campaign_record(row, self._clock())
+            return _shown(session, row, self._clock())
 
     def find(
         self,
@@ -247,7 +247,7 @@ class Campaigns(StoreSection):
         query = query.limit(limit).offset(offset or None)
         now = self._clock()
         with self._db.read() as session:
-            return [campaign_record(row, now) for row in session.scalars(query)]
+            return [_shown(session, row, now) for row in session.scalars(query).all()]
 
     def to_drive(self) -> list[CampaignRecord]:
         """The RUNNING campaigns, the oldest first."""
@@ -443,6 +443,17 @@ class Campaigns(StoreSection):
                 trials=num_trials,
                 created_by=campaign.created_by,
             )
+
+
+def _shown(session: Session, row: Campaign, now: datetime) -> CampaignRecord:
+    """A campaign's record; of those that it starts from, with the names that the reader sees."""
+    record = campaign_record(row, now)
+    names = record.stored.start_from
+    if not names or not session.info[EYES_OF]:
+        return record
+    seen = set(session.scalars(select(Campaign.name).where(Campaign.name.in_(names))))
+    shown = {**record.stored.document, "start_from": [name for name in names if name in seen]}
+    return replace(record, stored=StoredCampaign(document=shown))
 
 
 def _hold_sources(session: Session, names: Sequence[str], campaign: Campaign) -> None:
