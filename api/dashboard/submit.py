@@ -145,7 +145,7 @@ class SubmitPage:
         try:
             document = self._document()
             given = {k: self.form[k] for k in _SHARING if self.form[k]}
-            changes = CampaignChange.model_validate(given).model_dump(exclude_unset=True)
+            changes = CampaignChange.model_validate_strings(given).model_dump(exclude_unset=True)
             self.submission.sharing = replace(self.submission.sharing, **changes)
             campaign, _ = self.submission.create(document, _request_key(self.form, document))
         except ValidationError as error:

@@ -67,6 +67,8 @@ class Made:
     drawn: Drawn
     id: int
     trials: Sequence[int]
+    source: str = ""
+    """The name of the campaign that it starts from."""
 
     @property
     def name(self) -> str:
@@ -177,11 +179,12 @@ def owners_world(
 def _make(world: World, number: int, drawn: Drawn) -> Made:
     store, name = world.store, f"name-{number}-zq"
     own = [each.name for each in world.made if each.drawn.owner == drawn.owner]
+    sources = own[-1:] if drawn.starts_from_own else []
     document = {
         **CAMPAIGN,
         "name": name,
         "model": {**MODEL, "name": f"model-{number}-zq"},
-        "start_from": own[-1:] if drawn.starts_from_own else [],
+        "start_from": sources,
     }
     if drawn.group not in world.groups[drawn.owner]:
         others = sorted(world.groups[drawn.owner])
@@ -205,4 +208,4 @@ def _make(world: World, number: int, drawn: Drawn) -> Made:
         running = store.trials.add(id_, Layout(pp=2, num_microbatches=8)).id
         assert lease_one(store, world.worker).trial_id == running
         trials.append(running)
-    return Made(number=number, drawn=drawn, id=id_, trials=trials)
+    return Made(number=number, drawn=drawn, id=id_, trials=trials, source="".join(sources))
