@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from layout_tuner.errors import CampaignInvalidError, SearchSpaceError, SpaceInv
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.protocol.worker_messages import declared_knobs
 from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing
-from layout_tuner.results_db.campaigns.campaigns import NOTHING, name_taken
+from layout_tuner.results_db.campaigns.campaigns import name_taken
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.errors import (
@@ -80,7 +80,7 @@ class Submission:
         Returns:
             The campaign, and whether an earlier request made it.
         """
-        request = self._request_key(key, "create", document)
+        request = _request_key(key, "create", document, self.sharing)
         try:
             return self._once(request, lambda: self._keep(self.resolve(document), request))
         except CampaignDuplicateError:
@@ -103,7 +103,7 @@ class Submission:
         original: CampaignRecord,
         changes: Any,
         key: str | None,
-        sharing: Mapping[str, Any] = NOTHING,
+        sharing: Mapping[str, Any] | None = None,
     ) -> tuple[CampaignRecord, bool]:
         """Makes a campaign like another one, with changes in some fields of its document.
 
@@ -111,8 +111,8 @@ class Submission:
         """
         group = original.group if original.visibility == "group" else None
         like = {"visibility": original.visibility, "group": group}
-        self.sharing = Sharing(**{**like, **sharing})
-        request = self._request_key(key, f"clone {original.id}", changes)
+        self.sharing = Sharing(**{**like, **(sharing or {})})
+        request = _request_key(key, f"clone {original.id}", changes, self.sharing)
         return self._once(request, lambda: self._keep_clone(original, changes, request))
 
     def _keep_clone(
@@ -348,14 +348,6 @@ class Submission:
             sharing=self.sharing,
         )
 
-    def _request_key(self, key: str | None, what: str, document: Any) -> RequestKey | None:
-        """The key of the request, and a hash of its content."""
-        if key is None:
-            return None
-        shared = [] if self.sharing == DEFAULT_SHARING else [asdict(self.sharing)]
-        content = json.dumps([what, document, *shared], sort_keys=True)
-        return RequestKey(key=key, request_hash=hashlib.sha256(content.encode()).hexdigest())
-
     def refuse_taken(self, name: str) -> None:
         """Refuses a taken name (CampaignDuplicateError) early; the database checks it again."""
         try:
@@ -386,6 +378,15 @@ def numbered(name: str) -> tuple[str, ...]:
     """Names for further campaigns like one of this name, in order of preference."""
     suffixes = [f"-{number}" for number in range(2, MAX_CLONES + 2)]
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
+
+
+def _request_key(key: str | None, what: str, document: Any, sharing: Sharing) -> RequestKey | None:
+    """The key of the request, and a hash of its content."""
+    if key is None:
+        return None
+    shared = "" if sharing == DEFAULT_SHARING else f" {sharing}"
+    content = json.dumps([f"{what}{shared}", document], sort_keys=True)
+    return RequestKey(key=key, request_hash=hashlib.sha256(content.encode()).hexdigest())
 
 
 def _with_measured_constants(document: Any, data_dir: Path | None) -> Any:

@@ -79,10 +79,8 @@ def do_clone_campaign(
     campaign: CampaignDep,
     submission: SubmissionDep,
     name: Annotated[str, Form(max_length=64)],
-    visibility: Annotated[Visibility | None, Form()] = None,
 ) -> Response:
-    sharing = {} if visibility is None else {"visibility": visibility}
-    clone, _is_replay = submission.clone(campaign, {"name": name}, None, sharing)
+    clone, _is_replay = submission.clone(campaign, {"name": name}, None)
     return _back(request, clone, "cloned")
 
 

@@ -29,7 +29,6 @@ def show_campaigns(
     state: Annotated[list[CampaignState] | None, Query()] = None,
     created_by: QueryText | None = None,
     visibility: Visibility | None = None,
-    group: QueryText | None = None,
     model: QueryText | None = None,
     cluster: QueryText | None = None,
     name_contains: QueryText | None = None,
@@ -42,7 +41,6 @@ def show_campaigns(
         cluster=cluster,
         created_by=created_by,
         visibility=visibility,
-        group=group,
         name_contains=name_contains,
     )
     campaigns = store.campaigns.find(chosen=chosen, limit=PAGE, offset=offset)

@@ -26,6 +26,7 @@ from layout_tuner.api.formatting import (
     node_time,
     objective_figure,
     percent,
+    seen_by,
     state_words,
     step_words,
     unit,
@@ -204,7 +205,7 @@ def timestamp(at: datetime | None) -> Markup:
 
 
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
-    *(node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
+    *(seen_by, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
     searched_words,
     *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
     *(step_words, unit, used_words, cheap_words, count, labelled, timestamp, word_of),

@@ -46,18 +46,14 @@ class EventStream(Response):
         settings: Settings,
         *,
         campaign_id: int | None,
-        owner: str | None,
         after: int | None,
     ) -> None:
-        """Without `campaign_id` it is of all campaigns, and without `after` it begins now.
-
-        It has the events of campaigns that an owner may see; None: of all.
-        """
+        """Without `campaign_id` it is of all that the store sees; without `after` it begins now."""
         # The second header tells proxies not to buffer events.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._hub, self._store, self._settings = hub, store, settings
-        self._campaign_id, self._owner, self._after = campaign_id, owner, after
+        self._campaign_id, self._after = campaign_id, after
         self._opened = LiveState()
         self._audience: Audience = frozenset()
         self._end: int | None = None
@@ -94,10 +90,9 @@ class EventStream(Response):
     async def _resume(self) -> bool:
         """Sets the position where the stream begins; True: missed events were deleted."""
         self._opened = await self._hub.live_state()
-        if self._owner is not None:
-            self._audience = await run_in_threadpool(
-                self._store.owners.audience, [self._owner], self._opened.campaigns
-            )
+        if (owner := self._store.eyes_of) is not None:
+            audience = self._store.owners.audience
+            self._audience = await run_in_threadpool(audience, [owner], self._opened.campaigns)
         position = await self._hub.position()
         if self._after is None:
             self._after = position
@@ -151,7 +146,7 @@ class EventStream(Response):
             yield _control(CLOSED, {"reason": f"what was missed cannot be read: {error}"})
             return
         with self._hub.subscribed(
-            self._campaign_id, self._owner, after, self._opened, self._audience
+            self._campaign_id, self._store.eyes_of, after, self._opened, self._audience
         ) as subscription:
             async for chunk in self._live(subscription, until_s):
                 yield chunk

@@ -71,9 +71,9 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
-    def text(self, store: Store | None = None) -> bytes:
-        """The metrics, of campaigns as an owner sees them by its store; None: of all campaigns."""
-        service = self._of_all if store is None else _ServiceCollector(store)
+    def text(self, store: Store) -> bytes:
+        """The metrics, with the campaigns that a store finds."""
+        service = self._of_all if store.eyes_of is None else _ServiceCollector(store)
         return generate_latest(service) + generate_latest(self._registry)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from layout_tuner.api.dependencies import ActorDep, CampaignDep, HubDep, SettingsDep, StoreDep
+from layout_tuner.api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
 from layout_tuner.api.errors import EventNumberInvalidError
 from layout_tuner.api.live.event_stream import EventStream
 from layout_tuner.api.schemas.text_types import id_in
@@ -56,7 +56,6 @@ async def open_stream(
     hub: HubDep,
     store: StoreDep,
     settings: SettingsDep,
-    actor: ActorDep,
     last_event_id: LastEventId = None,
     after: After = None,
 ) -> Callable[[int | None], Response]:
@@ -68,8 +67,7 @@ async def open_stream(
             raise EventNumberInvalidError(
                 f"Last-Event-ID {last_event_id!r} is not the number of an event of this service"
             )
-    owner = None if actor.sees_all else actor.owner
-    return lambda id_: EventStream(hub, store, settings, campaign_id=id_, owner=owner, after=number)
+    return lambda id_: EventStream(hub, store, settings, campaign_id=id_, after=number)
 
 
 StreamDep = Annotated[Callable[[int | None], Response], Depends(open_stream)]

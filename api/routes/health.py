@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from starlette.responses import PlainTextResponse
 
 from layout_tuner.api.campaigns.progress_and_waiting import driver_is_alive
-from layout_tuner.api.dependencies import ActorDep, MetricsDep, SettingsDep, StoreDep
+from layout_tuner.api.dependencies import MetricsDep, SettingsDep, StoreDep
 from layout_tuner.api.process.metrics import CONTENT_TYPE
 from layout_tuner.api.schemas.campaigns_and_trials import Health, Readiness
 from layout_tuner.api.settings import Settings
@@ -59,13 +59,12 @@ def read_readiness(store: StoreDep, settings: SettingsDep, response: Response) -
 
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
-def read_metrics(metrics: MetricsDep, store: StoreDep, actor: ActorDep) -> Response:
+def read_metrics(metrics: MetricsDep, store: StoreDep) -> Response:
     """Read metrics in the format of Prometheus: of this process's requests and of the service.
 
     Campaigns, trials and node-seconds are those that the token's owner sees.
     """
-    text = metrics.text(None if actor.sees_all else store)
-    return Response(text, headers={"Content-Type": CONTENT_TYPE})
+    return Response(metrics.text(store), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _why_not_ready(store: Store, settings: Settings) -> Iterator[str]:

@@ -340,11 +340,7 @@ def _waiting(cluster: str, is_simulated: bool, campaign_id: int | None) -> Selec
 def _node_read(
     session: Session, row: AllocationNode, trials: Mapping[str, Sequence[LeasedTrialRead]]
 ) -> AllocationNodeRead:
-    """A node's record: of what runs there, a reader gets the titles of trials that it may see.
-
-    `trials` are the visible ones by worker. Its worker reports each probe as "trial NUMBER of
-    CAMPAIGN", with the groups of the network behind it in brackets.
-    """
+    """A node's record: of the probes there, as its worker reports them, the visible titles."""
     if not session.info[EYES_OF]:
         return record_of(AllocationNodeRead, row)
     seen = {f"trial {each.number} of {each.campaign}" for each in trials.get(row.worker_id, ())}

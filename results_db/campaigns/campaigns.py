@@ -93,8 +93,14 @@ def name_taken(name: str) -> CampaignDuplicateError:
     )
 
 
-def add_campaign(session: Session, row: Campaign) -> None:
-    """Writes a campaign, whose row gets an id; CampaignDuplicateError if the name is taken."""
+def add_campaign(session: Session, row: Campaign, sharing: Sharing) -> None:
+    """Writes a campaign, whose row gets an id.
+
+    Raises:
+        CampaignDuplicateError: the name is taken.
+        CampaignInvalidError: its owner is not in its group.
+    """
+    share(session, row, sharing)
     taken = name_taken(row.name)
     if session.scalar(select(Campaign.id).where(Campaign.name == row.name).limit(1)) is not None:
         raise taken
@@ -122,8 +128,6 @@ def _first_free(session: Session, names: Sequence[str]) -> str:
 
 
 _OPEN: Final = ("RUNNING", "PAUSED")
-
-NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Campaigns(StoreSection):
@@ -181,13 +185,12 @@ class Campaigns(StoreSection):
         )
         with self._db.write() as session:
             note_owner(session, self._actor.owner, now, self._actor.name)
-            share(session, row, sharing)
             _hold_sources(session, stored.start_from, row)
             if names:
                 row.name = _first_free(session, names)
                 row.spec = {**spec, "name": row.name}
             try:
-                add_campaign(session, row)
+                add_campaign(session, row, sharing)
             except CampaignDuplicateError as error:
                 if not names:
                     raise
@@ -383,7 +386,7 @@ class Campaigns(StoreSection):
         *,
         budget: Mapping[str, Any] | None = None,
         notes: str | None = None,
-        sharing: Mapping[str, Any] = NOTHING,
+        sharing: Mapping[str, Any] | None = None,
     ) -> CampaignRecord:
         """Changes a campaign's notes and sharing, and its budget while it is open; all or nothing.
 

@@ -56,7 +56,7 @@ class Database:
         self._reader = self.engine.execution_options(**kind.READS)
         self._writer = self.engine.execution_options(**kind.WRITES)
         self._first: FirstStatement | None = None
-        self._owners: tuple[str, ...] = ()
+        self.owners: tuple[str, ...] = ()
         self._outage: OutageLog | None = None
 
     @property
@@ -73,13 +73,13 @@ class Database:
     def seen_by(self, owner: str | None) -> Self:
         """The same database, in which queries find what an owner may see; None: everything."""
         other = copy.copy(self)
-        other._owners = () if owner is None else (owner,)
+        other.owners = () if owner is None else (owner,)
         return other
 
     def seen_also_by(self, owner: str) -> Self:
         """The same database, in which queries find what the owner may see, too, and no more."""
         other = copy.copy(self)
-        other._owners = (*self._owners, owner)
+        other.owners = (*self.owners, owner)
         return other
 
     def log_outages(self) -> None:
@@ -108,7 +108,7 @@ class Database:
             write_events(session)
 
     def _info(self) -> dict[str, Any]:
-        return {EYES_OF: self._owners}
+        return {EYES_OF: self.owners}
 
     @contextmanager
     def _usable(self, *, writes: bool) -> Iterator[None]:

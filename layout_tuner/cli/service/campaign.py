@@ -22,6 +22,7 @@ from layout_tuner.api.formatting import (
     moment,
     node_time,
     percent,
+    seen_by,
     state_words,
     unit,
     used_words,
@@ -159,7 +160,7 @@ def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
         campaign.model,
         campaign.cluster,
         campaign.created_by,
-        seen_by(campaign),
+        seen_by(campaign.visibility, campaign.group),
         f"{progress.trials_ended}{planned}",
         figure(progress.best) + (", disturbed" if progress.best_disturbed else ""),
         unit(campaign.objective),
@@ -207,7 +208,7 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     yield "precision", precision_words(campaign)
     yield "strategy", _strategy(campaign)
     yield "submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"
-    yield "seen by", f"{seen_by(campaign)}; priority {campaign.priority}"
+    yield "seen by", f"{seen_by(campaign.visibility, campaign.group)}; priority {campaign.priority}"
     yield "budget", budget_words(campaign.stored.budget)
     yield "starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"
     yield "trials", states or "none yet"
@@ -237,13 +238,6 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     yield from (("warning", warning) for warning in campaign.warnings)
     if campaign.notes:
         yield "notes", campaign.notes.rstrip()
-
-
-def seen_by(campaign: CampaignRead) -> str:
-    """Who sees a campaign beside administrators."""
-    if campaign.visibility == "group":
-        return f"group {campaign.group}"
-    return "its owner" if campaign.visibility == "private" else "everyone"
 
 
 def precision_words(campaign: CampaignDetail) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from layout_tuner.api.formatting import budget_words
+from layout_tuner.api.formatting import budget_words, seen_by
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.command_options import json_option, together
 from layout_tuner.cli.options.prediction_options import (
@@ -25,7 +25,7 @@ from layout_tuner.cli.options.prediction_options import (
     knobs_file_option,
 )
 from layout_tuner.cli.options.refusals import fail, refuse
-from layout_tuner.cli.service.campaign import precision_words, seen_by
+from layout_tuner.cli.service.campaign import precision_words
 from layout_tuner.cli.service.service_connection import (
     answers,
     print_json,
@@ -201,7 +201,7 @@ def _print_imported(imported: ImportRead) -> None:
 @sharing_options
 @answers(
     lambda changed: click.echo(
-        f"campaign {changed.name}: {budget_words(changed.stored.budget)}, seen by {seen_by(changed)}"
+        f"campaign {changed.name}: {budget_words(changed.stored.budget)}, seen by {seen_by(changed.visibility, changed.group)}"
     )
 )
 @service_options
