@@ -15,9 +15,9 @@ from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.measurement import Environment, Iteration
 from layout_tuner.protocol.states import TrialState
-from layout_tuner.results_db.access.owners import MAX_PRIORITY
 from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead
 from layout_tuner.results_db.records import (
+    MAX_PRIORITY,
     AttemptRecord,
     CampaignState,
     KnobStepRead,

@@ -31,9 +31,6 @@ MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
 """Least and largest weight: with others a share would be too small to see, or all of it."""
 
-MAX_PRIORITY: Final = 1000
-"""Largest priority of a campaign; the least is its negative."""
-
 MAX_MEMBERS: Final = 10_000
 """Most owners that a group has."""
 

@@ -455,7 +455,7 @@ def _shown(session: Session, row: Campaign, now: datetime) -> CampaignRecord:
     if not names or not session.info[EYES_OF]:
         return record
     seen = set(session.scalars(select(Campaign.name).where(Campaign.name.in_(names))))
-    shown = {**record.stored.document, "start_from": [name for name in names if name in seen]}
+    shown = {**row.spec, "start_from": [name for name in names if name in seen]}
     return replace(record, stored=StoredCampaign(document=shown))
 
 

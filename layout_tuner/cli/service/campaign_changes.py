@@ -35,8 +35,7 @@ from layout_tuner.cli.service.service_connection import (
 from layout_tuner.documents.json_and_yaml import described, read_file, read_yaml
 from layout_tuner.documents.reading import read_mapping, why_unreadable
 from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError
-from layout_tuner.results_db.access.owners import MAX_PRIORITY
-from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES, VISIBILITIES
+from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES, MAX_PRIORITY, VISIBILITIES
 from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.terminal.console import on_interrupt, terminal_width
 from layout_tuner.terminal.plurals import counted

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
@@ -200,7 +200,13 @@ def test_administrators_see_all_and_workers_nothing(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],  # to shrink an example takes an hour
+)
 @given(groups=drawn_groups, campaigns=drawn_campaigns, reader=drawn_readers)
 def test_nobody_sees_what_is_hidden_whoever_owns_it(
     groups: dict[str, set[str]], campaigns: list[Drawn], reader: tuple[str, str, str]
