@@ -110,6 +110,9 @@ def check(world: World, owner: str, role: str, *, by: str) -> None:
         ]
         detail = world.ask(owner, role, "GET", f"/v1/campaigns/{each.id}").json()
         assert detail["starts_from"] == NUM_ENDED * len(known)
+    for of, plan_id in world.plans.items():
+        answer = world.ask(owner, role, "GET", f"/v1/plans/{plan_id}")
+        assert answer.status_code == (200 if of == owner else 404), of
     metrics = world.ask(owner, role, "GET", "/metrics").text
     counts = re.findall(r"layout_tuner_campaigns\{[^}]*\} (\d+)", metrics)
     assert sum(map(int, counts)) == len(seen)
