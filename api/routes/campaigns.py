@@ -30,12 +30,7 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
 from layout_tuner.api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
 from layout_tuner.results_db.access.owners import Sharing
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
-from layout_tuner.results_db.records import (
-    MAX_PRIORITY,
-    CampaignRecord,
-    CampaignState,
-    Visibility,
-)
+from layout_tuner.results_db.records import MAX_PRIORITY, CampaignRecord, CampaignState, Visibility
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign_settings import StrategyName
 from layout_tuner.search_spaces.objectives import AnyObjective
