@@ -165,10 +165,12 @@ def owners_world(
         for each in world.made:
             if not each.drawn.has_ended:
                 store.trials.add(each.id, Layout(num_microbatches=2))
-        doing = ", ".join(f"trial 3 of {each.name} (spans 2 of a, 1 of b)" for each in world.made)
+        running = [each for each in world.made if not each.drawn.has_ended]
+        doing = ", ".join(f"trial 3 of {each.name} (spans 2 of a, 1 of b)" for each in running)
         node = NodeStatusBody(name="n0", state="busy", doing=doing)
-        running = [each.trials[-1] for each in world.made if not each.drawn.has_ended]
-        beats = [BeatBody(trial_id=id_, attempt=1, iterations_done=1) for id_ in running]
+        beats = [
+            BeatBody(trial_id=each.trials[-1], attempt=1, iterations_done=1) for each in running
+        ]
         send_beats(store, world.worker, beats, status=StatusBody(nodes=[node]))
         for owner in OWNERS:
             own = store.by(Actor(name=owner, role="submitter"))

@@ -122,7 +122,9 @@ def check(world: World, owner: str, role: str, *, by: str) -> None:
     (allocation,) = world.ask(owner, role, "GET", "/v1/allocations").json()["allocations"]
     assert (len(allocation["running"]), allocation["num_not_leased"]) == (num_open, num_open)
     others_run = any(not each.drawn.has_ended for each in hidden)
-    assert ("another owner's probe" in allocation["nodes"][0]["doing"]) == bool(hidden), others_run
+    doing = allocation["nodes"][0]["doing"]
+    assert ("another owner's probe" in doing) == others_run
+    assert doing.count("trial 3 of") == num_open
 
 
 NUM_ENDED: Final = 2
