@@ -33,7 +33,7 @@ class Strike:
     probe: Hashable
     """The trial's id."""
     why: str
-    """The reason of its failure."""
+    """How it failed, as text."""
     is_alone: bool
     """Whether the node was the only suspect."""
 
@@ -70,7 +70,7 @@ class NodeHistory:
         if outcome.reason not in DOUBTFUL:
             return frozenset()
         suspects = frozenset({outcome.node} if outcome.node in nodes else set(nodes))
-        self._doubts[probe] = _Doubt(suspects=suspects, why=outcome.reason)
+        self._doubts[probe] = _Doubt(suspects=suspects, why=f"{outcome.reason}: {outcome.message}")
         return suspects
 
     def completed(self, probe: Hashable, nodes: Sequence[str]) -> dict[str, str]:
@@ -100,9 +100,11 @@ class NodeHistory:
         if len(strikes) != STRIKES_OUT:  # with more, it is in quarantine
             return None
         last = strikes[-1]
-        _LOG.info("node %s failed %s", node, ", ".join(str(strike.probe) for strike in strikes))
+        trials = ", ".join(str(strike.probe) for strike in strikes)
+        _LOG.warning("node %s failed %s; the last: %s", node, trials, last.why)
         # Without names and messages: everybody reads it, and not everybody sees the campaigns.
-        return f"failed {len(strikes)} trials that other nodes completed; the last: {last.why}"
+        reason = last.why.partition(":")[0]
+        return f"failed trials ({len(strikes)}) that other nodes completed; last {reason}"
 
 
 @dataclass(kw_only=True)
