@@ -271,3 +271,8 @@ def other_knobs(layout: Layout) -> str:
         if knob.is_shown and not knob.heading and getattr(layout, knob.name) != knob.default
     ]
     return ", ".join(filter(None, (*words, layout.job.words)))
+
+
+def seen_by(visibility: str, group: str | None) -> str:
+    """Who sees a campaign beside administrators."""
+    return {"private": "its owner", "group": f"group {group}"}.get(visibility, "everyone")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
+from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.retention import Retention
 
 
@@ -54,6 +55,8 @@ class Settings:
     """Most events that wait for one watcher before it is disconnected."""
     retention: Retention = field(default_factory=Retention)
     """How long logs, iterations, events, the audit log and idempotency keys are kept."""
+    default_visibility: Visibility = "everyone"
+    """Who sees a campaign that is submitted without saying so."""
     data_dir: Path | None = None
     """Directory of constants that were measured on this machine; None: there is none."""
     stopping: Event = field(default_factory=Event)

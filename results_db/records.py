@@ -77,6 +77,8 @@ class Cost:
 Visibility = Literal["private", "group", "everyone"]
 """Who sees a campaign: its owner alone, the members of its group too, or everyone."""
 VISIBILITIES: Final[tuple[Visibility, ...]] = get_args(Visibility)
+MAX_PRIORITY: Final = 1000
+"""Largest priority of a campaign; the least is its negative."""
 
 CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
 

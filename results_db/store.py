@@ -98,6 +98,15 @@ class Store:
         """The same store, in which queries find what an owner may see as a member, not as admin."""
         return self._copy(self._db.seen_by(owner), self._actor)
 
+    @property
+    def eyes_of(self) -> str | None:
+        """The owner whose visible campaigns it finds; None: all campaigns."""
+        return next(iter(self._db.owners), None)
+
+    def as_member(self) -> Self:
+        """The same store in the eyes of the actor's owner as a member: administrators see more."""
+        return self.seen_by(self._actor.owner)
+
     def as_driver(self, fence: int) -> Self:
         """The same store, whose writes raise `DriverLeaseLostError` after a takeover."""
         return self._copy(fenced(self._db, fence), self._actor)

@@ -52,6 +52,7 @@ for _word in (
     "WORKER_TOKEN_FILE",
     "CERTIFICATE",
     "KEEP",
+    "DEFAULT_VISIBILITY",
 ):
     os.environ.pop(f"LAYOUT_TUNER_{_word}", None)
 

@@ -16,6 +16,7 @@ from layout_tuner.documents.reading import MAX_NAME_LENGTH, Problems, read_mappi
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError, SpaceInvalidError
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.protocol.worker_messages import declared_knobs
+from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing
 from layout_tuner.results_db.campaigns.campaigns import name_taken
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
 from layout_tuner.results_db.campaigns.plans import PlanOptions
@@ -61,9 +62,13 @@ MAX_AT_ONCE: Final = 50_000
 class Submission:
     """Makes campaigns and plans of documents and of earlier campaigns."""
 
-    def __init__(self, store: Store, data_dir: Path | None) -> None:
+    def __init__(
+        self, store: Store, data_dir: Path | None, sharing: Sharing = DEFAULT_SHARING
+    ) -> None:
         self._store = store
         self._data_dir = data_dir
+        self.sharing = sharing
+        """Who sees its campaigns, their group and their priority."""
 
     def create(
         self, document: Any, key: str | None, *, returns_equal: bool = False
@@ -75,7 +80,7 @@ class Submission:
         Returns:
             The campaign, and whether an earlier request made it.
         """
-        request = _request_key(key, "create", document)
+        request = _request_key(key, "create", document, self.sharing)
         try:
             return self._once(request, lambda: self._keep(self.resolve(document), request))
         except CampaignDuplicateError:
@@ -94,10 +99,20 @@ class Submission:
         return found
 
     def clone(
-        self, original: CampaignRecord, changes: Any, key: str | None
+        self,
+        original: CampaignRecord,
+        changes: Any,
+        key: str | None,
+        sharing: Mapping[str, Any] | None = None,
     ) -> tuple[CampaignRecord, bool]:
-        """Makes a campaign like another one, with changes in some fields of its document."""
-        request = _request_key(key, f"clone {original.id}", changes)
+        """Makes a campaign like another one, with changes in some fields of its document.
+
+        Those who see the original see it, unless `sharing`, fields of a `Sharing`, says otherwise.
+        """
+        group = original.group if original.visibility == "group" else None
+        like = {"visibility": original.visibility, "group": group}
+        self.sharing = Sharing(**{**like, **(sharing or {})})
+        request = _request_key(key, f"clone {original.id}", changes, self.sharing)
         return self._once(request, lambda: self._keep_clone(original, changes, request))
 
     def _keep_clone(
@@ -122,7 +137,10 @@ class Submission:
             document["name"] = names[0]
         keeps_knobs = not given.keys() & {"space", "probe"}
         spec = self.resolve(document, keeps_knobs=keeps_knobs)
-        return self._keep(spec, request, notes=f"clone of {original.name}", names=names)
+        # Not where more people see the clone than the original.
+        is_named = self.sharing.visibility in ("private", original.visibility)
+        notes = f"clone of {original.name}" if is_named else ""
+        return self._keep(spec, request, notes=notes, names=names)
 
     def free_name(self, name: str) -> str:
         """The first free name for a campaign like another one."""
@@ -327,6 +345,7 @@ class Submission:
             request=request,
             notes=notes,
             names=names,
+            sharing=self.sharing,
         )
 
     def refuse_taken(self, name: str) -> None:
@@ -338,7 +357,7 @@ class Submission:
         raise name_taken(name)
 
     def refuse_unknown_sources(self, spec: CampaignSpec) -> None:
-        """Refuses campaigns in `start_from` that do not exist, or that are simulated.
+        """Refuses campaigns in `start_from` that its owner does not see, or that are simulated.
 
         Raises:
             CampaignInvalidError: there is no campaign of such a name, or it is simulated and this
@@ -346,7 +365,7 @@ class Submission:
         """
         for name in spec.start_from:
             try:
-                found = self._store.campaigns.by_name(name)
+                found = self._store.as_member().campaigns.by_name(name)
                 if found.is_simulated != (spec.simulated is not None):
                     which = "simulated" if found.is_simulated else "measured"
                     problem = f"campaign {name!r} is {which}, and this one is not"
@@ -361,11 +380,12 @@ def numbered(name: str) -> tuple[str, ...]:
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
 
 
-def _request_key(key: str | None, what: str, document: Any) -> RequestKey | None:
+def _request_key(key: str | None, what: str, document: Any, sharing: Sharing) -> RequestKey | None:
     """The key of the request, and a hash of its content."""
     if key is None:
         return None
-    content = json.dumps([what, document], sort_keys=True)
+    shared = "" if sharing == DEFAULT_SHARING else f" {sharing}"
+    content = json.dumps([f"{what}{shared}", document], sort_keys=True)
     return RequestKey(key=key, request_hash=hashlib.sha256(content.encode()).hexdigest())
 
 

@@ -19,7 +19,7 @@ from layout_tuner.api.routes.campaigns import SubmissionDep
 from layout_tuner.api.routes.trials import TrialPath
 from layout_tuner.api.schemas.campaigns_and_trials import CampaignChange
 from layout_tuner.documents.numbers import read_number, read_whole
-from layout_tuner.results_db.records import CampaignRecord, TrialRecord
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord, Visibility
 from layout_tuner.results_db.store import Store
 
 router = APIRouter(route_class=BodyRoute)
@@ -63,7 +63,7 @@ def _add_change_of_trial(word: str) -> None:
         trial = change(store, trial_id)
         if back == "trial":
             return go_to(request, f"/trials/{trial.id}", done=done)
-        path = campaign_path(store.campaigns.get(trial.campaign_id))
+        path = campaign_path(request, store.campaigns.get(trial.campaign_id))
         return go_to(request, f"{path}/trials", done=done)
 
 
@@ -93,24 +93,33 @@ def do_change_campaign(
     trials: _Bound = "",
     node_hours: _Bound = "",
     wall_time_s: _Bound = "",
+    visibility: Annotated[Visibility | None, Form()] = None,
+    group: Annotated[str, Form(max_length=64)] = "",
+    priority: Annotated[int | None, Form()] = None,
 ) -> Response:
-    """Changes the notes of a campaign, and its budget while it is open.
+    """Changes the notes of a campaign, who sees it, and its budget while it is open.
 
     A bound that is left empty is removed.
     """
+    shared = {"visibility": visibility, "group": group or None, "priority": priority or 0}
     given = zip(_BOUNDS, (trials, node_hours, wall_time_s), strict=True)
     try:
         change = CampaignChange.model_validate(
             {
                 "notes": notes.replace("\r\n", "\n"),  # browsers send line ends as CR LF
                 "budget": {name: _number(value) for name, value in given},
+                **({} if visibility is None else shared),
             }
         )
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
     budget = {name: getattr(change.budget, name) for name in _BOUNDS}
+    sharing = change.model_dump(exclude_unset=True, exclude={"budget", "notes"})
     changed = store.campaigns.update(
-        campaign.id, budget=None if campaign.ended_at else budget, notes=change.notes
+        campaign.id,
+        budget=None if campaign.ended_at else budget,
+        notes=change.notes,
+        sharing=sharing,
     )
     return _back(request, changed, "changed")
 
@@ -140,4 +149,4 @@ def _number(text: str) -> int | float | str | None:
 
 
 def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
-    return go_to(request, campaign_path(campaign), done=done)
+    return go_to(request, campaign_path(request, campaign), done=done)

@@ -13,7 +13,7 @@ from layout_tuner.api.html.rendering import render
 from layout_tuner.api.schemas.text_types import QueryText
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from layout_tuner.results_db.records import CampaignRecord, CampaignState
+from layout_tuner.results_db.records import CampaignRecord, CampaignState, Visibility
 from layout_tuner.results_db.store import Store
 
 PAGE: Final = 50
@@ -28,6 +28,7 @@ def show_campaigns(
     store: StoreDep,
     state: Annotated[list[CampaignState] | None, Query()] = None,
     created_by: QueryText | None = None,
+    visibility: Visibility | None = None,
     model: QueryText | None = None,
     cluster: QueryText | None = None,
     name_contains: QueryText | None = None,
@@ -39,6 +40,7 @@ def show_campaigns(
         model=model,
         cluster=cluster,
         created_by=created_by,
+        visibility=visibility,
         name_contains=name_contains,
     )
     campaigns = store.campaigns.find(chosen=chosen, limit=PAGE, offset=offset)

@@ -53,7 +53,7 @@ async def campaign_page(
             request,
             template,
             campaign=campaign,
-            base=campaign_path(campaign),
+            base=campaign_path(request, campaign),
             tabs=TABS,
             progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
             baseline=baselines.get(campaign.id),
@@ -116,7 +116,7 @@ def _table_address(request: Request, campaign: CampaignRecord, form: str) -> str
     """The address of the listed layouts as a measurement table."""
     query = request.query_params
     asked = {name: query.getlist(name) for name in query if name not in _OF_PAGE}
-    path = f"/v1{campaign_path(campaign)}/leaderboard"
+    path = f"/v1{campaign_path(request, campaign)}/leaderboard"
     return page_url(request, path, **asked, format=form, intervals="true", limit=1000)
 
 
@@ -126,7 +126,7 @@ def _to_trial(
     """Goes to the page of the whole leaderboard that has a trial."""
     trial = store.trials.by_number(campaign.id, number)
     rank = store.leaderboard.rank_of(campaign.id, trial.id, objective)
-    path = campaign_path(campaign)
+    path = campaign_path(request, campaign)
     if rank is None:
         return go_to(request, path, done="unranked", objective=objective)
     offset = (rank - 1) // PAGE * PAGE

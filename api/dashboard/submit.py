@@ -10,7 +10,9 @@ from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
+from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from layout_tuner.api.campaigns.named_models_and_clusters import PRESET_NAMES
@@ -31,10 +33,11 @@ from layout_tuner.api.dashboard.campaign_form import (
 from layout_tuner.api.dashboard.job_form import JobForm
 from layout_tuner.api.dependencies import StoreDep, get_campaign
 from layout_tuner.api.errors import ApiError
-from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.html.rendering import campaign_path, go_to, render
 from layout_tuner.api.http.body_limits import limits_of
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.campaigns import SubmissionDep
+from layout_tuner.api.schemas.campaigns_and_trials import CampaignChange
 from layout_tuner.documents.json_and_yaml import read_json, read_yaml
 from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError, SearchSpaceError
 from layout_tuner.predictions.belief.plan import Plan
@@ -53,6 +56,9 @@ router = APIRouter(route_class=BodyRoute)
 View = Literal["form", "yaml"]
 
 YAML: Final = "yaml"
+_SHARING: Final = ("visibility", "group", "priority")
+_BESIDE: Final = (YAML, "view", "do", "key", *_SHARING)
+"""Fields of the page that are not of the form of a campaign."""
 PLANNED_ROWS: Final = 5
 """Layouts of a plan that the page shows."""
 _DEFAULTS: Final = {"strategy": "guided", "budget": {"trials": 50}}
@@ -104,6 +110,7 @@ class SubmitPage:
             ],
             knobs=KNOBS.values(),
             plan=plan,
+            groups=list(self.store.owners.groups_of(self.request.state.holder.owner)),
             **self.findings(check),
         )
 
@@ -125,7 +132,8 @@ class SubmitPage:
         with suppress(*_WRONG_DOCUMENT):
             document = self._document()
             if isinstance(document, dict):
-                page = replace(self, form=fields_of(document, self.form["do"]))
+                kept = {name: self.form[name] for name in _SHARING}
+                page = replace(self, form=fields_of(document, self.form["do"]) | kept)
         return page.show()
 
     def open(self) -> Response:
@@ -136,11 +144,16 @@ class SubmitPage:
         """Makes the campaign and goes to its page."""
         try:
             document = self._document()
+            given = {k: self.form[k] for k in _SHARING if self.form[k]}
+            changes = CampaignChange.model_validate_strings(given).model_dump(exclude_unset=True)
+            self.submission.sharing = replace(self.submission.sharing, **changes)
             campaign, _ = self.submission.create(document, _request_key(self.form, document))
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
         except (*_WRONG_DOCUMENT, ResultsDbError) as error:
             check = self.check()
             return self.show(check if check.problems else _refused(error))
-        return go_to(self.request, f"/campaigns/{campaign.name}")
+        return go_to(self.request, campaign_path(self.request, campaign))
 
     def check(self) -> SubmissionCheck:
         """What is wrong with the document, and how many layouts its space has."""
@@ -187,7 +200,7 @@ class SubmitPage:
 
 async def _page_of(request: Request, store: StoreDep, submission: SubmissionDep) -> SubmitPage:
     """The page that sent a form; of a file its text."""
-    form = dict.fromkeys((*FORM_FIELDS, YAML, "view", "do", "key", "file"), "")
+    form = dict.fromkeys((*FORM_FIELDS, *_BESIDE, "file"), "")
     for name, value in (await request.form()).multi_items():
         if isinstance(value, UploadFile):
             file, value = value, (await value.read()).decode("utf-8-sig", "backslashreplace")
@@ -249,7 +262,7 @@ def do_check(page: SubmitPageDep) -> HTMLResponse:
 def fields_of(document: dict[str, Any], view: str) -> dict[str, str]:
     """The fields of a page for a document, in a view."""
     fields = {YAML: yaml_of(document)} if view == YAML else form_of(document)
-    return dict.fromkeys((*FORM_FIELDS, YAML), "") | fields | {"view": view, "key": uuid4().hex}
+    return dict.fromkeys((*FORM_FIELDS, *_BESIDE), "") | fields | {"view": view, "key": uuid4().hex}
 
 
 def _request_key(form: dict[str, str], document: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -26,6 +26,7 @@ from layout_tuner.api.formatting import (
     node_time,
     objective_figure,
     percent,
+    seen_by,
     state_words,
     step_words,
     unit,
@@ -35,6 +36,7 @@ from layout_tuner.api.html.assets import assets, maplibre_style_id
 from layout_tuner.api.html.result_sentences import peak_words, short_layout
 from layout_tuner.api.plots.svg import visible
 from layout_tuner.api.ranked_columns import COLUMNS
+from layout_tuner.api.security.holders import Holder
 from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.plan_parts.comparison_text import (
     comparison_tables,
@@ -87,7 +89,8 @@ def render(
         context: variables of the template. Each template also has `holder` (the name and role of
             the token; None: not signed in), `path` (of the request, without the URL prefix),
             `query` (its parameters), `done` (the code of what the last form did, in its
-            parameter of this name), `status`, `url`, `here` and `asset` (functions) and `version`.
+            parameter of this name), `status`, `url`, `here`, `asset`
+            and `campaign_path` (functions) and `version`.
     """
     prefix = request.scope.get("root_path", "")
     shared = {
@@ -103,6 +106,7 @@ def render(
         "here": lambda **changes: _url(
             prefix, request.url.path.removeprefix(prefix), _changed(request.query_params, changes)
         ),
+        "campaign_path": partial(campaign_path, request),
         "asset": lambda name: prefix + assets()[name].path,
         "maplibre_style_id": maplibre_style_id,
     }
@@ -115,13 +119,17 @@ def document(template: str, /, **context: Any) -> str:
     return _environment().get_template(template).render(context)
 
 
-def campaign_path(campaign: CampaignRecord) -> str:
-    """The path of a campaign's page, with its name.
+def campaign_path(request: Request, campaign: CampaignRecord) -> str:
+    """The path of a campaign's page: with its name if it is the reader's own, or was asked for so.
 
-    Names of old campaigns may have any characters; such a campaign is named by its id.
+    Others are named by their ids, since several that a reader sees may have one name; so are old
+    campaigns, whose names may have any characters.
     """
-    named = campaign.name if _NAME_IN_PATHS.fullmatch(campaign.name) else campaign.id
-    return f"/campaigns/{named}"
+    holder: Holder | None = getattr(request.state, "holder", None)
+    is_own = holder is not None and campaign.created_by == holder.owner
+    is_found = is_own or request.path_params.get("campaign") == campaign.name
+    by_name = is_found and _NAME_IN_PATHS.fullmatch(campaign.name)
+    return f"/campaigns/{campaign.name if by_name else campaign.id}"
 
 
 def go_to(request: Request, path: str, /, **query: Any) -> RedirectResponse:
@@ -197,7 +205,7 @@ def timestamp(at: datetime | None) -> Markup:
 
 
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
-    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
+    *(seen_by, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
     searched_words,
     *(chances_words, duration, figure, memory, objective_figure, node_time, percent, state_words),
     *(step_words, unit, used_words, cheap_words, count, labelled, timestamp, word_of),

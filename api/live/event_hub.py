@@ -1,6 +1,8 @@
 """Live events: one reader of the log in each process, which distributes them to all watchers.
 
-A watcher needs no database query of its own, and an event is serialized once for all watchers. On
+A watcher needs no database query of its own, and an event is serialized once for all watchers.
+Each gets the events of campaigns that its owner may see when they are distributed: who that is, is
+read once for all watchers. On
 PostgreSQL the same loop gives new events their numbers (decision 34). Once a second the loop also
 compares the state of trials, workers and nodes with the one before, and distributes live events
 (decision 34).
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Final
 
@@ -26,6 +28,7 @@ from layout_tuner.api.live.open_streams import OpenStreams
 from layout_tuner.api.security.authentication import Authentication, Credential
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.connection.outage_log import OutageLog
+from layout_tuner.results_db.access.owners import Audience
 from layout_tuner.results_db.events.live_state import LiveState
 from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.store import Store
@@ -44,15 +47,30 @@ def event_bytes(event: EventRead) -> bytes:
 class Subscription:
     """The events that one watcher has not been sent yet."""
 
-    def __init__(self, campaign_id: int | None, after: int, max_waiting: int) -> None:
+    def __init__(
+        self, campaign_id: int | None, owner: str | None, after: int, max_waiting: int
+    ) -> None:
         self.campaign_id = campaign_id
         """The campaign whose events it gets; None: all campaigns."""
+        self.owner = owner
+        """The owner of whose campaigns it gets events; None: it sees all."""
         self._after = after
         self.closed_because = ""
         """Why it gets no more events; empty: it is open."""
         self._waiting: list[bytes] = []
         self._max_waiting = max_waiting
         self._news = asyncio.Event()
+
+    def gets(self, event: LiveEvent, audience: Audience) -> bool:
+        """Whether a live event is for it."""
+        if self.campaign_id not in (None, event.campaign_id):
+            return False
+        if event.owner is not None and self.owner not in (None, event.owner):
+            return False
+        return event.campaign_id is None or self.sees(event.campaign_id, audience)
+
+    def sees(self, campaign_id: int, audience: Audience) -> bool:
+        return self.owner is None or (self.owner, campaign_id) in audience
 
     def put(self, seq: int, event: bytes) -> None:
         """Adds an event unless it was sent before; with too many unread events, closes instead."""
@@ -133,18 +151,24 @@ class EventHub:
 
     @contextmanager
     def subscribed(
-        self, campaign_id: int | None, after: int, opened: LiveState
+        self,
+        campaign_id: int | None,
+        owner: str | None,
+        after: int,
+        opened: LiveState,
+        audience: Audience,
     ) -> Iterator[Subscription]:
         """A subscription from `position` on; nothing may be awaited between the two calls.
 
         The watcher has the events up to `after`, and the state `opened` of the beginning of its
-        stream.
+        stream, with the `audience` of then.
         """
-        subscription = Subscription(campaign_id, after, self._settings.max_waiting_events)
+        subscription = Subscription(campaign_id, owner, after, self._settings.max_waiting_events)
         self._subscriptions.add(subscription)
         assert self._live_state is not None  # the watcher is admitted, and has read it
         for event in first_events(opened, self._live_state, self._store.now(), campaign_id):
-            subscription.put_live(event.content)
+            if subscription.gets(event, audience):
+                subscription.put_live(event.content)
         self._wanted.set()
         try:
             yield subscription
@@ -179,7 +203,8 @@ class EventHub:
         await run_in_threadpool(self._store.events.number)
         while self._subscriptions:
             page = await run_in_threadpool(self._read)
-            self._hand_out(page)
+            audience = await self._audience({event.campaign_id for event, _ in page})
+            self._hand_out(page, audience)
             if len(page) < PAGE:
                 break
         if (
@@ -199,10 +224,24 @@ class EventHub:
             if self._live_state is None:
                 return
             self._live_state = now
+        audience = await self._audience({event.campaign_id for event in events})
         for event in events:
             for subscription in self._subscriptions:
-                if subscription.campaign_id in (None, event.campaign_id):
+                if subscription.gets(event, audience):
                     subscription.put_live(event.content)
+
+    async def _audience(self, of: Set[int | None]) -> Audience:
+        """Which of the watchers' owners may see which campaigns, read once for all watchers."""
+        campaign_ids = {id_ for id_ in of if id_ is not None}
+        audience: Audience = frozenset()
+        known = set[str]()
+        while campaign_ids and not known.issuperset(self._owners()):  # a watcher may come meanwhile
+            known = self._owners()
+            audience = await run_in_threadpool(self._store.owners.audience, known, campaign_ids)
+        return audience
+
+    def _owners(self) -> set[str]:
+        return {each.owner for each in self._subscriptions if each.owner is not None}
 
     def _read_live(self, before: LiveState) -> tuple[LiveState, list[LiveEvent]]:
         now = self._store.live.state(before)
@@ -212,7 +251,7 @@ class EventHub:
         events = self._store.events.find(after=self._handed_out, limit=PAGE)
         return [(event, event_bytes(event)) for event in events]
 
-    def _hand_out(self, page: Sequence[tuple[EventRead, bytes]]) -> None:
+    def _hand_out(self, page: Sequence[tuple[EventRead, bytes]], audience: Audience) -> None:
         listeners: dict[int | None, list[Subscription]] = {}
         for subscription in self._subscriptions:
             listeners.setdefault(subscription.campaign_id, []).append(subscription)
@@ -222,5 +261,6 @@ class EventHub:
                 # During the read all watchers left, and a new one came that begins later.
                 continue
             for subscription in (*listeners.get(None, ()), *listeners.get(event.campaign_id, ())):
-                subscription.put(event.seq, written)
+                if subscription.sees(event.campaign_id, audience):
+                    subscription.put(event.seq, written)
             self._handed_out = event.seq

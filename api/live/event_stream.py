@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from layout_tuner.api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
 from layout_tuner.api.live.open_streams import CLOSING_S
 from layout_tuner.api.settings import Settings
+from layout_tuner.results_db.access.owners import Audience
 from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.events.live_state import LiveState
 from layout_tuner.results_db.store import Store
@@ -47,13 +48,14 @@ class EventStream(Response):
         campaign_id: int | None,
         after: int | None,
     ) -> None:
-        """Without `campaign_id` it is of all campaigns; without `after` it begins now."""
+        """Without `campaign_id` it is of all that the store sees; without `after` it begins now."""
         # The second header tells proxies not to buffer events.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._hub, self._store, self._settings = hub, store, settings
         self._campaign_id, self._after = campaign_id, after
         self._opened = LiveState()
+        self._audience: Audience = frozenset()
         self._end: int | None = None
         """The number of the last event of a campaign that has ended; None: more may come."""
 
@@ -88,6 +90,9 @@ class EventStream(Response):
     async def _resume(self) -> bool:
         """Sets the position where the stream begins; True: missed events were deleted."""
         self._opened = await self._hub.live_state()
+        if (owner := self._store.eyes_of) is not None:
+            audience = self._store.owners.audience
+            self._audience = await run_in_threadpool(audience, [owner], self._opened.campaigns)
         position = await self._hub.position()
         if self._after is None:
             self._after = position
@@ -140,7 +145,9 @@ class EventStream(Response):
         except ResultsDbError as error:
             yield _control(CLOSED, {"reason": f"what was missed cannot be read: {error}"})
             return
-        with self._hub.subscribed(self._campaign_id, after, self._opened) as subscription:
+        with self._hub.subscribed(
+            self._campaign_id, self._store.eyes_of, after, self._opened, self._audience
+        ) as subscription:
             async for chunk in self._live(subscription, until_s):
                 yield chunk
 

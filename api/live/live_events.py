@@ -37,6 +37,8 @@ class LiveEvent:
     kind: LiveEventKind
     campaign_id: int | None
     """None: it concerns a worker, nodes or a plan, and only watchers of all campaigns get it."""
+    owner: str | None
+    """The only owner who gets it, beside administrators; None: everybody who sees the campaign."""
     content: bytes
     """In the format of the stream, without an id: a watcher resumes after a stored event."""
 
@@ -132,9 +134,10 @@ def _of_nodes(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveE
 
 
 def _of_plans(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveEvent]:
-    for id_, state in now.plans.items():
-        if state != "WAITING" and before.plans.get(id_, "WAITING") == "WAITING":
-            yield _event("plan.ended", at, {"plan_id": id_, "state": state})
+    for id_, (state, owner) in now.plans.items():
+        then, _ = before.plans.get(id_, ("WAITING", owner))
+        if state != "WAITING" and then == "WAITING":
+            yield _event("plan.ended", at, {"plan_id": id_, "state": state}, owner=owner)
 
 
 def _node(key: NodeKey, status: NodeStatus | None) -> dict[str, Any]:
@@ -147,10 +150,15 @@ def _node(key: NodeKey, status: NodeStatus | None) -> dict[str, Any]:
 
 
 def _event(
-    kind: LiveEventKind, at: datetime, data: dict[str, Any], *, campaign_id: int | None = None
+    kind: LiveEventKind,
+    at: datetime,
+    data: dict[str, Any],
+    *,
+    campaign_id: int | None = None,
+    owner: str | None = None,
 ) -> LiveEvent:
     document = EventRead(
         seq=None, kind=kind, at=at, campaign_id=campaign_id, trial_id=None, data=data
     )
     content = format_sse_event(data_str=to_json(document).decode(), event=kind)
-    return LiveEvent(kind=kind, campaign_id=campaign_id, content=content)
+    return LiveEvent(kind=kind, campaign_id=campaign_id, owner=owner, content=content)

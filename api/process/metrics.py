@@ -67,12 +67,14 @@ class Metrics:
             "layout_tuner_event_watchers", "Watchers of live events", registry=self._registry
         )
         watchers.set_function(num_watchers)
-        self._registry.register(_ServiceCollector(store))
+        self._of_all = _ServiceCollector(store)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    def text(self, store: Store) -> bytes:
+        """The metrics, with the campaigns that a store finds."""
+        service = self._of_all if store.eyes_of is None else _ServiceCollector(store)
+        return generate_latest(service) + generate_latest(self._registry)
 
 
 class MeasuredRequests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
@@ -27,8 +28,9 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
     CampaignPage,
 )
 from layout_tuner.api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
+from layout_tuner.results_db.access.owners import Sharing
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
-from layout_tuner.results_db.records import CampaignRecord, CampaignState
+from layout_tuner.results_db.records import MAX_PRIORITY, CampaignRecord, CampaignState, Visibility
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign_settings import StrategyName
 from layout_tuner.search_spaces.objectives import AnyObjective
@@ -65,10 +67,32 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
 
 def get_submission(store: StoreDep, settings: SettingsDep) -> Submission:
     """Submits campaigns in the name of the actor."""
-    return Submission(store, settings.data_dir)
+    sharing = Sharing(visibility=settings.default_visibility)
+    return Submission(store, settings.data_dir, sharing)
 
 
 SubmissionDep = Annotated[Submission, Depends(get_submission)]
+
+VisibilityQuery = Annotated[
+    Visibility | None,
+    Query(description="private: the owner alone sees it; group: its group too; or everyone."),
+]
+GroupQuery = Annotated[QueryText | None, Query(description="The group that it counts for.")]
+PriorityQuery = Annotated[
+    int | None,
+    Query(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Higher ones of an owner run first."),
+]
+
+
+async def get_sharing(
+    visibility: VisibilityQuery = None, group: GroupQuery = None, priority: PriorityQuery = None
+) -> dict[str, Any]:
+    """The fields of a `Sharing` that a request states."""
+    given = {"visibility": visibility, "group": group, "priority": priority}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+SharingDep = Annotated[dict[str, Any], Depends(get_sharing)]
 
 
 @router.post(
@@ -83,6 +107,7 @@ def create_campaign(
     submission: SubmissionDep,
     store: StoreDep,
     response: Response,
+    sharing: SharingDep,
     idempotency_key: IdempotencyKey = None,
     if_exists: IfExists = "refuse",
 ) -> CampaignDetail:
@@ -92,8 +117,9 @@ def create_campaign(
     rule excluded), if the model is too large for every layout, or if the key was sent with another
     document; 409 if the name is taken. A refused campaign leaves nothing behind. Constants of the
     cluster that the document omits are taken from `layout-tuner calibrate` on this machine, if it
-    was run.
+    was run. Without `visibility` it has the service's default.
     """
+    submission.sharing = replace(submission.sharing, **sharing)
     returns_equal = if_exists == "return"
     made = submission.create(document, idempotency_key, returns_equal=returns_equal)
     return _made(store, response, *made)
@@ -112,14 +138,17 @@ def clone_campaign(
     submission: SubmissionDep,
     store: StoreDep,
     response: Response,
+    sharing: SharingDep,
     idempotency_key: IdempotencyKey = None,
 ) -> CampaignDetail:
     """Submit a copy of a campaign, with the fields of the body in place of its own.
 
     Each field of the body replaces the whole field. Without a name, the copy gets the name of the
     original with the first free number. It is refused for the same reasons as a new campaign.
+    Without `visibility` those who see the original see it.
     """
-    return _made(store, response, *submission.clone(campaign, changes, idempotency_key))
+    made = submission.clone(campaign, changes, idempotency_key, sharing)
+    return _made(store, response, *made)
 
 
 def _made(
@@ -144,7 +173,9 @@ def list_campaigns(
     objective: Annotated[
         AnyObjective | None, Query(description="One of the campaign's objectives.")
     ] = None,
-    created_by: Annotated[QueryText | None, Query(description="Its owner.")] = None,
+    created_by: Annotated[QueryText | None, Query(description="Name of its owner.")] = None,
+    visibility: VisibilityQuery = None,
+    group: GroupQuery = None,
     name_contains: Annotated[
         QueryText | None, Query(description="Part of the name; upper and lower case are equal.")
     ] = None,
@@ -161,6 +192,8 @@ def list_campaigns(
         strategy=strategy,
         objective=objective,
         created_by=created_by,
+        visibility=visibility,
+        group=group,
         name_contains=name_contains,
         created_after=created_after,
         created_before=created_before,
@@ -186,15 +219,14 @@ def read_campaign(campaign: CampaignDep, store: StoreDep) -> CampaignDetail:
 def update_campaign(
     campaign: OwnCampaignDep, changes: CampaignChange, store: StoreDep
 ) -> CampaignDetail:
-    """Change a campaign's budget and its notes: either all of it, or nothing.
+    """Change a campaign's budget, its notes and who sees it: either all of it, or nothing.
 
     The driver uses the new budget at once. 409 for the budget of a campaign that has ended: clone
-    it instead.
+    it instead; and to show everyone a campaign where everyone sees another one of its name.
     """
     given = changes.model_dump(exclude_unset=True)
-    changed = store.campaigns.update(
-        campaign.id, budget=given.get("budget"), notes=given.get("notes")
-    )
+    budget, notes = given.pop("budget", None), given.pop("notes", None)
+    changed = store.campaigns.update(campaign.id, budget=budget, notes=notes, sharing=given)
     return campaign_detail(store, changed)
 
 

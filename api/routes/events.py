@@ -86,7 +86,7 @@ def stream_campaign_events(campaign: CampaignDep, stream: StreamDep) -> Response
 
 @router.get("/events", response_class=Response, response_model=None, responses=_STREAM)
 def stream_events(stream: StreamDep) -> Response:
-    """Stream the events of all campaigns.
+    """Stream the events of all campaigns that the token's owner sees.
 
     A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """

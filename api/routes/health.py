@@ -59,9 +59,12 @@ def read_readiness(store: StoreDep, settings: SettingsDep, response: Response) -
 
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
-def read_metrics(metrics: MetricsDep) -> Response:
-    """Read metrics in the format of Prometheus: of this process's requests and of the service."""
-    return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+def read_metrics(metrics: MetricsDep, store: StoreDep) -> Response:
+    """Read metrics in the format of Prometheus: of this process's requests and of the service.
+
+    Campaigns, trials and node-seconds are those that the token's owner sees.
+    """
+    return Response(metrics.text(store), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _why_not_ready(store: Store, settings: Settings) -> Iterator[str]:

@@ -9,12 +9,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from layout_tuner.api.campaigns.imports import read_import
 from layout_tuner.api.campaigns.tables import trial_table
-from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.dependencies import CampaignDep, SettingsDep, StoreDep
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
+from layout_tuner.api.routes.campaigns import SharingDep
 from layout_tuner.api.routes.from_records import campaigns_read
 from layout_tuner.api.schemas.campaigns_and_trials import ImportRead
 from layout_tuner.documents.json_and_yaml import media_type_of, read_json
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
+from layout_tuner.results_db.access.owners import Sharing
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.search_spaces.tables import write_table
 from layout_tuner.search_spaces.tables.knob_columns import TableKnobs
@@ -42,6 +44,8 @@ async def table_body(request: Request) -> bytes:
 def import_campaigns(
     body: Annotated[bytes, Depends(table_body)],
     store: StoreDep,
+    settings: SettingsDep,
+    sharing: SharingDep,
     name: Annotated[
         str | None,
         Query(
@@ -78,7 +82,8 @@ def import_campaigns(
     declared = None if knobs is None else read_json(knobs.encode())
     table_knobs = TableKnobs.read(knob or (), declared)
     imports, notes = read_import(body, name=name, cells=cell or (), knobs=table_knobs)
-    campaigns = store.imports.add(imports)
+    shared = Sharing(**{"visibility": settings.default_visibility, **sharing})
+    campaigns = store.imports.add(imports, shared)
     return ImportRead(campaigns=campaigns_read(store, campaigns), notes=list(notes))
 
 

@@ -17,11 +17,13 @@ from layout_tuner.protocol.measurement import Environment, Iteration
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.results_db.leaderboard.leaderboard_records import BaselineRead
 from layout_tuner.results_db.records import (
+    MAX_PRIORITY,
     AttemptRecord,
     CampaignState,
     KnobStepRead,
     MeasurementRecord,
     RepeatReason,
+    Visibility,
 )
 from layout_tuner.search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
@@ -128,7 +130,13 @@ class CampaignRead(Document):
     wall_time_s: float
     """Seconds in state RUNNING with an active driver."""
     created_by: str
-    """Its owner, for whom the token acted that submitted it."""
+    """Its owner."""
+    visibility: Visibility
+    """Who sees it: private, its owner alone; group, the members of its group too; or everyone."""
+    group: str | None
+    """The group that its node-hours count for; null: none."""
+    priority: int
+    """Of an owner's campaigns, those of a higher priority get devices first."""
     notes: str
     """Notes of its users."""
     progress: Progress
@@ -185,6 +193,11 @@ class CampaignChange(Request):
     """Only for a campaign that has not ended."""
     notes: Notes = ""
     """Notes of its users; may have several lines."""
+    visibility: Visibility = "everyone"
+    """Who sees it."""
+    group: str | None = Field(default=None, max_length=64)
+    """The group that its node-hours count for; null: the only group of its owner, or none."""
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
 
 class ImportRead(Document):

@@ -35,7 +35,7 @@ from layout_tuner.documents.json_values import json_value
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.states import TrialState
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from layout_tuner.results_db.records import EventRead
+from layout_tuner.results_db.records import EventRead, Visibility
 from layout_tuner.results_db.trials.filter import SINGULAR, ListingSortKey, SortKey, TrialFilter
 from layout_tuner.trainers.exports.exported import ExportRead
 
@@ -68,6 +68,14 @@ class PlotOptions(TypedDict, total=False):
     """The knob of a slice."""
 
 
+class SharingOptions(TypedDict, total=False):
+    """Who sees a campaign; the service chooses what is left out."""
+
+    visibility: Visibility | None
+    group: str | None
+    priority: int | None
+
+
 class CampaignCalls(Calls):
     """Campaigns: submit, import, change, read."""
 
@@ -77,6 +85,7 @@ class CampaignCalls(Calls):
         *,
         if_exists: Literal["refuse", "return"] = "refuse",
         idempotency_key: str | None = None,
+        **sharing: Unpack[SharingOptions],
     ) -> CampaignDetail:
         """Submits a campaign.
 
@@ -89,6 +98,7 @@ class CampaignCalls(Calls):
                 One of other content is an error in any case.
             idempotency_key: for sending the same submission again later; None: a new key, and with
                 "return" one that follows from the content.
+            sharing: who sees it; None: the service's default.
 
         Raises:
             DocumentMalformedError: the file cannot be read, or JSON has no such value.
@@ -96,8 +106,9 @@ class CampaignCalls(Calls):
         content = json_value(_read(document))
         key = idempotency_key or str(uuid.uuid4())
         if idempotency_key is None and if_exists == "return":
-            key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        query = {"if_exists": if_exists}
+            written = json.dumps([content, sharing] if sharing else content, sort_keys=True)
+            key = hashlib.sha256(written.encode()).hexdigest()
+        query = {"if_exists": if_exists, **sharing}
         return self._post("/campaigns", CampaignDetail, content, key=key, query=query)
 
     def wait(self, campaign: str, *, timeout_s: float | None = None) -> CampaignDetail:
@@ -172,13 +183,14 @@ class CampaignCalls(Calls):
         cells: Sequence[str] = (),
         knobs: Sequence[str] = (),
         declarations: Mapping[str, Any] | None = None,
+        **sharing: Unpack[SharingOptions],
     ) -> ImportRead:
         """Imports the cells of a measurement table as campaigns that have ended.
 
         `knobs` are columns that are job knobs, as `COLUMN` or `COLUMN=KNOB`; `declarations` say by
         the name of a knob what it is.
         """
-        query = {"name": name, "cell": list(cells), "knob": list(knobs)}
+        query = {"name": name, "cell": list(cells), "knob": list(knobs), **sharing}
         if declarations is not None:
             query["knobs"] = json.dumps(declarations)
         headers = {"Content-Type": "text/csv"}
@@ -216,23 +228,31 @@ class CampaignCalls(Calls):
         changes: Mapping[str, Any] = NOTHING,
         *,
         idempotency_key: str | None = None,
+        **sharing: Unpack[SharingOptions],
     ) -> CampaignDetail:
         """Submits a campaign like another one. It is sent again as `create_campaign` is.
 
         `changes` are fields that replace those of the other; without a name the clone is given one.
+        Without `sharing` those who see the other see the clone.
         `idempotency_key` is for sending the same clone again later; None: a new key.
         """
         key = idempotency_key or str(uuid.uuid4())
-        return self._post(_path(campaign, "clone"), CampaignDetail, dict(changes), key=key)
+        path, query = _path(campaign, "clone"), dict(sharing)
+        return self._post(path, CampaignDetail, dict(changes), key=key, query=query)
 
     def update_campaign(
-        self, campaign: str, *, budget: Mapping[str, Any] | None = None, notes: str | None = None
+        self,
+        campaign: str,
+        *,
+        budget: Mapping[str, Any] | None = None,
+        notes: str | None = None,
+        **sharing: Unpack[SharingOptions],
     ) -> CampaignDetail:
-        """Changes the budget of a campaign that has not ended, and its notes.
+        """Changes the budget of a campaign that has not ended, its notes and who sees it.
 
-        Bounds of the budget that are missing stay, None removes one; notes that are None stay.
+        Bounds of the budget that are missing stay, None removes one; all else that is None stays.
         """
-        given = {"budget": budget, "notes": notes}
+        given: dict[str, Any] = {"budget": budget, "notes": notes, **sharing}
         changes = {name: value for name, value in given.items() if value is not None}
         return self._patch(_path(campaign), CampaignDetail, changes)
 

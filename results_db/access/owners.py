@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, union, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.results_db.access.tokens import note_owner, refuse_bad_name
+from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import OwnerInvalidError, OwnerNotFoundError
@@ -52,6 +53,9 @@ class Sharing:
 
 DEFAULT_SHARING: Final = Sharing()
 
+Audience = Set[tuple[str, int]]
+"""Owners with the ids of campaigns that they may see, as of one moment."""
+
 
 class Owners(StoreSection):
     """The store's methods for owners and groups."""
@@ -70,6 +74,16 @@ class Owners(StoreSection):
             rows = session.scalars(select(GroupRow).order_by(GroupRow.name))
             found = [record_of(GroupRead, row, members=tuple(members[row.name])) for row in rows]
         return [group for group in found if of is None or of in group.members]
+
+    def audience(self, owners: Collection[str], campaign_ids: Collection[int]) -> Audience:
+        """Which of these owners may see which of these campaigns, deleted ones too."""
+        of = OwnerRow.name
+        there = select(of, Campaign.id).where(Campaign.id.in_(campaign_ids), may_see(of))
+        is_gone = EventRow.campaign_id.in_(campaign_ids) & may_see(of, EventRow)
+        gone = select(of, EventRow.campaign_id).where(is_gone)
+        query = union(there.where(of.in_(owners)), gone.where(of.in_(owners)))
+        with self._db.read() as session:
+            return {(owner, id_) for owner, id_ in session.execute(query)}
 
     def groups_of(self, owner: str) -> tuple[str, ...]:
         """The groups of an owner, by name; of an owner who does not exist, none."""

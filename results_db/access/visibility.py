@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, event, or_, select
+from sqlalchemy import ColumnElement, SQLColumnExpression, and_, event, or_, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
 from layout_tuner.results_db.database.database import EYES_OF
@@ -21,7 +21,9 @@ from layout_tuner.results_db.models.service_tables import EventRow, GroupMember,
 from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Import, Trial
 
 
-def may_see(owner: str, table: type[Campaign] | type[EventRow] = Campaign) -> ColumnElement[bool]:
+def may_see(
+    owner: str | SQLColumnExpression[str], table: type[Campaign] | type[EventRow] = Campaign
+) -> ColumnElement[bool]:
     """Whether the owner may see a campaign; of events, whether that of a deleted campaign."""
     of: Any = table  # both have the columns
     groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
@@ -56,12 +58,12 @@ def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
 
 @event.listens_for(Session, "do_orm_execute")
 def _hide(state: ORMExecuteState) -> None:
-    owner = state.session.info.get(EYES_OF)
-    if owner is None or not state.is_select or state.is_column_load:
+    if not state.is_select or state.is_column_load:
         return
-    state.statement = state.statement.options(
-        *(
-            with_loader_criteria(table, condition, include_aliases=True)
-            for table, condition in _conditions(owner).items()
+    for owner in state.session.info.get(EYES_OF, ()):
+        state.statement = state.statement.options(
+            *(
+                with_loader_criteria(table, condition, include_aliases=True)
+                for table, condition in _conditions(owner).items()
+            )
         )
-    )

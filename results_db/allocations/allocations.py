@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -23,6 +24,7 @@ from layout_tuner.results_db.allocations.workers import (
     newest_sessions,
     workers_of_kind,
 )
+from layout_tuner.results_db.database.database import EYES_OF
 from layout_tuner.results_db.database.locks import lock_rows
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -57,6 +59,9 @@ class WaitingTrial:
     is_paused: bool
     """Whether its campaign is paused."""
 
+
+OTHERS_PROBE: Final = "another owner's probe"
+"""What a reader gets to know of a probe of a campaign that it may not see."""
 
 _NEXT_STARTS_WITHIN: Final = timedelta(seconds=HEARTBEAT_INTERVAL_S)
 
@@ -212,7 +217,8 @@ class Allocations(StoreSection):
         workers: Sequence[WorkerRow] = session.scalars(query).all()
         ids = [worker.id for worker in workers]
         there = set(session.scalars(select(WorkerRow.id).where(is_there(self._clock()))))
-        nodes, trials, costs = _nodes(session, ids), _trials(session, ids), _costs(session, ids)
+        trials, costs = _trials(session, ids), _costs(session, ids)
+        nodes = _nodes(session, ids, trials)
         return [
             AllocationRecord(
                 worker=record_of(WorkerRecord, worker),
@@ -237,8 +243,9 @@ class Allocations(StoreSection):
             rows = defaultdict[tuple[str, str], list[NodeQuarantine]](list)
             for row in session.scalars(query):
                 rows[row.cluster, row.node].append(row)
+            trials = _trials(session, [worker.id for worker, _ in found.values()])
             return [
-                _cluster_node(key, found.get(key), rows[key])
+                _cluster_node(key, found.get(key), rows[key], session, trials)
                 for key in sorted(found.keys() | rows.keys())
                 if key in found or any(row.released_at is None for row in rows[key])
             ]
@@ -302,7 +309,8 @@ class Allocations(StoreSection):
         found = session.execute(query).first()
         is_it = (NodeQuarantine.cluster == cluster) & (NodeQuarantine.node == node)
         rows = session.scalars(select(NodeQuarantine).where(is_it)).all()
-        return _cluster_node((cluster, node), None if found is None else (found[0], found[1]), rows)
+        pair = None if found is None else (found[0], found[1])
+        return _cluster_node((cluster, node), pair, rows, session, {})
 
     def _live_nodes(self, cluster: str | None) -> Any:
         """Nodes of live workers, in the order of registration."""
@@ -329,7 +337,23 @@ def _waiting(cluster: str, is_simulated: bool, campaign_id: int | None) -> Selec
     return query if campaign_id is None else query.where(Campaign.id == campaign_id)
 
 
-def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[AllocationNodeRead]]:
+def _node_read(
+    session: Session, row: AllocationNode, trials: Mapping[str, Sequence[LeasedTrialRead]]
+) -> AllocationNodeRead:
+    """A node's record: of the probes there, as its worker reports them, the visible titles."""
+    if not session.info[EYES_OF]:
+        return record_of(AllocationNodeRead, row)
+    seen = {f"trial {each.number} of {each.campaign}" for each in trials.get(row.worker_id, ())}
+    said = [
+        each if each.partition(" (")[0] in seen else OTHERS_PROBE
+        for each in filter(None, re.split(r", (?=trial \d+ of )", row.doing))
+    ]
+    return record_of(AllocationNodeRead, row, doing=", ".join(dict.fromkeys(said)))
+
+
+def _nodes(
+    session: Session, ids: Sequence[str], trials: Mapping[str, Sequence[LeasedTrialRead]]
+) -> defaultdict[str, list[AllocationNodeRead]]:
     query = (
         select(AllocationNode)
         .where(AllocationNode.worker_id.in_(ids))
@@ -337,7 +361,7 @@ def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[Alloca
     )
     nodes: defaultdict[str, list[AllocationNodeRead]] = defaultdict(list)
     for row in session.scalars(query):
-        nodes[row.worker_id].append(record_of(AllocationNodeRead, row))
+        nodes[row.worker_id].append(_node_read(session, row, trials))
     return nodes
 
 
@@ -399,6 +423,8 @@ def _cluster_node(
     key: tuple[str, str],
     found: tuple[WorkerRow, AllocationNode] | None,
     quarantines: Sequence[NodeQuarantine],
+    session: Session,
+    trials: Mapping[str, Sequence[LeasedTrialRead]],
 ) -> ClusterNodeRead:
     """A node with the newest of its quarantines: one that holds, for its own worker if possible."""
     cluster, name = key
@@ -412,6 +438,6 @@ def _cluster_node(
         cluster=cluster,
         name=name,
         allocation=None if found is None else found[0].id,
-        node=None if found is None else record_of(AllocationNodeRead, found[1]),
+        node=None if found is None else _node_read(session, found[1], trials),
         quarantine=None if quarantine is None else record_of(QuarantineRead, quarantine),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -23,10 +23,11 @@ from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TRIAL_STATES, TrialState
 from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing, share
 from layout_tuner.results_db.access.tokens import note_owner
+from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
 from layout_tuner.results_db.campaigns.start_from import may_calibrate
-from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.database import EYES_OF, refused_unless_unique
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign, lock_rows
 from layout_tuner.results_db.database.retry import retried
@@ -58,6 +59,8 @@ def conditions(chosen: CampaignFilter) -> list[ColumnElement[bool]]:
         Campaign.cluster_name: chosen.cluster,
         Campaign.strategy: chosen.strategy,
         Campaign.created_by: chosen.created_by,
+        Campaign.visibility: chosen.visibility,
+        Campaign.group: chosen.group,
     }
     found = [column == value for column, value in equal.items() if value is not None]
     if chosen.states:
@@ -90,8 +93,14 @@ def name_taken(name: str) -> CampaignDuplicateError:
     )
 
 
-def add_campaign(session: Session, row: Campaign) -> None:
-    """Writes a campaign, whose row gets an id; CampaignDuplicateError if the name is taken."""
+def add_campaign(session: Session, row: Campaign, sharing: Sharing) -> None:
+    """Writes a campaign, whose row gets an id.
+
+    Raises:
+        CampaignDuplicateError: the name is taken.
+        CampaignInvalidError: its owner is not in its group.
+    """
+    share(session, row, sharing)
     taken = name_taken(row.name)
     if session.scalar(select(Campaign.id).where(Campaign.name == row.name).limit(1)) is not None:
         raise taken
@@ -176,13 +185,12 @@ class Campaigns(StoreSection):
         )
         with self._db.write() as session:
             note_owner(session, self._actor.owner, now, self._actor.name)
-            share(session, row, sharing)
-            _hold_sources(session, stored.start_from, row.trainer)
+            _hold_sources(session, stored.start_from, row)
             if names:
                 row.name = _first_free(session, names)
                 row.spec = {**spec, "name": row.name}
             try:
-                add_campaign(session, row)
+                add_campaign(session, row, sharing)
             except CampaignDuplicateError as error:
                 if not names:
                     raise
@@ -196,7 +204,7 @@ class Campaigns(StoreSection):
 
     def get(self, campaign_id: int) -> CampaignRecord:
         with self._db.read() as session:
-            return campaign_record(by_id(session, campaign_id), self._clock())
+            return _shown(session, by_id(session, campaign_id), self._clock())
 
     def of_request(self, request: RequestKey) -> CampaignRecord | None:
         """The campaign that an earlier request of this sender and key created; None: there is none.
@@ -225,7 +233,7 @@ class Campaigns(StoreSection):
             row = session.scalar(query.order_by(*own_first(self._actor.owner)).limit(1))
             if row is None:
                 raise campaign_not_found(name)
-            return campaign_record(row, self._clock())
+            return _shown(session, row, self._clock())
 
     def find(
         self,
@@ -242,7 +250,7 @@ class Campaigns(StoreSection):
         query = query.limit(limit).offset(offset or None)
         now = self._clock()
         with self._db.read() as session:
-            return [campaign_record(row, now) for row in session.scalars(query)]
+            return [_shown(session, row, now) for row in session.scalars(query).all()]
 
     def to_drive(self) -> list[CampaignRecord]:
         """The RUNNING campaigns, the oldest first."""
@@ -373,15 +381,23 @@ class Campaigns(StoreSection):
 
     @retried
     def update(
-        self, campaign_id: int, *, budget: Mapping[str, Any] | None = None, notes: str | None = None
+        self,
+        campaign_id: int,
+        *,
+        budget: Mapping[str, Any] | None = None,
+        notes: str | None = None,
+        sharing: Mapping[str, Any] | None = None,
     ) -> CampaignRecord:
-        """Changes a campaign's notes, and its budget while it is open; both or neither.
+        """Changes a campaign's notes and sharing, and its budget while it is open; all or nothing.
 
         Bounds that are not named stay, and None removes one; a budget or notes that are None stay.
+        `sharing` has the fields of a `Sharing` that change.
 
         Raises:
             CampaignStateError: it has ended, and the budget is to be changed.
-            CampaignInvalidError: a bound is unknown or out of range, or none would be left.
+            CampaignInvalidError: a bound is unknown or out of range, or none would be left, or its
+                owner is not in its group.
+            CampaignDuplicateError: everyone is to see it, and sees another one of its name.
         """
         now = self._clock()
         with self._db.write() as session:
@@ -394,6 +410,8 @@ class Campaigns(StoreSection):
             if notes is not None and notes != campaign.notes:
                 campaign.notes = notes
                 changes["notes"] = len(notes)
+            if sharing:
+                changes |= _change_sharing(session, campaign, sharing)
             if changes:
                 emit(session, campaign.id, "campaign.changed", now=now, fields=sorted(changes))
                 self._audit(session, "campaign.update", "campaign", campaign.name, **changes)
@@ -430,13 +448,30 @@ class Campaigns(StoreSection):
             )
 
 
-def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
-    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile."""
+def _shown(session: Session, row: Campaign, now: datetime) -> CampaignRecord:
+    """A campaign's record; of those that it starts from, with the names that the reader sees."""
+    record = campaign_record(row, now)
+    names = record.stored.start_from
+    if not names or not session.info[EYES_OF]:
+        return record
+    seen = set(session.scalars(select(Campaign.name).where(Campaign.name.in_(names))))
+    shown = {**row.spec, "start_from": [name for name in names if name in seen]}
+    return replace(record, stored=StoredCampaign(document=shown))
+
+
+def _hold_sources(session: Session, names: Sequence[str], campaign: Campaign) -> None:
+    """Locks the campaigns that a new one starts from, so that none is deleted meanwhile.
+
+    They are those that its owner sees as a member: an administrator sees more.
+    """
     if not names:
         return
-    there = {row.name: row for row in lock_rows(session, Campaign, Campaign.name.in_(names))}
-    named = Campaign.name.in_(names) & may_calibrate(trainer)
-    usable = set(session.scalars(select(Campaign.name).where(named)))
+    owner, trainer = campaign.created_by, campaign.trainer
+    is_named = Campaign.name.in_(names) & may_see(owner)
+    locked = sorted(lock_rows(session, Campaign, is_named), key=lambda row: row.created_by != owner)
+    there = {row.name: row for row in reversed(locked)}
+    usable_ids = set(session.scalars(select(Campaign.id).where(is_named, may_calibrate(trainer))))
+    usable = {row.name for row in there.values() if row.id in usable_ids}
     for name in names:
         if name not in there:
             raise CampaignInvalidError(f"there is no campaign named {name!r}", field="start_from")
@@ -492,6 +527,22 @@ def _end(
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
     for trial in lock_rows(session, Trial, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")
+
+
+def _change_sharing(
+    session: Session, campaign: Campaign, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Sets what changes of a campaign's sharing; returns the old and the new value of each."""
+    before = {each.name: getattr(campaign, each.name) for each in fields(Sharing)}
+    changes = {name: value for name, value in changes.items() if value != before[name]}
+    wanted = Sharing(**{**before, **changes})
+    if "group" in changes or changes.get("visibility") == "group":
+        share(session, campaign, wanted)
+    campaign.visibility, campaign.priority = wanted.visibility, wanted.priority
+    with refused_unless_unique(name_taken(campaign.name), "campaigns", "name", only="everyone"):
+        session.flush()
+    after = {name: getattr(campaign, name) for name in before}
+    return {k: {"from": v, "to": after[k]} for k, v in before.items() if v != after[k]}
 
 
 def _change_budget(

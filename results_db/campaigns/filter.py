@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from layout_tuner.results_db.records import CampaignState
+from layout_tuner.results_db.records import CampaignState, Visibility
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +22,8 @@ class CampaignFilter:
     """Any of the campaign's objectives."""
     created_by: str | None = None
     """Its owner."""
+    visibility: Visibility | None = None
+    group: str | None = None
     name_contains: str | None = None
     """A part of the campaign's name, without regard to case."""
     created_after: datetime | None = None

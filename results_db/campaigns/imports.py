@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing
 from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.campaigns.campaigns import add_campaign
 from layout_tuner.results_db.database.events import emit
@@ -61,12 +62,19 @@ class NewImport:
 class Imports(StoreSection):
     """The store's methods for imports."""
 
-    def add(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
-        """Stores all cells as ended campaigns, or none; CampaignDuplicateError for a taken name."""
-        now = self._clock()
+    def add(
+        self, imports: Sequence[NewImport], sharing: Sharing = DEFAULT_SHARING
+    ) -> list[CampaignRecord]:
+        """Stores all cells as ended campaigns, or none.
+
+        Raises:
+            CampaignDuplicateError: a name is taken.
+            CampaignInvalidError: their owner is not in their group.
+        """
+        now, owner = self._clock(), self._actor.owner
         with self._db.write() as session:
-            note_owner(session, self._actor.owner, now, self._actor.name)
-            campaigns = [_import(session, new, now, self._actor.owner) for new in imports]
+            note_owner(session, owner, now, self._actor.name)
+            campaigns = [_import(session, new, now, owner, sharing) for new in imports]
             for campaign in campaigns:
                 self._audit(session, "campaign.import", "campaign", campaign.name)
             return campaigns
@@ -90,7 +98,9 @@ class Imports(StoreSection):
         return MeasurementTable(cells=(cell,), aside_columns=tuple(row.aside_columns))
 
 
-def _import(session: Session, new: NewImport, now: datetime, created_by: str) -> CampaignRecord:
+def _import(
+    session: Session, new: NewImport, now: datetime, created_by: str, sharing: Sharing
+) -> CampaignRecord:
     stored, cell = StoredCampaign(document=new.spec), new.cell
     where = f" from {cell.key.source}" if cell.key.source else ""
     campaign = Campaign(
@@ -105,7 +115,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         created_by=created_by,
         ended_at=now,
     )
-    add_campaign(session, campaign)
+    add_campaign(session, campaign, sharing)
     emit(session, campaign.id, "campaign.created", now=now, state=campaign.state)
     session.add(
         Import(

@@ -72,17 +72,19 @@ class Plans(EarlierTrials):
         *,
         legal: LegalSet | None = None,
         at: datetime | None = None,
+        owner: str | None = None,
     ) -> Plan:
         """Makes a plan with the measurements from which the campaign would start.
 
-        It was requested `at` this time; `legal` is the legal set, if the caller has it already.
-        Raises SearchSpaceError if the campaign would be refused.
+        It was requested `at` this time by an `owner` (None: the actor's); `legal` is the legal set,
+        if the caller has it already. Raises SearchSpaceError if the campaign would be refused.
         """
         planned = PlannedCampaign(
             stored=StoredCampaign(document=spec.to_mapping()),
             cluster_name=spec.cluster.name,
             trainer=spec.trainer,
             created_at=at or self._clock(),
+            created_by=self._actor.owner if owner is None else owner,
         )
         return make_plan(
             spec,

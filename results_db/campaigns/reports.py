@@ -162,9 +162,10 @@ class Reports(StoreSection):
     def campaign_choices(self) -> Mapping[str, Mapping[str, int]]:
         """The values that campaigns have, with their numbers of campaigns, by column.
 
-        The columns are state, model_name, cluster_name and created_by; values are sorted.
+        The columns are state, model_name, cluster_name, created_by, visibility; values are sorted.
         """
-        columns = (Campaign.state, Campaign.model_name, Campaign.cluster_name, Campaign.created_by)
+        of = Campaign
+        columns = (of.state, of.model_name, of.cluster_name, of.created_by, of.visibility)
         with self._db.read() as session:
             return {
                 column.key: {
@@ -176,13 +177,15 @@ class Reports(StoreSection):
                 for column in columns
             }
 
-    def campaigns_from(self, name: str) -> list[tuple[str, CampaignState]]:
-        """Names and states of the campaigns that start from a campaign, the newest first."""
-        query = select(Campaign.name, Campaign.state, Campaign.spec).order_by(Campaign.id.desc())
+    def campaigns_from(self, name: str) -> list[tuple[int, str, CampaignState]]:
+        """Ids, names and states of the campaigns that start from a campaign, the newest first."""
+        columns = (Campaign.id, Campaign.name, Campaign.state, Campaign.spec)
         with self._db.read() as session:
             return [
-                (other, state)
-                for other, state, document in session.execute(query)
+                (id_, other, state)
+                for id_, other, state, document in session.execute(
+                    select(*columns).order_by(Campaign.id.desc())
+                )
                 if name in StoredCampaign(document=document).start_from
             ]
 

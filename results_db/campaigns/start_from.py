@@ -24,7 +24,7 @@ from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.models.service_tables import WorkerRow
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
 from layout_tuner.results_db.records import CampaignRecord
-from layout_tuner.results_db.rows import record_of, trial_layout
+from layout_tuner.results_db.rows import own_first, record_of, trial_layout
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -51,6 +51,7 @@ class PlannedCampaign:
     cluster_name: str
     trainer: str
     created_at: datetime
+    created_by: str
     id: None = None
 
 
@@ -84,9 +85,10 @@ class EarlierTrials(StoreSection):
         """Trials that the campaign starts from, the oldest first.
 
         Unless `knowledge` is none: trials of campaigns that had ended on the same cluster with the
-        same software. Also those of the campaigns in `start_from`, on any cluster.
+        same software. Also those of the campaigns in `start_from`, on any cluster. Of all of them
+        those that the campaign's owner may see, and the reader too.
         """
-        with self._db.read() as session:
+        with self._db.seen_also_by(campaign.created_by).read() as session:
             sources = _Sources.of(session, campaign)
             rows = session.execute(
                 _known(campaign, sources, Trial, MeasurementRow, WorkerRow)
@@ -97,7 +99,7 @@ class EarlierTrials(StoreSection):
         return found[::-1]
 
     def count_known_trials(self, campaign: StartingCampaign) -> int:
-        with self._db.read() as session:
+        with self._db.seen_also_by(campaign.created_by).read() as session:
             query = _known(campaign, _Sources.of(session, campaign), Trial.id)
             limited = query.limit(MAX_KNOWN_TRIALS).subquery()
             return session.scalar(select(func.count()).select_from(limited)) or 0
@@ -124,13 +126,18 @@ class _Sources:
     def of(cls, session: Session, campaign: StartingCampaign) -> _Sources:
         alike = _alike(session, campaign)
         names = campaign.stored.start_from
-        named = session.scalars(
-            select(Campaign).where(
+        of_name = session.scalars(
+            select(Campaign)
+            .where(
                 Campaign.name.in_(names),
                 Campaign.id != campaign.id,
+                Campaign.created_at <= campaign.created_at,
                 may_calibrate(campaign.trainer),
             )
-        ).all()
+            .order_by(*own_first(campaign.created_by))
+        )
+        # Of several campaigns of a name, the one that the name finds: it comes first.
+        named = list({row.name: row for row in reversed(of_name.all())}.values())
         trainer = campaign.trainer
         registered = session.scalars(
             select(WorkerRow)

@@ -38,8 +38,8 @@ one."""
 
 _log: Final = logging.getLogger(__name__)
 
-EYES_OF: Final = "owner"
-"""In the `info` of a session, the owner whose visible campaigns its queries find; missing: all."""
+EYES_OF: Final = "owners"
+"""In the `info` of a session: its queries find the campaigns that all of these owners may see."""
 
 FirstStatement = Callable[[Session], None]
 """Runs at the start of a writing transaction; if it raises, nothing is written."""
@@ -56,7 +56,7 @@ class Database:
         self._reader = self.engine.execution_options(**kind.READS)
         self._writer = self.engine.execution_options(**kind.WRITES)
         self._first: FirstStatement | None = None
-        self._owner: str | None = None
+        self.owners: tuple[str, ...] = ()
         self._outage: OutageLog | None = None
 
     @property
@@ -73,7 +73,13 @@ class Database:
     def seen_by(self, owner: str | None) -> Self:
         """The same database, in which queries find what an owner may see; None: everything."""
         other = copy.copy(self)
-        other._owner = owner
+        other.owners = () if owner is None else (owner,)
+        return other
+
+    def seen_also_by(self, owner: str) -> Self:
+        """The same database, in which queries find what the owner may see, too, and no more."""
+        other = copy.copy(self)
+        other.owners = (*self.owners, owner)
         return other
 
     def log_outages(self) -> None:
@@ -102,7 +108,7 @@ class Database:
             write_events(session)
 
     def _info(self) -> dict[str, Any]:
-        return {} if self._owner is None else {EYES_OF: self._owner}
+        return {EYES_OF: self.owners}
 
     @contextmanager
     def _usable(self, *, writes: bool) -> Iterator[None]:

@@ -87,11 +87,11 @@ class LiveState:
     workers: Mapping[str, WorkerSession] = field(default_factory=dict)
     """By the id of the session."""
     nodes: Mapping[NodeKey, NodeStatus] = field(default_factory=dict)
-    plans: Mapping[int, PlanState] = field(default_factory=dict)
-    """The states of the plans that the driver makes, by id."""
+    plans: Mapping[int, tuple[PlanState, str]] = field(default_factory=dict)
+    """The states and the owners of the plans that the driver makes, by id."""
 
 
-_PLANS: Final = select(PlanRow.id, PlanRow.state).order_by(PlanRow.id)
+_PLANS: Final = select(PlanRow.id, PlanRow.state, PlanRow.created_by).order_by(PlanRow.id)
 
 _CAMPAIGN_COLUMNS: Final = (Campaign.id, Campaign.ended_at.is_(None), Campaign.node_seconds)
 
@@ -162,7 +162,7 @@ class LiveStates(StoreSection):
                 campaigns=_campaigns(session, known),
                 workers=workers,
                 nodes=_nodes(session, workers),
-                plans=dict(_rows(session, _PLANS)),
+                plans={id_: (state, owner) for id_, state, owner in _rows(session, _PLANS)},
             )
 
 

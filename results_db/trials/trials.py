@@ -193,10 +193,10 @@ class Trials(StoreSection):
     def log(self, trial_id: int) -> str:
         """The last lines that a trial's ranks printed; TrialLogNotFoundError if none are stored."""
         with self._db.read() as session:
+            trial = by_id(session, trial_id)  # first: a reader may not see it
             log = session.get(TrialLog, trial_id)
             if log is not None:
                 return log.tail
-            trial = by_id(session, trial_id)
             state = trial.state
             campaign = session.get_one(Campaign, trial.campaign_id)
             what = trial_words(campaign, trial)

@@ -56,6 +56,7 @@ class PlanMaker:
             StoredCampaign(document=record.spec).spec,
             PlanOptions.from_mapping(record.options),
             at=record.created_at,
+            owner=record.created_by,
         )
 
     def _end(self, record: PlanRecord, made: Future[Plan]) -> None:

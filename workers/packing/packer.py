@@ -289,10 +289,10 @@ class Packer:
         num_free = free.num_whole if whole else free.longest
         waits = f"waits for {needs}: {num_free or 'none'} {'are' if num_free > 1 else 'is'} free"
         if num_free >= (request.num_nodes if whole else request.num_devices):
-            kept = f"kept for {behind}, which has waited longer"
+            kept = "kept for a probe that has waited longer"
             return f"{waits}, {kept if behind is not None else 'so it starts next'}"
         if behind is not None:
-            return f"{waits}; {behind} has waited longer"
+            return f"{waits}; another probe has waited longer"
         return f"{waits}, enough are in {max(0.0, at[0] - now_s):.0f} s at the latest"
 
 

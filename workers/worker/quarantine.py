@@ -6,6 +6,7 @@ One failure may be the fault of the layout or of a node. So the probe is run aga
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,8 @@ DOUBTFUL: Final[frozenset[FailureReason]] = frozenset(
     {"crashed", "host_resource", "timeout", "node_lost"}
 )
 """Reasons of failures that may be the node's fault as well as the layout's."""
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +70,7 @@ class NodeHistory:
         if outcome.reason not in DOUBTFUL:
             return frozenset()
         suspects = frozenset({outcome.node} if outcome.node in nodes else set(nodes))
-        why = f"{outcome.reason}: {outcome.message}"
-        self._doubts[probe] = _Doubt(suspects=suspects, why=why)
+        self._doubts[probe] = _Doubt(suspects=suspects, why=f"{outcome.reason}: {outcome.message}")
         return suspects
 
     def completed(self, probe: Hashable, nodes: Sequence[str]) -> dict[str, str]:
@@ -99,7 +101,10 @@ class NodeHistory:
             return None
         last = strikes[-1]
         trials = ", ".join(str(strike.probe) for strike in strikes)
-        return f"failed trials {trials} that other nodes completed; last {last.why}"
+        _LOG.warning("node %s failed %s; the last: %s", node, trials, last.why)
+        # Without names and messages: everybody reads it, and not everybody sees the campaigns.
+        reason = last.why.partition(":")[0]
+        return f"failed trials ({len(strikes)}) that other nodes completed; last {reason}"
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Options of several commands: which database they open, and how long its rows are kept.
+"""Options of several commands: the database, how long its rows are kept, who sees campaigns.
 
 It imports nothing heavy, so that `--help` is fast.
 """
@@ -23,6 +23,16 @@ database_option = click.option(
 
 database_place_options = together(
     data_dir_option("Where the service keeps its database."), database_option
+)
+
+default_visibility_option = click.option(
+    "--default-visibility",
+    type=click.Choice(("private", "group", "everyone")),
+    default="everyone",
+    envvar="LAYOUT_TUNER_DEFAULT_VISIBILITY",
+    show_envvar=True,
+    show_default=True,
+    help="Who sees a campaign that is submitted without --visibility.",
 )
 
 keep_option = click.option(

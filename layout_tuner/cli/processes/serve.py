@@ -28,13 +28,18 @@ from layout_tuner.api.process.local_service import announced, serving
 from layout_tuner.api.process.supervisor import signals_to
 from layout_tuner.api.security.local_tokens import load_or_make_token
 from layout_tuner.api.settings import Settings
-from layout_tuner.cli.options.database_options import database_option, keep_option
+from layout_tuner.cli.options.database_options import (
+    database_option,
+    default_visibility_option,
+    keep_option,
+)
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.stderr_log import log_to_stderr
 from layout_tuner.results_db.database.wait_for_server import once_it_answers
+from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.retention import Retention
 from layout_tuner.results_db.store import Store
 
@@ -59,6 +64,7 @@ GIL_SWITCH_S: Final = 0.0001
     f"[default: {MAX_CONNECTIONS}, or what the limit of open files allows]",
 )
 @keep_option
+@default_visibility_option
 @click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
@@ -67,6 +73,7 @@ def serve(
     requests_per_s: float,
     max_connections: int | None,
     keep: tuple[str, ...],
+    default_visibility: Visibility,
     supervisor: int | None,
     database: str | None,
 ) -> None:
@@ -90,34 +97,31 @@ def serve(
             listening(endpoint) as listener,
             closing(once_it_answers(lambda: Store.open(data, database=database))) as store,
         ):
-            _serve(
-                data, store, endpoint, listener, tls, requests_per_s, limits, retention, supervisor
+            settings = Settings(
+                token=load_or_make_token(data.token_file),
+                worker_token=load_or_make_token(data.worker_token_file),
+                requests_per_s=requests_per_s,
+                retention=retention,
+                local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
+                is_behind_proxy=endpoint.is_behind_proxy,
+                url_prefix=endpoint.url_prefix,
+                default_visibility=default_visibility,
+                data_dir=data.path,
             )
+            _serve(data, store, settings, endpoint, listener, tls, limits, supervisor)
 
 
 def _serve(
     data: DataDir,
     store: Store,
+    settings: Settings,
     endpoint: Endpoint,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
-    requests_per_s: float,
     limits: ConnectionLimits,
-    retention: Retention,
     supervisor: int | None,
 ) -> None:
-    stopping = Event()
-    settings = Settings(
-        token=load_or_make_token(data.token_file),
-        worker_token=load_or_make_token(data.worker_token_file),
-        requests_per_s=requests_per_s,
-        retention=retention,
-        local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
-        is_behind_proxy=endpoint.is_behind_proxy,
-        url_prefix=endpoint.url_prefix,
-        data_dir=data.path,
-        stopping=stopping,
-    )
+    stopping = settings.stopping
     url = endpoint.url(listener.getsockname()[1])
     with (
         _ended_in_order(stopping),

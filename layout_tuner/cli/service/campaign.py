@@ -22,6 +22,7 @@ from layout_tuner.api.formatting import (
     moment,
     node_time,
     percent,
+    seen_by,
     state_words,
     unit,
     used_words,
@@ -34,7 +35,7 @@ from layout_tuner.cli.service.service_connection import (
     service_options,
 )
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
-from layout_tuner.results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
+from layout_tuner.results_db.records import CAMPAIGN_STATES, VISIBILITIES, Cost, KnobStepRead
 from layout_tuner.search_spaces.campaigns.campaign_settings import STRATEGIES
 from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
 from layout_tuner.terminal.plurals import counted
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from layout_tuner.client.clients import Client
 
 _LIST_COLUMNS: Final = (
-    *("name", "state", "model", "cluster", "by"),
+    *("name", "state", "model", "cluster", "by", "seen by"),
     *(">trials", ">best", "unit", ">time left"),
 )
 
@@ -80,7 +81,9 @@ def _moment(
 @click.option("--cluster", help="Name of the cluster.")
 @click.option("--strategy", type=click.Choice((*STRATEGIES, "imported")))
 @click.option("--objective", type=click.Choice(ALL_OBJECTIVES), help="Any of the objectives.")
-@click.option("--created-by", help="Its owner.")
+@click.option("--created-by", help="Name of its owner.")
+@click.option("--visibility", type=click.Choice(VISIBILITIES), help="Who sees it.")
+@click.option("--group", help="The group that its node-hours count for.")
 @click.option("--name-contains", help="A part of the name, in upper or lower case.")
 @click.option(
     "--created-after",
@@ -157,6 +160,7 @@ def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
         campaign.model,
         campaign.cluster,
         campaign.created_by,
+        seen_by(campaign.visibility, campaign.group),
         f"{progress.trials_ended}{planned}",
         figure(progress.best) + (", disturbed" if progress.best_disturbed else ""),
         unit(campaign.objective),
@@ -204,6 +208,7 @@ def _facts(campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
     yield "precision", precision_words(campaign)
     yield "strategy", _strategy(campaign)
     yield "submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"
+    yield "seen by", f"{seen_by(campaign.visibility, campaign.group)}; priority {campaign.priority}"
     yield "budget", budget_words(campaign.stored.budget)
     yield "starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"
     yield "trials", states or "none yet"

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from layout_tuner.api.formatting import budget_words
+from layout_tuner.api.formatting import budget_words, seen_by
 from layout_tuner.cli.live_output import work_line
 from layout_tuner.cli.options.command_options import json_option, together
 from layout_tuner.cli.options.prediction_options import (
@@ -35,13 +35,14 @@ from layout_tuner.cli.service.service_connection import (
 from layout_tuner.documents.json_and_yaml import described, read_file, read_yaml
 from layout_tuner.documents.reading import read_mapping, why_unreadable
 from layout_tuner.errors import CampaignInvalidError, DocumentMalformedError
-from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES
+from layout_tuner.results_db.records import ENDED_CAMPAIGN_STATES, MAX_PRIORITY, VISIBILITIES
 from layout_tuner.search_spaces.clusters.site import cluster_part
 from layout_tuner.terminal.console import on_interrupt, terminal_width
 from layout_tuner.terminal.plurals import counted
 
 if TYPE_CHECKING:
     from layout_tuner.api.schemas.campaigns_and_trials import CampaignDetail, ImportRead
+    from layout_tuner.client.campaigns import SharingOptions
     from layout_tuner.client.clients import Client
     from layout_tuner.predictions.belief.plan import Plan  # it imports numpy
 
@@ -63,14 +64,41 @@ budget_options: Final = together(
 )
 
 
+sharing_options: Final = together(
+    click.option(
+        "--visibility",
+        type=click.Choice(VISIBILITIES),
+        help="Who sees it: its owner alone, its group too, or everyone.",
+    ),
+    click.option("--group", metavar="NAME", help="The group that its node-hours count for."),
+    click.option(
+        "--priority",
+        type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY),
+        help="Of an owner's campaigns, those of a higher priority get devices first.",
+    ),
+)
+
+
+def _sharing(options: dict[str, Any]) -> SharingOptions:
+    """Takes the options of `sharing_options` out of a command's; those that were given."""
+    taken = {name: options.pop(name) for name in ("visibility", "group", "priority")}
+    return cast("SharingOptions", {k: v for k, v in taken.items() if v is not None})
+
+
 @click.command()
 @click.argument("file", type=FILE)
 @campaign_cluster_option
+@sharing_options
 @click.option("--dry-run", is_flag=True, help="Print the service's plan of it, and submit nothing.")
 @json_option
 @service_when_called
 def submit(
-    file: Path, cluster: str | None, dry_run: bool, as_json: bool, service: Callable[[], Client]
+    file: Path,
+    cluster: str | None,
+    dry_run: bool,
+    as_json: bool,
+    service: Callable[[], Client],
+    **shared: Any,
 ) -> None:
     """Submit the campaign in FILE (YAML, or JSON where its name ends in .json).
 
@@ -85,7 +113,7 @@ def submit(
         document["cluster"] = cluster_part(described(cluster))
     client = service()
     if not dry_run:
-        submitted = client.create_campaign(document)
+        submitted = client.create_campaign(document, **_sharing(shared))
         (print_json if as_json else print_submitted)(submitted)
         return
     from layout_tuner.predictions.belief.plan_text import plan_lines
@@ -121,6 +149,7 @@ def _planned(client: Client, document: dict[str, Any]) -> Plan:
 @cells_option
 @knob_columns_option
 @knobs_file_option
+@sharing_options
 @answers(lambda imported: _print_imported(imported))
 @service_options
 def import_table(
@@ -130,6 +159,7 @@ def import_table(
     knob_columns: tuple[str, ...],
     knobs_file: Path | None,
     client: Client,
+    **shared: Any,
 ) -> ImportRead:
     """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
 
@@ -146,8 +176,9 @@ def import_table(
         refuse(f"{table}: cannot be read: {error.strerror}")
     with work_line(sys.stderr, ticks=True) as line:
         line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
+        sharing = _sharing(shared)
         return client.import_table(
-            content, name=name, cells=cells, knobs=knob_columns, declarations=declared
+            content, name=name, cells=cells, knobs=knob_columns, declarations=declared, **sharing
         )
 
 
@@ -166,14 +197,17 @@ def _print_imported(imported: ImportRead) -> None:
 @click.option("--no-wall-time", is_flag=True, help="Remove this bound.")
 @click.option("--notes", help="New notes, instead of the old ones.")
 @click.option("--notes-file", type=FILE, help="File with the new notes.")
+@sharing_options
 @answers(
-    lambda changed: click.echo(f"campaign {changed.name}: {budget_words(changed.stored.budget)}")
+    lambda changed: click.echo(
+        f"campaign {changed.name}: {budget_words(changed.stored.budget)}, seen by {seen_by(changed.visibility, changed.group)}"
+    )
 )
 @service_options
 def update(
     name: str, notes: str | None, notes_file: Path | None, client: Client, **bounds: Any
 ) -> CampaignDetail:
-    """Change the budget of a campaign that has not ended, and its notes.
+    """Change the budget of a campaign that has not ended, its notes and who sees it.
 
     Bounds that are not named stay. The driver applies changes at once. A campaign that has ended
     is not reopened: clone it.
@@ -182,10 +216,10 @@ def update(
         raise click.UsageError("--notes and --notes-file exclude each other")
     if notes_file is not None:
         notes = _read_text(notes_file)
-    budget = _changed_bounds(bounds)
-    if not budget and notes is None:
-        raise click.UsageError("nothing is to be changed: name a bound, or --notes")
-    return client.update_campaign(name, budget=budget or None, notes=notes)
+    sharing, budget = _sharing(bounds), _changed_bounds(bounds)
+    if not budget and notes is None and not sharing:
+        raise click.UsageError("nothing is to be changed: name a bound, --notes or --visibility")
+    return client.update_campaign(name, budget=budget or None, notes=notes, **sharing)
 
 
 def _read_text(file: Path) -> str:
@@ -230,6 +264,7 @@ def print_submitted(campaign: CampaignDetail) -> None:
     metavar="FIELD=VALUE",
     help="A field of the campaign's file, as strategy=deephyper or space.tp='[1, 2]'; may be repeated.",
 )
+@sharing_options
 @answers(print_submitted)
 @service_options
 def clone(
@@ -238,8 +273,9 @@ def clone(
     """Submit a campaign like CAMPAIGN, but for what is named here.
 
     It is a campaign of its own, and starts from what the first one measured unless its file says
-    `knowledge: none`.
+    `knowledge: none`. Those who see the first one see it, unless --visibility says otherwise.
     """
+    sharing = _sharing(bounds)
     changes: dict[str, Any] = {} if name is None else {"name": name}
     budget = {bound: value for bound, value in bounds.items() if value is not None}
     if settings or budget:
@@ -248,7 +284,7 @@ def clone(
         if budget:
             before = asdict(original.stored.budget)
             changes["budget"] = _other_budget(changes.get("budget", before), budget)
-    return client.clone_campaign(campaign, changes)
+    return client.clone_campaign(campaign, changes, **sharing)
 
 
 def _other_budget(budget: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,9 +200,9 @@ def test_the_end_of_a_plan_is_told_once_to_watchers_of_everything(url: str, stor
     assert told["data"] == {"plan_id": plan.id, "state": "FAILED"}
     assert (told["campaign_id"], told["seq"]) == (None, None)
 
-    done = LiveState(plans={1: "DONE", 2: "WAITING"})
-    assert live_events(done, LiveState(plans={1: "DONE", 2: "WAITING"}), START) == []
-    (event,) = live_events(done, LiveState(plans={1: "DONE", 2: "DONE"}), START)
+    done = LiveState(plans={1: ("DONE", "a"), 2: ("WAITING", "a")})
+    assert live_events(done, LiveState(plans={1: ("DONE", "a"), 2: ("WAITING", "a")}), START) == []
+    (event,) = live_events(done, LiveState(plans={1: ("DONE", "a"), 2: ("DONE", "a")}), START)
     assert b'"plan_id":2' in event.content
 
 

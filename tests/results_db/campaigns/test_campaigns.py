@@ -380,8 +380,8 @@ def test_campaigns_are_counted_skipped_and_their_values_listed(store: Store) -> 
     choices = store.reports.campaign_choices()
     assert choices["state"] == {"CANCELLED": 1, "RUNNING": 2}
     assert choices["cluster_name"] == {"local-cpu": 3}
-    make_campaign(store, "later", start_from=["one"])
-    assert store.reports.campaigns_from("one") == [("later", "RUNNING")]
+    later = make_campaign(store, "later", start_from=["one"])
+    assert store.reports.campaigns_from("one") == [(later, "later", "RUNNING")]
     assert store.reports.campaigns_from("later") == []
 
 

@@ -128,9 +128,10 @@ def test_plans_are_made_in_order_and_watchers_see_how_they_end(store: Store) -> 
     assert store.plans.waiting() == [(first.id, "system"), (second.id, "system")]
     assert first == store.plans.get(first.id)
     before = store.live.state()
-    assert before.plans == {first.id: "WAITING", second.id: "WAITING"}
+    assert before.plans == {first.id: ("WAITING", "system"), second.id: ("WAITING", "system")}
     store.plans.end(first.id, "no layout is legal")
-    assert store.live.state(before).plans == {first.id: "FAILED", second.id: "WAITING"}
+    after = store.live.state(before).plans
+    assert after == {first.id: ("FAILED", "system"), second.id: ("WAITING", "system")}
     ended = store.plans.get(first.id)
     assert (ended.state, ended.problem, ended.answer) == ("FAILED", "no layout is legal", {})
     assert ended.ended_at is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from sqlalchemy import update
 
 from benchmarks.service.postgres_server import PostgresServer
 from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
 from layout_tuner.results_db.campaigns import campaigns
 from layout_tuner.results_db.campaigns.start_from import (
@@ -65,8 +67,11 @@ class Lab:
 
     def campaign(self, name: str, *, box: Mapping[str, Any] = BOX, **changes: Any) -> int:
         self.clock.forward(1)
+        sharing = Sharing(visibility=changes.pop("visibility", "everyone"))
+        actor = Actor(name="token", owner=changes.pop("owner", "system"), role="submitter")
+        own = self.store.by(actor).campaigns
         spec = make_spec(name) | {"cluster": dict(box)} | changes
-        return self.store.campaigns.create(spec, num_legal_layouts=100).id
+        return own.create(spec, num_legal_layouts=100, sharing=sharing).id
 
     def trial(self, campaign: int, worker: str, layout: Layout, outcome: Any = None) -> int:
         self.clock.forward(1)
@@ -185,12 +190,65 @@ def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_no
         cluster_name="box",
         trainer="embedded",
         created_at=lab.store.now(),
+        created_by="system",
     )
     known = lab.store.plans.known_trials(planned)
     submitted = lab.campaign("planned")
     assert known == lab.store.plans.known_trials(lab.store.campaigns.get(submitted))
     assert [trial.layout for trial in known] == [A, B]
     assert lab.store.plans.count_known_trials(planned) == 2
+
+
+def test_a_private_campaign_calibrates_its_owner_s_alone(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.ended("hidden", worker, A, owner="ann", visibility="private")
+    lab.ended("shown", worker, B, owner="ann")
+    assert lab.known(lab.campaign("own", owner="ann")) == [A, B]
+    assert lab.known(lab.campaign("other", owner="bob")) == [B]
+    admin = lab.store.by(Actor(name="root", role="admin"))
+    spec = make_spec("admin's") | {"cluster": dict(BOX)}
+    assert lab.known(admin.campaigns.create(spec, num_legal_layouts=1).id) == [B]
+    with pytest.raises(CampaignInvalidError, match="there is no campaign named 'hidden'"):
+        admin.campaigns.create(
+            {**spec, "name": "named", "start_from": ["hidden"]}, num_legal_layouts=1
+        )
+
+
+def test_a_reader_is_told_of_no_hidden_source(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.ended("hidden", worker, A, owner="ann", visibility="private")
+    lab.ended("shown", worker, B, owner="ann")
+    named = lab.campaign("named", owner="ann", start_from=["hidden", "shown"])
+    for owner, known, names in (("ann", 2, ("hidden", "shown")), ("bob", 1, ("shown",))):
+        own = lab.store.seen_by(owner)
+        record = own.campaigns.by_name("named")
+        assert own.plans.count_known_trials(record) == known
+        assert tuple(record.stored.start_from) == names
+        assert record == own.campaigns.get(named) == own.campaigns.find()[0]
+
+
+def test_a_source_s_name_is_resolved_for_the_owner(lab: Lab) -> None:
+    worker = lab.worker()
+    others = {"knowledge": "none", "start_from": ["twice"]}
+    lab.ended("twice", worker, B, owner="bob", visibility="private")
+    lab.ended("twice", worker, A, owner="ann")
+    assert lab.known(lab.campaign("of-cid", owner="cid", **others)) == [A]
+    mine = lab.campaign("of-bob", owner="bob", **others)
+    assert lab.known(mine) == [B]
+
+
+def test_a_plan_is_calibrated_as_its_owner_s_campaign(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.ended("hidden", worker, A, owner="ann", visibility="private")
+    planned = PlannedCampaign(
+        stored=StoredCampaign(document=make_spec("planned") | {"cluster": dict(BOX)}),
+        cluster_name="box",
+        trainer="embedded",
+        created_at=lab.store.now(),
+        created_by="ann",
+    )
+    assert lab.store.plans.count_known_trials(planned) == 1
+    assert lab.store.plans.count_known_trials(replace(planned, created_by="bob")) == 0
 
 
 def test_software_is_the_release_of_torch() -> None:

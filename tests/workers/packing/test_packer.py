@@ -198,7 +198,7 @@ def test_a_probe_says_what_it_waits_for() -> None:
         "waits for 4 whole nodes: 2 are free, enough are in 340 s at the latest"
     )
     assert packer_says(packer, make_request(3, nodes=2, at_most_s=1000)) == (
-        "waits for 2 whole nodes: 2 are free, kept for 2, which has waited longer"
+        "waits for 2 whole nodes: 2 are free, kept for a probe that has waited longer"
     )
     packer = packer_of(8)
     start(packer, make_request(1, devices=7, at_most_s=30))

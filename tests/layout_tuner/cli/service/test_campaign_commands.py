@@ -49,6 +49,23 @@ def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
     assert len(json.loads(one)["campaigns"]) == 1
 
 
+def test_who_sees_a_campaign_is_stated_and_changed(run: Command, tmp_path: Path) -> None:
+    file = tmp_path / "shared.yaml"
+    file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "shared-by-command"}))
+    done(run("campaign", "submit", str(file), "--visibility", "private", "--priority", "-2"))
+    shown = done(run("campaign", "show", "shared-by-command"))
+    assert "seen by       its owner; priority -2\n" in shown
+    assert "shared-by-command" in done(run("campaign", "list", "--visibility", "private"))
+    changed = run("campaign", "update", "shared-by-command", "--visibility", "everyone")
+    assert "seen by everyone" in done(changed)
+    assert "shared-by-command" not in done(run("campaign", "list", "--visibility", "private"))
+    refused = run("campaign", "update", "shared-by-command", "--visibility", "group")
+    ends(refused, 2, "in no group; ask an administrator")
+    done(run("campaign", "clone", "shared-by-command", "--visibility", "private"))
+    clone = json.loads(done(run("campaign", "show", "shared-by-command-2", "--json")))
+    assert (clone["visibility"], clone["priority"]) == ("private", 0)
+
+
 def test_the_model_of_a_campaign_is_shown_with_what_it_states_of_attention(
     run: Command, service: ServeProcess
 ) -> None:
@@ -61,7 +78,7 @@ def test_an_update_changes_what_it_names_and_of_an_ended_campaign_names_the_clon
     run: Command, name: str, tmp_path: Path
 ) -> None:
     told = done(run("campaign", "update", name, "--trials", "9", "--wall-time", "1h"))
-    assert told == f"campaign {name}: at most 9 trials or 1 h 00 min\n"
+    assert told == f"campaign {name}: at most 9 trials or 1 h 00 min, seen by everyone\n"
     notes = tmp_path / "notes.txt"
     notes.write_text("first line\nsecond line\n")
     done(run("campaign", "update", name, "--no-wall-time", "--notes-file", str(notes)))
