@@ -74,6 +74,7 @@ class AuditChoice(TypedDict, total=False):
 
 UsageBy = Literal["owner", "group", "campaign", "cluster"]
 USAGE_BY: Final[tuple[UsageBy, ...]] = get_args(UsageBy)
+USAGE_PARTS: Final = ("probes", "repeats", "idle", "lost", "idle_allocations")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +100,7 @@ class UsageRow:
     idle_allocations: float
     """The campaigns' shares of allocations that stood idle."""
     node_hours: float
-    """The sum of these five."""
+    """Their sum."""
     money: dict[str, float]
     """What they cost by currency; empty: no cluster states a price."""
     saved_node_hours: float | None

@@ -25,7 +25,7 @@ from layout_tuner.results_db.models.service_tables import (
 from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.records import CAMPAIGN_STATES
 from layout_tuner.results_db.rows import COST_COLUMNS
-from layout_tuner.results_db.usage import PARTS
+from layout_tuner.results_db.service_records import USAGE_PARTS
 from layout_tuner.trainers.simulator import SIMULATOR_PREFIX
 
 
@@ -117,7 +117,7 @@ def _costs(session: Session) -> dict[str, float]:
 
 def _costs_of_owners(session: Session) -> dict[str, float]:
     there = (Campaign.created_by, Campaign.node_seconds + Campaign.allocation_idle_node_seconds)
-    gone = (PastUse.owner, sum(getattr(PastUse, part) for part in PARTS))
+    gone = (PastUse.owner, sum(getattr(PastUse, part) for part in USAGE_PARTS))
     found: Counter[str] = Counter()
     for condition, (owner, cost) in (
         (campaigns_of_kind(is_simulated=False), there),

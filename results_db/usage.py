@@ -6,12 +6,12 @@ allocations on the day on which it was charged. `PastUse` keeps the usage of del
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, String, case, func, select, update
+from sqlalchemy import ColumnElement, String, case, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,7 @@ from layout_tuner.results_db.leaderboard.rank_layouts import MeasuredLayout
 from layout_tuner.results_db.models.service_tables import PastUse
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.rows import in_parts
-from layout_tuner.results_db.service_records import UsageBy, UsageRead, UsageRow
+from layout_tuner.results_db.service_records import USAGE_PARTS, UsageBy, UsageRead, UsageRow
 from layout_tuner.search_spaces.clusters.cluster import read_price
 from layout_tuner.trainers.simulator import is_simulator
 from layout_tuner.units import SECONDS_PER_HOUR
@@ -31,73 +31,25 @@ from layout_tuner.units import SECONDS_PER_HOUR
 TOKENS: Final = 10**12
 """Tokens of a training job whose savings are counted, where nobody says how many it has."""
 
-PARTS: Final = ("probes", "repeats", "idle", "lost", "idle_allocations")
-
-_COUNTED: Final = (*PARTS, "trials")
 _WORK: Final = Attempt.iterations_node_seconds + Attempt.start_node_seconds
-_IS_REPEAT: Final = Trial.repeat_of.is_not(None)
-_SUMS: Final = (
-    func.sum(case((_IS_REPEAT, 0.0), else_=_WORK)),
-    func.sum(case((_IS_REPEAT, _WORK), else_=0.0)),
-    func.sum(Attempt.idle_node_seconds),
-    func.sum(Attempt.lost_node_seconds),
-)
-"""The node-seconds of attempts, in the order of `PARTS`."""
-
-_Uses = Mapping[tuple[int, str], dict[str, float]]
-"""By campaign and day, the node-seconds of each part and the number of trials."""
-
-_Savings = dict[tuple[int, str], float | None]
-"""By ended campaign and day of its end, the node-hours that a job of `TOKENS` saves, if known."""
+_ENDS_ITS_TRIAL: Final = (Attempt.attempt == Trial.attempt) & Trial.ended_at.is_not(None)
+_SUMS: Final = {
+    "probes": func.sum(case((Trial.repeat_of.is_(None), _WORK), else_=0.0)),
+    "repeats": func.sum(case((Trial.repeat_of.is_(None), 0.0), else_=_WORK)),
+    "idle": func.sum(Attempt.idle_node_seconds),
+    "lost": func.sum(Attempt.lost_node_seconds),
+    "trials": func.sum(case((_ENDS_ITS_TRIAL, 1), else_=0)),
+}
+_EVER: Final = (date.min, date(9999, 12, 30))
 
 
 def note_idle(session: Session, campaign: Campaign, node_seconds: float, now: datetime) -> None:
     """Charges a campaign, whose row is locked, with a share of idle allocations."""
     campaign.allocation_idle_node_seconds += node_seconds
-    _past(session, campaign, now).idle_allocations += node_seconds
-
-
-def _past(session: Session, campaign: Campaign, at: datetime | str) -> PastUse:
-    key = (campaign.id, at if isinstance(at, str) else f"{at.astimezone(UTC):%Y-%m-%d}")
-    row = session.get(PastUse, key)
-    if row is None:
-        row = PastUse(campaign_id=key[0], day=key[1], **dict.fromkeys(_COUNTED, 0))
-        session.add(row)
-    return row
-
-
-class _Sum:
-    """The sum of some uses."""
-
-    def __init__(self) -> None:
-        self.uses, self.saved = dict.fromkeys(_COUNTED, 0.0), list[float]()
-        self.ids, self.money = set[int](), defaultdict[str, float](float)
-
-    def add(
-        self, campaign_id: int, uses: Mapping[str, float], price: str | None, saved: float | None
-    ) -> None:
-        """Adds those of a campaign on a day."""
-        self.ids.add(campaign_id)
-        for name in _COUNTED:
-            self.uses[name] += uses[name]
-        if (read := read_price(price)) is not None:
-            hours = sum(uses[part] for part in PARTS) / SECONDS_PER_HOUR
-            self.money[read[1]] += hours * read[0]
-        if saved is not None:
-            self.saved.append(saved)
-
-    def row(self, name: str | None, campaign_id: int | None = None) -> UsageRow:
-        hours = {part: self.uses[part] / SECONDS_PER_HOUR for part in PARTS}
-        return UsageRow(
-            name=name,
-            campaign_id=campaign_id,
-            campaigns=len(self.ids),
-            trials=int(self.uses["trials"]),
-            **hours,
-            node_hours=sum(hours.values()),
-            money=dict(sorted(self.money.items())),
-            saved_node_hours=sum(self.saved) if self.saved else None,
-        )
+    day = f"{now.astimezone(UTC):%Y-%m-%d}"
+    use = session.get(PastUse, (campaign.id, day)) or _no_use((campaign.id, day))
+    use.idle_allocations += node_seconds
+    session.add(use)
 
 
 class Usage(LeaderboardSection):
@@ -117,23 +69,17 @@ class Usage(LeaderboardSection):
         A campaign's savings count on the day on which it ended, for a job of so many tokens.
         """
         with self._db.read() as session:
-            uses, saved, campaigns = self._found(session, since, until)
-        sums, per_day, total = defaultdict[Any, _Sum](_Sum), defaultdict[str, _Sum](_Sum), _Sum()
-        for key in sorted(uses.keys() | saved.keys()):
-            campaign_id, day = key
-            of = campaigns[campaign_id]
-            if is_simulator(of.trainer or "") == simulated:
-                kept = campaign_id if by == "campaign" else getattr(of, by)
-                saving = saved.get(key)
-                saving = None if saving is None else saving * tokens / TOKENS
-                for each in (sums[kept], per_day[day], total):
-                    each.add(campaign_id, uses[key], of.node_hour_price, saving)
+            found = self._uses(session, since, until)
+        uses = [use for use in found if is_simulator(use.trainer or "") == simulated]
+        is_campaign = by == "campaign"
         rows = [
-            # The rows of deleted campaigns have days.
-            each.row(campaigns[group].name, None if campaigns[group].day else group)
-            if by == "campaign"
-            else each.row(group)
-            for group, each in sums.items()
+            _row(
+                some[0].name if is_campaign else getattr(some[0], by),
+                some,
+                tokens,
+                some[0].campaign_id if is_campaign and some[0].visibility is None else None,
+            )
+            for some in _grouped(uses, "campaign_id" if is_campaign else by)
         ]
         return UsageRead(
             by=by,
@@ -142,104 +88,123 @@ class Usage(LeaderboardSection):
             simulated=simulated,
             tokens=tokens,
             rows=sorted(rows, key=lambda row: (-row.node_hours, row.name or "")),
-            total=total.row(None),
-            days=[each.row(day) for day, each in sorted(per_day.items())],
+            total=_row(None, uses, tokens),
+            days=[_row(some[0].day, some, tokens) for some in _grouped(uses, "day")],
         )
-
-    def _found(
-        self, session: Session, since: date, until: date
-    ) -> tuple[_Uses, _Savings, dict[int, PastUse]]:
-        """What was used and saved in a period, and what its campaigns are."""
-        begin = datetime.combine(since, time(), UTC)
-        end = datetime.combine(until, time(), UTC) + timedelta(days=1)
-
-        def chosen(at: Any) -> ColumnElement[bool]:
-            return (at >= begin) & (at < end)  # type: ignore[no-any-return]
-
-        uses, saved, campaigns = _by_day(session, chosen), _Savings(), dict[int, PastUse]()
-        days = PastUse.day.between(since.isoformat(), until.isoformat())
-        for past in session.scalars(select(PastUse).where(days)):
-            key = past.campaign_id, past.day
-            for name in _COUNTED:
-                uses[key][name] += getattr(past, name)
-            if past.owner is not None:
-                campaigns[past.campaign_id], saved[key] = past, past.saved_node_hours
-        ended = select(Campaign).where(chosen(Campaign.ended_at))
-        saved |= self._saved(session, session.scalars(ended).all())
-        there = {campaign_id for campaign_id, _ in uses.keys() | saved.keys()}
-        for ids in in_parts(sorted(there - campaigns.keys())):
-            for row in session.scalars(select(Campaign).where(Campaign.id.in_(ids))):
-                campaigns[row.id] = PastUse(**_columns(row))
-        return uses, saved, campaigns
 
     def keep(self, session: Session, campaign: Campaign) -> None:
         """Keeps the usage of a campaign that is about to be deleted."""
-        uses = _by_day(session, lambda at: at.is_not(None) & (Trial.campaign_id == campaign.id))
-        for (_, day), use in uses.items():
-            row = _past(session, campaign, day)
-            for name in _COUNTED:
-                setattr(row, name, getattr(row, name) + use[name])
-        for (_, day), saving in self._saved(session, [campaign]).items():
-            _past(session, campaign, day).saved_node_hours = saving
-        session.flush()
-        of_campaign = update(PastUse).where(PastUse.campaign_id == campaign.id)
-        session.execute(of_campaign.values(_columns(campaign)))
+        for use in self._uses(session, *_EVER, campaign.id):
+            use.visibility = campaign.visibility
+            session.merge(use)
 
-    def _saved(self, session: Session, campaigns: Sequence[Campaign]) -> _Savings:
-        campaigns = [each for each in campaigns if each.trainer != IMPORTED_TRAINER]
-        baselines = {each.id: each.stored.baseline for each in campaigns}
-        boards = self._boards(session, [id_ for id_, found in baselines.items() if found])
-        saved = _Savings()
-        for each in campaigns:
-            assert each.ended_at is not None
-            key = each.id, f"{each.ended_at:%Y-%m-%d}"
-            saved[key], baseline = None, baselines[each.id]
-            if baseline is None:
-                continue
-            layouts = boards[each.id].find(baseline.key), boards[each.id].winner
-            if layouts[0] is not None and layouts[1] is not None:
-                try:
-                    saved[key] = _node_hours(layouts[0]) - _node_hours(layouts[1])
-                except TrainingJobInvalidError:
-                    continue  # on so many nodes it would never end
-        return saved
+    def _uses(
+        self, session: Session, since: date, until: date, campaign_id: int | None = None
+    ) -> list[PastUse]:
+        """What each campaign, or one, used on each day; those that are there have no visibility."""
+        begin = datetime.combine(since, time(), UTC)
+        end = datetime.combine(until, time(), UTC) + timedelta(days=1)
+        found: dict[tuple[int, str], PastUse] = {}
+
+        def where(at: Any, id_: Any) -> Iterator[ColumnElement[bool]]:
+            yield (at >= begin) & (at < end)
+            if campaign_id is not None:
+                yield id_ == campaign_id
+
+        day = sql_cast(func.date(Attempt.ended_at), String)
+        query = select(Trial.campaign_id, day, *_SUMS.values())
+        query = query.join(Trial, Trial.id == Attempt.trial_id).group_by(Trial.campaign_id, day)
+        for id_, on, *sums in session.execute(
+            query.where(*where(Attempt.ended_at, Trial.campaign_id))
+        ):
+            use = found.setdefault((id_, on), _no_use((id_, on)))
+            for name, value in zip(_SUMS, sums, strict=True):
+                setattr(use, name, value)
+        past_query = select(PastUse).where(PastUse.day.between(f"{since}", f"{until}"))
+        if campaign_id is not None:
+            past_query = past_query.where(PastUse.campaign_id == campaign_id)
+        for past in session.scalars(past_query):
+            key = past.campaign_id, past.day
+            if past.owner is None:
+                use = found.setdefault(key, _no_use(key))
+                use.idle_allocations = past.idle_allocations
+            else:
+                found[key] = past
+        ended = select(Campaign).where(*where(Campaign.ended_at, Campaign.id))
+        ended = ended.where(Campaign.trainer != IMPORTED_TRAINER)
+        for campaign in session.scalars(ended).all():
+            key = campaign.id, f"{campaign.ended_at:%Y-%m-%d}"
+            use = found.setdefault(key, _no_use(key))
+            use.saved_node_hours = self._saved(session, campaign)
+        ids = sorted({use.campaign_id for use in found.values() if use.owner is None})
+        there = {
+            row.id: row
+            for some in in_parts(ids)
+            for row in session.scalars(select(Campaign).where(Campaign.id.in_(some)))
+        }
+        for use in found.values():
+            if (of := there.get(use.campaign_id)) is not None:
+                use.owner, use.group, use.name = of.created_by, of.group, of.name
+                use.cluster, use.trainer = of.cluster_name, of.trainer
+                use.node_hour_price = of.stored.node_hour_price[:32]
+        return list(found.values())
+
+    def _saved(self, session: Session, campaign: Campaign) -> float | None:
+        """The node-hours that a job of `TOKENS` saves with the winner; None: it is not known."""
+        baseline = campaign.stored.baseline
+        if baseline is None:
+            return None
+        board = self._board(session, campaign.id)
+        before, after = board.find(baseline.key), board.winner
+        if before is None or after is None:
+            return None
+        try:
+            return _job_node_hours(before) - _job_node_hours(after)
+        except TrainingJobInvalidError:  # on so many nodes it would never end
+            return None
 
 
-def _node_hours(layout: MeasuredLayout) -> float:
+def _job_node_hours(layout: MeasuredLayout) -> float:
     """Those of a training job of `TOKENS`, as `plan --tokens` counts them."""
     step_s, run = layout.step_time_s, layout.figures
-    job = TrainingJob(tokens=TOKENS).duration(
-        StepInterval(expected_s=step_s, low_s=step_s, high_s=step_s),
-        tokens_per_step=round(run.tokens_per_s * step_s),
-        num_nodes=run.num_nodes,
-    )
-    return job.node_hours
+    step = StepInterval(expected_s=step_s, low_s=step_s, high_s=step_s)
+    tokens_per_step = round(run.tokens_per_s * step_s)
+    job = TrainingJob(tokens=TOKENS)
+    return job.duration(step, tokens_per_step=tokens_per_step, num_nodes=run.num_nodes).node_hours
 
 
-def _by_day(session: Session, chosen: Callable[[Any], ColumnElement[bool]]) -> _Uses:
-    """What the attempts and trials cost whose end is chosen."""
-    found: _Uses = defaultdict(lambda: dict.fromkeys(_COUNTED, 0.0))
-    day = sql_cast(func.date(Attempt.ended_at), String)
-    query = select(Trial.campaign_id, day, *_SUMS).join(Trial, Trial.id == Attempt.trial_id)
-    query = query.where(chosen(Attempt.ended_at)).group_by(Trial.campaign_id, day)
-    for campaign_id, on, *sums in session.execute(query):
-        found[campaign_id, on] |= dict(zip(PARTS, sums, strict=False))
-    day = sql_cast(func.date(Trial.ended_at), String)
-    counts = select(Trial.campaign_id, day, func.count()).group_by(Trial.campaign_id, day)
-    counts = counts.where(chosen(Trial.ended_at), Trial.attempt >= 1)
-    for campaign_id, on, number in session.execute(counts):
-        found[campaign_id, on]["trials"] = number
-    return found
+def _no_use(key: tuple[int, str]) -> PastUse:
+    zeros = dict.fromkeys((*USAGE_PARTS, "trials"), 0)
+    return PastUse(campaign_id=key[0], day=key[1], **zeros)
 
 
-def _columns(campaign: Campaign) -> dict[str, Any]:
-    """What usage is by, as columns of `PastUse`."""
-    return {
-        "owner": campaign.created_by,
-        "visibility": campaign.visibility,
-        "group": campaign.group,
-        "name": campaign.name,
-        "cluster": campaign.cluster_name,
-        "trainer": campaign.trainer,
-        "node_hour_price": campaign.stored.node_hour_price[:32],
+def _grouped(uses: Sequence[PastUse], by: str) -> list[list[PastUse]]:
+    """In the order of the values."""
+    groups: dict[Any, list[PastUse]] = {}
+    for use in uses:
+        groups.setdefault(getattr(use, by), []).append(use)
+    return [groups[key] for key in sorted(groups, key=lambda key: (key is not None, key))]
+
+
+def _row(
+    name: str | None, uses: Sequence[PastUse], tokens: int, campaign_id: int | None = None
+) -> UsageRow:
+    parts = {
+        part: sum(getattr(use, part) for use in uses) / SECONDS_PER_HOUR for part in USAGE_PARTS
     }
+    money: Counter[str] = Counter()
+    for use in uses:
+        if price := read_price(use.node_hour_price):
+            node_seconds = sum(getattr(use, part) for part in USAGE_PARTS)
+            money[price[1]] += price[0] * node_seconds / SECONDS_PER_HOUR
+    saved = [use.saved_node_hours for use in uses if use.saved_node_hours is not None]
+    return UsageRow(
+        name=name,
+        campaign_id=campaign_id,
+        campaigns=len({use.campaign_id for use in uses}),
+        trials=sum(use.trials for use in uses),
+        **parts,
+        node_hours=sum(parts.values()),
+        money=dict(money),
+        saved_node_hours=sum(saved) * tokens / TOKENS if saved else None,
+    )

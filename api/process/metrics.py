@@ -16,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -156,6 +156,14 @@ def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
         for key, value in values.items():
             family.add_metric((key,), value)
         yield family
+    family = CounterMetricFamily(
+        "layout_tuner_owner_node_seconds",
+        "What each owner's measured campaigns have cost, with deleted ones",
+        labels=("owner",),
+    )
+    for owner, value in stats.owner_node_seconds.items():
+        family.add_metric((owner,), value)
+    yield family
     yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
     yield _one(
         "layout_tuner_unnumbered_events",

@@ -30,7 +30,12 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
 )
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
 from layout_tuner.client.calls import PAGE, Calls, segment
-from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
+from layout_tuner.results_db.service_records import (
+    AuditChoice,
+    AuditEntryRead,
+    ClusterNodeRead,
+    UsageRead,
+)
 
 
 class ServiceCalls(Calls):
@@ -43,6 +48,14 @@ class ServiceCalls(Calls):
     def readiness(self) -> Readiness:
         """Whether the service can work; if it cannot, the call fails with the reasons."""
         return self._get("/ready", Readiness)
+
+    def usage(self, **asked: Any) -> UsageRead:
+        """Node-hours in a period; `asked`: by, since, until, simulated, tokens, all as texts."""
+        return self._get("/usage", UsageRead, **asked)
+
+    def usage_csv(self, **asked: Any) -> str:
+        """The rows of `usage` as CSV."""
+        return self._get_file("/usage", format="csv", **asked).text
 
     def metrics(self) -> str:
         """The service's metrics in the format of Prometheus."""

@@ -18,9 +18,8 @@ from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import LeaseRecord
-from layout_tuner.results_db.service_records import USAGE_BY, UsageRead, UsageRow
+from layout_tuner.results_db.service_records import USAGE_BY, USAGE_PARTS, UsageRead, UsageRow
 from layout_tuner.results_db.store import Store
-from layout_tuner.results_db.usage import PARTS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.trainers.simulator import simulator_trainer
 from tests.kit.store import (
@@ -104,7 +103,7 @@ def test_parts_are_probes_repeats_idle_lost(store: Store, clock: TurnableClock) 
     clock.forward(10)
     post_outcome(store, trial.id, lease.attempt, failed("cancelled", duration_s=10))
     total = whole(store).total
-    seconds = {part: round(3600 * getattr(total, part), 3) for part in PARTS}
+    seconds = {part: round(3600 * getattr(total, part), 3) for part in USAGE_PARTS}
     assert seconds == {"probes": 50, "repeats": 50, "idle": 100, "lost": 10, "idle_allocations": 0}
     assert total.trials == 2
 
@@ -310,7 +309,7 @@ def sums(store: Store, since: date, until: date) -> dict[str, tuple[float, float
     found = {}
     for each in USAGE_BY:
         read = store.usage.read(each, since, until)
-        for sum_of in ("node_hours", "trials", *PARTS):
+        for sum_of in ("node_hours", "trials", *USAGE_PARTS):
             total = getattr(read.total, sum_of)
             for rows in (read.rows, read.days):
                 assert sum(getattr(row, sum_of) for row in rows) == pytest.approx(total)
