@@ -42,7 +42,7 @@ class ServiceStats:
     quarantined_nodes: int
     node_seconds: Mapping[str, float]
     """The cost of all measured campaigns, by part."""
-    owner_node_seconds: Mapping[str, float]
+    owner_node_seconds: Counter[str]
     """The same by owner, with deleted campaigns."""
     unnumbered_events: int
     """Committed events without a number, which clients do not see yet."""
@@ -115,17 +115,18 @@ def _costs(session: Session) -> dict[str, float]:
     return costs | {"idle": costs["idle"] + allocations_idle}
 
 
-def _costs_of_owners(session: Session) -> dict[str, float]:
-    there = (Campaign.created_by, Campaign.node_seconds + Campaign.allocation_idle_node_seconds)
-    gone = (PastUse.owner, sum(getattr(PastUse, part) for part in USAGE_PARTS))
+def _costs_of_owners(session: Session) -> Counter[str]:
+    there = Campaign.node_seconds + Campaign.allocation_idle_node_seconds
+    gone = sum(getattr(PastUse, part) for part in USAGE_PARTS)
+    is_measured = ~PastUse.trainer.startswith(SIMULATOR_PREFIX, autoescape=True)
     found: Counter[str] = Counter()
-    for condition, (owner, cost) in (
-        (campaigns_of_kind(is_simulated=False), there),
-        (~PastUse.trainer.startswith(SIMULATOR_PREFIX, autoescape=True), gone),
+    for owner, cost, condition in (
+        (Campaign.created_by, there, campaigns_of_kind(is_simulated=False)),
+        (PastUse.owner, gone, is_measured),
     ):
         query = select(owner, func.sum(cost)).where(condition).group_by(owner)
         found.update({row[0]: row[1] for row in session.execute(query)})
-    return dict(found)
+    return found
 
 
 def _size(session: Session) -> int:

@@ -7,11 +7,11 @@ allocations on the day on which it was charged. `PastUse` keeps the usage of del
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, String, case, func, select
+from sqlalchemy import ColumnElement, String, and_, case, func, select, true
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
@@ -40,14 +40,13 @@ _SUMS: Final = {
     "lost": func.sum(Attempt.lost_node_seconds),
     "trials": func.sum(case((_ENDS_ITS_TRIAL, 1), else_=0)),
 }
-_EVER: Final = (date.min, date(9999, 12, 30))
 
 
 def note_idle(session: Session, campaign: Campaign, node_seconds: float, now: datetime) -> None:
     """Charges a campaign, whose row is locked, with a share of idle allocations."""
     campaign.allocation_idle_node_seconds += node_seconds
     day = f"{now.astimezone(UTC):%Y-%m-%d}"
-    use = session.get(PastUse, (campaign.id, day)) or _no_use((campaign.id, day))
+    use = session.get(PastUse, (campaign.id, day)) or _no_use(campaign.id, day)
     use.idle_allocations += node_seconds
     session.add(use)
 
@@ -71,16 +70,8 @@ class Usage(LeaderboardSection):
         with self._db.read() as session:
             found = self._uses(session, since, until)
         uses = [use for use in found if is_simulator(use.trainer or "") == simulated]
-        is_campaign = by == "campaign"
-        rows = [
-            _row(
-                some[0].name if is_campaign else getattr(some[0], by),
-                some,
-                tokens,
-                some[0].campaign_id if is_campaign and some[0].visibility is None else None,
-            )
-            for some in _grouped(uses, "campaign_id" if is_campaign else by)
-        ]
+        key, name = ("campaign_id", "name") if by == "campaign" else (by, by)
+        rows = [_row(some, tokens, name) for some in _grouped(uses, key)]
         return UsageRead(
             by=by,
             since=since,
@@ -88,13 +79,13 @@ class Usage(LeaderboardSection):
             simulated=simulated,
             tokens=tokens,
             rows=sorted(rows, key=lambda row: (-row.node_hours, row.name or "")),
-            total=_row(None, uses, tokens),
-            days=[_row(some[0].day, some, tokens) for some in _grouped(uses, "day")],
+            total=_row(uses, tokens),
+            days=[_row(some, tokens, "day") for some in _grouped(uses, "day")],
         )
 
     def keep(self, session: Session, campaign: Campaign) -> None:
         """Keeps the usage of a campaign that is about to be deleted."""
-        for use in self._uses(session, *_EVER, campaign.id):
+        for use in self._uses(session, date.min, date.max, campaign.id):
             use.visibility = campaign.visibility
             session.merge(use)
 
@@ -102,39 +93,32 @@ class Usage(LeaderboardSection):
         self, session: Session, since: date, until: date, campaign_id: int | None = None
     ) -> list[PastUse]:
         """What each campaign, or one, used on each day; those that are there have no visibility."""
-        begin = datetime.combine(since, time(), UTC)
-        end = datetime.combine(until, time(), UTC) + timedelta(days=1)
+        times = datetime.combine(since, time.min, UTC), datetime.combine(until, time.max, UTC)
         found: dict[tuple[int, str], PastUse] = {}
 
-        def where(at: Any, id_: Any) -> Iterator[ColumnElement[bool]]:
-            yield (at >= begin) & (at < end)
-            if campaign_id is not None:
-                yield id_ == campaign_id
+        def use_of(id_: int, day: str) -> PastUse:
+            return found.setdefault((id_, day), _no_use(id_, day))
+
+        def chosen(id_: Any, at: Any, between: tuple[Any, Any] = times) -> ColumnElement[bool]:
+            is_it = true() if campaign_id is None else id_ == campaign_id
+            return and_(at.between(*between), is_it)
 
         day = sql_cast(func.date(Attempt.ended_at), String)
         query = select(Trial.campaign_id, day, *_SUMS.values())
         query = query.join(Trial, Trial.id == Attempt.trial_id).group_by(Trial.campaign_id, day)
-        for id_, on, *sums in session.execute(
-            query.where(*where(Attempt.ended_at, Trial.campaign_id))
-        ):
-            use = found.setdefault((id_, on), _no_use((id_, on)))
+        query = query.where(chosen(Trial.campaign_id, Attempt.ended_at))
+        for id_, on, *sums in session.execute(query):
             for name, value in zip(_SUMS, sums, strict=True):
-                setattr(use, name, value)
-        past_query = select(PastUse).where(PastUse.day.between(f"{since}", f"{until}"))
-        if campaign_id is not None:
-            past_query = past_query.where(PastUse.campaign_id == campaign_id)
-        for past in session.scalars(past_query):
-            key = past.campaign_id, past.day
+                setattr(use_of(id_, on), name, value)
+        days = chosen(PastUse.campaign_id, PastUse.day, (f"{since}", f"{until}"))
+        for past in session.scalars(select(PastUse).where(days)):
             if past.owner is None:
-                use = found.setdefault(key, _no_use(key))
-                use.idle_allocations = past.idle_allocations
+                use_of(past.campaign_id, past.day).idle_allocations = past.idle_allocations
             else:
-                found[key] = past
-        ended = select(Campaign).where(*where(Campaign.ended_at, Campaign.id))
-        ended = ended.where(Campaign.trainer != IMPORTED_TRAINER)
-        for campaign in session.scalars(ended).all():
-            key = campaign.id, f"{campaign.ended_at:%Y-%m-%d}"
-            use = found.setdefault(key, _no_use(key))
+                found[past.campaign_id, past.day] = past
+        ended = select(Campaign).where(chosen(Campaign.id, Campaign.ended_at))
+        for campaign in session.scalars(ended.where(Campaign.trainer != IMPORTED_TRAINER)).all():
+            use = use_of(campaign.id, f"{campaign.ended_at:%Y-%m-%d}")
             use.saved_node_hours = self._saved(session, campaign)
         ids = sorted({use.campaign_id for use in found.values() if use.owner is None})
         there = {
@@ -173,9 +157,9 @@ def _job_node_hours(layout: MeasuredLayout) -> float:
     return job.duration(step, tokens_per_step=tokens_per_step, num_nodes=run.num_nodes).node_hours
 
 
-def _no_use(key: tuple[int, str]) -> PastUse:
+def _no_use(campaign_id: int, day: str) -> PastUse:
     zeros = dict.fromkeys((*USAGE_PARTS, "trials"), 0)
-    return PastUse(campaign_id=key[0], day=key[1], **zeros)
+    return PastUse(campaign_id=campaign_id, day=day, **zeros)
 
 
 def _grouped(uses: Sequence[PastUse], by: str) -> list[list[PastUse]]:
@@ -186,9 +170,8 @@ def _grouped(uses: Sequence[PastUse], by: str) -> list[list[PastUse]]:
     return [groups[key] for key in sorted(groups, key=lambda key: (key is not None, key))]
 
 
-def _row(
-    name: str | None, uses: Sequence[PastUse], tokens: int, campaign_id: int | None = None
-) -> UsageRow:
+def _row(uses: Sequence[PastUse], tokens: int, name: str = "") -> UsageRow:
+    """The sum of uses with a common name; it is in a column of each."""
     parts = {
         part: sum(getattr(use, part) for use in uses) / SECONDS_PER_HOUR for part in USAGE_PARTS
     }
@@ -199,8 +182,8 @@ def _row(
             money[price[1]] += price[0] * node_seconds / SECONDS_PER_HOUR
     saved = [use.saved_node_hours for use in uses if use.saved_node_hours is not None]
     return UsageRow(
-        name=name,
-        campaign_id=campaign_id,
+        name=getattr(uses[0], name) if name else None,
+        campaign_id=uses[0].campaign_id if name == "name" and not uses[0].visibility else None,
         campaigns=len({use.campaign_id for use in uses}),
         trials=sum(use.trials for use in uses),
         **parts,

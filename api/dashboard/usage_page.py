@@ -35,25 +35,16 @@ def show_usage(
 ) -> HTMLResponse:
     """Node-hours of a period, and a form for another."""
     given = {"by": by, "since": since, "until": until, "simulated": simulated, "tokens": tokens}
-    asked, refusal = {name: text for name, text in given.items() if text}, ""
-    found: Any = None
-    rows, plot = [], None
+    shown: dict[str, Any] = {"found": None, "refusal": ""}
     try:
         kind = cast("Any", read_choice(by, USAGE_BY, CampaignInvalidError, field="by"))
         found = usage_of(store, kind, since, until, simulated=bool(simulated), tokens=tokens)
         rows = [*found.rows, replace(found.total, name="all")]
-        plot = static_plot(usage_over_time(found), "Node-hours by day and use")
+        shown["found"], shown["cells"] = found, [usage_cells(row) for row in rows]
+        shown["links"] = [row.campaign_id and f"/campaigns/{row.campaign_id}" for row in rows]
+        shown["plot"] = static_plot(usage_over_time(found), "Node-hours by day and use")
     except SearchSpaceError as error:
-        refusal = str(error)
-    return render(
-        request,
-        "usage.html",
-        found=found,
-        refusal=refusal,
-        given=given,
-        kinds=USAGE_BY,
-        plot=plot,
-        cells=[usage_cells(row) for row in rows],
-        links=[row.campaign_id and f"/campaigns/{row.campaign_id}" for row in rows],
-        csv=page_url(request, "/v1/usage", **asked, format="csv"),
-    )
+        shown["refusal"] = str(error)
+    asked = {name: text for name, text in given.items() if text}
+    address = page_url(request, "/v1/usage", **asked, format="csv")
+    return render(request, "usage.html", given=given, kinds=USAGE_BY, csv=address, **shown)

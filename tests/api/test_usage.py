@@ -8,6 +8,7 @@ from html import unescape
 
 import pytest
 
+from layout_tuner.api.process.metrics import _ServiceCollector
 from layout_tuner.client.clients import Client
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.search_spaces.layouts.layout import Layout
@@ -116,6 +117,17 @@ def test_the_metric_by_owner_outlives_deletion(used: Api) -> None:
     used.store.campaigns.delete(campaign)
     stats = used.store.statistics.service_stats()
     assert stats.owner_node_seconds == {"ann": pytest.approx(36), "bob": pytest.approx(36)}
+
+
+def test_the_metric_by_owner_never_falls(used: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = _ServiceCollector(used.store)
+    monkeypatch.setattr("layout_tuner.api.process.metrics.READ_EVERY_S", 0.0)
+    for cost, shown in ((36.0, 36.0), (30.0, 36.0), (40.0, 40.0)):
+        with used.store._db.write() as session:
+            campaign = used.store.campaigns.by_name("of-ann")
+            session.get_one(Campaign, campaign.id).node_seconds = cost
+        (found,) = [each for each in metrics.collect() if "owner_node" in each.name]
+        assert {each.labels["owner"]: each.value for each in found.samples}["ann"] == shown
 
 
 def test_client_and_command_show_the_same(used: Api, client: Client, command: Command) -> None:
