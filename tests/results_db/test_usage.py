@@ -16,6 +16,7 @@ from layout_tuner.protocol.worker_messages import BeatBody, StatusBody
 from layout_tuner.results_db.access.owners import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
+from layout_tuner.results_db.migrations import migrate
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import LeaseRecord
 from layout_tuner.results_db.service_records import USAGE_BY, USAGE_PARTS, UsageRead, UsageRow
@@ -325,3 +326,17 @@ def costs_of(store: Store, campaign: int) -> tuple[float, float]:
         of_trials = session.scalar(query.where(Trial.campaign_id == campaign))
         row = session.get_one(Campaign, campaign)
         return float(of_trials or 0.0), row.allocation_idle_node_seconds
+
+
+def test_idle_time_of_before_keeps_its_place(store: Store, clock: TurnableClock) -> None:
+    campaign = make(store, "ann", "a")
+    clock.forward(2 * DAY_S)
+    end(store, campaign)
+    with store._db.write() as session:
+        session.get_one(Campaign, campaign).allocation_idle_node_seconds = 720.0
+        url = session.get_bind().engine.url.render_as_string(hide_password=False)
+    store.close()
+    migrate.downgrade(url, "r017")
+    migrate.upgrade(url)
+    (day,) = whole(store).days
+    assert (day.name, day.idle_allocations) == ("2026-01-03", pytest.approx(0.2))
