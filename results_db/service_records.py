@@ -74,6 +74,18 @@ class AuditChoice(TypedDict, total=False):
 
 UsageBy = Literal["owner", "group", "campaign", "cluster"]
 USAGE_BY: Final[tuple[UsageBy, ...]] = get_args(UsageBy)
+
+
+class UsageChoice(TypedDict, total=False):
+    """Which usage is read, as `GET /v1/usage` takes it."""
+
+    by: UsageBy
+    since: str
+    until: str | None
+    simulated: bool
+    tokens: str
+
+
 USAGE_PARTS: Final = ("probes", "repeats", "idle", "lost", "idle_allocations")
 
 

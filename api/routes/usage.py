@@ -6,7 +6,7 @@ import csv
 import io
 from dataclasses import asdict
 from datetime import date, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Response
 
@@ -25,7 +25,10 @@ router = APIRouter(prefix="/v1", tags=["usage"])
 _Text = Annotated[str, Query(max_length=32)]
 
 
-@router.get("/usage", response_model=UsageRead, responses={200: {"content": {"text/csv": {}}}})
+_CSV: Final[dict[int | str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+
+
+@router.get("/usage", response_model=UsageRead, responses=_CSV)
 def read_usage(
     store: StoreDep,
     by: UsageBy = "owner",

@@ -34,6 +34,7 @@ from layout_tuner.results_db.service_records import (
     AuditChoice,
     AuditEntryRead,
     ClusterNodeRead,
+    UsageChoice,
     UsageRead,
 )
 
@@ -49,11 +50,11 @@ class ServiceCalls(Calls):
         """Whether the service can work; if it cannot, the call fails with the reasons."""
         return self._get("/ready", Readiness)
 
-    def usage(self, **asked: Any) -> UsageRead:
-        """Node-hours in a period; `asked`: by, since, until, simulated, tokens, all as texts."""
+    def usage(self, **asked: Unpack[UsageChoice]) -> UsageRead:
+        """Node-hours in a period."""
         return self._get("/usage", UsageRead, **asked)
 
-    def usage_csv(self, **asked: Any) -> str:
+    def usage_csv(self, **asked: Unpack[UsageChoice]) -> str:
         """The rows of `usage` as CSV."""
         return self._get_file("/usage", format="csv", **asked).text
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--since", default="30d", show_default=True, help="First day: 2026-11-01, or 7d ago.")
 @click.option("--until", help="Last day, in the same forms.  [default: today]")
 @click.option("--simulated", is_flag=True, help="Simulated campaigns, not measured ones.")
-@click.option("--tokens", help="Of each tuned job, for what it saves.  [default: 1T]")
+@click.option("--tokens", default="1T", show_default=True, help="Of each tuned job, for savings.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a table for spreadsheets.")
 @json_option
 @service_options
