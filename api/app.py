@@ -42,6 +42,7 @@ from layout_tuner.api.routes import (
     reports,
     trainers,
     trials,
+    usage,
     workers,
 )
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
@@ -169,6 +170,7 @@ def _all_routes() -> Sequence[BaseRoute]:
         exports,
         allocations,
         access,
+        usage,
     ):
         router.include_router(
             routes.router,

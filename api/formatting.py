@@ -14,6 +14,7 @@ from layout_tuner.protocol.measurement import (
     routing_words,
     skipped_words,
 )
+from layout_tuner.results_db.service_records import USAGE_PARTS, UsageRow
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.layouts.layout import KNOBS, Layout
 from layout_tuner.search_spaces.objectives import MEMORY_HEADROOM
@@ -114,6 +115,23 @@ def node_time(seconds: float) -> str:
     if 0 < seconds < 36:
         return f"{figure(seconds)} node-seconds"
     return f"{figure(seconds / 3600)} node-hours"
+
+
+def money_words(money: Mapping[str, float]) -> str:
+    """Amounts by currency."""
+    return ", ".join(f"{amount:,.2f} {currency}" for currency, amount in money.items())
+
+
+def usage_cells(row: UsageRow) -> dict[str, str]:
+    """The cells of a row of usage by heading, those of numbers with a leading ">"."""
+    hours = (*USAGE_PARTS, "node_hours", "saved_node_hours")
+    return {
+        "name": row.name or "-",
+        ">campaigns": f"{row.campaigns:,}",
+        ">trials": f"{row.trials:,}",
+        **{f">{name.replace('_', ' ')}": figure(getattr(row, name)) for name in hours},
+        ">money": money_words(row.money) or "-",
+    }
 
 
 def used_words(node_seconds: float, budget: Budget) -> str:

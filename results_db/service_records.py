@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, TypedDict
+from datetime import date, datetime
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from layout_tuner.protocol.states import NodeState
 from layout_tuner.results_db.records import QuarantineRead
@@ -91,3 +91,71 @@ class AuditChoice(TypedDict, total=False):
     target: str | None
     since: datetime | None
     until: datetime | None
+
+
+UsageBy = Literal["owner", "group", "campaign", "cluster"]
+USAGE_BY: Final[tuple[UsageBy, ...]] = get_args(UsageBy)
+
+
+class UsageChoice(TypedDict, total=False):
+    """Which usage is read, as `GET /v1/usage` takes it."""
+
+    by: UsageBy
+    since: str
+    until: str | None
+    simulated: bool
+    tokens: str
+
+
+USAGE_PARTS: Final = ("probes", "repeats", "idle", "lost", "idle_allocations")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsageRow:
+    """Node-hours in a period by use, with the campaigns and trials that they are of."""
+
+    name: str | None
+    """Of the owner, group, campaign or cluster; null: campaigns without a group, or all."""
+    campaign_id: int | None = None
+    """With by=campaign; null: it was deleted."""
+    campaigns: int
+    """Campaigns with a cost in the period, or that ended in it."""
+    trials: int
+    """Trials that a worker had, and that ended in the period."""
+    probes: float
+    """Node-hours of the start and the iterations of first runs of layouts."""
+    repeats: float
+    """The same of further runs of layouts."""
+    idle: float
+    """Devices that probes held and did not use."""
+    lost: float
+    """Attempts without a result."""
+    idle_allocations: float
+    """The campaigns' shares of allocations that stood idle."""
+    node_hours: float
+    """Their sum."""
+    money: dict[str, float]
+    """What they cost by currency; empty: no cluster states a price."""
+    saved_node_hours: float | None
+    """What tuned jobs save: node-hours of a training job with the baseline, less those with the
+    winner, over the campaigns that ended in the period; null: none of them ranked both."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsageRead:
+    """Usage in a period."""
+
+    by: UsageBy
+    since: date
+    """The first day of the period, in UTC."""
+    until: date
+    """Its last day."""
+    simulated: bool
+    """Whether it is of simulated campaigns, or of measured ones."""
+    tokens: int
+    """Tokens of the training job of each campaign whose savings are counted."""
+    rows: list[UsageRow]
+    """The largest first."""
+    total: UsageRow
+    days: list[UsageRow]
+    """By day, in order; days without usage are left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,12 +18,15 @@ from layout_tuner.results_db.migrations import migrate
 from layout_tuner.results_db.models.service_tables import (
     EventRow,
     NodeQuarantine,
+    PastUse,
     WorkerRow,
     is_there,
 )
 from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.records import CAMPAIGN_STATES
 from layout_tuner.results_db.rows import COST_COLUMNS
+from layout_tuner.results_db.service_records import USAGE_PARTS
+from layout_tuner.trainers.simulator import SIMULATOR_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +42,8 @@ class ServiceStats:
     quarantined_nodes: int
     node_seconds: Mapping[str, float]
     """The cost of all measured campaigns, by part."""
+    owner_node_seconds: Counter[str]
+    """The same by owner, with deleted campaigns."""
     unnumbered_events: int
     """Committed events without a number, which clients do not see yet."""
     num_bytes: int
@@ -73,6 +79,7 @@ class Statistics(StoreSection):
                 ),
                 quarantined_nodes=len(session.execute(_QUARANTINED).all()),
                 node_seconds=_costs(session),
+                owner_node_seconds=_costs_of_owners(session),
                 unnumbered_events=_count(session, EventRow.seq.is_(None)),
                 num_bytes=_size(session),
                 driver_seen_at=driver_seen_at,
@@ -106,6 +113,20 @@ def _costs(session: Session) -> dict[str, float]:
     *sums, allocations_idle = (float(value or 0.0) for value in row)
     costs = dict(zip(COST_COLUMNS, sums, strict=True))
     return costs | {"idle": costs["idle"] + allocations_idle}
+
+
+def _costs_of_owners(session: Session) -> Counter[str]:
+    there = Campaign.node_seconds + Campaign.allocation_idle_node_seconds
+    gone = sum(getattr(PastUse, part) for part in USAGE_PARTS)
+    is_measured = ~PastUse.trainer.startswith(SIMULATOR_PREFIX, autoescape=True)
+    found: Counter[str] = Counter()
+    for owner, cost, condition in (
+        (Campaign.created_by, there, campaigns_of_kind(is_simulated=False)),
+        (PastUse.owner, gone, is_measured),
+    ):
+        query = select(owner, func.sum(cost)).where(condition).group_by(owner)
+        found.update({row[0]: row[1] for row in session.execute(query)})
+    return found
 
 
 def _size(session: Session) -> int:

@@ -39,6 +39,7 @@ from layout_tuner.results_db.service_stats import Statistics
 from layout_tuner.results_db.trials.outcomes import Outcomes
 from layout_tuner.results_db.trials.pages import TrialPages
 from layout_tuner.results_db.trials.trials import Trials
+from layout_tuner.results_db.usage import Usage
 
 
 class Store:
@@ -79,6 +80,7 @@ class Store:
         self.plot_data = PlotData(*parts, memo)
         self.history = CampaignHistory(*parts, memo)
         self.baselines = Baselines(*parts, memo)
+        self.usage = Usage(*parts, memo)
         self.workers = Workers(*parts)
         self.allocations = Allocations(*parts)
         self.driver = DriverLeases(*parts)

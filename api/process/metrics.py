@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic, perf_counter
 from typing import Final
 
+import prometheus_client
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     Histogram,
     PlatformCollector,
@@ -16,7 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,7 +46,7 @@ class Metrics:
 
     def __init__(self, store: Store, num_watchers: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter(
+        self.requests = prometheus_client.Counter(
             "layout_tuner_http_requests",
             "Requests that were answered",
             ("operation", "status"),
@@ -118,6 +119,8 @@ class _ServiceCollector(Collector):
         self._store = store
         self._read_at = -READ_EVERY_S
         self._stats: ServiceStats | None = None
+        # A late outcome may lower a cost. Prometheus takes a counter that falls for one anew.
+        self._of_owners: Counter[str] = Counter()
 
     def describe(self) -> Iterator[Metric]:
         """Empty, so that registering it does not query the database."""
@@ -129,7 +132,7 @@ class _ServiceCollector(Collector):
         stats = self._read()
         yield _one("layout_tuner_database_up", "Whether the database answers", float(bool(stats)))
         if stats is not None:
-            yield from _families(stats, self._store)
+            yield from _families(stats, self._store, self._of_owners)
 
     def _read(self) -> ServiceStats | None:
         now = monotonic()
@@ -137,12 +140,15 @@ class _ServiceCollector(Collector):
             self._read_at = now
             try:
                 self._stats = self._store.statistics.service_stats()
+                self._of_owners |= self._stats.owner_node_seconds
             except DatabaseUnavailableError:
                 self._stats = None
         return self._stats
 
 
-def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
+def _families(
+    stats: ServiceStats, store: Store, of_owners: Mapping[str, float]
+) -> Iterator[Metric]:
     for name, documentation, label, values in (
         ("layout_tuner_campaigns", "Campaigns", "state", stats.campaigns),
         ("layout_tuner_open_trials", "Trials that wait or run", "state", stats.open_trials),
@@ -158,6 +164,14 @@ def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
         for key, value in values.items():
             family.add_metric((key,), value)
         yield family
+    counter = CounterMetricFamily(
+        "layout_tuner_owner_node_seconds",
+        "What each owner's measured campaigns have cost, with deleted ones",
+        labels=("owner",),
+    )
+    for owner, node_seconds in of_owners.items():
+        counter.add_metric((owner,), node_seconds)
+    yield counter
     yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
     yield _one(
         "layout_tuner_unnumbered_events",

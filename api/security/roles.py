@@ -82,7 +82,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         export_trial list_export_formats list_models read_model list_trainers read_trainer show_trainer
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
-        list_allocations read_allocation list_nodes list_workers
+        list_allocations read_allocation list_nodes list_workers read_usage show_usage
         list_groups
     """,
     SUBMITTER: """

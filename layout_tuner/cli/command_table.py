@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "login": "layout_tuner.cli.service.login:login",
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
+    "usage": "layout_tuner.cli.service.usage:usage",
     "driver": "layout_tuner.cli.processes.driver:driver",
     "estimate": "layout_tuner.cli.predictions.estimate:estimate",
     "plan": "layout_tuner.cli.predictions.plan:plan",

@@ -38,6 +38,8 @@ from layout_tuner.results_db.service_records import (
     ClusterNodeRead,
     GroupRead,
     OwnerRead,
+    UsageChoice,
+    UsageRead,
 )
 
 
@@ -51,6 +53,14 @@ class ServiceCalls(Calls):
     def readiness(self) -> Readiness:
         """Whether the service can work; if it cannot, the call fails with the reasons."""
         return self._get("/ready", Readiness)
+
+    def usage(self, **asked: Unpack[UsageChoice]) -> UsageRead:
+        """Node-hours in a period."""
+        return self._get("/usage", UsageRead, **asked)
+
+    def usage_csv(self, **asked: Unpack[UsageChoice]) -> str:
+        """The rows of `usage` as CSV."""
+        return self._get_file("/usage", format="csv", **asked).text
 
     def metrics(self) -> str:
         """The service's metrics in the format of Prometheus."""

@@ -17,17 +17,17 @@ from sqlalchemy import ColumnElement, SQLColumnExpression, and_, event, or_, sel
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
 from layout_tuner.results_db.database.database import EYES_OF
-from layout_tuner.results_db.models.service_tables import EventRow, GroupMember, PlanRow
+from layout_tuner.results_db.models.service_tables import EventRow, GroupMember, PastUse, PlanRow
 from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Import, Trial
 
 
 def may_see(
-    owner: str | SQLColumnExpression[str], table: type[Campaign] | type[EventRow] = Campaign
+    owner: str | SQLColumnExpression[str], table: type[Any] = Campaign
 ) -> ColumnElement[bool]:
-    """Whether the owner may see a campaign; of events, whether that of a deleted campaign."""
-    of: Any = table  # both have the columns
+    """Whether the owner may see a campaign; of the others, whether that of a deleted campaign."""
+    of: Any = table  # all have the columns
     groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
-    belongs = of.owner if table is EventRow else of.created_by
+    belongs = of.created_by if table is Campaign else of.owner
     return or_(
         of.visibility == "everyone",
         belongs == owner,
@@ -52,6 +52,7 @@ def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
         AnalysisRow: AnalysisRow.campaign_id.in_(seen),
         Import: Import.campaign_id.in_(seen),
         EventRow: or_(EventRow.campaign_id.in_(seen), may_see(owner, EventRow)),
+        PastUse: or_(PastUse.campaign_id.in_(seen), may_see(owner, PastUse)),
         PlanRow: PlanRow.created_by == owner,
     }
 

@@ -39,6 +39,7 @@ from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
 from layout_tuner.results_db.rows import COST_COLUMNS, record_of
 from layout_tuner.results_db.service_records import AllocationNodeRead, ClusterNodeRead
+from layout_tuner.results_db.usage import note_idle
 from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
 from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER
 
@@ -157,7 +158,7 @@ class Allocations(StoreSection):
                 more += worker.idle_node_seconds - worker.idle_shared_node_seconds
                 worker.idle_shared_node_seconds = worker.idle_node_seconds
             for campaign in sharers:
-                campaign.allocation_idle_node_seconds += more / len(sharers)
+                note_idle(session, campaign, more / len(sharers), self._clock())
 
     def waiting_trials(
         self,

@@ -37,6 +37,7 @@ from layout_tuner.results_db.errors import (
     CampaignStateError,
     campaign_not_found,
 )
+from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from layout_tuner.results_db.models.service_tables import EventRow
 from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Trial
 from layout_tuner.results_db.records import (
@@ -47,6 +48,7 @@ from layout_tuner.results_db.records import (
 )
 from layout_tuner.results_db.rows import campaign_record, own_first
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
+from layout_tuner.results_db.usage import Usage
 from layout_tuner.results_db.wall_time import stop_clock
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
@@ -432,6 +434,7 @@ class Campaigns(StoreSection):
             num_trials = session.scalar(
                 select(func.count()).where(Trial.campaign_id == campaign_id)
             )
+            Usage(self._db, self._clock, LeaderboardMemo()).keep(session, campaign)
             # Before the trials, to which its rows refer.
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
             session.execute(delete(EventRow).where(EventRow.campaign_id == campaign_id))

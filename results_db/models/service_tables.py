@@ -131,6 +131,37 @@ class QuotaRow(Base):
     created_by: Mapped[str] = mapped_column(String(64))
 
 
+class PastUse(Base):
+    """Node-seconds of a campaign on a day, in UTC: idle allocations, and all of a deleted one.
+
+    It has no foreign key, since it stays when its campaign is deleted.
+    """
+
+    __tablename__ = "past_use"
+
+    campaign_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    day: Mapped[str] = mapped_column(String(10), primary_key=True, index=True)
+    """As 2026-01-31."""
+    idle_allocations: Mapped[float] = sum_column()
+    """Its share of idle allocations."""
+    probes: Mapped[float] = sum_column()
+    """These parts are of deleted campaigns, as in `UsageRow`; attempts have those of others."""
+    repeats: Mapped[float] = sum_column()
+    idle: Mapped[float] = sum_column()
+    lost: Mapped[float] = sum_column()
+    trials: Mapped[int] = mapped_column(default=0, server_default="0")
+    saved_node_hours: Mapped[float | None]
+    """By the tuned job, for 10^12 tokens; on the day on which the campaign ended."""
+    owner: Mapped[str | None] = mapped_column(String(64))
+    """Of a deleted campaign, as are the next ones; None: the campaign is there."""
+    visibility: Mapped[str | None] = mapped_column(String(8))
+    group: Mapped[str | None] = mapped_column("group_name", String(64))
+    name: Mapped[str | None] = mapped_column(String(200))
+    cluster: Mapped[str | None] = mapped_column(String(200))
+    trainer: Mapped[str | None] = mapped_column(String(64))
+    node_hour_price: Mapped[str | None] = mapped_column(String(32))
+
+
 class RecentUse(Base):
     """Node-seconds of an owner on a cluster that fair shares count: a sum that decays."""
 

@@ -161,6 +161,11 @@ class StoredCampaign:
         return found if isinstance(found, int) else None
 
     @property
+    def node_hour_price(self) -> str:
+        """What an hour of a node of the cluster costs, as "1.20 EUR"; empty: not stated."""
+        return str(self._section("cluster").get("node_hour_price", ""))
+
+    @property
     def hardware(self) -> tuple[object, object]:
         """The device of the cluster, and the number of them on a node."""
         cluster = self._section("cluster")

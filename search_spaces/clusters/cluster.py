@@ -96,6 +96,8 @@ class Cluster:
     """Latency of a step of a collective, or of a transfer, between nodes."""
     source: str = ""
     """Where the numbers come from; "generic constants" where they are guesses."""
+    node_hour_price: str = ""
+    """What an hour of a node costs, as "1.20 EUR", for the usage; empty: not stated."""
     levels: tuple[NetworkLevel, ...] = ()
     """The levels of the network, smallest first; one of them is the node. Without levels, the
     network has two, the node and the cluster, which the fields `intra_node_...` and
@@ -203,7 +205,8 @@ class Cluster:
         links = self.intra_node_bandwidth_bytes_per_s.items()
         values = asdict(self) | {_LINKS: {str(ranks): value for ranks, value in links}}
         values["levels"] = [level.to_mapping() for level in self.levels]
-        return values if self.levels else {k: v for k, v in values.items() if k != "levels"}
+        optional = ("levels", "node_hour_price")
+        return {name: value for name, value in values.items() if value or name not in optional}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -246,6 +249,8 @@ def _problems(name: str, value: object) -> Iterator[str]:
             f"{name}={shown(value)} is not a line of printable text, at most {MAX_TEXT_LENGTH} "
             "characters long"
         )
+    elif name == "node_hour_price" and value != "" and read_price(value) is None:
+        yield f"{name}={shown(value)} is not an amount with a currency, such as 1.20 EUR"
     elif name in _TABLES:
         yield from _problems_of_table(name, value)
     elif name == "shared_intra_node_path" and not isinstance(value, bool):
@@ -265,6 +270,12 @@ def _problems_of_table(name: str, table: object) -> Iterator[str]:
             yield f"{name}[{shown(key)}] is not one of {', '.join(PRECISIONS)}"
         if problem := CLUSTER_RANGES[name].problem(value):
             yield f"{name}[{shown(key)}]={problem}"
+
+
+def read_price(text: object) -> tuple[float, str] | None:
+    """The amount and the currency of a price such as "1.20 EUR"; None: it is none."""
+    written = _PRICE.fullmatch(text) if isinstance(text, str) else None
+    return (float(written[1]), written[2]) if written else None
 
 
 REQUIRED_FIELDS: Final = ("name", "device", "num_nodes", "devices_per_node", "device_memory_bytes")
@@ -293,6 +304,7 @@ def _read_links(links: object) -> dict[int, float]:
 _TEXTS: Final = ("device", "source")
 _LINKS: Final = "intra_node_bandwidth_bytes_per_s"
 _TABLES: Final = ("peak_flops_per_s", _LINKS)
+_PRICE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ([A-Z]{3})")
 _RANKS: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 

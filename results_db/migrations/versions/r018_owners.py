@@ -21,7 +21,7 @@ down_revision = "r017"
 branch_labels = None
 depends_on = None
 
-_TABLES = ("owners", "owner_groups", "group_members", "quotas", "recent_use")
+_TABLES = ("owners", "owner_groups", "group_members", "quotas", "recent_use", "past_use")
 _CHECKS = {
     "ck_campaigns_visibility": one_of("visibility", VISIBILITIES),
     "ck_campaigns_group_has_a_name": "visibility <> 'group' OR group_name IS NOT NULL",
@@ -61,6 +61,12 @@ def upgrade() -> None:
         "SELECT owner AS name, created_at AS at FROM tokens UNION ALL "
         "SELECT created_by, created_at FROM campaigns WHERE created_by <> '') AS made "
         "GROUP BY name"
+    )
+    # On which days allocations were idle is not known: it counts when the campaign ended or began.
+    op.execute(
+        "INSERT INTO past_use (campaign_id, day, idle_allocations) SELECT id, "
+        "CAST(date(coalesce(ended_at, created_at)) AS VARCHAR(10)), allocation_idle_node_seconds "
+        "FROM campaigns WHERE allocation_idle_node_seconds > 0"
     )
     set_checks("campaigns", _CHECKS)
     _set_unique(_BY_NAME, _BY_OWNER)

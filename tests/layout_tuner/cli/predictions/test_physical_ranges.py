@@ -152,7 +152,7 @@ def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) 
 
 
 def test_every_number_of_a_cluster_and_a_model_has_a_range() -> None:
-    words = {"name", "device", "source", "shared_intra_node_path", "levels"}
+    words = {"name", "device", "source", "shared_intra_node_path", "levels", "node_hour_price"}
     assert {field.name for field in fields(Cluster)} - words == set(CLUSTER_RANGES)
     words = {"name", "family", "qk_norm", "attention", "lacks", "layer_kinds", *SWITCHES}
     words |= {"activation", "norm", "biases", "router_score"}
