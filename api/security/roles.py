@@ -82,7 +82,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         export_trial list_export_formats list_models read_model list_trainers read_trainer show_trainer
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
-        list_allocations read_allocation list_nodes list_workers
+        list_allocations read_allocation list_nodes list_workers list_shares list_quotas
     """,
     SUBMITTER: """
         show_submit do_submit do_check do_read_job do_clone_campaign
@@ -103,7 +103,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         show_tokens do_create_token do_revoke_token show_audit
         create_token list_tokens revoke_token list_audit
         do_remove_allocation do_quarantine do_release
-        remove_allocation quarantine_node release_node
+        remove_allocation quarantine_node release_node put_quota delete_quota
     """,
     # The worker protocol.
     WORKER: "register_worker post_outcome",

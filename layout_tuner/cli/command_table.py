@@ -32,6 +32,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "login": "layout_tuner.cli.service.login:login",
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
+    "shares": "layout_tuner.cli.service.shares:shares",
+    "quota": "layout_tuner.cli.command_table:quota",
     "driver": "layout_tuner.cli.processes.driver:driver",
     "estimate": "layout_tuner.cli.predictions.estimate:estimate",
     "plan": "layout_tuner.cli.predictions.plan:plan",
@@ -166,6 +168,7 @@ _CLUSTER: Final = ("delete_cluster", "list_clusters", "put_cluster", "show_clust
 _TRAINER: Final = ("list_trainers", "show_trainer")
 _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
+_QUOTA: Final = ("list_quotas", "remove_quota", "set_quota")
 
 
 def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -209,3 +212,8 @@ def trial() -> None:
 @click.group(cls=LazyGroup, sources=_sources({"token": _TOKEN}))
 def token() -> None:
     """Make, list and revoke the tokens of people and workers."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"shares": _QUOTA}))
+def quota() -> None:
+    """List, set and remove quotas of owners and groups."""

@@ -22,6 +22,7 @@ from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TRIAL_STATES, TrialState
 from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing, share
+from layout_tuner.results_db.access.quotas import refuse_beyond
 from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
@@ -144,6 +145,7 @@ class Campaigns(StoreSection):
             CampaignDuplicateError: the name is taken, or all of the names are.
             CampaignInvalidError: a campaign that it starts from does not exist, or was measured
                 with another trainer, or its owner is not in its group.
+            QuotaExceededError: it may use more than a quota leaves.
             IdempotencyKeyInUseError: the same request has just created one.
         """
         choosing = Retrying(
@@ -177,6 +179,7 @@ class Campaigns(StoreSection):
         with self._db.write() as session:
             note_owner(session, self._actor.owner, now, self._actor.name)
             share(session, row, sharing)
+            refuse_beyond(session, row, now)
             _hold_sources(session, stored.start_from, row.trainer)
             if names:
                 row.name = _first_free(session, names)

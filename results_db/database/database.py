@@ -41,6 +41,12 @@ _log: Final = logging.getLogger(__name__)
 EYES_OF: Final = "owner"
 """In the `info` of a session, the owner whose visible campaigns its queries find; missing: all."""
 
+HALF_LIFE: Final = "half_life_s"
+"""In the `info` of a session, the seconds in which recent use of owners halves."""
+
+DEFAULT_HALF_LIFE_S: Final = 7 * 86_400.0
+"""As Slurm's PriorityDecayHalfLife."""
+
 FirstStatement = Callable[[Session], None]
 """Runs at the start of a writing transaction; if it raises, nothing is written."""
 
@@ -58,6 +64,7 @@ class Database:
         self._first: FirstStatement | None = None
         self._owner: str | None = None
         self._outage: OutageLog | None = None
+        self.half_life_s = DEFAULT_HALF_LIFE_S
 
     @property
     def is_shared(self) -> bool:
@@ -102,7 +109,8 @@ class Database:
             write_events(session)
 
     def _info(self) -> dict[str, Any]:
-        return {} if self._owner is None else {EYES_OF: self._owner}
+        eyes = {} if self._owner is None else {EYES_OF: self._owner}
+        return {HALF_LIFE: self.half_life_s, **eyes}
 
     @contextmanager
     def _usable(self, *, writes: bool) -> Iterator[None]:

@@ -28,7 +28,12 @@ from layout_tuner.api.process.local_service import announced, serving
 from layout_tuner.api.process.supervisor import signals_to
 from layout_tuner.api.security.local_tokens import load_or_make_token
 from layout_tuner.api.settings import Settings
-from layout_tuner.cli.options.database_options import database_option, keep_option
+from layout_tuner.cli.options.database_options import (
+    database_option,
+    half_life_option,
+    keep_option,
+    read_half_life_s,
+)
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
@@ -59,6 +64,7 @@ GIL_SWITCH_S: Final = 0.0001
     f"[default: {MAX_CONNECTIONS}, or what the limit of open files allows]",
 )
 @keep_option
+@half_life_option
 @click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
@@ -67,6 +73,7 @@ def serve(
     requests_per_s: float,
     max_connections: int | None,
     keep: tuple[str, ...],
+    share_half_life: str,
     supervisor: int | None,
     database: str | None,
 ) -> None:
@@ -79,7 +86,7 @@ def serve(
     with refusals():
         tls = endpoint.tls_context()
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
-        retention = Retention.read(keep)
+        retention, half_life_s = Retention.read(keep), read_half_life_s(share_half_life)
         log_to_stderr("layout_tuner", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
         data.create()
@@ -90,6 +97,7 @@ def serve(
             listening(endpoint) as listener,
             closing(once_it_answers(lambda: Store.open(data, database=database))) as store,
         ):
+            store.shares.use_half_life(half_life_s)
             _serve(
                 data, store, endpoint, listener, tls, requests_per_s, limits, retention, supervisor
             )

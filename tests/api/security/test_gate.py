@@ -42,7 +42,7 @@ ADMIN_OPERATIONS = {
     *("create_token", "list_tokens", "revoke_token", "show_tokens"),
     *("do_create_token", "do_revoke_token", "list_audit", "show_audit"),
     *("quarantine_node", "release_node", "do_quarantine", "do_release"),
-    *("remove_allocation", "do_remove_allocation"),
+    *("remove_allocation", "do_remove_allocation", "put_quota", "delete_quota"),
 }
 
 
