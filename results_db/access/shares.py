@@ -144,10 +144,10 @@ def uses(session: Session, now: datetime, cluster: str | None = None) -> dict[Us
         .where(Trial.state == "RUNNING", *([Campaign.cluster_name == cluster] if here else ()))
         .group_by(Campaign.id)
     )
-    for owner, group, on, trainer, *cost, running, nodes, so_far_s in session.execute(query):
+    for owner, group, on, trainer, cost, ended, running, nodes, held in session.execute(query):
         use = found[owner, group or "", on, is_simulator(trainer)]
         use.running += running
-        use.held += max(so_far_s or 0.0, running * probe_cost(*cost, nodes / running))
+        use.held += max(held or 0.0, running * probe_cost(cost, ended, nodes / running))
     return found
 
 
@@ -162,8 +162,8 @@ def by_place(
     found: defaultdict[Place, defaultdict[str, Use]] = defaultdict(lambda: defaultdict(Use))
     for place, owner, number in waiting:
         found[place][owner].waiting += number
-    for (owner, _, *where), use in uses(session, now, cluster).items():
-        mine = found[where[0], where[1]][owner]
+    for (owner, _, on, is_simulated), use in uses(session, now, cluster).items():
+        mine = found[on, is_simulated][owner]
         mine.recent, mine.held = mine.recent + use.recent, mine.held + use.held
         mine.running += use.running
     query = (

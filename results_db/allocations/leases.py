@@ -252,7 +252,7 @@ def _fits(kind: Kind) -> list[ColumnElement[bool]]:
 
 def _waiting_owners(
     suits: Sequence[ColumnElement[bool]],
-) -> Select[tuple[str, int, float, int]]:
+) -> Select[str, int, float, int]:
     """The owners and priorities of campaigns with trials that suit and wait, with their cost.
 
     The highest priority comes first, and of one the owner of the oldest campaign.

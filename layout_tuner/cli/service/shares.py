@@ -32,7 +32,7 @@ _which = together(
 
 
 def _print(rows: Sequence[Any], columns: dict[str, str]) -> None:
-    heads = [name.replace("_", " ") for name in columns]
+    heads = [">" * (f[-1:] in ("g", "d", "%")) + n.replace("_", " ") for n, f in columns.items()]
     cells = [[getattr(row, name) for name in columns] for row in rows]
     shown = [
         ["" if c is None else format(c, f) for c, f in zip(row, columns.values(), strict=True)]

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from layout_tuner.results_db.store import Store
 from tests.kit.api import CAMPAIGN, Api, answered, bearer
-from tests.kit.store import make_worker
-from tests.results_db.access.test_fair_shares import make, run
+from tests.kit.store import make_worker, take_leases
+from tests.results_db.access.test_fair_shares import make
 
 QUOTA = {"node_hours": 1.0, "beyond": "wait"}
 
@@ -27,19 +26,20 @@ def read(api: Api, token: str, path: str) -> Any:
     return answered(api.http.get(f"/v1{path}", headers=bearer(token)), 200).json()
 
 
-def test_one_s_own_share_is_read_with_the_total(
-    api: Api, store: Store, tokens: dict[str, str]
-) -> None:
+def test_one_s_own_share_is_read_with_the_total(api: Api, tokens: dict[str, str]) -> None:
+    store = api.store
     worker = make_worker(store).id
     make(store, "a", trials=2)
     make(store, "b", trials=2)
-    for _ in range(2):
-        run(store, worker, 1, 0.5)
+    take_leases(store, worker, 2)
     shares = api.get("/shares")["shares"]
     assert [each["owner"] for each in shares] == ["a", "b"]
-    assert sum(each["had"] for each in shares) == pytest.approx(1.0)
+    assert [each["had"] for each in shares] == [pytest.approx(0.5, rel=0.1)] * 2
+    assert [(each["running"], each["waiting"]) for each in shares] == [(1, 1)] * 2
     for name, token in tokens.items():
-        assert read(api, token, "/shares")["shares"] == [e for e in shares if e["owner"] == name]
+        (own,) = read(api, token, "/shares")["shares"]
+        assert (own["owner"], own["waiting"]) == (name, 1)
+        assert own["total_node_hours"] > 1.5 * own["node_hours"]
     assert api.get("/shares", cluster="elsewhere")["shares"] == []
 
 
