@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.arguments import count
 from benchmarks.bench_idle import running_up
@@ -30,6 +30,19 @@ NUM_FIRST: Final = 50
 POINTS: Final = 5.0
 PATIENCE_S: Final = 1800.0
 _POLL_S: Final = 0.2
+
+ENDLESS: Final[Mapping[str, Any]] = {
+    **SHARED,
+    "space": {
+        **SHARED["space"],
+        "num_nodes": [1, 2],
+        "cp": [1, 2, 4],
+        "recompute": ["none", "selective", "full"],
+        "zero_stage": [0, 1, 2],
+        "sequence_parallel": [False, True],
+    },
+}
+"""A campaign of 747 legal layouts of one and two nodes: more than any owner gets."""
 
 WEIGHTS: Final[Mapping[str, float]] = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
 ALONE: Final[Mapping[str, int]] = dict.fromkeys(WEIGHTS, 1)
@@ -53,7 +66,7 @@ def measure_shares(
                 store.owners.put_owner(owner, weight=weights.get(owner, 1.0))
         for owner, number in campaigns.items():
             for place in range(number):
-                clients[owner].create_campaign({**SHARED, "name": f"{owner}-{place}"})
+                clients[owner].create_campaign({**ENDLESS, "name": f"{owner}-{place}"})
         first = _use_after(owners.admin, NUM_FIRST)
         use = _use_after(owners.admin, num_probes)
     later = {owner: use[owner] - first[owner] for owner in campaigns}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Api, answered, bearer
 from tests.kit.store import make_worker, take_leases
 from tests.results_db.access.test_fair_shares import make
@@ -86,3 +87,27 @@ def test_a_budget_beyond_a_quota_is_a_conflict(api: Api, tokens: dict[str, str])
     problem = answered(posted, 409, "'a' has 1 of 1 node-hours left in this day").json()
     assert problem["type"].endswith("quota-exceeded")
     assert api.get("/campaigns")["campaigns"] == []
+
+
+def test_a_campaign_says_why_it_waits(api: Api, tokens: dict[str, str]) -> None:
+    asks = {"a": bearer(tokens["a"]), "c": api.holder("c", "submitter")}
+    worker = make_worker(api.store).id
+    for owner, name in (("a", "first"), ("a", "second"), ("c", "third")):
+        document = CAMPAIGN | {"name": name}
+        made = answered(api.http.post("/v1/campaigns", json=document, headers=asks[owner]), 201)
+        api.store.trials.add(made.json()["id"], Layout())
+    (lease,) = take_leases(api.store, worker, 1)
+    assert lease.campaign_name == "first"
+
+    def why(name: str) -> str:
+        return str(api.get(f"/campaigns/{name}")["progress"]["waiting_reason"])
+
+    assert why("second") == (
+        "other owners are before: a has had 100% of the recent node-hours on local-cpu, and is "
+        "entitled to 50%"
+    )
+    assert why("third").startswith("the devices are taken, c is next: c has had 0%")
+    answered(api.http.put("/v1/quotas/owner/a/day", json=QUOTA | {"node_hours": 0.01}), 200)
+    assert why("second").startswith("'a' has 0 of 0.01 node-hours left in this day, which ends at ")
+    assert why("second").endswith(" UTC; it waits")
+    assert why("third").startswith("the devices")

@@ -68,10 +68,10 @@ def used(store: Store) -> dict[tuple[str, bool], float]:
 
 
 def test_shares_follow_the_weights(store: Store, worker: str) -> None:
-    for owner, weight in (("a", 1.0), ("b", 2.0), ("c", 1.0)):
+    for owner, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0), ("d", 4.0)):
         store.owners.put_owner(owner, weight=weight)
-        make(store, owner, trials=30)
-    assert Counter(run(store, worker, 40)) == {"a": 10, "b": 20, "c": 10}
+        make(store, owner, trials=40)
+    assert Counter(run(store, worker, 64)) == {"a": 8, "b": 8, "c": 16, "d": 32}
 
 
 def test_a_group_s_weight_multiplies_its_members(store: Store, worker: str) -> None:
