@@ -33,6 +33,8 @@ _POLL_S: Final = 0.2
 
 ENDLESS: Final[Mapping[str, Any]] = {
     **SHARED,
+    # A probe takes half a minute; one that hangs must not be a tenth of all node-hours.
+    "probe": {"deadline": "2m"},
     "space": {
         **SHARED["space"],
         "num_nodes": [1, 2],
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints, and records if asked to."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--probes", type=count, default=NUM_PROBES)
-    parser.add_argument("--time-scale", default="0.03", help="of the probes")
+    parser.add_argument("--time-scale", default="0.01", help="of the probes")
     parser.add_argument("--record", action="store_true", help="write to RESULTS.md")
     asked = parser.parse_args(arguments)
     figures = []
@@ -101,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("an owner with 6 campaigns beside one with 1", SPLIT, {}),
     ):
         shares = measure_shares(campaigns, weights, asked.probes, asked.time_scale)
+        print(name, shares, flush=True)
         total = sum(weights.get(owner, 1.0) for owner in shares)
         entitled = {owner: 100 * weights.get(owner, 1.0) / total for owner in shares}
         figures.append(
