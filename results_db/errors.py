@@ -115,6 +115,14 @@ class OwnerNotFoundError(ResultsDbError):
     """There is no owner, or no group, of this name."""
 
 
+class QuotaInvalidError(ResultsDbError):
+    """The node-hours or the end of a quota cannot be."""
+
+
+class QuotaExceededError(ResultsDbError):
+    """The budget of a new campaign is more than a quota leaves to its owner or its group."""
+
+
 class TokenInvalidError(ResultsDbError):
     """The name or the expiry of a new token is invalid."""
 

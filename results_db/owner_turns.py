@@ -17,12 +17,15 @@ T = TypeVar("T")
 
 NOTHING_HELD: Final[Mapping[str, float]] = MappingProxyType({})
 
+EQUAL: Final[Mapping[str, float]] = MappingProxyType({})
+"""Weights of owners: all are 1."""
+
 
 class OwnerTurns:
-    """The order of owners: who holds least is next, and of equals who was served longest ago.
+    """The order of owners: who holds least by weight is next, of equals who was served longest ago.
 
     The times of service are those of this process; a restart forgets them, which costs an owner at
-    most one turn. All owners have the same weight.
+    most one turn.
     """
 
     def __init__(self) -> None:
@@ -39,11 +42,13 @@ class OwnerTurns:
         owner_of: Callable[[T], str],
         *,
         held: Mapping[str, float] = NOTHING_HELD,
+        weights: Mapping[str, float] = EQUAL,
         cost_of: Callable[[T], float] = lambda _: 1.0,
     ) -> Iterator[T]:
         """What waits, in turns of its owners; that of one owner stays in its order.
 
-        `held` is what each owner holds now, in the unit of `cost_of`, which each item adds to it.
+        `held` is what each owner holds now, in the unit of `cost_of`, which each item adds to it;
+        both are divided by the owner's weight.
         """
         queues: defaultdict[str, deque[T]] = defaultdict(deque)
         for item in waiting:
@@ -51,7 +56,12 @@ class OwnerTurns:
         turn = count(max(self._served_at.values(), default=0) + 1)
         # The place in the list decides between owners of whom none was served.
         heap = [
-            (held.get(owner, 0.0), self._served_at.get(owner, 0), place, owner)
+            (
+                held.get(owner, 0.0) / weights.get(owner, 1.0),
+                self._served_at.get(owner, 0),
+                place,
+                owner,
+            )
             for place, owner in enumerate(queues)
         ]
         heapify(heap)
@@ -59,7 +69,8 @@ class OwnerTurns:
             has, _, place, owner = heap[0]
             item = queues[owner].popleft()
             if queues[owner]:
-                heapreplace(heap, (has + cost_of(item), next(turn), place, owner))
+                more = cost_of(item) / weights.get(owner, 1.0)
+                heapreplace(heap, (has + more, next(turn), place, owner))
             else:
                 heappop(heap)
             yield item

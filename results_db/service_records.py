@@ -7,6 +7,7 @@ from datetime import date, datetime
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from layout_tuner.protocol.states import NodeState
+from layout_tuner.results_db.actor import QuotaAction, QuotaKind, QuotaPeriod
 from layout_tuner.results_db.records import QuarantineRead
 
 
@@ -60,6 +61,50 @@ class GroupRead:
     weight: float
     members: tuple[str, ...]
     """Owners, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShareRead:
+    """What an owner has had of a cluster lately, and what it is entitled to."""
+
+    cluster: str
+    is_simulated: bool
+    owner: str
+    weight: float
+    """Its own weight times the largest of those of its groups."""
+    entitled: float
+    """Its weight over the weights of all owners who have used, use or wait for the cluster."""
+    had: float
+    """Its part of their node-hours."""
+    node_hours: float
+    """With those of running trials; those of a half-life ago count half."""
+    total_node_hours: float
+    """Of all owners."""
+    running: int
+    """Trials."""
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaRead:
+    """Most measured node-hours of an owner or a group in a period."""
+
+    kind: QuotaKind
+    name: str
+    """Of the owner or the group; * as an owner: each that has no quota of its own."""
+    period: QuotaPeriod
+    """Of the calendar in UTC; weeks begin on Monday."""
+    node_hours: float
+    beyond: QuotaAction
+    """refuse: a campaign whose budget is more than what is left is refused; wait: its trials wait
+    for the next period. With both no trial starts once all node-hours are used."""
+    until: datetime | None
+    """When it ends for good; null: when it is removed."""
+    used_node_hours: float | None
+    """In this period, with those of running trials; null: of each owner another figure."""
+    period_ends_at: datetime
+    created_at: datetime
+    created_by: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Self
 
 from layout_tuner.results_db.access import visibility as visibility  # its conditions are set here
 from layout_tuner.results_db.access.owners import Owners
+from layout_tuner.results_db.access.quotas import Quotas
+from layout_tuner.results_db.access.shares import Shares
 from layout_tuner.results_db.access.sign_ins import SignIns
 from layout_tuner.results_db.access.tokens import Access
 from layout_tuner.results_db.actor import SYSTEM, Actor
@@ -88,6 +90,8 @@ class Store:
         self.live = LiveStates(*parts)
         self.access = Access(*parts)
         self.owners = Owners(*parts)
+        self.shares = Shares(*parts)
+        self.quotas = Quotas(*parts)
         self.sign_ins = SignIns(*parts)
         self.retention = Pruning(*parts)
         self.statistics = Statistics(*parts)

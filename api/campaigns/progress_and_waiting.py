@@ -128,6 +128,8 @@ def _waiting_reason(
     if not counts["PENDING"] and not driver_is_alive(seen_at, service.now):
         seen = f"the last was seen at {seen_at:%H:%M:%S} UTC" if seen_at else "none yet"
         return f"no driver is at work ({seen}); start one with `layout-tuner driver`"
+    if counts["PENDING"] and (why := store.quotas.why_waits(campaign)):
+        return why
     workers = [w for w in service.workers if w.cluster == campaign.cluster_name]
     workers = [w for w in workers if w.is_simulated == campaign.is_simulated]
     if campaign.is_simulated and not any(w.runs(campaign.trainer) for w in workers):
@@ -163,7 +165,7 @@ def _waiting_reason(
         for each in store.allocations.find(cluster=campaign.cluster_name)
         if each.worker.is_simulated == campaign.is_simulated
     ]
-    return _nowhere(waiting, allocations, service.now)
+    return _nowhere(waiting, allocations, service.now) or store.shares.why_waits(campaign)
 
 
 def _nowhere(

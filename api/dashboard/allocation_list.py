@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.dependencies import HolderDep, StoreDep
 from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.routes.access import only_of
 from layout_tuner.api.routes.allocations import AllocationId
 from layout_tuner.api.routes.from_records import allocation_reads
 from layout_tuner.api.schemas.text_types import Reason
@@ -28,6 +29,7 @@ _Node = Annotated[str, Form(max_length=255)]
 def show_allocations(
     request: Request,
     store: StoreDep,
+    holder: HolderDep,
     all: Annotated[str, Query(max_length=4)] = "",  # noqa: A002 - the parameter's name in the URL
 ) -> HTMLResponse:
     """Allocations, the newest first, and all nodes."""
@@ -38,6 +40,7 @@ def show_allocations(
         "allocations.html",
         allocations=reads,
         idle_shares={each.worker.id: each.idle_share for each in found},
+        shares=store.shares.find(owner=only_of(holder)),
         nodes=store.allocations.nodes(),
         names={each.id: each.name for each in reads},
         is_all=bool(all),

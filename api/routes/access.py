@@ -1,4 +1,4 @@
-"""Tokens, owners, groups and the audit."""
+"""Tokens, owners, groups, the audit, fair shares and quotas."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from layout_tuner.api.schemas.access import (
     GroupPut,
     OwnerPage,
     OwnerPut,
+    QuotaPage,
+    QuotaPut,
+    SharePage,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -28,8 +31,10 @@ from layout_tuner.api.schemas.access import (
     WhoAmI,
 )
 from layout_tuner.api.schemas.text_types import Moment
+from layout_tuner.api.security.holders import Holder
 from layout_tuner.results_db.access.tokens import TokenRecord
-from layout_tuner.results_db.service_records import GroupRead, OwnerRead
+from layout_tuner.results_db.actor import QuotaKind, QuotaPeriod
+from layout_tuner.results_db.service_records import GroupRead, OwnerRead, QuotaRead
 from layout_tuner.results_db.store import Store
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
@@ -168,6 +173,52 @@ def list_audit(
     return AuditPage(
         entries=page, next_cursor=write_cursor(page[-1].id) if len(found) > limit else None
     )
+
+
+def only_of(holder: Holder) -> str | None:
+    """The owner whose figures a holder may see; None: those of all."""
+    return None if holder.is_admin else holder.owner
+
+
+@router.get("/shares")
+def list_shares(
+    store: StoreDep,
+    holder: HolderDep,
+    cluster: Annotated[str | None, Query(max_length=200, description="Only this cluster.")] = None,
+) -> SharePage:
+    """List what owners have had of clusters lately, and what they are entitled to.
+
+    Without the role admin only one's own line, with the total of all.
+    """
+    return SharePage(shares=store.shares.find(owner=only_of(holder), cluster=cluster))
+
+
+@router.get("/quotas")
+def list_quotas(store: StoreDep, holder: HolderDep) -> QuotaPage:
+    """List quotas and what is used of them; without the role admin those in force for oneself."""
+    return QuotaPage(quotas=store.quotas.find(owner=only_of(holder)))
+
+
+@router.put("/quotas/{kind}/{name}/{period}")
+def put_quota(
+    kind: QuotaKind,
+    name: Annotated[str, Path(max_length=64)],
+    period: QuotaPeriod,
+    body: QuotaPut,
+    store: StoreDep,
+) -> QuotaRead:
+    """Set the quota of an owner or a group. As an owner, * is everyone without one of their own."""
+    return store.quotas.put(
+        kind, name, period, node_hours=body.node_hours, beyond=body.beyond, until=body.until
+    )
+
+
+@router.delete("/quotas/{kind}/{name}/{period}", status_code=HTTPStatus.NO_CONTENT)
+def delete_quota(
+    kind: QuotaKind, name: Annotated[str, Path(max_length=64)], period: QuotaPeriod, store: StoreDep
+) -> None:
+    """Take a quota away."""
+    store.quotas.remove(kind, name, period)
 
 
 def _token(store: Store, record: TokenRecord) -> TokenRead:

@@ -1,4 +1,4 @@
-"""The documents of tokens, owners, groups and the audit."""
+"""The documents of tokens, owners, groups and the audit; of shares and quotas."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pydantic import Field
 
 from layout_tuner.api.schemas.campaigns_and_trials import Document, Request
 from layout_tuner.api.schemas.text_types import Moment
-from layout_tuner.results_db.actor import TokenRole
-from layout_tuner.results_db.service_records import AuditEntryRead, GroupRead, OwnerRead
+from layout_tuner.results_db.actor import QuotaAction, TokenRole
+from layout_tuner.results_db.service_records import (
+    AuditEntryRead,
+    GroupRead,
+    OwnerRead,
+    QuotaRead,
+    ShareRead,
+)
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -120,3 +126,26 @@ class AuditPage(Document):
     entries: list[AuditEntryRead]
     next_cursor: str | None
     """Pass it as `cursor` for the next page; null on the last."""
+
+
+class SharePage(Document):
+    """Shares of clusters, by cluster and owner."""
+
+    shares: list[ShareRead]
+
+
+class QuotaPut(Request):
+    """The quota of an owner or a group in a period."""
+
+    node_hours: float
+    """Above 0, and at most 1e8."""
+    beyond: QuotaAction = "refuse"
+    # A strict model refuses texts as times, but JSON has no other form.
+    until: Annotated[Moment | None, Field(strict=False)] = None
+    """When it ends for good; null: when it is removed."""
+
+
+class QuotaPage(Document):
+    """Quotas, the oldest first."""
+
+    quotas: list[QuotaRead]

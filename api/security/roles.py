@@ -83,7 +83,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
         list_allocations read_allocation list_nodes list_workers read_usage show_usage
-        list_groups
+        list_groups list_shares list_quotas
     """,
     SUBMITTER: """
         show_submit do_submit do_check do_read_job do_clone_campaign
@@ -106,7 +106,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         show_owners do_change_owners
         list_owners put_owner put_group delete_group add_members remove_members
         do_remove_allocation do_quarantine do_release
-        remove_allocation quarantine_node release_node
+        remove_allocation quarantine_node release_node put_quota delete_quota
     """,
     # The worker protocol.
     WORKER: "register_worker post_outcome",

@@ -35,6 +35,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
     "usage": "layout_tuner.cli.service.usage:usage",
+    "shares": "layout_tuner.cli.service.shares:shares",
+    "quota": "layout_tuner.cli.command_table:quota",
     "driver": "layout_tuner.cli.processes.driver:driver",
     "estimate": "layout_tuner.cli.predictions.estimate:estimate",
     "plan": "layout_tuner.cli.predictions.plan:plan",
@@ -171,6 +173,7 @@ _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
 _OWNER: Final = ("list_owners", "set_owner")
 _GROUP: Final = ("add", "create_group", "delete", "list_groups", "remove", "set_group")
+_QUOTA: Final = ("list_quotas", "remove_quota", "set_quota")
 
 
 def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -224,3 +227,8 @@ def owner() -> None:
 @click.group(cls=LazyGroup, sources=_sources({"owners": _GROUP}))
 def group() -> None:
     """List, set and delete groups of owners."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"shares": _QUOTA}))
+def quota() -> None:
+    """List, set and remove quotas of owners and groups."""

@@ -10,6 +10,9 @@ from layout_tuner.api.schemas.access import (
     AuditPage,
     GroupPage,
     OwnerPage,
+    QuotaPage,
+    QuotaPut,
+    SharePage,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -32,12 +35,14 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
 )
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
 from layout_tuner.client.calls import PAGE, Calls, segment
+from layout_tuner.results_db.actor import QuotaKind, QuotaPeriod
 from layout_tuner.results_db.service_records import (
     AuditChoice,
     AuditEntryRead,
     ClusterNodeRead,
     GroupRead,
     OwnerRead,
+    QuotaRead,
     UsageChoice,
     UsageRead,
 )
@@ -159,7 +164,27 @@ class AllocationCalls(Calls):
 
 
 class AccessCalls(Calls):
-    """Tokens, owners, groups and the audit log."""
+    """Tokens, owners, groups, fair shares, quotas and the audit log."""
+
+    def shares(self, *, cluster: str | None = None) -> SharePage:
+        """What owners have had of clusters; without the role admin that of the own owner."""
+        return self._get("/shares", SharePage, cluster=cluster)
+
+    def quotas(self) -> QuotaPage:
+        """All quotas; without the role admin those in force for the own owner."""
+        return self._get("/quotas", QuotaPage)
+
+    def put_quota(
+        self, kind: QuotaKind, name: str, period: QuotaPeriod, quota: QuotaPut
+    ) -> QuotaRead:
+        """Sets the quota of an owner or a group in a period."""
+        path = f"/v1/quotas/{kind}/{segment(name)}/{period}"
+        sent = quota.model_dump(mode="json")
+        return self._read(self._send("PUT", path, json=sent, is_repeatable=True), QuotaRead)
+
+    def delete_quota(self, kind: QuotaKind, name: str, period: QuotaPeriod) -> None:
+        """Takes a quota away."""
+        self._send("DELETE", f"/v1/quotas/{kind}/{segment(name)}/{period}")
 
     def whoami(self) -> WhoAmI:
         """The name and the role of the client's own token, and its owner with the groups."""

@@ -27,6 +27,7 @@ from layout_tuner.results_db.models.service_tables import (
     GroupMember,
     GroupRow,
     OwnerRow,
+    PastUse,
 )
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import Visibility
@@ -179,10 +180,10 @@ class Owners(StoreSection):
                 raise no_group(name)
             session.delete(row)
             session.flush()  # first: it waits for campaigns that are being made for the group
-            for table in (EventRow, Campaign):
+            for table in (EventRow, PastUse, Campaign):
                 hide = update(table).where(table.group == name, table.visibility == "group")
                 hidden = session.scalars(
-                    hide.values(visibility="private").returning(table.id)
+                    hide.values(visibility="private").returning(table.group)
                 ).all()
             self._audit(session, "group.delete", "group", name, campaigns_hidden=len(hidden))
 

@@ -2,7 +2,8 @@
 
 Requests that arrive at the same time are served in one transaction. Requests for the same kind of
 trial share the queries for waiting trials, which are distributed in turns. The trials are chosen in
-turns of the campaigns' owners; of each owner, the oldest come first.
+turns of the campaigns' owners by their fair shares; of each owner, those of campaigns with the
+highest priority come first, and of these the oldest. None is leased beyond a quota.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.worker_messages import HeartbeatReply, LeaseRequest, RoomBody
+from layout_tuner.results_db.access.quotas import QuotaBook
+from layout_tuner.results_db.access.shares import by_place, probe_cost
+from layout_tuner.results_db.actor import QUOTA_PERIODS
 from layout_tuner.results_db.allocations.workers import Beat, fits, open_session, take_beats
 from layout_tuner.results_db.database.database import Database
 from layout_tuner.results_db.database.events import tell
@@ -78,6 +82,7 @@ class LeaseBatch:
         self._session = session
         self._now = now
         self._turns = turns
+        self._quotas: QuotaBook | None = None
         self._campaigns: dict[int, Campaign] = {}
         """Campaigns of the leased trials; a session keeps only weak references to rows."""
         self.answers: list[list[LeaseRecord] | ResultsDbError] = []
@@ -101,7 +106,7 @@ class LeaseBatch:
     def has_work(self) -> bool:
         """Whether there is anything to write: a sign of life, or a trial to hand out."""
         return bool(self._without_news) or any(
-            self._session.scalar(_suitable_trials(kind).limit(1)) is not None
+            self._session.scalar(_suitable_trials(self._suits(kind)).limit(1)) is not None
             for kind in self._by_kind()
         )
 
@@ -119,30 +124,66 @@ class LeaseBatch:
         return bool(dealt)
 
     def _lock_next(self, kind: Kind, num_asked: int) -> list[Trial]:
-        """Locks the next trials of a kind, in turns of owners; of each owner the oldest."""
-        owners = list(self._session.scalars(_waiting_owners(kind)))
-        held: dict[str, int] = {}
-        if len(owners) > 1:
-            held = dict(self._session.execute(_running_by_owner(kind[0])).all())
-        found: dict[str, list[Trial]] = {owner: [] for owner in owners}
-        while owners and (missing := num_asked - sum(map(len, found.values()))):
-            now = {owner: held.get(owner, 0) + len(trials) for owner, trials in found.items()}
-            turns = [owner for owner in owners for _ in range(missing)]
-            wanted = Counter(islice(self._turns.order(turns, str, held=now), missing))
-            for owner, number in wanted.items():
-                last_id = found[owner][-1].id if found[owner] else 0
-                query = _suitable_trials(kind).where(
-                    Campaign.created_by == owner, Trial.id > last_id
+        """Locks the next trials of a kind, in turns of owners; of each owner the next ones."""
+        suits, place = self._suits(kind), (kind[0], _is_simulated(kind))
+        levels: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        costs: dict[str, float] = {}
+        for owner, priority, node_seconds, ended in self._session.execute(_waiting_owners(suits)):
+            levels[owner].append((priority, 0))
+            costs[owner] = probe_cost(node_seconds, ended)
+        held, weights = dict.fromkeys(levels, 0.0), dict.fromkeys(levels, 1.0)
+        if len(levels) > 1:
+            waiting = [(place, owner, 1) for owner in levels]
+            uses = by_place(self._session, self._now, kind[0], waiting=waiting)[place]
+            held = {owner: use.total for owner, use in uses.items()}
+            weights = {owner: use.weight for owner, use in uses.items()}
+        found: dict[str, list[Trial]] = {owner: [] for owner in levels}
+        while levels and (missing := num_asked - sum(map(len, found.values()))):
+            now = {owner: held[owner] + len(found[owner]) * costs[owner] for owner in levels}
+            turns = [owner for owner in levels for _ in range(missing)]
+            order = self._turns.order(
+                turns, str, held=now, weights=weights, cost_of=costs.__getitem__
+            )
+            for owner, number in Counter(islice(order, missing)).items():
+                priority, last_id = levels[owner].pop(0)
+                query = _suitable_trials(suits).where(
+                    Campaign.created_by == owner, Campaign.priority == priority, Trial.id > last_id
                 )
                 # A locked trial is being leased, cancelled or returned: skip it, and never wait.
                 locked = query.with_for_update(key_share=True, of=Trial, skip_locked=True)
                 more = self._session.scalars(locked.limit(number)).all()
                 found[owner] += more
                 self._turns.note(owner)
-                if len(more) < number:  # It has no more; the others get the rest.
-                    owners.remove(owner)
+                if len(more) == number:
+                    levels[owner].insert(0, (priority, more[-1].id))
+                elif not levels[owner]:  # It has no more; the others get the rest.
+                    del levels[owner]
         every = [(owner, trial) for owner, trials in found.items() for trial in trials]
-        return [trial for _, trial in self._turns.order(every, lambda each: each[0], held=held)]
+        in_turn = self._turns.order(
+            every,
+            lambda each: each[0],
+            held=held,
+            weights=weights,
+            cost_of=lambda each: costs[each[0]],
+        )
+        return [trial for _, trial in in_turn]
+
+    def _suits(self, kind: Kind) -> list[ColumnElement[bool]]:
+        """The conditions on a trial of a kind and its campaign, quotas included."""
+        if _is_simulated(kind):
+            return _fits(kind)
+        self._quotas = self._quotas or QuotaBook(self._session, self._now)
+        return [*_fits(kind), *self._quotas.conditions()]
+
+    def _may_take(self, campaign: Campaign, trial: Trial) -> bool:
+        """Whether a quota leaves room for a trial, which then counts."""
+        if self._quotas is None or is_simulator(campaign.trainer):
+            return True
+        if self._quotas.full(campaign.created_by, campaign.group):
+            return False
+        cost = probe_cost(campaign.node_seconds, campaign.last_ended_seq, trial.num_nodes)
+        self._quotas.take(campaign.created_by, campaign.group, dict.fromkeys(QUOTA_PERIODS, cost))
+        return True
 
     def _deal(
         self,
@@ -161,6 +202,8 @@ class LeaseBatch:
                 if waiting and len(leases) < ask.request.max_trials:
                     trial = waiting.pop()
                     campaign = self._campaigns[trial.campaign_id]
+                    if not self._may_take(campaign, trial):
+                        continue
                     leases.append(_hand_out(worker, campaign, trial, self._now, until))
                     dealt.append(trial)
         return dealt
@@ -177,12 +220,16 @@ class LeaseBatch:
         return kinds
 
 
-def _suitable_trials(kind: Kind) -> Select[Any]:
+def _suitable_trials(suits: Sequence[ColumnElement[bool]]) -> Select[Any]:
     of_campaign = Campaign.id == Trial.campaign_id
-    return select(Trial).join(Campaign, of_campaign).where(*_suits(kind)).order_by(Trial.id)
+    return select(Trial).join(Campaign, of_campaign).where(*suits).order_by(Trial.id)
 
 
-def _suits(kind: Kind) -> list[ColumnElement[bool]]:
+def _is_simulated(kind: Kind) -> bool:
+    return any(map(is_simulator, kind[3]))
+
+
+def _fits(kind: Kind) -> list[ColumnElement[bool]]:
     """The conditions on a trial of a kind and its campaign."""
     cluster, num_nodes, devices_per_node, trainers, room, longest_s = kind
     suits = [
@@ -203,24 +250,20 @@ def _suits(kind: Kind) -> list[ColumnElement[bool]]:
     return suits
 
 
-def _waiting_owners(kind: Kind) -> Select[Any]:
-    """The owners of trials of a kind that wait, the one of the oldest campaign first."""
-    trials = select(Trial.id).where(Trial.campaign_id == Campaign.id, *_suits(kind))
+def _waiting_owners(
+    suits: Sequence[ColumnElement[bool]],
+) -> Select[str, int, float, int]:
+    """The owners and priorities of campaigns with trials that suit and wait, with their cost.
+
+    The highest priority comes first, and of one the owner of the oldest campaign.
+    """
+    trials = select(Trial.id).where(Trial.campaign_id == Campaign.id, *suits)
+    by = (Campaign.created_by, Campaign.priority)
     return (
-        select(Campaign.created_by)
+        select(*by, func.sum(Campaign.node_seconds), func.sum(Campaign.last_ended_seq))
         .where(Campaign.state == "RUNNING", trials.correlate(Campaign).exists())
-        .group_by(Campaign.created_by)
-        .order_by(func.min(Campaign.id))
-    )
-
-
-def _running_by_owner(cluster: str) -> Select[str, int]:
-    """How many trials of each owner run on a cluster."""
-    return (
-        select(Campaign.created_by, func.count())
-        .join(Trial, Trial.campaign_id == Campaign.id)
-        .where(Trial.state == "RUNNING", Campaign.cluster_name == cluster)
-        .group_by(Campaign.created_by)
+        .group_by(*by)
+        .order_by(Campaign.priority.desc(), func.min(Campaign.id))
     )
 
 
@@ -304,7 +347,7 @@ class Leases(StoreSection):
     def lease_many(self, asks: Sequence[LeaseAsk]) -> list[list[LeaseRecord] | ResultsDbError]:
         """Leases waiting trials to workers, in turns of owners: PENDING -> RUNNING, attempt + 1.
 
-        The owner with the fewest running trials on the cluster comes first, and its oldest trial.
+        The owner with the least use of the cluster by its weight comes first.
         Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation.
         Requests that find nothing do not wait for the write lock, unless a sign of life must be
         recorded.

@@ -22,6 +22,7 @@ from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TRIAL_STATES, TrialState
 from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing, share
+from layout_tuner.results_db.access.quotas import refuse_beyond
 from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
@@ -155,6 +156,7 @@ class Campaigns(StoreSection):
             CampaignDuplicateError: the name is taken, or all of the names are.
             CampaignInvalidError: a campaign that it starts from does not exist, or was measured
                 with another trainer, or its owner is not in its group.
+            QuotaExceededError: it may use more than a quota leaves.
             IdempotencyKeyInUseError: the same request has just created one.
         """
         choosing = Retrying(
@@ -198,6 +200,7 @@ class Campaigns(StoreSection):
                     raise
                 # On PostgreSQL another transaction may have taken the name since the query.
                 raise _NameTakenMeanwhileError(str(error)) from error
+            refuse_beyond(session, row, now)
             if request is not None:
                 keep_key(session, self._actor.owner, request, row.id, now)
             emit(session, row.id, "campaign.created", now=now, state=row.state)

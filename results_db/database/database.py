@@ -41,6 +41,12 @@ _log: Final = logging.getLogger(__name__)
 EYES_OF: Final = "owners"
 """In the `info` of a session: its queries find the campaigns that all of these owners may see."""
 
+HALF_LIFE: Final = "half_life_s"
+"""In the `info` of a session, the seconds in which recent use of owners halves."""
+
+DEFAULT_HALF_LIFE_S: Final = 7 * 86_400.0
+"""As Slurm's PriorityDecayHalfLife."""
+
 FirstStatement = Callable[[Session], None]
 """Runs at the start of a writing transaction; if it raises, nothing is written."""
 
@@ -58,6 +64,7 @@ class Database:
         self._first: FirstStatement | None = None
         self.owners: tuple[str, ...] = ()
         self._outage: OutageLog | None = None
+        self.half_life_s = DEFAULT_HALF_LIFE_S
 
     @property
     def is_shared(self) -> bool:
@@ -108,7 +115,7 @@ class Database:
             write_events(session)
 
     def _info(self) -> dict[str, Any]:
-        return {EYES_OF: self.owners}
+        return {HALF_LIFE: self.half_life_s, EYES_OF: self.owners}
 
     @contextmanager
     def _usable(self, *, writes: bool) -> Iterator[None]:

@@ -121,7 +121,7 @@ class QuotaRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(String(8))
     name: Mapped[str] = mapped_column(String(64))
-    """Of the owner or the group."""
+    """Of the owner or the group; * as an owner: each that has no quota of its own."""
     period: Mapped[str] = mapped_column(String(8))
     node_hours: Mapped[float]
     beyond: Mapped[str] = mapped_column(String(8))
@@ -163,15 +163,26 @@ class PastUse(Base):
 
 
 class RecentUse(Base):
-    """Node-seconds of an owner on a cluster that fair shares count: a sum that decays."""
+    """Node-seconds of an owner on a cluster; those of deleted campaigns stay.
+
+    A sum that decays, for fair shares, and sums by periods, for quotas.
+    """
 
     __tablename__ = "recent_use"
     __table_args__ = (CheckConstraint("node_seconds >= 0", name="not_negative"),)
 
     owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    group_name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Of the campaigns; empty: of none."""
     cluster: Mapped[str] = mapped_column(String(200), primary_key=True)
-    node_seconds: Mapped[float]
+    is_simulated: Mapped[bool] = mapped_column(primary_key=True)
+    node_seconds: Mapped[float] = sum_column()
     """As of `at`; it halves in each half-life after that."""
+    day: Mapped[float] = sum_column()
+    """Node-seconds since the start of the period in which `at` is; so are the next three."""
+    week: Mapped[float] = sum_column()
+    month: Mapped[float] = sum_column()
+    year: Mapped[float] = sum_column()
     at: Mapped[datetime]
 
 

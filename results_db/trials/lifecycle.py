@@ -13,6 +13,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.access.shares import note_use
 from layout_tuner.results_db.database.events import emit, tell
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import AttemptEnding, Cost
@@ -67,8 +68,8 @@ def count_host_failure(session: Session, campaign: Campaign, trial: Trial, now: 
     emit(session, campaign.id, "campaign.paused", now=now, state=campaign.state, reason=reason)
 
 
-def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> None:
-    """Sets the cost of an attempt, and updates the sums of the trial and the campaign."""
+def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost, now: datetime) -> None:
+    """Sets an attempt's cost, and updates the sums of the trial, the campaign and its owner."""
     if campaign.started_at is None:
         # The lease of its first trial did not wait for the campaign's row.
         campaign.started_at = attempt.started_at
@@ -79,6 +80,7 @@ def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost) -> No
         for row in sums:
             # Rounding may leave a small negative rest.
             setattr(row, column, max(getattr(row, column) + more, 0.0))
+    note_use(campaign, cost.total - attempt.node_seconds, now)
     attempt.node_seconds = cost.total
     for row in sums:
         row.node_seconds = cost_of(row).total
@@ -105,7 +107,7 @@ def close_attempt(
     attempt.ending = ending
     attempt.ended_at = now
     lost = Cost(lost=held_so_far_s(attempt) * nodes_of(trial, attempt))
-    charge(campaign, trial, attempt, lost)
+    charge(campaign, trial, attempt, lost, now)
 
 
 def lose_attempt(

@@ -182,7 +182,8 @@ class OutcomeBatch:
         if is_simulator(campaign.trainer):
             attempt.held_s = report.outcome.duration_s  # readers take the real time otherwise
         # The final cost replaces the one known so far, even if the outcome is too late.
-        charge(campaign, trial, attempt, self._cost(campaign, trial, attempt, report.outcome))
+        cost = self._cost(campaign, trial, attempt, report.outcome)
+        charge(campaign, trial, attempt, cost, self._now)
         if trial.state in ENDED_TRIAL_STATES:
             return f"the trial had ended before: it is {trial.state}"
         if not self._end_attempt(campaign, trial, attempt, report.outcome):

@@ -99,8 +99,8 @@ RESULTS_DB: Final = (
     Fault(
         name="an-owner-who-got-trials-comes-first",
         function="OwnerTurns.order",
-        before="(has + cost_of(item), next(turn), place, owner)",
-        after="(has - cost_of(item), next(turn), place, owner)",
+        before="(has + more, next(turn), place, owner)",
+        after="(has - more, next(turn), place, owner)",
         what="The owner whose trials were just handed out gets the next turn too.",
     ),
     Fault(

@@ -31,7 +31,9 @@ from layout_tuner.api.settings import Settings
 from layout_tuner.cli.options.database_options import (
     database_option,
     default_visibility_option,
+    half_life_option,
     keep_option,
+    read_half_life_s,
 )
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals
@@ -65,6 +67,7 @@ GIL_SWITCH_S: Final = 0.0001
 )
 @keep_option
 @default_visibility_option
+@half_life_option
 @click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
@@ -74,6 +77,7 @@ def serve(
     max_connections: int | None,
     keep: tuple[str, ...],
     default_visibility: Visibility,
+    share_half_life: str,
     supervisor: int | None,
     database: str | None,
 ) -> None:
@@ -86,7 +90,7 @@ def serve(
     with refusals():
         tls = endpoint.tls_context()
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
-        retention = Retention.read(keep)
+        retention, half_life_s = Retention.read(keep), read_half_life_s(share_half_life)
         log_to_stderr("layout_tuner", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
         data.create()
@@ -108,6 +112,7 @@ def serve(
                 default_visibility=default_visibility,
                 data_dir=data.path,
             )
+            store.shares.use_half_life(half_life_s)
             _serve(data, store, settings, endpoint, listener, tls, limits, supervisor)
 
 

@@ -19,7 +19,13 @@ from layout_tuner.api.http.url_prefix import read_prefix
 from layout_tuner.api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.cli.options.command_options import stated
-from layout_tuner.cli.options.database_options import database_option, default_visibility_option
+from layout_tuner.cli.options.database_options import (
+    HALF_LIFE_VARIABLE,
+    database_option,
+    default_visibility_option,
+    half_life_option,
+    read_half_life_s,
+)
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.open_limits_options import arguments_of, open_limits_options
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
@@ -67,6 +73,7 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 @simulation_options
 @open_limits_options
 @default_visibility_option
+@half_life_option
 @database_option
 def up(
     data_dir: Path | None,
@@ -78,6 +85,7 @@ def up(
     simulation: SimulationOptions | None,
     limits: OpenLimits,
     default_visibility: str,
+    share_half_life: str,
     database: str | None,
 ) -> None:
     """Run everything on this machine: service, driver and worker.
@@ -97,7 +105,9 @@ def up(
     data = DataDir(data_dir) if data_dir else DataDir.default()
     os.environ[SHARED_CORES_VARIABLE] = "1"  # and this, as do ranks
     os.environ["LAYOUT_TUNER_DEFAULT_VISIBILITY"] = default_visibility
+    os.environ[HALF_LIFE_VARIABLE] = share_half_life
     with refusals():
+        read_half_life_s(share_half_life)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
         worker_options = _worker_options(cluster, trainers, launcher, nodes, simulation)

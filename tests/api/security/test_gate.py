@@ -44,7 +44,7 @@ ADMIN_OPERATIONS = {
     *("list_owners", "put_owner", "put_group", "delete_group", "add_members", "remove_members"),
     *("show_owners", "do_change_owners"),
     *("quarantine_node", "release_node", "do_quarantine", "do_release"),
-    *("remove_allocation", "do_remove_allocation"),
+    *("remove_allocation", "do_remove_allocation", "put_quota", "delete_quota"),
 }
 
 
