@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "db": "layout_tuner.cli.processes.database:db",
     "token": "layout_tuner.cli.command_table:token",
     "login": "layout_tuner.cli.service.login:login",
+    "logout": "layout_tuner.cli.service.login:logout",
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
     "driver": "layout_tuner.cli.processes.driver:driver",
