@@ -51,9 +51,11 @@ def login(opens: bool, device: bool, locate: Callable[..., ServicePlace]) -> Non
         if device:
             asked = client.create_device_code(gethostname())
             url, how = f"{client.url}/device?code={asked.code}", f"any browser; allow {asked.code}"
+            click.echo(f"within ten minutes, in {how}:", err=True)
         else:
-            url, how = sign_in_url(client.url, client.create_sign_in_code().code), "one browser"
-        click.echo(f"within ten minutes, in {how}:", err=True)
+            created = client.create_sign_in_code()
+            url = sign_in_url(client.url, created.code)
+            click.echo(f"until {moment(created.expires_at)}, in one browser:", err=True)
         click.echo(url)
         if opens and not webbrowser.open(_redirect_file(url).as_uri()):
             click.echo("no browser was found here: open the address in one", err=True)

@@ -213,6 +213,8 @@ def test_a_file_that_is_not_well_kept_is_refused(
 ) -> None:
     desk.sign_in(token)
     spoil(desk.kept.file)
+    with Client(desk.url, desk.kept) as client, pytest.raises(ServiceError, match=said):
+        client.whoami()
     ends(desk.run("whoami"), 1, said, str(desk.kept.file))
     desk.kept.file.unlink()
 
