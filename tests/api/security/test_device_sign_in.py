@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from layout_tuner.api.security.holders import TokenBook
 from layout_tuner.results_db.access.tokens import AGAIN_WITHIN, CODE_LIFE, hash_of_token
 from tests.kit.api import TOKEN, answered, bearer
 from tests.kit.persons import Person, Signing, served
@@ -93,6 +95,7 @@ def test_only_hashes_are_stored_and_no_token_is_listed(signing: Signing) -> None
     for revoked, number in ((False, 1), (True, 2)):
         names = [each.name for each in signing.store.access.tokens(revoked=revoked)]
         assert len([name for name in names if name.startswith("listed")]) == number
+        assert not [name for name in names if name.startswith("device.")]  # it waits
 
 
 def test_a_denied_command_line_gets_no_token(signing: Signing) -> None:
@@ -230,6 +233,14 @@ def test_it_ends_with_the_token_that_allowed_it(signing: Signing) -> None:
     signing.clock.forward(2 * AGAIN_WITHIN.total_seconds())
     answered(line.whoami(), 401)
     refused(line.take(), "expired_token")
+
+
+def test_its_streams_end_with_the_token_that_allowed_it(signing: Signing) -> None:
+    line, record = signed_in(signing, "streaming")
+    book, hashed = TokenBook(signing.store, {}), hash_of_token(line.token.encode())
+    assert asyncio.run(book.valid_ones({hashed})) == {hashed}
+    signing.store.access.revoke_token(record.id)
+    assert asyncio.run(book.valid_ones({hashed})) == set()
 
 
 def test_it_ends_with_a_token_of_a_data_directory(tmp_path: Path) -> None:
