@@ -23,6 +23,12 @@ class Settings:
     as much."""
     wrong_codes: int = 10
     """Wrong sign-in codes that an address may send before it must wait."""
+    short_token_s: float = 3600.0
+    """Seconds that the token of a command line lives which signed in by a device code."""
+    device_days: float = 30.0
+    """Days for which such a command line stays signed in."""
+    device_poll_s: float = 5.0
+    """Least seconds between two questions of one that waits to be allowed."""
     local_hosts_only: bool = False
     """Whether the service listens on loopback. A request for another host name is then refused: it
     comes from a browser under DNS rebinding."""

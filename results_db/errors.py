@@ -103,6 +103,15 @@ class TokenNotFoundError(ResultsDbError):
     """No token has this id."""
 
 
+class DeviceSignInRefusedError(ResultsDbError):
+    """A command line gets no token; the kind is the word of RFC 8628 or RFC 6749 for why."""
+
+    def __init__(self, kind: str) -> None:
+        why = kind.replace("_", " ")
+        super().__init__(f"no token ({why}): `layout-tuner login --device` begins a sign-in")
+        self.kind = kind
+
+
 class TokenDuplicateError(ResultsDbError):
     """A valid token has this name already."""
 

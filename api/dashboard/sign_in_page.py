@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.dependencies import CredentialDep, StoreDep
 from layout_tuner.api.errors import SignInRefusedError, SignInTooOftenError
 from layout_tuner.api.html.rendering import render
 from layout_tuner.api.http.browser_guard import why_foreign
@@ -20,6 +21,7 @@ from layout_tuner.api.http.error_responses import STATUS_OF, problem_response
 from layout_tuner.api.security.authentication import (
     Authentication,
     address_of,
+    begin_guess,
     begin_session,
     local_target,
 )
@@ -68,6 +70,36 @@ async def sign_in(request: Request, store: StoreDep) -> Response:
     answer.headers["Cache-Control"] = "no-store"
     authentication.cookie.put(request.scope, answer, session)
     return answer
+
+
+@router.api_route("/device", methods=["GET", "POST"])
+async def show_device(
+    request: Request,
+    credential: CredentialDep,
+    store: StoreDep,
+    code: Annotated[str, Query(max_length=80)] = "",
+    decision: Annotated[str, Form(max_length=8)] = "",
+) -> Response:
+    """Shows the command line that waits with a code, and lets a session allow or deny it."""
+    limit, address = _authentication(request).guess_limit, address_of(request.scope)
+    holder, life = credential.holder, timedelta(days=request.app.state.settings.device_days)
+    ends_at = min(store.now() + life, holder.expires_at or datetime.max.replace(tzinfo=UTC))
+    asked, refusal = None, ""
+    if code:
+        begin_guess(limit, address)
+        asked = await run_in_threadpool(store.access.device_asked, code)
+    if asked:
+        limit.was_no_guess(address)
+    elif code:
+        refusal = "no command waits with this code: it is wrong, has expired, or was decided"
+    if asked and (credential.session_secret is None or holder.ends_at):
+        refusal = "a command line cannot allow another: sign in with a token, or with a code of one"
+    elif asked and decision in ("allow", "deny"):
+        by = credential.token_hash if decision == "allow" else None
+        if not await run_in_threadpool(store.access.decide_device, code, by, ends_at):
+            refusal = "the code was decided meanwhile"
+    said: dict[str, Any] = {"asked": asked, "code": code, "decision": decision, "refusal": refusal}
+    return render(request, "device.html", ends_at=ends_at, **said)
 
 
 @router.post("/sign-out")

@@ -33,6 +33,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.CampaignOwnedError: HTTPStatus.FORBIDDEN,
     api_errors.FormTokenInvalidError: HTTPStatus.FORBIDDEN,
     api_errors.SignInCodeSourceError: HTTPStatus.FORBIDDEN,
+    db_errors.DeviceSignInRefusedError: HTTPStatus.BAD_REQUEST,
     api_errors.SignInRefusedError: HTTPStatus.UNAUTHORIZED,
     api_errors.SignInRoleError: HTTPStatus.FORBIDDEN,
     api_errors.SignInTooOftenError: HTTPStatus.TOO_MANY_REQUESTS,
@@ -132,7 +133,8 @@ def known_error(request: Request, error: Exception) -> Response:
     """The answer to an error of `STATUS_OF`."""
     status = next(STATUS_OF[base] for base in type(error).__mro__ if base in STATUS_OF)
     # An immediate retry would find the database in the same state.
-    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    wait_s = getattr(error, "wait_s", 1.0 if status == HTTPStatus.SERVICE_UNAVAILABLE else 0.0)
+    headers = {"Retry-After": str(max(1, math.ceil(wait_s)))} if wait_s else None
     return problem_response(
         status, str(error), kind=_kind(error), errors=_fields_of(request, error), headers=headers
     )
@@ -157,6 +159,8 @@ def _body_field(field: str) -> str:
 
 
 def _kind(error: Exception) -> str:
+    if isinstance(error, db_errors.DeviceSignInRefusedError):
+        return error.kind
     name = type(error).__name__.removesuffix("Error")
     return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Body, Path, Query, Request
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
@@ -15,6 +17,8 @@ from layout_tuner.api.http.cursors import read_cursor, write_cursor
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.schemas.access import (
     AuditPage,
+    DeviceCodeCreated,
+    DeviceToken,
     GroupPage,
     GroupPut,
     OwnerPage,
@@ -31,9 +35,11 @@ from layout_tuner.api.schemas.access import (
     WhoAmI,
 )
 from layout_tuner.api.schemas.text_types import Moment
+from layout_tuner.api.security.authentication import address_of, begin_guess
 from layout_tuner.api.security.holders import Holder
-from layout_tuner.results_db.access.tokens import TokenRecord
-from layout_tuner.results_db.actor import QuotaKind, QuotaPeriod
+from layout_tuner.results_db.access.tokens import TokenRecord, hash_of_token
+from layout_tuner.results_db.actor import SYSTEM, QuotaKind, QuotaPeriod
+from layout_tuner.results_db.errors import DeviceSignInRefusedError, TokenNotFoundError
 from layout_tuner.results_db.service_records import GroupRead, OwnerRead, QuotaRead
 from layout_tuner.results_db.store import Store
 
@@ -46,7 +52,11 @@ Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x
 @router.get("/whoami")
 def read_whoami(holder: HolderDep, store: StoreDep) -> WhoAmI:
     """Read the name and the role of the request's token, and its owner with the groups."""
-    return WhoAmI.of(holder, groups=store.owners.groups_of(holder.owner))
+    return WhoAmI.of(
+        holder,
+        groups=store.owners.groups_of(holder.owner),
+        expires_at=holder.ends_at or holder.expires_at,
+    )
 
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
@@ -61,6 +71,48 @@ def create_sign_in_code(credential: CredentialDep, store: StoreDep) -> SignInCod
         )
     code, expires_at = store.sign_ins.create_code(credential.token_hash)
     return SignInCodeCreated(code=code, expires_at=expires_at)
+
+
+@router.post("/device-codes", status_code=HTTPStatus.CREATED)
+async def create_device_code(
+    host: Annotated[str, Body(embed=True, pattern=r"^[\x21-\x7e]{1,255}$")], request: Request
+) -> DeviceCodeCreated:
+    """Create a device code, with which a person allows the command line on a host (RFC 8628)."""
+    address, state = address_of(request.scope), request.app.state
+    begin_guess(state.authentication.guess_limit, address)
+    own = state.store.by(replace(SYSTEM, address=address[:64]))
+    secret, code = await run_in_threadpool(own.access.ask_for_device, host)
+    interval_s = state.settings.device_poll_s
+    return DeviceCodeCreated(secret=secret, code=code, interval_s=interval_s)
+
+
+@router.post("/device-tokens", status_code=HTTPStatus.CREATED)
+async def create_device_token(
+    secret: Annotated[str, Body(embed=True, max_length=200)], request: Request
+) -> DeviceToken:
+    """Exchange the secret of a device code, or of a short token, for a token and another secret.
+
+    400 with a word of RFC 8628 as its type: authorization_pending, slow_down, access_denied or
+    expired_token; or invalid_grant: a secret that was used before ends the sign-in.
+    """
+    state = request.app.state
+    own = state.store.by(replace(SYSTEM, address=address_of(request.scope)[:64]))
+    times = (state.settings.short_token_s, state.settings.device_poll_s)
+    exchange, spans = own.access.exchange_device_secret, (timedelta(seconds=each) for each in times)
+    token, new = await run_in_threadpool(exchange, secret, *spans)
+    if (holder := await state.book.find(hash_of_token(token.encode()))) is None:
+        raise DeviceSignInRefusedError("invalid_grant")  # the token that allowed it has ended
+    lives_s = (holder.expires_at - own.now()).total_seconds()
+    who = WhoAmI.of(holder, expires_at=holder.ends_at)
+    return DeviceToken.of(who, token=token, secret=new, lives_s=lives_s)
+
+
+@router.delete("/device-tokens", status_code=HTTPStatus.NO_CONTENT)
+async def revoke_device_token(holder: HolderDep, store: StoreDep, hub: HubDep) -> None:
+    """End the sign-in of the command line whose token this is."""
+    if holder.ends_at is None or holder.token_id is None:
+        raise TokenNotFoundError("the token is not one of `login --device`; an admin can revoke it")
+    await revoke_token(holder.token_id, store, hub)
 
 
 @router.post("/tokens", status_code=HTTPStatus.CREATED)

@@ -89,7 +89,24 @@ class WhoAmI(Document):
     groups: tuple[str, ...]
     """Those of the owner, by name."""
     expires_at: datetime | None
-    """null: it does not expire."""
+    """null: it does not expire. A token that is renewed until then counts as one."""
+
+
+class DeviceCodeCreated(Document):
+    """A command line that waits for a person, who opens `/device?code=<code>` in any browser."""
+
+    secret: str
+    code: str
+    interval_s: float
+    """Least seconds between two questions for a token."""
+
+
+class DeviceToken(WhoAmI):
+    """A short token, and the secret that replaces it once."""
+
+    token: str
+    secret: str
+    lives_s: float
 
 
 class OwnerPut(Request):

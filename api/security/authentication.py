@@ -214,6 +214,17 @@ def local_target(given: str) -> str:
     return given if is_fine and not _OF_SIGN_IN.fullmatch(given) else "/"
 
 
+def begin_guess(limit: GuessLimit, address: str) -> None:
+    """Counts a code or a token that may be wrong; SignInTooOftenError: the address has to wait."""
+    wait_s = limit.begin(address)
+    if wait_s > 0:
+        raise SignInTooOftenError(
+            "too many wrong codes and tokens came from this address; try again in "
+            f"{math.ceil(wait_s)} s",
+            wait_s=wait_s,
+        )
+
+
 async def begin_session(
     store: Store,
     authentication: Authentication,
@@ -234,13 +245,7 @@ async def begin_session(
         DatabaseUnavailableError: the database cannot be asked.
     """
     limit, hashed = authentication.guess_limit, hash_of_token(secret.encode())
-    wait_s = limit.begin(address)
-    if wait_s > 0:
-        raise SignInTooOftenError(
-            "too many wrong codes and tokens came from this address; try again in "
-            f"{math.ceil(wait_s)} s",
-            wait_s=wait_s,
-        )
+    begin_guess(limit, address)
     try:
         session = await _exchanged(store, authentication, hashed, address, codes_only=codes_only)
     except (DatabaseUnavailableError, SignInRoleError):

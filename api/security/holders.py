@@ -46,6 +46,8 @@ class Holder:
     token_id: int | None = None
     """None: the token is in a file of the data directory."""
     expires_at: datetime | None = None
+    ends_at: datetime | None = None
+    """Of a short token, the end of its sign-in by `login --device`."""
 
     @property
     def is_admin(self) -> bool:
@@ -88,7 +90,10 @@ class TokenBook:
         """
         found = self._local.get(hashed)
         if found is None:
-            found = _holder(await run_in_threadpool(self._store.access.token_by_hash, hashed))
+            record = await run_in_threadpool(self._store.access.token_by_hash, hashed)
+            if record and record.allowed_by and not await self.find(record.allowed_by):
+                return None
+            found = _holder(record)
         return self._unexpired(found)
 
     async def valid_ones(self, hashes: set[str]) -> set[str]:
@@ -96,6 +101,9 @@ class TokenBook:
         asked = hashes - self._local.keys()
         found = await run_in_threadpool(self._store.access.tokens_by_hash, asked) if asked else {}
         valid = {hashed for hashed, each in found.items() if self._unexpired(_holder(each))}
+        if allowing := {each.allowed_by for each in found.values() if each.allowed_by}:
+            ended = allowing - await self.valid_ones(allowing)
+            valid = {hashed for hashed in valid if found[hashed].allowed_by not in ended}
         return valid | (hashes - asked)
 
     def _unexpired(self, holder: Holder | None) -> Holder | None:

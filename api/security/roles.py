@@ -69,12 +69,13 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     # Health, the sign-in and the description of the API: no data of users.
     OPEN: """
         openapi docs-assets read_docs read_asset read_health read_readiness show_sign_in sign_in
+        create_device_code create_device_token
     """,
     # Workers resolve the cluster that the service names.
     HOLDER: "list_clusters read_cluster read_whoami",
     # What can be read; workers have no sessions.
     VIEWER: """
-        read_metrics sign_out create_sign_in_code
+        read_metrics sign_out create_sign_in_code show_device revoke_device_token
         show_campaigns show_campaign show_trials show_failures show_events show_trial
         show_plots show_plot_data show_timeline show_trial_comparison show_campaign_comparison
         show_export show_export_file show_allocations

@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "owner": "layout_tuner.cli.command_table:owner",
     "group": "layout_tuner.cli.command_table:group",
     "login": "layout_tuner.cli.service.login:login",
+    "logout": "layout_tuner.cli.service.login:logout",
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
     "usage": "layout_tuner.cli.service.usage:usage",

@@ -23,7 +23,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
 from layout_tuner.client.errors import EventsMissedError, ServiceError
 from layout_tuner.documents.json_values import json_value
-from layout_tuner.errors import ServiceUnansweredError
+from layout_tuner.errors import ServiceUnansweredError, TokenFileUnusableError
 from layout_tuner.protocol.connection.http_connection import ServiceConnection, error_of_handler
 from layout_tuner.results_db.records import EventRead
 
@@ -78,6 +78,8 @@ class Calls:
             answer = self._connection.request(method, path, params=params, **request)
         except ServiceUnansweredError as error:
             raise unanswered(error) from error
+        except TokenFileUnusableError as error:
+            raise ServiceError(str(error)) from error
         if not answer.is_success:
             raise refusal(answer)
         return answer

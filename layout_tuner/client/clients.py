@@ -14,6 +14,7 @@ from layout_tuner.client.errors import ServiceError
 from layout_tuner.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
 from layout_tuner.errors import ServiceNotFoundError, UrlInvalidError
 from layout_tuner.protocol.connection.http_connection import TIMEOUT_S, Retries, ServiceConnection
+from layout_tuner.protocol.connection.kept_sign_in import KeptSignIn
 from layout_tuner.protocol.connection.service_address import locate_service, service_of
 from layout_tuner.protocol.connection.tls import trusting
 from layout_tuner.results_db.database.data_dir import DataDir
@@ -53,7 +54,7 @@ class Client(
     def __init__(
         self,
         url: str | None = None,
-        token: str | Path | None = None,
+        token: str | Path | KeptSignIn | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
         patience_s: float = PATIENCE_S,
@@ -70,7 +71,7 @@ class Client(
             url: such as http://127.0.0.1:8080; None: LAYOUT_TUNER_URL, or the service that runs on
                 the data directory of this machine.
             token: a token of the service, or the path of its file; None: LAYOUT_TUNER_TOKEN_FILE,
-                or the token of the data directory.
+                the sign-in of `login --device`, or the token of the data directory.
             timeout_s: longest silence of the service within an answer.
             patience_s: how long the service may be away, for example while it is restarted, before
                 `wait` fails, or a loop over events.
@@ -85,13 +86,14 @@ class Client(
                 place = locate_service(url=url, token_file=None if token is None else Path())
             except ServiceNotFoundError as error:
                 raise ServiceError(str(error)) from error
-            url, token = place.url, place.token_file if token is None else token
+            url, token = place.url, place.kept or place.token_file if token is None else token
             tls = tls or (trusting(place.certificate) if place.certificate else None)
-        # The text of a file ends with a newline.
-        token = read_token(token) if isinstance(token, Path) else token.strip()
-        # The token becomes a header: httpx would refuse such a header with a message that shows it.
-        if not (token.isascii() and token.isprintable()) or " " in token:
-            raise ServiceError("the token holds a blank, or a character that no token has")
+        if not isinstance(token, KeptSignIn):
+            # The text of a file ends with a newline.
+            token = read_token(token) if isinstance(token, Path) else token.strip()
+            # It becomes a header: httpx would refuse such a header with a message that shows it.
+            if not (token.isascii() and token.isprintable()) or " " in token:
+                raise ServiceError("the token holds a blank, or a character that no token has")
         self._patience_s = patience_s
         try:
             self._connection = ServiceConnection(

@@ -8,6 +8,8 @@ from typing import Any, Unpack
 
 from layout_tuner.api.schemas.access import (
     AuditPage,
+    DeviceCodeCreated,
+    DeviceToken,
     GroupPage,
     OwnerPage,
     QuotaPage,
@@ -193,6 +195,18 @@ class AccessCalls(Calls):
     def create_sign_in_code(self) -> SignInCodeCreated:
         """Creates a one-time code with which a browser signs in as the client's token."""
         return self._post("/sign-in-codes", SignInCodeCreated)
+
+    def create_device_code(self, host: str) -> DeviceCodeCreated:
+        """Creates a code with which a person allows this program on the page `/device`."""
+        return self._post("/device-codes", DeviceCodeCreated, {"host": host})
+
+    def create_device_token(self, secret: str) -> DeviceToken:
+        """Exchanges the secret of a device code, or of a token, for a token and another secret."""
+        return self._post("/device-tokens", DeviceToken, {"secret": secret})
+
+    def revoke_device_token(self) -> None:
+        """Ends the sign-in of a command line whose token is the client's."""
+        self._delete("/device-tokens")
 
     def create_token(self, token: TokenCreate) -> TokenCreated:
         """Creates a token; only this answer contains it."""

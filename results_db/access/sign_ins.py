@@ -17,16 +17,14 @@ from typing import Final, Literal
 from sqlalchemy import Delete, Select, delete, select
 from sqlalchemy.orm import Session
 
-from layout_tuner.results_db.access.tokens import hash_of_token
+from layout_tuner.results_db.access.tokens import CODE_LIFE, hash_of_token
 from layout_tuner.results_db.database.database import rows_deleted
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
-from layout_tuner.results_db.models.service_tables import BrowserSignIn
+from layout_tuner.results_db.models.service_tables import BrowserSignIn, TokenRow
 from layout_tuner.results_db.rows import record_of
 
 _Kind = Literal["code", "session"]
-
-CODE_LIFE: Final = timedelta(minutes=10)
 
 SESSION_IDLE_LIFE: Final = timedelta(hours=12)
 """Lifetime of a sign-in after its last use."""
@@ -117,7 +115,11 @@ class SignIns(StoreSection):
     def prune(self) -> int:
         """Deletes codes and sessions that have expired; returns how many there were."""
         expired = delete(BrowserSignIn).where(BrowserSignIn.expires_at <= self._clock())
+        asked = (TokenRow.device_key.is_not(None), TokenRow.allowed_by.is_(None))
         with self._db.write() as session:
+            session.execute(
+                delete(TokenRow).where(*asked, TokenRow.asked_at <= self._clock() - CODE_LIFE)
+            )
             return rows_deleted(session, expired)
 
     def _begin_session(self, session: Session, token_hash: str, now: datetime, *, by: str) -> str:

@@ -3,6 +3,10 @@
 A token is 256 random bits, so that one round of SHA-256 hides it: no dictionary contains it. It is
 shown once, when it is created; the database keeps only its hash. Audit rows are written in the
 transaction of the change (`StoreSection._audit`).
+
+A command line that signed in by a device code (RFC 8628) has a short token, and a secret that
+replaces it: a key, which stays, and a part that each use replaces. A part that was used before ends
+the sign-in (RFC 9700, 4.14.2), but the last one is accepted once more: its answer was lost.
 """
 
 from __future__ import annotations
@@ -14,16 +18,19 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, Unpack
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.actor import Actor, TokenRole
 from layout_tuner.results_db.database.database import refused_unless_unique
+from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import (
+    DeviceSignInRefusedError,
     TokenDuplicateError,
     TokenInvalidError,
     TokenNotFoundError,
@@ -58,6 +65,10 @@ class TokenRecord:
     """None: it is not revoked."""
     last_used_at: datetime | None
     """Accurate to a minute; None: never."""
+    allowed_by: str | None = None
+    """Of a short token, the hash of the token that has to be valid too."""
+    ends_at: datetime | None = None
+    """Of a short token, the end of its sign-in."""
 
     def is_valid(self, now: datetime) -> bool:
         """Whether it is neither revoked nor expired at `now`."""
@@ -69,6 +80,15 @@ MAX_LIFE: Final = timedelta(days=3660)
 
 USE_NOTED_EVERY: Final = timedelta(minutes=1)
 """Precision of a token's last use."""
+
+CODE_LIFE: Final = timedelta(minutes=10)
+"""Lifetime of a code for a browser, and of a device code."""
+
+AGAIN_WITHIN: Final = timedelta(minutes=10)
+"""How long the part of a secret before the last is accepted once more."""
+
+CODE_LETTERS: Final = "BCDFGHJKLMNPQRSTVWXZ"
+"""Of the code that a person compares: no vowels, so no words (RFC 8628, 6.1)."""
 
 LOCAL_ADMIN: Final = "local"
 
@@ -138,10 +158,10 @@ class Access(StoreSection):
             return record_of(TokenRecord, row), token
 
     def tokens(self, *, revoked: bool = False) -> list[TokenRecord]:
-        """Tokens, the newest first: those that are not revoked, or all."""
-        query = select(TokenRow).order_by(TokenRow.id.desc())
+        """Tokens, the newest first: those that are neither revoked nor short, or all."""
+        query = select(TokenRow).where(TokenRow.user_code.is_(None)).order_by(TokenRow.id.desc())
         if not revoked:
-            query = query.where(TokenRow.revoked_at.is_(None))
+            query = query.where(TokenRow.revoked_at.is_(None), TokenRow.device_key.is_(None))
         with self._db.read() as session:
             return [record_of(TokenRecord, row) for row in session.scalars(query)]
 
@@ -187,6 +207,94 @@ class Access(StoreSection):
                     .values(last_used_at=now)
                 )
 
+    def ask_for_device(self, host: str) -> tuple[str, str]:
+        """Begins a command line's sign-in; returns its secret, and the code for a person."""
+        now, key, part = self._clock(), secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        code = "".join(secrets.choice(CODE_LETTERS) for _ in range(8))
+        name, asked_from = f"device.{secrets.token_hex(4)}", f"{host}, {self._actor.address}"
+        named = {"name": name, "created_by": "", "role": "viewer", "asked_from": asked_from}
+        hashes = {"device_key": _hash(key), "device_part": _hash(part), "user_code": _hash(code)}
+        hashes["part_before"] = ""
+        times = dict.fromkeys(("created_at", "asked_at", "expires_at"), now)  # no valid token yet
+        with self._db.write() as session:
+            session.add(
+                TokenRow(secret_hash=_hash(secrets.token_hex()), **named, **hashes, **times)
+            )
+        return f"{key}.{part}", f"{code[:4]}-{code[4:]}"
+
+    def device_asked(self, code: str) -> str | None:
+        """Host and address of the command line that waits with a code; None: there is none."""
+        return self._scalar(_waiting(code, self._clock()).with_only_columns(TokenRow.asked_from))
+
+    @retried
+    def decide_device(self, code: str, allowed_by: str | None, ends_at: datetime) -> bool:
+        """Allows a command line to act as the actor while a token is valid, or denies it (None).
+
+        Returns whether one waits with the code.
+        """
+        now, actor = self._clock(), self._actor
+        with self._db.write() as session:
+            row = session.scalar(_waiting(code, now).with_for_update())
+            if row is None:
+                return False
+            row.name = f"{actor.name[:55]}.{row.name.rpartition('.')[2]}"
+            row.owner, row.role, row.created_by = actor.owner, actor.role, actor.name
+            row.user_code, row.allowed_by, row.ends_at = None, allowed_by, ends_at
+            row.revoked_at = None if allowed_by else now
+            action = "device.allow" if allowed_by else "device.deny"
+            self._audit(session, action, "token", row.name, asked_from=row.asked_from)
+            return True
+
+    @retried
+    def exchange_device_secret(
+        self, secret: str, life: timedelta, interval: timedelta
+    ) -> tuple[str, str]:
+        """Exchanges a command line's secret for a token that lives so long, and another secret.
+
+        Raises DeviceSignInRefusedError: nobody has allowed it, it asks too often, or it has ended.
+        """
+        key, _, part = secret.partition(".")
+        query = select(TokenRow).where(TokenRow.device_key == _hash(key))
+        if self._scalar(query) is None:  # a guess does not wait for the lock of writers
+            raise DeviceSignInRefusedError("invalid_grant")
+        with self._db.write() as session:
+            row = session.scalars(query.with_for_update()).one()
+            made = self._exchange(session, row, _hash(part), life, interval)
+        if isinstance(made, str):  # not raised within the transaction, which is to be kept
+            raise DeviceSignInRefusedError(made)
+        return made[0], f"{key}.{made[1]}"
+
+    def _exchange(
+        self, session: Session, row: TokenRow, part: str, life: timedelta, interval: timedelta
+    ) -> tuple[str, str] | str:
+        now, before, code_ends_at = self._clock(), row.asked_at, row.created_at + CODE_LIFE
+        assert before is not None
+        is_first = row.part_before == ""
+        is_again = part == row.part_before and now < before + AGAIN_WITHIN
+        own = record_of(Actor, row, token_id=row.id, address=self._actor.address)
+        note = partial(self.bound_to(self._db, own)._audit, session, asked_from=row.asked_from)
+        if row.revoked_at:
+            return "invalid_grant" if row.allowed_by else "access_denied"
+        if part != row.device_part and not is_again:
+            row.revoked_at = now
+            note("token.replay", "token", row.name)
+            return "invalid_grant"
+        if now >= (code_ends_at if is_first else row.ends_at or now):
+            return "expired_token"
+        row.asked_at = now
+        if row.user_code:
+            # A last question in the future was asked before the clock was set back.
+            is_early = row.created_at < before <= now < before + interval
+            return "slow_down" if is_early else "authorization_pending"
+        if is_first or is_again:  # all renewals would fill the audit
+            note("sign_in.device" if is_first else "token.renew", "token", row.name)
+        token, new_part = f"lt_{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
+        # A device code is used once: a person is there, who can sign in again.
+        row.part_before = None if is_first or is_again else row.device_part
+        row.secret_hash, row.device_part = _hash(token), _hash(new_part)
+        row.expires_at = min(now + life, row.ends_at or now)
+        return token, new_part
+
     def owner_of_campaign(self, reference: int | str) -> str | None:
         """The owner of a campaign with an id or a name; None: no such campaign."""
         query = select(Campaign.created_by).where(*campaign_named(reference))
@@ -230,6 +338,17 @@ def note_owner(
             session.flush()
             return True
     return False
+
+
+def _hash(secret: str) -> str:
+    return hash_of_token(secret.encode())
+
+
+def _waiting(code: str, now: datetime) -> Select[TokenRow]:
+    """The command line that waits with a code, however a person writes it."""
+    letters = "".join(each for each in code.upper() if each in CODE_LETTERS)
+    is_live = TokenRow.created_at > now - CODE_LIFE
+    return select(TokenRow).where(TokenRow.user_code == _hash(letters), is_live)
 
 
 def refuse_bad_name(name: str, field: str = "name") -> None:

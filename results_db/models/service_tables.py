@@ -50,6 +50,8 @@ class TokenRow(Base):
         CheckConstraint(one_of("role", TOKEN_ROLES), name="role"),
         CheckConstraint("length(secret_hash) = 64", name="is_hashed"),
         index_where("uq_tokens_name_live", "name", "revoked_at IS NULL"),
+        Index("uq_tokens_device_key", "device_key", unique=True),
+        Index("uq_tokens_user_code", "user_code", unique=True),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -65,6 +67,22 @@ class TokenRow(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    # The rest is of a sign-in by `login --device`, whose token is replaced before it expires.
+    device_key: Mapped[str | None] = mapped_column(String(64))
+    """The hash of the part of its secret that stays."""
+    device_part: Mapped[str | None] = mapped_column(String(64))
+    """The hash of the part of its secret that each use replaces."""
+    part_before: Mapped[str | None] = mapped_column(String(64))
+    """The hash of the part before, while it is accepted once more; empty: there was no token."""
+    user_code: Mapped[str | None] = mapped_column(String(64))
+    """The hash of the code that a person compares; None: it was decided."""
+    asked_from: Mapped[str | None] = mapped_column(String(320))
+    asked_at: Mapped[datetime | None]
+    """When its secret was last used."""
+    allowed_by: Mapped[str | None] = mapped_column(String(64))
+    """The hash of the token that allowed it, which has to be valid too."""
+    ends_at: Mapped[datetime | None]
+    """None: nobody has allowed it."""
 
 
 class OwnerRow(Base):

@@ -56,6 +56,8 @@ BODIES = [
         "/v1/trials/1/outcome",
     ),
     Body("PATCH", "/v1/campaigns/{campaign}", {"budget": {"wall_time": "5m"}, "notes": "n"}),
+    Body("POST", "/v1/device-codes", {"host": "login1"}),
+    Body("POST", "/v1/device-tokens", {"secret": "key.part"}),
     Body(
         "POST",
         "/v1/tokens",

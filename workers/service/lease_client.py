@@ -20,6 +20,7 @@ from layout_tuner.protocol.connection.http_connection import (
     TOO_MANY_REQUESTS,
     ServiceConnection,
 )
+from layout_tuner.protocol.connection.kept_sign_in import KeptSignIn
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.protocol.connection.tls import trusting
 from layout_tuner.protocol.worker_messages import (
@@ -82,7 +83,9 @@ class ServiceHttp:
         CertificateUnreadableError: at construction.
     """
 
-    def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | KeptSignIn, *, certificate: Path | None = None
+    ) -> None:
         """Connects at the first request; a certificate is that of a service that signed its own."""
         tls = None if certificate is None else trusting(certificate)
         self._connection = ServiceConnection(url, token, tls=tls)

@@ -82,7 +82,8 @@ def _of_service(name: str, place: ServicePlace | None, data_dir: Path | None) ->
 
     try:
         place = place or locate_service(data_dir=data_dir)
-        http = ServiceHttp(place.url, token_in(place.token_file), certificate=place.certificate)
+        token = place.kept or token_in(place.token_file)
+        http = ServiceHttp(place.url, token, certificate=place.certificate)
     except (SearchSpaceError, WorkerError, OSError) as error:
         raise unknown_cluster(name, searched=f"; no service was asked ({error})") from error
     with http:

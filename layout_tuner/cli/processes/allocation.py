@@ -335,7 +335,7 @@ def _asking(place: ServicePlace) -> Iterator[Callable[..., Any]]:
     """
     from layout_tuner.workers.service.lease_client import ServiceHttp
 
-    token = read_token(place.token_file)
+    token = place.kept or read_token(place.token_file)
     with ServiceHttp(place.url, token, certificate=place.certificate) as http:
         yield lambda method, path, body=None: http.request(
             method, f"/v1{path}", body, within_s=_ANSWER_WITHIN_S

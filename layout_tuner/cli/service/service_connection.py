@@ -60,12 +60,17 @@ def service_when_called(function: Function) -> Function:
     return connection_options(command)  # type: ignore[return-value]
 
 
-def connect(locate: Callable[[], ServicePlace], *, once_within_s: float | None = None) -> Client:
-    """A client of the service that the options name.
+def connect(
+    locate: Callable[..., ServicePlace],
+    *,
+    once_within_s: float | None = None,
+    is_open: bool = False,
+) -> Client:
+    """A client of the service that the options name; `is_open`: without a token.
 
     With `once_within_s`, each request is sent once, and fails after so many seconds of silence.
     """
-    place = locate()
+    place = locate(needs_token=not is_open)
     tls = None if place.certificate is None else trusting(place.certificate)
     with (
         imports_kept(),
@@ -78,7 +83,8 @@ def connect(locate: Callable[[], ServicePlace], *, once_within_s: float | None =
     patience: dict[str, Any] = {}
     if once_within_s is not None:
         patience = {"timeout_s": once_within_s, "retries": NO_RETRIES}
-    return Client(place.url, read_token(place.token_file), tls=tls, **patience)
+    token = "" if is_open else place.kept or read_token(place.token_file)
+    return Client(place.url, token, tls=tls, **patience)
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from __future__ import annotations
 import random
 import ssl
 import traceback
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import httpx
@@ -22,6 +24,7 @@ from tenacity import (
 
 from layout_tuner.documents.hosts import is_loopback_host
 from layout_tuner.errors import ServiceUnansweredError, UrlInvalidError
+from layout_tuner.protocol.connection.kept_sign_in import Document, KeptSignIn
 from layout_tuner.protocol.connection.tls import speaks_no_tls, why_distrusted, why_unanswered
 
 TIMEOUT_S: Final = 30.0
@@ -106,13 +109,28 @@ NO_RETRIES: Final = Retries(attempts=1)
 """Every request is sent once."""
 
 
+class _KeptToken(httpx.Auth):
+    """Sends the token of a kept sign-in, replaced in time, or where the service refuses it."""
+
+    def __init__(self, kept: KeptSignIn, renew: Callable[[str], Document]) -> None:
+        self._kept, self._renew = kept, renew
+
+    def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
+        token = ""
+        for _ in range(2):
+            token = self._kept.token(self._renew, refused=token)
+            request.headers["Authorization"] = f"Bearer {token}"
+            if (yield request).status_code != HTTPStatus.UNAUTHORIZED:
+                return
+
+
 class ServiceConnection:
     """Sends requests to one service; threads may share it. UrlInvalidError for a wrong address."""
 
     def __init__(
         self,
         url: str,
-        token: str,
+        token: str | KeptSignIn,
         *,
         user_agent: str = "layout-tuner",
         tls: ssl.SSLContext | None = None,
@@ -133,16 +151,34 @@ class ServiceConnection:
         is_https = self.url.lower().startswith("https:")
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}", "User-Agent": user_agent},
+            headers={"User-Agent": user_agent},
+            auth=_KeptToken(token, self._renewed) if isinstance(token, KeptSignIn) else None,
             # Plain HTTP needs no certificates; reading those of the system takes time.
             verify=tls or is_https or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             # A proxy of the environment would connect to its own loopback, not to ours.
             trust_env=not is_loopback_host(httpx.URL(self.url).host),
             transport=transport,
         )
+        if token and isinstance(token, str):
+            self._http.headers["Authorization"] = f"Bearer {token}"
 
     def close(self) -> None:
         self._http.close()
+
+    def _renewed(self, secret: str) -> Document:
+        """Exchanges the secret of a kept sign-in; ServiceUnansweredError if it gets no other."""
+        send, url, has_ended = self._http.request, self.url, False
+        try:
+            answer = send("POST", "/v1/device-tokens", json={"secret": secret}, auth=None)
+            has_ended = answer.status_code == HTTPStatus.BAD_REQUEST
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            again = f" has ended: `layout-tuner login --device --url {url}` begins another"
+            why = again if has_ended else f" cannot be renewed ({error})"
+            message = f"the sign-in at {url}{why}"
+            raise ServiceUnansweredError(message, may_be_down=not has_ended) from error
+        renewed: Document = answer.json()
+        return renewed
 
     def request(
         self,

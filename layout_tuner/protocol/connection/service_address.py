@@ -17,6 +17,7 @@ from layout_tuner.protocol.connection.data_home import (
     WORKER_TOKEN_FILE,
     default_data_dir,
 )
+from layout_tuner.protocol.connection.kept_sign_in import KeptSignIn, kept_sign_in
 from layout_tuner.protocol.connection.running_service import LocalService, find_service
 from layout_tuner.protocol.connection.tls import CERTIFICATE_VARIABLE
 
@@ -36,7 +37,8 @@ PRIVATE_VARIABLES: Final = frozenset(
 SERVICE_OPTIONS: Final[Mapping[str, str]] = {
     "--url": "The service's address; by default that of the service of the data directory."
     f"  [env var: {URL_VARIABLE}]",
-    "--token-file": "File that holds the service's token; by default that of the data directory."
+    "--token-file": "File that holds the service's token; by default the sign-in of `login --device`, or "
+    "the data directory's."
     f"  [env var: {TOKEN_FILE_VARIABLE}]",
     "--certificate": "Certificate of a service that no authority vouches for: it is trusted by itself."
     f"  [env var: {CERTIFICATE_VARIABLE}]",
@@ -56,6 +58,8 @@ class ServicePlace:
     """The service's own certificate; None: it is signed by a trusted authority."""
     is_own_token: bool
     """Whether the token file is that of the data directory, because no other was named."""
+    kept: KeptSignIn | None = None
+    """The sign-in by `login --device` at the service, which goes before the data directory's."""
 
 
 def locate_service(
@@ -65,6 +69,7 @@ def locate_service(
     certificate: Path | None = None,
     data_dir: Path | None = None,
     is_worker: bool = False,
+    needs_token: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> ServicePlace:
     """The service that a command line names, with the token of a worker or of an admin.
@@ -84,10 +89,12 @@ def locate_service(
     if url is None:
         service = service_of(directory)
         url, certificate = service.url, certificate or service.certificate
-    elif token_file is None and data_dir is None and _is_elsewhere(url):
+    kept = kept_sign_in(url, environ)
+    is_kept = not (token_file or data_dir or is_worker) and kept.file.exists()
+    if needs_token and not (token_file or data_dir or is_kept) and _is_elsewhere(url):
         raise ServiceNotFoundError(
             f"{url} is on another machine, and needs a token of that service: name the file of the token "
-            f"with --token-file or ${TOKEN_FILE_VARIABLE}"
+            f"with --token-file or ${TOKEN_FILE_VARIABLE}, or sign in with `layout-tuner login --device`"
         )
     own_token = directory / (WORKER_TOKEN_FILE if is_worker else TOKEN_FILE)
     return ServicePlace(
@@ -95,6 +102,7 @@ def locate_service(
         token_file=token_file or own_token,
         certificate=certificate,
         is_own_token=token_file is None,
+        kept=kept if is_kept or not needs_token else None,
     )
 
 

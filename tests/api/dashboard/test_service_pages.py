@@ -290,3 +290,23 @@ def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing) -> None:
         page.reload()
         expect_signed_in(page, signing, "/?state=RUNNING")
     context.close()
+
+
+def test_a_person_allows_a_command_line_in_the_browser(browser: Browser, tmp_path: Path) -> None:
+    host = {"host": "login1.example.org"}
+    with served(tmp_path) as signing, visiting(browser, signing.url) as visitor:
+        made = httpx.post(f"{signing.url}/v1/device-codes", json=host).json()
+        page = visitor.open(f"/device?code={made['code']}")
+        page.get_by_label("One-time code or token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in", exact=True).click()
+        expect(page.get_by_text(made["code"])).to_be_visible()
+        expect(page.locator("main")).to_contain_text("login1.example.org, 127.0.0.1 wants to act")
+        look_at(page)
+        page.get_by_role("button", name="Allow").click()
+        expect(page.get_by_text("the command goes on by itself")).to_be_visible()
+        secret = {"secret": made["secret"]}
+        answered(httpx.post(f"{signing.url}/v1/device-tokens", json=secret), 201, '"admin"')
+        page.get_by_label("Code that the command shows").fill("bcdf ghjk")
+        page.get_by_role("button", name="Go on").click()
+        expect(page.get_by_role("alert")).to_contain_text("no command waits with this code")
+        look_at(page)

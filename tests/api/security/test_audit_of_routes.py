@@ -23,6 +23,8 @@ UNAUDITED = {
     "lease_trials": "attempts tell who leased what, and when",
     "post_heartbeat": "sessions tell when a worker was heard of",
     "post_outcome": "attempts tell how they ended",
+    "show_device": "a session allows a command line, which a request with a token does not have",
+    "revoke_device_token": "a command line signs out, which another token cannot",
     "sign_out": "a session has ended, which a request with a token does not have",
 }
 MODEL = {"preset": "tiny", "num_layers": 2}

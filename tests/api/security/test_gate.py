@@ -31,9 +31,11 @@ STREAMS = {"stream_events", "stream_campaign_events"}
 
 OPEN_OPERATIONS = {
     *("openapi", "docs-assets", "read_docs", "read_asset", "show_sign_in", "sign_in"),
-    *("read_health", "read_readiness"),
+    *("read_health", "read_readiness", "create_device_code", "create_device_token"),
 }
-OF_EVERYBODY_BUT_WORKERS = {"create_sign_in_code", "sign_out"}
+OF_EVERYBODY_BUT_WORKERS = {
+    *("create_sign_in_code", "sign_out", "show_device", "revoke_device_token")
+}
 """Writes that viewers may make: what they change is a sign-in of their own."""
 WORKER_OPERATIONS = {
     *("register_worker", "drain_worker", "lease_trials", "post_heartbeat", "post_outcome")
@@ -154,7 +156,9 @@ def test_the_table_names_every_route_and_which_of_them_take_no_token(service: Se
     for operation in OPERATIONS:
         if operation.name in OPEN_OPERATIONS:
             # An asset of this name does not exist, and a sign-in comes from the service's page.
-            refusal = {"read_asset": 404, "sign_in": 403}.get(operation.name)
+            # Whoever asks for a device code or its token has to send something.
+            without_body = {"create_device_code": 422, "create_device_token": 422}
+            refusal = {"read_asset": 404, "sign_in": 403, **without_body}.get(operation.name)
             status = service.ask(None, operation.method, operation.url()).status_code
             assert status == refusal or (refusal is None and status < 400)
 
