@@ -15,6 +15,7 @@ from layout_tuner.api.http.cursors import read_cursor, write_cursor
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.schemas.access import (
     AuditPage,
+    SignedOut,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -84,6 +85,14 @@ async def revoke_token(
     record = await run_in_threadpool(store.access.revoke_token, token_id)
     hub.streams.check_soon()
     return _token(store, record)
+
+
+@router.post("/owners/{owner}/sign-out")
+async def sign_out_owner(owner: Annotated[Word, Path()], store: StoreDep, hub: HubDep) -> SignedOut:
+    """End all sessions of an owner in browsers, those of the owner's tokens too. Tokens stay."""
+    number = await run_in_threadpool(store.sign_ins.end_sessions_of, owner)
+    hub.streams.check_soon()
+    return SignedOut(sessions=number)
 
 
 @router.get("/audit")

@@ -69,6 +69,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     # Health, the sign-in and the description of the API: no data of users.
     OPEN: """
         openapi docs-assets read_docs read_asset read_health read_readiness show_sign_in sign_in
+        begin_owner_sign_in finish_owner_sign_in
     """,
     # Workers resolve the cluster that the service names.
     HOLDER: "list_clusters read_cluster read_whoami",
@@ -101,7 +102,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     # Tokens and the audit; allocations and nodes, since a quarantine affects all users.
     ADMIN: """
         show_tokens do_create_token do_revoke_token show_audit
-        create_token list_tokens revoke_token list_audit
+        create_token list_tokens revoke_token list_audit sign_out_owner
         do_remove_allocation do_quarantine do_release
         remove_allocation quarantine_node release_node
     """,

@@ -27,10 +27,12 @@ from layout_tuner.api.http.url_prefix import read_prefix
 from layout_tuner.api.process.local_service import announced, serving
 from layout_tuner.api.process.supervisor import signals_to
 from layout_tuner.api.security.local_tokens import load_or_make_token
+from layout_tuner.api.security.sign_in_options import SignInOptions
 from layout_tuner.api.settings import Settings
 from layout_tuner.cli.options.database_options import database_option, keep_option
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals
+from layout_tuner.cli.options.sign_in_options import sign_in_options
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.stderr_log import log_to_stderr
@@ -44,6 +46,7 @@ GIL_SWITCH_S: Final = 0.0001
 
 @click.command()
 @endpoint_options
+@sign_in_options
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
 @click.option(
     "--requests-per-s",
@@ -63,6 +66,7 @@ GIL_SWITCH_S: Final = 0.0001
 @database_option
 def serve(
     endpoint: Endpoint,
+    sign_in: SignInOptions,
     data_dir: Path | None,
     requests_per_s: float,
     max_connections: int | None,
@@ -78,6 +82,7 @@ def serve(
     data = DataDir(data_dir) if data_dir else DataDir.default()
     with refusals():
         tls = endpoint.tls_context()
+        sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         retention = Retention.read(keep)
         log_to_stderr("layout_tuner", "uvicorn")
@@ -90,9 +95,17 @@ def serve(
             listening(endpoint) as listener,
             closing(once_it_answers(lambda: Store.open(data, database=database))) as store,
         ):
-            _serve(
-                data, store, endpoint, listener, tls, requests_per_s, limits, retention, supervisor
+            settings = Settings(
+                token=load_or_make_token(data.token_file),
+                worker_token=load_or_make_token(data.worker_token_file),
+                requests_per_s=requests_per_s,
+                retention=retention,
+                local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
+                is_behind_proxy=endpoint.is_behind_proxy,
+                url_prefix=endpoint.url_prefix,
+                data_dir=data.path,
             )
+            _serve(data, store, endpoint, listener, tls, limits, settings, sign_in, supervisor)
 
 
 def _serve(
@@ -101,34 +114,24 @@ def _serve(
     endpoint: Endpoint,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
-    requests_per_s: float,
     limits: ConnectionLimits,
-    retention: Retention,
+    settings: Settings,
+    sign_in: SignInOptions,
     supervisor: int | None,
 ) -> None:
-    stopping = Event()
-    settings = Settings(
-        token=load_or_make_token(data.token_file),
-        worker_token=load_or_make_token(data.worker_token_file),
-        requests_per_s=requests_per_s,
-        retention=retention,
-        local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
-        is_behind_proxy=endpoint.is_behind_proxy,
-        url_prefix=endpoint.url_prefix,
-        data_dir=data.path,
-        stopping=stopping,
-    )
     url = endpoint.url(listener.getsockname()[1])
     with (
-        _ended_in_order(stopping),
+        _ended_in_order(settings.stopping),
         announced(
             data, url, endpoint.tls_certificate, shared=store.is_shared, supervisor=supervisor
         ),
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
-        app = create_app(settings, store)
+        app = create_app(settings, store, sign_in)
         proxies = endpoint.proxies if endpoint.is_behind_proxy else ()
-        server = LimitedServer(app, limits, stopping, tls=tls, proxies=proxies)
+        served = app.state.owner_sign_in.behind(proxies, app)
+        trusted = proxies if served is app else ()
+        server = LimitedServer(served, limits, settings.stopping, tls=tls, proxies=trusted)
         collect_rarely()
         sys.setswitchinterval(GIL_SWITCH_S)
         server.run(sockets=[listener])

@@ -55,6 +55,7 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "drain_worker": ("worker.drain", "worker", "DELETE /v1/workers/{}", None),
     "create_token": ("token.create", "", "POST /v1/tokens", TOKEN_OF_CI),
     "revoke_token": ("token.revoke", "token", "DELETE /v1/tokens/{}", None),
+    "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),
