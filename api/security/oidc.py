@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
@@ -42,6 +43,7 @@ ALGORITHMS: Final = (*(f"{k}{n}" for k in ("RS", "PS", "ES") for n in (256, 384,
 """Of ID tokens: signatures, and none by a secret that both sides have."""
 
 _CLOCKS: Final = f", or the clocks of provider and service differ by more than {LEEWAY_S} s"
+_EARLY: Final = re.compile("in the future|not yet valid")
 
 _log = logging.getLogger(__name__)
 
@@ -230,7 +232,7 @@ def verified(
         claims = token.claims
         jwt.JWTClaimsRegistry(now=now, leeway=LEEWAY_S, **asked).validate(claims)
     except (JoseError, ValueError) as error:
-        is_of_clocks = isinstance(error, ExpiredTokenError) or "future" in str(error)
+        is_of_clocks = isinstance(error, ExpiredTokenError) or _EARLY.search(str(error))
         raise _refused(f"{error}{_CLOCKS if is_of_clocks else ''}") from error
     if claims["iat"] < now - MAX_AGE_S - LEEWAY_S:
         raise _refused(f"it is too old{_CLOCKS}")
