@@ -112,7 +112,8 @@ class Provider:
             )
         if find_key(self._keys, token) is None and self._new_keys.take("keys") == 0:
             keys = (await self._asked("GET", about["jwks_uri"])).get("keys")
-            self._keys = [key for key in keys or () if isinstance(key, dict)]
+            listed = keys if isinstance(keys, list) else ()
+            self._keys = [key for key in listed if isinstance(key, dict)]
         key, nonce, now = find_key(self._keys, token), _derived(cookie, "nonce"), self._clock()
         claims = verified(token, key, self._issuer, client, nonce, access, int(now.timestamp()))
         wanted = {self._options.owner_claim or "preferred_username", self._options.groups_claim}

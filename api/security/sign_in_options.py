@@ -143,6 +143,9 @@ class Admission:
 
 def is_private(url: object) -> bool:
     """Whether nobody on the way can read what is sent to an address, or change it."""
-    parts = urlsplit(str(url))
-    local = parts.scheme == "http" and is_loopback_host(parts.hostname or "")
-    return local or (parts.scheme == "https" and bool(parts.hostname))
+    try:
+        parts = urlsplit(str(url))
+    except ValueError:
+        return False
+    is_local = parts.scheme == "http" and is_loopback_host(parts.hostname or "")
+    return is_local or (parts.scheme == "https" and bool(parts.hostname))

@@ -153,8 +153,8 @@ def test_roles_come_from_groups_and_the_highest_counts() -> None:
         return options.admitted("ana", groups, source="").role
 
     assert [role("a"), role("c", "a"), role("a", "b", "c")] == ["viewer", "submitter", "admin"]
-    for groups in ((), ("d",), None):
-        with pytest.raises(SignInOwnerError, match="ask an admin"):
+    for groups, words in ((), "in no group"), (("d",), "in no group"), (None, "nothing states"):
+        with pytest.raises(SignInOwnerError, match=words):
             options.admitted("ana", groups, source="")
     many = SignInOptions().admitted("ana", tuple(f"g{n}" for n in range(300)), source="")
     assert (len(many.groups or ()), many.num_left_out, many.role) == (200, 100, "viewer")
@@ -224,7 +224,8 @@ def small() -> Iterator[SmallProvider]:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             small.asked.append(self.path)
             document = small.documents[self.path]()
-            status = document if isinstance(document, int) else 200
+            stated = document.get("status", 200) if isinstance(document, dict) else 200
+            status = document if isinstance(document, int) else stated
             self.send_response(status)
             self.end_headers()
             self.wfile.write(json.dumps(document).encode())
@@ -262,6 +263,13 @@ def test_claims_that_the_id_token_lacks_are_asked_for(small: SmallProvider) -> N
     (eve,) = signing_in(small)
     assert (eve.owner, eve.groups, eve.num_left_out) == ("eve", ("hpc",), 1)
     assert "/userinfo" not in small.asked
+
+
+@pytest.mark.parametrize("keys", [None, 7, {"a": 1}, [7], [{"kty": "RSA", "kid": "a"}]])
+def test_odd_keys_sign_nobody_in(small: SmallProvider, keys: Any) -> None:
+    small.documents["/keys"] = lambda: {"keys": keys}
+    with pytest.raises(SignInRefusedError, match="ID token is not accepted"):
+        signing_in(small)
 
 
 def test_keys_and_description_are_kept_and_new_keys_read_once(small: SmallProvider) -> None:
@@ -307,10 +315,11 @@ def test_a_verified_email_names_the_owner_or_a_claim_of_choice(small: SmallProvi
     ("path", "document"),
     [
         ("/.well-known/openid-configuration", {"issuer": "https://evil.example"}),
-        ("/.well-known/openid-configuration", {"jwks_uri": "http://sso.example/keys"}),
+        ("/.well-known/openid-configuration", {"authorization_endpoint": "http://sso.example/"}),
         ("/.well-known/openid-configuration", 500),
         ("/.well-known/openid-configuration", []),
         ("/token", 502),
+        ("/token", {"status": 500}),
         ("/keys", 503),
         ("/userinfo", 500),
     ],

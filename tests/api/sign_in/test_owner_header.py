@@ -106,6 +106,7 @@ def test_only_the_proxy_may_send_the_header(tmp_path: Path) -> None:
         (("--groups-header", "X-Groups"), "--owner-header: give both"),
         (("--oidc-issuer", "https://sso.example"), "--oidc-client-id go together"),
         (("--oidc-issuer", "http://sso.example", "--oidc-client-id", "t"), "with https://"),
+        (("--oidc-issuer", "https://[", "--oidc-client-id", "t"), "with https://"),
         (("--group-role", "hpc=king"), "is not GROUP=viewer|submitter|admin"),
         (
             (
