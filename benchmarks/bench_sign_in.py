@@ -39,7 +39,8 @@ def main() -> None:
     text = table(("processor time of the service", "mean"), rows)
     print(text)
     if given.record:
-        what = f"{given.persons} persons, {given.at_once} at once; {describe_machine("joserfc", "uvicorn")}."
+        on = describe_machine("joserfc", "uvicorn")
+        what = f"{given.persons} persons, {given.at_once} at once; {on}."
         record("Sign-in", f"{what}\n\n{text}")
 
 
