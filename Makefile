@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu gpu-wheels gpu-check bench-enumerate bench-plan bench-estimates bench-tables bench-logs bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages provider-packages openapi reference test-gpu gpu-wheels gpu-check bench-enumerate bench-plan bench-estimates bench-tables bench-logs bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
 
 install: $(INSTALLED)
 
@@ -63,7 +63,7 @@ ELSEWHERE := not gpu and not slurm and not exports
 test: check browser-packages
 	$(BIN)/pytest $(call side_by_side,3) -m "not slow and not nightly and $(ELSEWHERE)"
 
-test-slow: $(INSTALLED) browser-packages
+test-slow: $(INSTALLED) browser-packages provider-packages
 	$(BIN)/pytest $(call side_by_side,2) -m "slow and not nightly and $(ELSEWHERE)"
 
 # Long storms and fuzzing runs, of which the slow or the fast suite has shorter ones.
@@ -88,6 +88,16 @@ browser-packages:
 	echo "installing Debian's Chromium"; \
 	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	  || echo "Debian's Chromium could not be installed: tests of the pages will be skipped"
+
+# The OpenID Connect provider of the tests of signing in, as its lock file has it; where it can't be
+# installed they are skipped and say why.
+provider-packages:
+	@if ! command -v npm >/dev/null; then \
+	  echo "npm is not installed, on Debian apt-get install npm: tests of signing in with a provider will be skipped"; \
+	  exit 0; \
+	fi; \
+	cd tests/api/sign_in/provider && { test -d node_modules || npm ci --silent --no-audit --no-fund >/dev/null; } \
+	  || echo "oidc-provider could not be installed: tests of signing in with a provider will be skipped"
 
 # Slurm's daemons from Debian's packages, on loopback; where they can't be installed the tests are
 # skipped and say why. Installing must not start the system's own daemons: policy-rc.d says no meanwhile.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -55,8 +55,10 @@ from layout_tuner.api.security.access_check import (
 )
 from layout_tuner.api.security.authentication import Authentication
 from layout_tuner.api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
+from layout_tuner.api.security.owner_sign_in import OwnerSignIn
 from layout_tuner.api.security.roles import OwnersOfThings, refuse_undeclared
 from layout_tuner.api.security.session_cookie import SessionCookie
+from layout_tuner.api.security.sign_in_options import NO_SIGN_IN_OPTIONS, SignInOptions
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.store import Store
 from layout_tuner.version import version
@@ -82,7 +84,9 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def create_app(settings: Settings, store: Store) -> FastAPI:
+def create_app(
+    settings: Settings, store: Store, sign_in: SignInOptions = NO_SIGN_IN_OPTIONS
+) -> FastAPI:
     local = local_holders(settings.token, settings.worker_token)
     book = TokenBook(store, local)
     sessions = SessionBook(store)
@@ -113,6 +117,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
             is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
         ),
     )
+    app.state.owner_sign_in = OwnerSignIn(sign_in, store, app.state.authentication.cookie)
     app.state.owners = OwnersOfThings(store)
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
@@ -137,6 +142,7 @@ async def _at_work(
     app.state.hub = hub
     with closing(changes):
         async with (
+            aclosing(app.state.owner_sign_in),
             sweeping(sweeper),
             noting_uses(book, sessions, store),
             in_background(hub.run()),

@@ -73,6 +73,14 @@ class SignInRoleError(SignInRefusedError):
     """A worker's token does not sign in."""
 
 
+class SignInOwnerError(SignInRefusedError):
+    """Whom a provider or a proxy names may not sign in; the message states why."""
+
+
+class ProviderUnavailableError(SignInRefusedError):
+    """The provider of sign-ins does not answer, or not as it should."""
+
+
 class SignInTooOftenError(SignInRefusedError):
     """Too many wrong codes and tokens came from the address."""
 

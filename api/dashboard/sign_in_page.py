@@ -23,8 +23,11 @@ from layout_tuner.api.security.authentication import (
     address_of,
     begin_guess,
     begin_session,
+    gone_on_from_here,
     local_target,
 )
+from layout_tuner.api.security.owner_header import proxied_owner
+from layout_tuner.api.security.owner_sign_in import OwnerSignIn
 from layout_tuner.documents.json_and_yaml import JSON_TYPE, media_type_of
 from layout_tuner.results_db.access.tokens import hash_of_token
 from layout_tuner.results_db.store import Store
@@ -38,7 +41,39 @@ async def show_sign_in(request: Request) -> Response:
     given = request.query_params.get("next")
     if given is not None and await _authentication(request).session_holder(request.scope):
         return _gone_on(request, local_target(given))
+    if given is not None and proxied_owner(request.scope):
+        return await _begun(request, await _sign_in(request).by_header(request), given)
     return _page(request, local_target(given or "/"))
+
+
+@router.get("/sign-in/with-provider")
+async def begin_owner_sign_in(request: Request) -> Response:
+    """Sends the browser to the provider, with a cookie for the way back."""
+    target = local_target(request.query_params.get("next", "/"))
+    begun = await _sign_in(request).begin(request, target)
+    return (
+        begun if isinstance(begun, Response) else _refused(request, begun, target, is_script=False)
+    )
+
+
+@router.get("/sign-in/from-provider")
+async def finish_owner_sign_in(request: Request) -> Response:
+    """Begins a session for the owner whom the provider names."""
+    target, session = await _sign_in(request).finish(request)
+    return await _begun(request, session, target)
+
+
+async def _begun(request: Request, session: str | SignInRefusedError, target: str) -> Response:
+    """The answer with a new session's secret, or with why there is none."""
+    if isinstance(session, SignInRefusedError):
+        answer = _refused(request, session, local_target(target), is_script=False)
+    else:
+        await _end_session(request, request.app.state.store)
+        # Another site sent the browser here: only requests of this page have the Strict cookie.
+        answer = gone_on_from_here(request.scope.get("root_path", "") + local_target(target))
+        _authentication(request).cookie.put(request.scope, answer, session)
+    _sign_in(request).begun.remove(request.scope, answer)
+    return answer
 
 
 @router.post("/sign-in")
@@ -104,23 +139,32 @@ async def show_device(
 
 @router.post("/sign-out")
 async def sign_out(request: Request, store: StoreDep) -> Response:
-    await _end_session(request, store)
-    answer = _gone_on(request, "/sign-in")
+    id_token = await _end_session(request, store)
+    elsewhere = id_token and _sign_in(request).sign_out_address(request, id_token)
+    answer = gone_on_from_here(elsewhere) if elsewhere else _gone_on(request, "/sign-in")
     # Pages that the browser keeps in memory are gone too, and do not come back with its button.
     answer.headers["Clear-Site-Data"] = '"cache"'
     _authentication(request).cookie.remove(request.scope, answer)
     return answer
 
 
-async def _end_session(request: Request, store: Store) -> None:
+async def _end_session(request: Request, store: Store) -> str | None:
+    """Ends the browser's session; returns the ID token with which it began, if there was one."""
     secret = _authentication(request).cookie.secret(request.scope)
-    if secret is not None:
-        await run_in_threadpool(store.sign_ins.end_session, hash_of_token(secret.encode()))
-        request.app.state.hub.streams.check_soon()
+    if secret is None:
+        return None
+    ended = await run_in_threadpool(store.sign_ins.end_session, hash_of_token(secret.encode()))
+    request.app.state.hub.streams.check_soon()
+    return ended
 
 
 def _authentication(request: Request) -> Authentication:
     found: Authentication = request.app.state.authentication
+    return found
+
+
+def _sign_in(request: Request) -> OwnerSignIn:
+    found: OwnerSignIn = request.app.state.owner_sign_in
     return found
 
 
@@ -142,6 +186,8 @@ def _page(
         refusal=refusal,
         why=request.query_params.get("why"),
         is_own_step=is_own_step,
+        provider_name=_sign_in(request).options.provider_name,
+        proxied=proxied_owner(request.scope),
     )
     page.headers["Cache-Control"] = "no-store"
     return page

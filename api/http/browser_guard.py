@@ -76,6 +76,18 @@ def browser_host(headers: Headers, is_behind_proxy: bool) -> str:
     return headers.get("host", "")
 
 
+def browser_scheme(scope: Scope, is_behind_proxy: bool) -> str:
+    """The scheme of the browser's address: "https", or "http".
+
+    A proxy encrypts, and may not state so in X-Forwarded-Proto; the Origin of a page does.
+    """
+    headers = Headers(scope=scope)
+    if not is_behind_proxy or scope["scheme"] == "https":
+        return str(scope["scheme"])
+    stated = headers.get("origin", "").partition("://")[0]
+    return stated or ("http" if "x-forwarded-proto" in headers else "https")
+
+
 def why_foreign(headers: Headers, is_behind_proxy: bool) -> str | None:
     """Why a request that changes something is not one of this service's own pages; None: it is.
 

@@ -35,6 +35,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     api_errors.SignInCodeSourceError: HTTPStatus.FORBIDDEN,
     db_errors.DeviceSignInRefusedError: HTTPStatus.BAD_REQUEST,
     api_errors.SignInRefusedError: HTTPStatus.UNAUTHORIZED,
+    api_errors.SignInOwnerError: HTTPStatus.FORBIDDEN,
+    api_errors.ProviderUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
     api_errors.SignInRoleError: HTTPStatus.FORBIDDEN,
     api_errors.SignInTooOftenError: HTTPStatus.TOO_MANY_REQUESTS,
     api_errors.PresetFixedError: HTTPStatus.CONFLICT,

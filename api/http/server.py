@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any, Final
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from layout_tuner.api.background_loops import aligned_pause_s, wait_for
 from layout_tuner.api.http.connection_limits import ConnectionLimits, Connections, OpenConnection
@@ -42,7 +42,7 @@ class LimitedServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         limits: ConnectionLimits,
         stopping: Event,
         *,

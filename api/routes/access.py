@@ -26,6 +26,7 @@ from layout_tuner.api.schemas.access import (
     QuotaPage,
     QuotaPut,
     SharePage,
+    SignedOut,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -193,6 +194,14 @@ def add_members(name: str, owners: str, store: StoreDep) -> GroupRead:
 def remove_members(name: str, owners: str, store: StoreDep) -> GroupRead:
     """Take owners, with commas between, out of a group; 404 if one is no member."""
     return store.owners.change_members(name, leave=owners.split(","))
+
+
+@router.post("/owners/{owner}/sign-out")
+async def sign_out_owner(owner: Annotated[Word, Path()], store: StoreDep, hub: HubDep) -> SignedOut:
+    """End all sessions of an owner in browsers, those of the owner's tokens too. Tokens stay."""
+    number = await run_in_threadpool(store.sign_ins.end_sessions_of, owner)
+    hub.streams.check_soon()
+    return SignedOut(sessions=number)
 
 
 @router.get("/audit")

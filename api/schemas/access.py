@@ -79,6 +79,13 @@ class SignInCodeCreated(Document):
     expires_at: datetime
 
 
+class SignedOut(Document):
+    """What ended."""
+
+    sessions: int
+    """Sessions and one-time codes that ended."""
+
+
 class WhoAmI(Document):
     """The holder of the request's token."""
 

@@ -5,6 +5,8 @@ prove that one of this service's own pages sent it: the cookie is SameSite=Stric
 headers name the page (`why_foreign`), and the request has a form token of the session. A page's
 script sends the form token in a header. A plain form has it among its fields, which are checked
 where the body is read (`check_again`).
+
+A session whose owner a proxy's header named counts only with the same header.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from layout_tuner.api.http.browser_guard import browser_host, why_foreign
 from layout_tuner.api.http.error_responses import problem_response
 from layout_tuner.api.http.rate_limit import GuessLimit
 from layout_tuner.api.http.url_prefix import route_path
-from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook
+from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook, holder_of_owner
+from layout_tuner.api.security.owner_header import proxied_owner
 from layout_tuner.api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
 from layout_tuner.documents.json_and_yaml import media_type_of
 from layout_tuner.results_db.access.tokens import hash_of_token
@@ -68,6 +71,8 @@ class Credential:
     """The secret of the browser's session; None: the request has a token."""
     is_proven: bool = True
     """Whether the request needs no form token, or has had a right one in its header."""
+    has_token: bool = True
+    """Whether the token is checked again, or there is none: the session stands for an owner."""
 
     @property
     def session_hash(self) -> str | None:
@@ -123,10 +128,11 @@ class Authentication:
 
         The database is asked once for all tokens and once for all sessions.
         """
-        tokens = await self.book.valid_ones({each.token_hash for each in credentials})
+        tokens = await self.book.valid_ones({e.token_hash for e in credentials if e.has_token})
         hashes = {each.session_hash for each in credentials if each.session_hash}
         sessions = {None, *await self.sessions.valid_ones(hashes)}
-        return {e for e in credentials if e.token_hash in tokens and e.session_hash in sessions}
+        valid = {e for e in credentials if e.token_hash in tokens or not e.has_token}
+        return {e for e in valid if e.session_hash in sessions}
 
     async def _of_token(self, authorization: str) -> Credential | Response:
         scheme, _, given = authorization.encode("latin-1").partition(b" ")
@@ -143,15 +149,26 @@ class Authentication:
     async def _of_session(
         self, scope: Scope, headers: Headers, secret: str, *, is_proven: bool
     ) -> Credential | Response:
-        token_hash = await self.sessions.find(hash_of_token(secret.encode()))
-        holder = None if token_hash is None else await self.book.find(token_hash)
-        if token_hash is None or holder is None:
+        session = await self.sessions.find(hash_of_token(secret.encode()))
+        holder = None
+        if session is not None and session.owner is None:
+            holder = await self.book.find(session.token_hash)
+        elif session is not None:
+            # A session by the proxy's header counts while the proxy names the same owner.
+            named = proxied_owner(scope)
+            is_as_named = session.id_token if named is None else session.owner == named.owner
+            holder = holder_of_owner(session) if is_as_named else None
+        if session is None or holder is None:
             why = "the session has ended, or its token has expired or was revoked"
             refusal = self._unauthenticated(scope, headers, why, has_ended=True)
             self.cookie.remove(scope, refusal)
             return refusal
         return Credential(
-            holder=holder, token_hash=token_hash, session_secret=secret, is_proven=is_proven
+            holder=holder,
+            token_hash=session.token_hash,
+            session_secret=secret,
+            is_proven=is_proven,
+            has_token=session.owner is None,
         )
 
     def _why_not_from_here(self, scope: Scope, headers: Headers) -> str | None:
@@ -186,8 +203,7 @@ class Authentication:
         if is_reading and headers.get("sec-fetch-site") == "cross-site":
             # A link of another site comes without the Strict cookie. The next request comes from
             # this page and has it; the sign-in page sends a browser with a session on.
-            kept = {"Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
-            return HTMLResponse(_CONTINUE.format(url=html.escape(url)), headers=kept)
+            return gone_on_from_here(url)
         return RedirectResponse(url, HTTPStatus.SEE_OTHER, headers={"Cache-Control": "no-store"})
 
     def _page_of(self, scope: Scope, headers: Headers) -> str:
@@ -206,6 +222,12 @@ class Authentication:
             return None
         host = browser_host(headers, self.cookie.is_behind_proxy)
         return referer if host and referer.netloc == host else None
+
+
+def gone_on_from_here(url: str) -> Response:
+    """A page that leads on, so that the next request comes from this service and not from afar."""
+    kept = {"Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
+    return HTMLResponse(_CONTINUE.format(url=html.escape(url)), headers=kept)
 
 
 def local_target(given: str) -> str:

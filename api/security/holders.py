@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.background_loops import attempt, in_background
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE, SESSION_LIFE, BrowserSession
 from layout_tuner.results_db.access.tokens import (
     LOCAL_ADMIN,
     LOCAL_WORKER,
@@ -121,15 +121,15 @@ class TokenBook:
 
 
 class SessionBook:
-    """Finds the token that a session stands for. Not thread-safe: the event loop uses it."""
+    """Finds the token or the owner of a session. Not thread-safe: the event loop uses it."""
 
     def __init__(self, store: Store) -> None:
         """Reads sessions from the store, whose clock decides whether a session has expired."""
         self._store = store
         self._used: set[str] = set()
 
-    async def find(self, secret_hash: str) -> str | None:
-        """The hash of the token that a session stands for; None if the session is not valid.
+    async def find(self, secret_hash: str) -> BrowserSession | None:
+        """The session with this hash; None if it is not valid.
 
         Raises DatabaseUnavailableError if the database cannot be asked.
         """
@@ -138,7 +138,7 @@ class SessionBook:
             return None
         if session.expires_at - self._store.now() < SESSION_IDLE_LIFE - RENEWED_EVERY:
             self._used.add(secret_hash)
-        return session.token_hash
+        return session
 
     async def valid_ones(self, hashes: set[str]) -> set[str]:
         """Those of the hashes whose session is valid now; the database is asked once for all."""
@@ -150,6 +150,14 @@ class SessionBook:
         """The hashes of the sessions to renew, because they were used since the previous call."""
         used, self._used = self._used, set()
         return used
+
+
+def holder_of_owner(session: BrowserSession) -> Holder:
+    """The holder of a session without a token."""
+    assert session.owner
+    assert session.role
+    until = session.created_at + SESSION_LIFE
+    return Holder(name=session.owner, owner=session.owner, role=session.role, expires_at=until)
 
 
 def _holder(record: TokenRecord | None) -> Holder | None:

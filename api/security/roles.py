@@ -70,6 +70,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     OPEN: """
         openapi docs-assets read_docs read_asset read_health read_readiness show_sign_in sign_in
         create_device_code create_device_token
+        begin_owner_sign_in finish_owner_sign_in
     """,
     # Workers resolve the cluster that the service names.
     HOLDER: "list_clusters read_cluster read_whoami",
@@ -103,7 +104,7 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     # Tokens, owners and the audit; allocations and nodes, since a quarantine affects all users.
     ADMIN: """
         show_tokens do_create_token do_revoke_token show_audit
-        create_token list_tokens revoke_token list_audit
+        create_token list_tokens revoke_token list_audit sign_out_owner
         show_owners do_change_owners
         list_owners put_owner put_group delete_group add_members remove_members
         do_remove_allocation do_quarantine do_release

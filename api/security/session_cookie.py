@@ -14,13 +14,14 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from datetime import timedelta
+from typing import Final, Literal
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from layout_tuner.api.http.browser_guard import browser_host
+from layout_tuner.api.http.browser_guard import browser_host, browser_scheme
 from layout_tuner.results_db.access.sign_ins import SESSION_LIFE
 
 NAME: Final = "layout_tuner"
@@ -37,29 +38,32 @@ _MASK_BYTES: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionCookie:
-    """The cookie of this service's sessions."""
+    """The cookie of this service's sessions, or of a sign-in that has begun."""
 
     is_behind_proxy: bool
     url_prefix: str = ""
+    base_name: str = NAME
+    content: re.Pattern[str] = _SECRET
+    """Of its value."""
+    life: timedelta = SESSION_LIFE
+    same_site: Literal["strict", "lax"] = "strict"
 
     def secret(self, scope: Scope) -> str | None:
         """The secret in the cookie of a request; None: there is no cookie, or no secret in it."""
-        sent = [(name, value) for name, value in _cookies(scope) if _SECRET.fullmatch(value)]
+        sent = [(name, value) for name, value in _cookies(scope) if self.content.fullmatch(value)]
         found = dict(reversed(sent))  # the first of a name
         return next((found[name] for name in self._names(scope) if name in found), None)
 
     def put(self, scope: Scope, response: Response, secret: str) -> None:
-        # Behind a proxy, the page's origin may say that the browser uses TLS.
-        origin = Headers(scope=scope).get("origin", "") if self.is_behind_proxy else ""
-        is_secure = scope["scheme"] == "https" or origin.startswith("https://")
+        is_secure = browser_scheme(scope, self.is_behind_proxy) == "https"
         response.set_cookie(
             self._name(scope, is_secure=is_secure),
             secret,
-            max_age=int(SESSION_LIFE.total_seconds()),
+            max_age=int(self.life.total_seconds()),
             path=self.url_prefix or "/",
             secure=is_secure,
             httponly=True,
-            samesite="strict",
+            samesite=self.same_site,
         )
 
     def remove(self, scope: Scope, response: Response) -> None:
@@ -72,7 +76,7 @@ class SessionCookie:
                     path=self.url_prefix or "/",
                     secure=name.startswith("__"),
                     httponly=True,
-                    samesite="strict",
+                    samesite=self.same_site,
                 )
 
     def _names(self, scope: Scope) -> tuple[str, ...]:
@@ -89,7 +93,7 @@ class SessionCookie:
 
     def _name(self, scope: Scope, *, is_secure: bool) -> str:
         port = _PORT.search(browser_host(Headers(scope=scope), self.is_behind_proxy))
-        name = f"{NAME}_{port[1]}" if port else NAME
+        name = f"{self.base_name}_{port[1]}" if port else self.base_name
         if not is_secure:
             return name
         # Browsers accept __Host- only with the path /.

@@ -3,7 +3,8 @@
 Both are 256 random bits, of which the database keeps the SHA-256, as of tokens. A row stands for a
 token: it has the hash of the token, not its name or role, so that a session is never worth more
 than the token is at the moment. Tokens in files of the data directory are not in the database;
-their hashes are, in these rows.
+their hashes are, in these rows. A session that a provider or a proxy vouches for has no token: its
+row has the owner and the role that the sign-in gave.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from sqlalchemy import Delete, Select, delete, select
+from sqlalchemy import Delete, Select, delete, or_, select
 from sqlalchemy.orm import Session
 
-from layout_tuner.results_db.access.tokens import CODE_LIFE, hash_of_token
+from layout_tuner.results_db.access.tokens import CODE_LIFE, hash_of_token, note_owner
+from layout_tuner.results_db.actor import TokenRole
 from layout_tuner.results_db.database.database import rows_deleted
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
-from layout_tuner.results_db.models.service_tables import BrowserSignIn, TokenRow
+from layout_tuner.results_db.errors import OwnerNotFoundError
+from layout_tuner.results_db.models.service_tables import BrowserSignIn, OwnerRow, TokenRow
 from layout_tuner.results_db.rows import record_of
 
 _Kind = Literal["code", "session"]
@@ -45,6 +48,13 @@ class BrowserSession:
     created_at: datetime
     expires_at: datetime
     """Moves with each use, up to `SESSION_LIFE` after `created_at`."""
+    owner: str | None
+    """None: the session stands for its token."""
+    role: TokenRole | None
+    source: str | None
+    """The issuer, or the header of a proxy, that signed the owner in."""
+    id_token: str | None
+    """Names the session to the provider at sign-out; None: the header of a proxy."""
 
 
 class SignIns(StoreSection):
@@ -86,6 +96,48 @@ class SignIns(StoreSection):
         with self._db.write() as session:
             return self._begin_session(session, token_hash, self._clock(), by="token")
 
+    @retried
+    def create_owner_session(
+        self,
+        by: Literal["oidc", "header"],
+        owner: str,
+        details: dict[str, Any],
+        columns: dict[str, Any],
+    ) -> str:
+        """Creates a session for an owner without a token; returns its secret.
+
+        `columns` are the role, the source and the ID token, as in `BrowserSession`.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            note_owner(session, owner, now, self._actor.name)
+            hashed = hash_of_owner(owner)
+            secret = self._begin_session(session, hashed, now, by=by, owner=owner, **columns)
+            self._audit(session, f"sign_in.{by}", "session", owner, **details)
+            return secret
+
+    def note_refusal(self, source: str, reason: str) -> None:
+        """Records in the audit log that a sign-in by a provider or a header was refused."""
+        with self._db.write() as session:
+            self._audit(session, "sign_in.refused", "session", source[:255], reason=reason[:500])
+
+    @retried
+    def end_sessions_of(self, owner: str) -> int:
+        """Ends an owner's sessions, those of tokens too, and codes; returns how many.
+
+        Raises OwnerNotFoundError if there is no owner of this name.
+        """
+        of_tokens = select(TokenRow.secret_hash).where(TokenRow.owner == owner)
+        of_owner = or_(BrowserSignIn.owner == owner, BrowserSignIn.token_hash.in_(of_tokens))
+        with self._db.write() as session:
+            if session.get(OwnerRow, owner) is None:
+                raise OwnerNotFoundError(
+                    f"there is no owner {owner[:80]!r}; `layout-tuner owner list` has all of them"
+                )
+            number = rows_deleted(session, delete(BrowserSignIn).where(of_owner))
+            self._audit(session, "owner.sign_out", "owner", owner, sessions=number)
+            return number
+
     def session_by_hash(self, secret_hash: str) -> BrowserSession | None:
         """The session with this hash; None: it never existed, or has ended."""
         return self.sessions_by_hash((secret_hash,)).get(secret_hash)
@@ -106,11 +158,14 @@ class SignIns(StoreSection):
             for row in session.scalars(query.with_for_update()):
                 row.expires_at = min(now + SESSION_IDLE_LIFE, row.created_at + SESSION_LIFE)
 
-    def end_session(self, secret_hash: str) -> None:
-        """Ends a session; ending it again changes nothing."""
+    def end_session(self, secret_hash: str) -> str | None:
+        """Ends a session; returns its ID token. Ending it again changes nothing."""
         with self._db.write() as session:
+            row = session.get(BrowserSignIn, secret_hash)
+            id_token = None if row is None else row.id_token
             if rows_deleted(session, _row(secret_hash)):
                 self._audit(session, "session.end", "session", self._actor.name)
+            return id_token
 
     def prune(self) -> int:
         """Deletes codes and sessions that have expired; returns how many there were."""
@@ -122,14 +177,26 @@ class SignIns(StoreSection):
             )
             return rows_deleted(session, expired)
 
-    def _begin_session(self, session: Session, token_hash: str, now: datetime, *, by: str) -> str:
-        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE)
+    def _begin_session(
+        self, session: Session, token_hash: str, now: datetime, *, by: str, **columns: str | None
+    ) -> str:
+        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE, **columns)
         self._audit(session, "session.begin", "session", self._actor.name, by=by)
         return secret
 
 
+def hash_of_owner(owner: str) -> str:
+    """Stands where the hash of a token would; no token has it, since no row of tokens does."""
+    return hash_of_token(f"owner {owner}".encode())
+
+
 def _add(
-    session: Session, kind: _Kind, token_hash: str, now: datetime, expires_at: datetime
+    session: Session,
+    kind: _Kind,
+    token_hash: str,
+    now: datetime,
+    expires_at: datetime,
+    **columns: str | None,
 ) -> str:
     secret = secrets.token_urlsafe(32)  # 256 random bits
     surplus = (
@@ -146,6 +213,7 @@ def _add(
         token_hash=token_hash,
         created_at=now,
         expires_at=expires_at,
+        **columns,
     )
     session.add(row)
     session.flush()

@@ -351,22 +351,32 @@ def _waiting(code: str, now: datetime) -> Select[TokenRow]:
     return select(TokenRow).where(TokenRow.user_code == _hash(letters), is_live)
 
 
+def is_name(word: str) -> bool:
+    """Whether it may be the name of a token, an owner or a group."""
+    return _NAME.fullmatch(word) is not None
+
+
 def refuse_bad_name(name: str, field: str = "name") -> None:
     """Raises TokenInvalidError for what is no name of a token, an owner or a group."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise TokenInvalidError(
             f"{field}={name[:80]!r} is not 1 to 64 characters of A-Z a-z 0-9 . _ @ - that begin with a "
             "letter or digit"
         )
 
 
-def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> None:
-    refuse_bad_name(name)
+def refuse_taken_name(name: str, field: str = "name") -> None:
+    """The same, and for the names that the service gives itself."""
+    refuse_bad_name(name, field)
     if name in _RESERVED:
         raise TokenInvalidError(
-            f"name={name!r} is one of {', '.join(sorted(_RESERVED))}, which the service gives itself; "
+            f"{field}={name!r} is one of {', '.join(sorted(_RESERVED))}, which the service gives itself; "
             "choose another"
         )
+
+
+def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> None:
+    refuse_taken_name(name)
     if expires_at is not None and not now < expires_at <= now + MAX_LIFE:
         raise TokenInvalidError(
             f"expires_at={expires_at.isoformat()} is not within the next {MAX_LIFE.days} days; "

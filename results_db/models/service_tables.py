@@ -220,9 +220,14 @@ class BrowserSignIn(Base):
     kind: Mapped[str] = mapped_column(String(8))
     token_hash: Mapped[str] = mapped_column(String(64))
     """SHA-256 of the token that it stands for. Without a foreign key: tokens of the data directory
-    are not in the database."""
+    are not in the database. Without a token, `hash_of_owner` of the owner."""
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+    owner: Mapped[str | None] = mapped_column(String(64))
+    """Whom a provider or a proxy signed in; this and the next columns are null with a token."""
+    role: Mapped[str | None] = mapped_column(String(16))
+    source: Mapped[str | None] = mapped_column(String(255))
+    id_token: Mapped[str | None] = mapped_column(Text)
 
 
 class AuditRow(Base):

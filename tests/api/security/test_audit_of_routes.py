@@ -63,6 +63,7 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "delete_group": ("group.delete", "group", "DELETE /v1/groups/{}", None),
     "add_members": ("group.members", "group", "PUT /v1/groups/{}/members/ann", None),
     "remove_members": ("group.members", "group", "DELETE /v1/groups/{}/members/bob", None),
+    "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),

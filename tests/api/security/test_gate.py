@@ -32,6 +32,7 @@ STREAMS = {"stream_events", "stream_campaign_events"}
 OPEN_OPERATIONS = {
     *("openapi", "docs-assets", "read_docs", "read_asset", "show_sign_in", "sign_in"),
     *("read_health", "read_readiness", "create_device_code", "create_device_token"),
+    *("begin_owner_sign_in", "finish_owner_sign_in"),
 }
 OF_EVERYBODY_BUT_WORKERS = {
     *("create_sign_in_code", "sign_out", "show_device", "revoke_device_token")
@@ -41,7 +42,7 @@ WORKER_OPERATIONS = {
     *("register_worker", "drain_worker", "lease_trials", "post_heartbeat", "post_outcome")
 }
 ADMIN_OPERATIONS = {
-    *("create_token", "list_tokens", "revoke_token", "show_tokens"),
+    *("create_token", "list_tokens", "revoke_token", "show_tokens", "sign_out_owner"),
     *("do_create_token", "do_revoke_token", "list_audit", "show_audit"),
     *("list_owners", "put_owner", "put_group", "delete_group", "add_members", "remove_members"),
     *("show_owners", "do_change_owners"),
@@ -155,10 +156,13 @@ def test_the_table_names_every_route_and_which_of_them_take_no_token(service: Se
     assert opened == OPEN_OPERATIONS
     for operation in OPERATIONS:
         if operation.name in OPEN_OPERATIONS:
-            # An asset of this name does not exist, and a sign-in comes from the service's page.
-            # Whoever asks for a device code or its token has to send something.
-            without_body = {"create_device_code": 422, "create_device_token": 422}
-            refusal = {"read_asset": 404, "sign_in": 403, **without_body}.get(operation.name)
+            # An asset of this name does not exist, a sign-in comes from the service's page, and
+            # this service has no provider. Whoever asks for a device code or its token has to send
+            # something.
+            refused = {"read_asset": 404, "sign_in": 403}
+            refused |= {"begin_owner_sign_in": 401, "finish_owner_sign_in": 401}
+            refused |= {"create_device_code": 422, "create_device_token": 422}
+            refusal = refused.get(operation.name)
             status = service.ask(None, operation.method, operation.url()).status_code
             assert status == refusal or (refusal is None and status < 400)
 
