@@ -54,6 +54,10 @@ class Settings:
     """Most events that wait for one watcher before it is disconnected."""
     retention: Retention = field(default_factory=Retention)
     """How long logs, iterations, events, the audit log and idempotency keys are kept."""
+    webhook_hosts: frozenset[str] = frozenset()
+    """The origins to which webhooks may go; none: nothing is sent."""
+    webhook_pace_s: float = 1.0
+    """Seconds between looks for messages; a first retry waits for five times as long."""
     data_dir: Path | None = None
     """Directory of constants that were measured on this machine; None: there is none."""
     stopping: Event = field(default_factory=Event)

@@ -115,6 +115,14 @@ class OwnerNotFoundError(ResultsDbError):
     """There is no owner, or no group, of this name."""
 
 
+class WebhookInvalidError(ResultsDbError):
+    """A webhook's address, events or format cannot be."""
+
+
+class WebhookNotFoundError(ResultsDbError):
+    """The owner has no webhook of this id."""
+
+
 class TokenInvalidError(ResultsDbError):
     """The name or the expiry of a new token is invalid."""
 

@@ -11,6 +11,7 @@ from layout_tuner.results_db.access import visibility as visibility  # its condi
 from layout_tuner.results_db.access.owners import Owners
 from layout_tuner.results_db.access.sign_ins import SignIns
 from layout_tuner.results_db.access.tokens import Access
+from layout_tuner.results_db.access.webhooks import Webhooks
 from layout_tuner.results_db.actor import SYSTEM, Actor
 from layout_tuner.results_db.allocations.allocations import Allocations
 from layout_tuner.results_db.allocations.leases import Leases
@@ -87,6 +88,7 @@ class Store:
         self.access = Access(*parts)
         self.owners = Owners(*parts)
         self.sign_ins = SignIns(*parts)
+        self.webhooks = Webhooks(*parts)
         self.retention = Pruning(*parts)
         self.statistics = Statistics(*parts)
 

@@ -66,6 +66,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.TokenDuplicateError: HTTPStatus.CONFLICT,
     db_errors.OwnerInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.OwnerNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.WebhookInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.WebhookNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TokenInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -21,7 +21,7 @@ from layout_tuner.results_db.models.service_tables import EventRow, GroupMember,
 from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Import, Trial
 
 
-def may_see(owner: str, table: type[Campaign] | type[EventRow] = Campaign) -> ColumnElement[bool]:
+def may_see(owner: Any, table: type[Campaign] | type[EventRow] = Campaign) -> ColumnElement[bool]:
     """Whether the owner may see a campaign; of events, whether that of a deleted campaign."""
     of: Any = table  # both have the columns
     groups = select(GroupMember.group_name).where(GroupMember.owner == owner)

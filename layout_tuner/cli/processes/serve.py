@@ -7,11 +7,12 @@ import os
 import socket
 import ssl
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -24,6 +25,7 @@ from layout_tuner.api.http.connection_limits import (
 )
 from layout_tuner.api.http.server import LimitedServer
 from layout_tuner.api.http.url_prefix import read_prefix
+from layout_tuner.api.http.webhook_hosts import read_hosts
 from layout_tuner.api.process.local_service import announced, serving
 from layout_tuner.api.process.supervisor import signals_to
 from layout_tuner.api.security.local_tokens import load_or_make_token
@@ -59,6 +61,15 @@ GIL_SWITCH_S: Final = 0.0001
     f"[default: {MAX_CONNECTIONS}, or what the limit of open files allows]",
 )
 @keep_option
+@click.option(
+    "--webhook-hosts",
+    multiple=True,
+    envvar="LAYOUT_TUNER_WEBHOOK_HOSTS",
+    show_envvar=True,
+    metavar="HOST",
+    help="Host to which webhooks may go, such as hooks.example.org, *.example.org:8443 or, without TLS, "
+    "http://chat; a private one has to be named exactly. [default: none]",
+)
 @click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
@@ -67,6 +78,7 @@ def serve(
     requests_per_s: float,
     max_connections: int | None,
     keep: tuple[str, ...],
+    webhook_hosts: tuple[str, ...],
     supervisor: int | None,
     database: str | None,
 ) -> None:
@@ -79,7 +91,7 @@ def serve(
     with refusals():
         tls = endpoint.tls_context()
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
-        retention = Retention.read(keep)
+        kept = {"retention": Retention.read(keep), "webhook_hosts": read_hosts(webhook_hosts)}
         log_to_stderr("layout_tuner", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
         data.create()
@@ -90,9 +102,7 @@ def serve(
             listening(endpoint) as listener,
             closing(once_it_answers(lambda: Store.open(data, database=database))) as store,
         ):
-            _serve(
-                data, store, endpoint, listener, tls, requests_per_s, limits, retention, supervisor
-            )
+            _serve(data, store, endpoint, listener, tls, requests_per_s, limits, kept, supervisor)
 
 
 def _serve(
@@ -103,7 +113,7 @@ def _serve(
     tls: ssl.SSLContext | None,
     requests_per_s: float,
     limits: ConnectionLimits,
-    retention: Retention,
+    kept: Mapping[str, Any],
     supervisor: int | None,
 ) -> None:
     stopping = Event()
@@ -111,7 +121,7 @@ def _serve(
         token=load_or_make_token(data.token_file),
         worker_token=load_or_make_token(data.worker_token_file),
         requests_per_s=requests_per_s,
-        retention=retention,
+        **kept,
         local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
         is_behind_proxy=endpoint.is_behind_proxy,
         url_prefix=endpoint.url_prefix,
