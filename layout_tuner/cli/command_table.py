@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "export": "layout_tuner.cli.service.export:export",
     "db": "layout_tuner.cli.processes.database:db",
     "token": "layout_tuner.cli.command_table:token",
+    "webhook": "layout_tuner.cli.command_table:webhook",
     "login": "layout_tuner.cli.service.login:login",
     "whoami": "layout_tuner.cli.service.token:whoami",
     "audit": "layout_tuner.cli.service.token:audit",
@@ -166,6 +167,7 @@ _CLUSTER: Final = ("delete_cluster", "list_clusters", "put_cluster", "show_clust
 _TRAINER: Final = ("list_trainers", "show_trainer")
 _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
+_WEBHOOK: Final = ("add", "list_webhooks", "remove", "test")
 
 
 def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -209,3 +211,8 @@ def trial() -> None:
 @click.group(cls=LazyGroup, sources=_sources({"token": _TOKEN}))
 def token() -> None:
     """Make, list and revoke the tokens of people and workers."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"webhook": _WEBHOOK}))
+def webhook() -> None:
+    """List, add, test and remove the addresses that get word of events."""

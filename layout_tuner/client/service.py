@@ -29,8 +29,15 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelRead,
 )
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
+from layout_tuner.api.schemas.webhooks import WebhookChange, WebhookPage
 from layout_tuner.client.calls import PAGE, Calls, segment
-from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
+from layout_tuner.results_db.service_records import (
+    AuditChoice,
+    AuditEntryRead,
+    ClusterNodeRead,
+    WebhookMessageRead,
+    WebhookRead,
+)
 
 
 class ServiceCalls(Calls):
@@ -163,6 +170,22 @@ class AccessCalls(Calls):
         """Revokes a token for good; revoking it twice has no further effect."""
         answer = self._send("DELETE", f"/v1/tokens/{token_id}", is_repeatable=True)
         return self._read(answer, TokenRead)
+
+    def webhooks(self) -> WebhookPage:
+        """The owner's webhooks; for an administrator those of all."""
+        return self._get("/webhooks", WebhookPage)
+
+    def add_webhook(self, webhook: WebhookChange) -> WebhookRead:
+        """Makes a webhook; only this answer contains its secret."""
+        return self._post("/webhooks", WebhookRead, webhook.model_dump())
+
+    def test_webhook(self, webhook_id: int) -> WebhookMessageRead:
+        """Sends a test message."""
+        return self._post(f"/webhooks/{webhook_id}/test", WebhookMessageRead)
+
+    def remove_webhook(self, webhook_id: int) -> None:
+        """Deletes a webhook."""
+        self._delete(f"/webhooks/{webhook_id}")
 
     def audit_page(
         self, *, limit: int | None = None, cursor: str | None = None, **chosen: Unpack[AuditChoice]

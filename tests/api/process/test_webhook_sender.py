@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import trustme
+from click.testing import CliRunner
 from fastapi.testclient import TestClient
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from layout_tuner.api.app import create_app
 from layout_tuner.api.http.webhook_hosts import read_hosts
 from layout_tuner.api.settings import Settings
+from layout_tuner.cli.main import main
 from layout_tuner.results_db.store import Store
 from tests.api.process.receiver import Receiver
-from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, answered, bearer
+from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, Api, answered, bearer, client_of
 from tests.kit.postgres import upgraded
 from tests.kit.waiting import wait_until
 
@@ -285,6 +287,30 @@ def test_owners_change_only_webhooks_of_their_own(served: Served, receiver: Rece
         assert "there is no webhook" in answered(answer, 404).json()["detail"]
     assert served.http.delete(path).status_code == 204
     assert served.http.get("/v1/webhooks").json() == {"webhooks": []}
+
+
+def test_the_command_adds_tests_and_removes(
+    served: Served, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "layout_tuner.cli.service.service_connection.connect",
+        lambda *_, **__: client_of(Api(served.http)),
+    )
+
+    def run(*words: str, code: int = 0) -> str:
+        result = CliRunner().invoke(main, ["webhook", *words], env={"COLUMNS": "220"})
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert run("add", receiver.url, "--event", "campaign.ended").startswith("whsec_")
+    assert run("test", "1") == "delivered\n"
+    row = run("list").splitlines()[-1].split()
+    assert row[:6] == ["1", "local", "standard", receiver.url, "campaign.ended", "*"]
+    assert row[-2:] == ["webhook.test", "delivered"]
+    receiver.answers = [500] * 999
+    assert "the receiver answered 500" in run("test", "1", code=1)
+    run("remove", "1")
+    assert "there is no webhook 1" in run("remove", "1", code=1)
 
 
 @pytest.mark.parametrize(("named", "problem"), [("hooks.test", ""), ("other.test", "mismatch")])
