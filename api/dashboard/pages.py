@@ -21,6 +21,7 @@ from layout_tuner.api.dashboard import (
     submit,
     trainer_page,
     trial_page,
+    webhook_pages,
 )
 from layout_tuner.api.html import assets
 from layout_tuner.api.http.query_parameters import refuse_unknown_query_of_page
@@ -40,6 +41,7 @@ _PAGES: Final = (
     export_page,
     allocation_list,
     access_pages,
+    webhook_pages,
 )
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 

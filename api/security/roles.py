@@ -82,12 +82,13 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         export_trial list_export_formats list_models read_model list_trainers read_trainer show_trainer
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
-        list_allocations read_allocation list_nodes list_workers list_webhooks
+        list_allocations read_allocation list_nodes list_workers list_webhooks show_webhooks
     """,
     SUBMITTER: """
         show_submit do_submit do_check do_read_job do_clone_campaign
         create_campaign plan_campaign import_campaigns clone_campaign
         create_webhook update_webhook delete_webhook test_webhook
+        do_add_webhook do_change_webhook
     """,
     OWN_CAMPAIGN: """
         show_delete_campaign do_delete_campaign do_change_campaign

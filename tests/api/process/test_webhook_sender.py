@@ -289,6 +289,37 @@ def test_owners_change_only_webhooks_of_their_own(served: Served, receiver: Rece
     assert served.http.get("/v1/webhooks").json() == {"webhooks": []}
 
 
+def test_the_page_adds_and_changes_webhooks(served: Served, receiver: Receiver) -> None:
+    fields = {
+        "address": receiver.url,
+        "format": "slack",
+        "campaigns": "",
+        "events": ["worker.lost"],
+    }
+    page = answered(served.http.post("/webhooks", data=fields), 200)
+    assert page.headers["cache-control"] == "no-store"
+    (hook,) = served.http.get("/v1/webhooks").json()["webhooks"]
+    assert (hook["format"], hook["campaigns"], hook["events"]) == ("slack", "*", ["worker.lost"])
+    secret = page.text.partition("whsec_")[2].partition("<")[0]
+    assert len(secret) == 44
+    assert "whsec_" not in served.http.get("/webhooks").text
+    page = served.http.post("/webhooks/1/new-secret")
+    assert "whsec_" in page.text
+    assert secret not in page.text
+    served.http.post("/webhooks/1/test")
+    wait_until("it is there", lambda: receiver.accepted)
+    assert receiver.bodies == [
+        {"text": "A test of webhook 1, by local\n<http://testserver/|Open it>"}
+    ]
+    assert "its owner turned it off" in served.http.post("/webhooks/1/off").text
+    assert "its owner turned it off" not in served.http.post("/webhooks/1/on").text
+    served.http.post("/webhooks/1/remove")
+    assert served.http.get("/v1/webhooks").json() == {"webhooks": []}
+    page = served.http.post("/webhooks", data={**fields, "address": "https://10.0.0.1/<b>"})
+    assert "https://10.0.0.1:443 is not a host that an administrator allows" in page.text
+    assert "<b>" not in page.text
+
+
 def test_the_command_adds_tests_and_removes(
     served: Served, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
