@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ UNAUDITED = {
     "lease_trials": "attempts tell who leased what, and when",
     "post_heartbeat": "sessions tell when a worker was heard of",
     "post_outcome": "attempts tell how they ended",
+    "test_webhook": "the message is kept with its webhook",
     "sign_out": "a session has ended, which a request with a token does not have",
 }
 MODEL = {"preset": "tiny", "num_layers": 2}
@@ -30,6 +32,8 @@ CLUSTER = {"preset": "frontier", "num_nodes": 2}
 NODE = {"cluster": "local-cpu", "node": "n1"}
 CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
+WEBHOOK = {"address": "https://hooks.test/x"}
+FORM = {**WEBHOOK, "format": "slack", "events": ["campaign.ended"]}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
 
 EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
@@ -55,6 +59,11 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "drain_worker": ("worker.drain", "worker", "DELETE /v1/workers/{}", None),
     "create_token": ("token.create", "", "POST /v1/tokens", TOKEN_OF_CI),
     "revoke_token": ("token.revoke", "token", "DELETE /v1/tokens/{}", None),
+    "create_webhook": ("webhook.put", "hosts", "POST /v1/webhooks", WEBHOOK),
+    "update_webhook": ("webhook.put", "webhook", "PATCH /v1/webhooks/{}", {"on": False}),
+    "delete_webhook": ("webhook.delete", "webhook", "DELETE /v1/webhooks/{}", None),
+    "do_add_webhook": ("webhook.put", "hosts", "POST /webhooks", FORM),
+    "do_change_webhook": ("webhook.put", "webhook", "POST /webhooks/{}/off", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),
@@ -81,6 +90,11 @@ def made_ready(api: Api, what: str) -> str:
         described = MODEL if what == "model" else CLUSTER
         assert api.http.put(f"/v1/{what}s/mine", json=described).is_success
         return "mine"
+    if what in ("hosts", "webhook"):
+        state: Any = api.http.app.state  # type: ignore[attr-defined]
+        hosts = frozenset(["https://hooks.test:443"])
+        state.settings = replace(state.settings, webhook_hosts=hosts)
+        return str(api.post("/webhooks", WEBHOOK, 201)["id"]) if what == "webhook" else ""
     if what == "worker":
         return api.register()
     if what in ("node", "quarantined"):
